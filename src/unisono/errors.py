@@ -1,0 +1,70 @@
+"""What can go wrong, as types: each error carries the figures that its message states."""
+
+from __future__ import annotations
+
+
+class UnisonoError(Exception):
+    """Base of every error that unisono raises on purpose."""
+
+
+class InvalidPolicy(UnisonoError, ValueError):
+    """A rate, duration, size or other declared policy makes no sense; the message names the field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ReservationRefused(UnisonoError):
+    """The link cannot carry what was asked for; `free_bytes_per_s` is what it could still carry."""
+
+    def __init__(self, asked_bytes_per_s: int, free_bytes_per_s: int, capacity_bytes_per_s: int) -> None:
+        super().__init__(
+            f"reservation refused: {asked_bytes_per_s:,} B/s asked for, {free_bytes_per_s:,} B/s free of the "
+            f"link's declared {capacity_bytes_per_s:,} B/s; lower the burst or the largest message, lengthen "
+            "the slot, or declare a larger link"
+        )
+        self.asked_bytes_per_s = asked_bytes_per_s
+        self.free_bytes_per_s = free_bytes_per_s
+        self.capacity_bytes_per_s = capacity_bytes_per_s
+
+
+class MessageTooLarge(UnisonoError, ValueError):
+    """A message exceeds the size that was declared when the group was joined."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"message of {size:,} bytes is larger than the declared maximum of {limit:,}; "
+            "join with a larger max_message, or split it"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class FormationTimeout(UnisonoError, TimeoutError):
+    """The group did not form in time; `missing` are the members that were not heard from."""
+
+    def __init__(self, group: str, waited_s: float, missing: tuple[int, ...], hint: str = "") -> None:
+        who = ", ".join(map(str, missing)) or "nobody, but their answers did not arrive"
+        super().__init__(f"group {group!r} did not form within {waited_s:g} s; missing: member {who}{hint}")
+        self.group = group
+        self.missing = missing
+
+
+class GroupClosed(UnisonoError):
+    """The group has been left, or its driver has stopped."""
+
+
+class EnvironmentLacks(UnisonoError):
+    """This machine lacks something that the work needs; the message says what to do."""
+
+
+class ScenarioError(UnisonoError, ValueError):
+    """A scenario file is wrong; names the file, the field and what was expected."""
+
+    def __init__(self, source: str, field: str, problem: str) -> None:
+        super().__init__(f"{source}: {field}: {problem}")
+        self.source = source
+        self.field = field
+        self.problem = problem

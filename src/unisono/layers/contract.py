@@ -1,0 +1,69 @@
+"""What a layer is, and what the order on top of the layers is.
+
+A layer takes frames from above and from below, with the local clock, and leaves what it has to say in two
+lists, `down` and `up`, which the stack empties. It decides nothing about sockets and reads no clock. Timers are
+a question (`wake_at`) and an input (`wake`): the driver sets one alarm for the whole stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from unisono.model.events import StackEvent
+from unisono.model.rates import Rate
+from unisono.wire.frame import Frame
+
+
+class Timed(Protocol):
+    """Something that may want to be woken."""
+
+    def wake(self, now: int) -> None:
+        """The local clock has reached `now`; do what is due."""
+
+    def wake_at(self) -> int | None:
+        """The clock reading at which something will be due, if anything will."""
+
+
+class Layer(Timed, Protocol):
+    """A service between the order and the network."""
+
+    down: list[Frame]
+    up: list[Frame]
+
+    def from_above(self, now: int, frame: Frame) -> None:
+        """The layer above sends a frame."""
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        """A frame has arrived."""
+
+
+class Order(Timed, Protocol):
+    """The top of a stack: application messages in, deliveries in one order out."""
+
+    down: list[Frame]
+    events: list[StackEvent]
+
+    def submit(self, now: int, messages: Sequence[bytes]) -> int:
+        """app-mcast: take as many of the messages, from the first on, as the declared rate has room for now."""
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        """net-receive."""
+
+    def new_rate(self, now: int, rate: Rate) -> None:
+        """Renegotiate; ReservationRefused leaves the old rate in force."""
+
+    def leave(self, now: int) -> None:
+        """Send what was accepted, then depart."""
+
+    def latest_slot(self, now: int) -> int:
+        """The last slot that a frame arriving now may belong to."""
+
+    def bound_ns(self) -> int:
+        """AppLatency: no delivery is later than this after its submission, while the assumptions hold."""
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The members without whom the group has not begun yet; empty when it runs."""
+
+    def running(self) -> bool:
+        """Whether messages are being taken and delivered."""

@@ -1,0 +1,54 @@
+"""Everything that one member must know to take part in one group: the input of `stack.build`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.errors import InvalidPolicy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+
+MESSAGE_MAX = 64 * 1024 * 1024
+FRAME_MIN = 256
+FRAME_MAX = 65_507
+"""The largest UDP payload over IPv4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One member's part in one group.
+
+    `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
+    path may exist. `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ.
+    """
+
+    group: str
+    member: int
+    view: View
+    timing: Timing
+    rate: Rate
+    order: str = "vbr"
+    incarnation: int = 1
+    epoch: int = 0
+    max_message: int = 4096
+    max_frame: int = 1400
+    start_margin_ns: int = 0
+    probe_every_ns: int = 0
+    multicast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.member not in self.view.members:
+            raise InvalidPolicy("member", f"member {self.member} is not among the members {self.view.members}")
+        if not 1 <= self.max_message <= MESSAGE_MAX:
+            raise InvalidPolicy("max_message", f"1 to {MESSAGE_MAX:,} bytes are possible, not {self.max_message:,}")
+        if not FRAME_MIN <= self.max_frame <= FRAME_MAX:
+            raise InvalidPolicy("max_frame", f"{FRAME_MIN} to {FRAME_MAX:,} bytes are possible, not {self.max_frame:,}")
+        if not 0 <= self.incarnation < 2**32:
+            raise InvalidPolicy("incarnation", f"a 32-bit number is needed, not {self.incarnation}")
+        limit = self.rate.bytes_per_slot(self.max_message)
+        if limit < self.max_message:
+            raise InvalidPolicy(
+                "rate.burst_bytes",
+                f"a slot of {limit:,} bytes cannot carry one message of {self.max_message:,}",
+            )

@@ -1,0 +1,40 @@
+"""Δ, Γ, Θ and the slots that they make (paper 000 §2.2, §5; slots are absolute, erratum 000-19)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.errors import InvalidPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Δ: the network's largest delay. Γ: the largest difference between two clocks. Θ: the slot's length."""
+
+    delta_ns: int
+    gamma_ns: int
+    theta_ns: int
+
+    def __post_init__(self) -> None:
+        if self.theta_ns < 1_000:
+            raise InvalidPolicy("slot", f"a slot of at least 1us is needed, not {self.theta_ns} ns")
+        if self.delta_ns < 0:
+            raise InvalidPolicy("delta", f"a delay cannot be negative, and {self.delta_ns} ns is")
+        if self.gamma_ns < 0:
+            raise InvalidPolicy("gamma", f"a clock difference cannot be negative, and {self.gamma_ns} ns is")
+
+    def slot_of(self, clock_ns: int) -> int:
+        """The slot that a clock is in."""
+        return clock_ns // self.theta_ns
+
+    def start_of(self, slot: int) -> int:
+        """The clock reading at which a slot begins."""
+        return slot * self.theta_ns
+
+    def end_of(self, slot: int) -> int:
+        """The clock reading at which a slot is over: the first instant of the next one."""
+        return (slot + 1) * self.theta_ns
+
+    def smax(self, clock_ns: int) -> int:
+        """The first slot before which everyone is sure to have what is sent now (§6.3, erratum 000-24)."""
+        return (clock_ns + self.delta_ns + self.gamma_ns) // self.theta_ns + 1

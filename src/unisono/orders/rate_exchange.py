@@ -1,0 +1,186 @@
+"""How a group begins: everybody's rate and first slot reach everybody (paper 000 §5.1 init-rate, §6.3 Smax).
+
+Each member repeats a HELLO. Once it has heard everyone it names its own first slot, by its clock: the first one
+before which everyone is sure to have this HELLO. The group starts at the latest of the slots named, which each
+member knows when it has them all. Nobody sends a message before, so none is lost to a member that is not up yet.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from unisono.model.durations import duration_text
+from unisono.model.events import Violation
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.wire.control import Heard, Hello, decode_hello, encode_hello
+from unisono.wire.frame import Frame, Kind
+
+HELLO_EVERY_MIN_NS = 10_000_000
+HELLO_EVERY_MAX_NS = 200_000_000
+
+
+def members_key(members: tuple[int, ...]) -> int:
+    """A key that differs when two members were given different lists of members."""
+    return zlib.crc32(",".join(map(str, members)).encode())
+
+
+class RateExchange:
+    """One member's part in the beginning."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.down: list[Frame] = []
+        self.complaints: dict[int, str] = {}
+        self._policy = policy
+        timing = policy.timing
+        self._every_ns = min(max(timing.delta_ns, timing.theta_ns, HELLO_EVERY_MIN_NS), HELLO_EVERY_MAX_NS)
+        self._peers = tuple(m for m in policy.view.members if m != policy.member)
+        self._hellos: dict[int, Hello] = {}
+        self._incarnations: dict[int, int] = {policy.member: policy.incarnation}
+        self._by_multicast: dict[int, bool] = {}
+        self._own_first_slot = 0
+        self._next_hello: int | None = 0
+
+    def from_below(self, now: int, frame: Frame) -> Violation | None:
+        """A HELLO has arrived."""
+        hello = decode_hello(bytes(frame.body))
+        if hello is None:
+            return None
+        peer = frame.sender
+        problem = self._mismatch(hello)
+        if problem is not None:
+            return self._complain("policy differs", peer, problem)
+        if self.complete and self._incarnations.get(peer) != frame.incarnation:
+            text = "has restarted; this group began with its earlier incarnation and cannot take it back"
+            return self._complain("restarted", peer, text)
+        self.complaints.pop(peer, None)
+        if self._incarnations.get(peer) != frame.incarnation:
+            self._by_multicast[peer] = False
+        self._incarnations[peer] = frame.incarnation
+        self._hellos[peer] = hello
+        self._by_multicast[peer] = self._by_multicast.get(peer, False) or frame.multicast
+        was_complete, was_named = self.complete, bool(self._own_first_slot)
+        if not was_named and len(self._hellos) == len(self._peers):
+            self._name_first_slot(now)
+        if self.complete and not (was_complete and was_named):
+            self._say(now)
+        elif was_complete and not hello.complete:
+            self._say(now, to=peer)
+        return None
+
+    def _complain(self, kind: str, peer: int, problem: str) -> Violation | None:
+        """A violation for the first HELLO that shows a problem, nothing for its repetitions."""
+        if self.complaints.get(peer) == problem:
+            return None
+        self.complaints[peer] = problem
+        return Violation(kind, f"member {peer} {problem}", peer)
+
+    def _mismatch(self, hello: Hello) -> str | None:
+        timing = self._policy.timing
+        for word, theirs, ours in (
+            ("slot", hello.theta_ns, timing.theta_ns),
+            ("delta", hello.delta_ns, timing.delta_ns),
+            ("gamma", hello.gamma_ns, timing.gamma_ns),
+        ):
+            if theirs != ours:
+                return f"has {word} {duration_text(theirs)}, here it is {duration_text(ours)}"
+        if hello.members_key != members_key(self._policy.view.members):
+            return "was given another list of members"
+        return None
+
+    def _name_first_slot(self, now: int) -> None:
+        timing, policy = self._policy.timing, self._policy
+        extra = max(0, policy.start_margin_ns - timing.delta_ns - timing.gamma_ns)
+        self._own_first_slot = timing.smax(now + extra)
+        self._say(now)
+
+    def wake(self, now: int) -> None:
+        """Say HELLO if it is time."""
+        if self._next_hello is None or now < self._next_hello:
+            return
+        if not self._peers and not self._own_first_slot:
+            self._name_first_slot(now)
+        if self.settled():
+            self._next_hello = None
+            return
+        self._say(now)
+        self._next_hello = now + self._every_ns
+
+    def wake_at(self) -> int | None:
+        """When the next HELLO is due."""
+        return self._next_hello
+
+    def _say(self, now: int, to: int = 0) -> None:
+        policy, timing, rate = self._policy, self._policy.timing, self._policy.rate
+        heard = tuple(
+            Heard(peer, self._incarnations[peer], self._by_multicast[peer])
+            for peer in self._peers
+            if peer in self._hellos
+        )
+        body = encode_hello(
+            Hello(
+                timing.theta_ns,
+                timing.delta_ns,
+                timing.gamma_ns,
+                members_key(policy.view.members),
+                rate.avg,
+                rate.burst,
+                rate.bytes_per_slot(policy.max_message),
+                self._own_first_slot,
+                self.complete,
+                heard,
+            )
+        )
+        for multicast in (False, True) if policy.multicast and not to else (False,):
+            self.down.append(
+                Frame(
+                    Kind.HELLO,
+                    policy.member,
+                    policy.incarnation,
+                    policy.epoch,
+                    timing.slot_of(now),
+                    0,
+                    burst=rate.burst,
+                    sent_ns=now,
+                    body=body,
+                    to=to,
+                    multicast=multicast,
+                )
+            )
+
+    @property
+    def complete(self) -> bool:
+        """Whether everyone's first slot is known here."""
+        return (
+            self._own_first_slot > 0
+            and len(self._hellos) == len(self._peers)
+            and all(hello.first_slot for hello in self._hellos.values())
+        )
+
+    def settled(self) -> bool:
+        """Whether everyone is known to know everyone's first slot."""
+        return self.complete and all(hello.complete for hello in self._hellos.values())
+
+    def first_slot(self) -> int:
+        """The slot at which the group starts; only when complete."""
+        return max(self._own_first_slot, *(hello.first_slot for hello in self._hellos.values()), 0)
+
+    def missing(self) -> tuple[int, ...]:
+        """The peers that have not said HELLO, or have not named their first slot yet."""
+        return tuple(p for p in self._peers if p not in self._hellos or not self._hellos[p].first_slot)
+
+    def incarnation(self, member: int) -> int | None:
+        """The incarnation that a member takes part with."""
+        return self._incarnations.get(member)
+
+    def rate(self, peer: int) -> Rate:
+        """What a peer declared."""
+        hello = self._hellos[peer]
+        return Rate(hello.avg, hello.burst, hello.burst_bytes)
+
+    def heard_by_multicast(self) -> bool:
+        """Whether every peer has heard this member by IP multicast."""
+        me = self._policy.member
+        return self._policy.multicast and all(
+            any(h.member == me and h.by_multicast for h in hello.heard) for hello in self._hellos.values()
+        )

@@ -1,0 +1,58 @@
+"""Rqueue(j): what has arrived from one sender and waits for its slot's turn (paper 000 figure 6).
+
+Keyed by slot and number in the slot, so that a datagram that overtakes another does no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unisono.wire.frame import LAST, Frame
+
+
+@dataclass(slots=True)
+class SlotFrames:
+    """One sender's frames of one slot."""
+
+    waiting: dict[int, Frame] = field(default_factory=dict)
+    next_number: int = 0
+    last_number: int | None = None
+    pieces: list[bytes | memoryview] = field(default_factory=list)
+
+    def ended(self) -> bool:
+        """Whether all of the slot has been taken."""
+        return self.last_number is not None and self.next_number > self.last_number
+
+    def missing(self) -> list[int]:
+        """The numbers that later frames show to be missing."""
+        top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
+        return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
+
+
+class Rqueue:
+    """The frames of one sender."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, SlotFrames] = {}
+
+    def add(self, frame: Frame) -> bool:
+        """Keep a frame; False if it has been here before or contradicts the slot's end-of-slot mark."""
+        frames = self.slots.get(frame.slot)
+        if frames is None:
+            frames = self.slots[frame.slot] = SlotFrames()
+        number = frame.number
+        if number < frames.next_number or number in frames.waiting:
+            return False
+        if frames.last_number is not None and (number > frames.last_number or frame.flags & LAST):
+            return False
+        if frame.flags & LAST:
+            if frames.waiting and max(frames.waiting) > number:
+                return False
+            frames.last_number = number
+        frames.waiting[number] = frame
+        return True
+
+    def forget_before(self, slot: int) -> None:
+        """Drop what is older than a slot."""
+        for old in [s for s in self.slots if s < slot]:
+            del self.slots[old]

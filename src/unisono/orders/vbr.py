@@ -1,0 +1,398 @@
+"""The VBR order of paper 000 §5, as errata 000-13 to 000-21 correct it: reliable total order without failures.
+
+Time is cut into slots of length Θ that count from the Unix epoch. A message is sent in the slot in which it was
+submitted; each slot ends with a mark. Members deliver slot by slot, and within a slot sender by sender in member
+order. No message is needed to agree on anything, so latency is at most Δ+Γ+Θ however many members there are.
+
+The paper's names are kept: modes GetRate, DetRate, DeliverMessages; `current` and `count` for the sender being
+delivered; myCount and maxSend live in the pacer; Squeue is the packer's held-back rest; the dummy is a last frame
+without a body. The burst travels in every header, so a rate change takes no message of the burst (000-15, -16, -17).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate
+
+from unisono.errors import MessageTooLarge
+from unisono.layers.pacer import Pacer
+from unisono.model.durations import NS_PER_S
+from unisono.model.events import PLACE_PER_SENDER, Batch, Left, Run, StackEvent, ViewChange, Violation
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reservation, Reserver
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.packing import Load, Packer, reservation
+from unisono.orders.rate_exchange import RateExchange
+from unisono.orders.rqueue import Rqueue, SlotFrames
+from unisono.wire.frame import FINAL, LAST, MORE, PIECE, Frame, Kind
+from unisono.wire.run import WholeMessage
+
+HORIZON_NS = NS_PER_S
+"""A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
+
+
+class Mode(StrEnum):
+    """The modes of figure 6, and the end that the paper leaves out."""
+
+    GET_RATE = "GetRate"
+    DET_RATE = "DetRate"
+    DELIVER_MESSAGES = "DeliverMessages"
+    LEFT = "Left"
+
+
+class Input(StrEnum):
+    """What can happen to the automaton."""
+
+    SUBMIT = "app-mcast"
+    HELLO = "rate received"
+    DATA = "net-receive"
+    NEW_RATE = "new-rate"
+    LEAVE = "leave"
+
+
+TAKES: dict[Mode, frozenset[Input]] = {
+    Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
+    Mode.DET_RATE: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
+    Mode.DELIVER_MESSAGES: frozenset(Input),
+    Mode.LEFT: frozenset(),
+}
+"""Which inputs have an effect in which mode; any other pair is ignored (a submission is not taken, and waits)."""
+
+
+def latency_bound_ns(timing: Timing) -> int:
+    """Theorem 2: Δ+Γ+Θ."""
+    return timing.delta_ns + timing.gamma_ns + timing.theta_ns
+
+
+class Vbr:
+    """The automaton of one member."""
+
+    def __init__(self, policy: Policy, reserver: Reserver) -> None:
+        self.down: list[Frame] = []
+        self.events: list[StackEvent] = []
+        self.ignored: Counter[str] = Counter()
+        self.mode = Mode.GET_RATE
+        self.view = policy.view
+        self.exchange = RateExchange(policy)
+        self.exchange.down = self.down
+        self._policy = policy
+        self._timing = policy.timing
+        self._reserver = reserver
+        reserver.reserve(reservation(policy, policy.rate))
+        self._multicast = False
+        # Sending.
+        self._packer = Packer(policy.max_frame)
+        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
+        self._new_rate: Rate | None = None
+        self._slot = 0
+        self._number = 0
+        self._closed = False
+        self._leaving = False
+        self._sequence = 0
+        # Delivering.
+        self._rqueues = {member: Rqueue() for member in policy.view.members}
+        self._final_slots: dict[int, int] = {}
+        self._bursts: dict[int, int] = {}
+        self._deliver_slot = 0
+        self._current = 0
+        self._count = 0
+        self._index = 0
+        self._late_reported = False
+        # A sender is at most this many slots ahead of what it has delivered. Its own delivery needs everyone's
+        # marks, so no sender outruns the slowest member by more: this bounds every queue and socket buffer.
+        self.window_slots = -(-(self._timing.delta_ns + self._timing.gamma_ns) // self._timing.theta_ns) + 3
+
+    # -- inputs ----------------------------------------------------------------------------------------------
+
+    def submit(self, now: int, messages: Sequence[bytes]) -> int:
+        """Take what the slot that `now` lies in has room for."""
+        sizes = list(map(len, messages))
+        largest = max(sizes, default=0)
+        if largest > self._policy.max_message:
+            raise MessageTooLarge(largest, self._policy.max_message)
+        if Input.SUBMIT not in TAKES[self.mode] or self._leaving:
+            return 0
+        self._roll(now)
+        if self._closed or now < self._timing.start_of(self._slot):
+            return 0
+        if self._slot - self._deliver_slot > self.window_slots:
+            return 0
+        count = min(len(sizes), self._pacer.messages_left())
+        if count < len(sizes):
+            messages, sizes = messages[:count], sizes[:count]
+        total = sum(sizes)
+        if total > self._pacer.bytes_left():
+            count = bisect_right(list(accumulate(sizes)), self._pacer.bytes_left())
+            messages, sizes = messages[:count], sizes[:count]
+            total = sum(sizes)
+        if count == 0:
+            return 0
+        self._pacer.spend(count, total)
+        for load in self._packer.add(messages, sizes):
+            self._emit(now, load, 0)
+        if self._pacer.full():
+            # The burst is used up: the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
+            self._close(now)
+        self._advance()
+        return count
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        """net-receive."""
+        if frame.kind is Kind.HELLO:
+            if Input.HELLO in TAKES[self.mode]:
+                violation = self.exchange.from_below(now, frame)
+                if violation is not None:
+                    self.events.append(violation)
+                self._multicast = self.exchange.heard_by_multicast()
+                self._start_deliver(now)
+            return
+        if Input.DATA not in TAKES[self.mode]:
+            self.ignored["data in mode " + self.mode] += 1
+            return
+        sender = frame.sender
+        if frame.epoch != self._policy.epoch or self.exchange.incarnation(sender) != frame.incarnation:
+            self.ignored["another incarnation or epoch"] += 1
+        elif frame.slot < self._deliver_slot or frame.slot > self._final_slots.get(sender, frame.slot):
+            self.ignored["slot already delivered"] += 1
+        elif not self._rqueues[sender].add(frame):
+            self.ignored["duplicate"] += 1
+        elif frame.slot == self._deliver_slot:
+            self._advance()
+
+    def new_rate(self, now: int, rate: Rate) -> None:
+        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
+        if Input.NEW_RATE not in TAKES[self.mode]:
+            return
+        asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
+        self._reserver.reserve(
+            Reservation(
+                max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
+                max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
+                asked.theta_ns,
+            )
+        )
+        self._new_rate = rate
+        if self.mode is Mode.DELIVER_MESSAGES:
+            self._roll(now)
+
+    def leave(self, now: int) -> None:
+        """End with this slot, or with the next one if this slot's mark has been sent."""
+        if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
+            self._depart(self._timing.slot_of(now))
+        elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
+            self._leaving = True
+            self._roll(now)
+            if not self._closed and now >= self._timing.start_of(self._slot):
+                self._close(now)
+            self._advance()
+
+    def wake(self, now: int) -> None:
+        """Time has passed."""
+        if self.mode is Mode.LEFT:
+            return
+        if self.mode is Mode.GET_RATE:
+            self.mode = Mode.DET_RATE
+        self.exchange.wake(now)
+        self._start_deliver(now)
+        if self.mode is Mode.DELIVER_MESSAGES:
+            self._roll(now)
+            self._advance()
+            self._watch(now)
+
+    def wake_at(self) -> int | None:
+        """The end of the slot being sent, the moment at which the slot being delivered is late, or a HELLO."""
+        if self.mode is Mode.GET_RATE:
+            return 0
+        if self.mode is Mode.LEFT:
+            return None
+        due = self.exchange.wake_at()
+        if self.mode is Mode.DELIVER_MESSAGES:
+            end = self._timing.end_of(self._slot)
+            due = end if due is None else min(due, end)
+            if not self._late_reported:
+                due = min(due, self._late_at())
+        return due
+
+    # -- starting and leaving --------------------------------------------------------------------------------
+
+    def _start_deliver(self, now: int) -> None:
+        """start-deliver: every rate is known."""
+        if self.mode is not Mode.DET_RATE or not self.exchange.complete:
+            return
+        first = self.exchange.first_slot()
+        self.mode = Mode.DELIVER_MESSAGES
+        self._deliver_slot = first
+        for rqueue in self._rqueues.values():
+            rqueue.forget_before(first)
+        self.view = View(self.view.members, first)
+        self.events.append(ViewChange(self.view, joined=self.view.members))
+        self._open(first)
+        self._roll(now)
+        self._advance()
+
+    def _depart(self, final_slot: int) -> None:
+        self.mode = Mode.LEFT
+        self.events.append(Left(final_slot))
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _roll(self, now: int) -> None:
+        """next-slot, for each slot that is over."""
+        while self.mode is Mode.DELIVER_MESSAGES and self._timing.end_of(self._slot) <= now:
+            if self._policy.member in self._final_slots:
+                return
+            if not self._closed:
+                self._close(now)
+            self._open(self._slot + 1)
+
+    def _open(self, slot: int) -> None:
+        self._slot, self._number, self._closed = slot, 0, False
+        self._pacer.open_slot(slot, self._new_rate)
+        if self._new_rate is not None:
+            self._reserver.reserve(reservation(self._policy, self._new_rate))
+            self._new_rate = None
+
+    def _close(self, now: int) -> None:
+        """The slot's last frame: what was held back, or the dummy."""
+        flags = LAST
+        if self._leaving:
+            flags |= FINAL
+        self._emit(now, self._packer.rest(), flags)
+        self._closed = True
+
+    def _emit(self, now: int, load: Load | None, flags: int) -> None:
+        run, body = None, b""  # type: Run | None, bytes | memoryview
+        if load is not None:
+            run = load.run
+            if load.piece is not None:
+                body, flags = load.piece, flags | PIECE | (MORE if load.more else 0)
+        policy = self._policy
+        frame = Frame(
+            Kind.DATA,
+            policy.member,
+            policy.incarnation,
+            policy.epoch,
+            self._slot,
+            self._number,
+            flags,
+            self._pacer.rate.burst,
+            self._sequence,
+            now,
+            run,
+            body,
+            multicast=self._multicast,
+        )
+        self._number += 1
+        if load is not None:
+            self._sequence += load.messages
+        self.down.append(frame)
+        self._rqueues[policy.member].add(frame)
+
+    # -- delivering ------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """deliver, handle-dummy: go on for as long as what is next has arrived."""
+        while self.mode is Mode.DELIVER_MESSAGES:
+            members = self.view.members
+            if self._current == len(members):
+                self._finish_slot()
+                continue
+            sender = members[self._current]
+            frames = self._rqueues[sender].slots.get(self._deliver_slot)
+            if frames is None:
+                return
+            if frames.waiting:
+                self._deliver(sender, frames)
+            if not frames.ended():
+                return
+            del self._rqueues[sender].slots[self._deliver_slot]
+            self._current += 1
+            self._count = 0
+
+    def _deliver(self, sender: int, frames: SlotFrames) -> None:
+        runs: list[Run] = []
+        first_sequence = incarnation = -1
+        while (frame := frames.waiting.pop(frames.next_number, None)) is not None:
+            frames.next_number += 1
+            if frame.number == 0:
+                self._bursts[sender] = frame.burst
+            run = frame.run
+            if frame.flags & PIECE:
+                frames.pieces.append(frame.body)
+                if not frame.flags & MORE:
+                    run = WholeMessage(frames.pieces)
+                    frames.pieces = []
+            if run is not None:
+                if not runs:
+                    first_sequence, incarnation = frame.first_sequence, frame.incarnation
+                runs.append(run)
+            if frame.flags & FINAL:
+                self._final_slots[sender] = frame.slot
+        if not runs:
+            return
+        count = sum(run.count for run in runs)
+        place = sender * PLACE_PER_SENDER + self._count
+        slot, index = self._deliver_slot, self._index
+        self.events.append(Batch(sender, incarnation, slot, first_sequence, place, index, count, runs))
+        self._count += count
+        self._index += count
+
+    def _finish_slot(self) -> None:
+        """All members' messages of this slot are delivered: who left in it is gone from the next one on."""
+        slot = self._deliver_slot
+        self._deliver_slot, self._current, self._late_reported = slot + 1, 0, False
+        gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
+        if not gone:
+            return
+        if self._policy.member in gone:
+            self._depart(slot)
+            return
+        for member in gone:
+            self.view = self.view.without(member, slot + 1)
+        self.events.append(ViewChange(self.view, left=gone))
+
+    def _late_at(self) -> int:
+        """When the slot being delivered is late: Δ+Γ after its end, by our clock."""
+        return self._timing.end_of(self._deliver_slot) + self._timing.delta_ns + self._timing.gamma_ns
+
+    def _watch(self, now: int) -> None:
+        """Without failures nothing may be later than that; if something is, say whom we wait for."""
+        if self.mode is not Mode.DELIVER_MESSAGES or self._late_reported or now <= self._late_at():
+            return
+        self._late_reported = True
+        slot = self._deliver_slot
+        sender = self.view.members[self._current]
+        frames = self._rqueues[sender].slots.get(slot)
+        missing = frames.missing() if frames is not None else []
+        what = f"frames {missing} of slot {slot} are missing" if missing else f"slot {slot} has not ended"
+        self.events.append(Violation("late", f"waiting for member {sender}: {what} Δ+Γ after its end", sender, slot))
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def latest_slot(self, now: int) -> int:
+        """The last slot that a right sender could be in."""
+        return self._timing.slot_of(now + self._timing.gamma_ns + HORIZON_NS) + 1
+
+    def bound_ns(self) -> int:
+        """Theorem 2."""
+        return latency_bound_ns(self._timing)
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """Members that the rate exchange still lacks."""
+        return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
+
+    def running(self) -> bool:
+        """Whether the order is in DeliverMessages."""
+        return self.mode is Mode.DELIVER_MESSAGES
+
+    def max_send(self) -> int:
+        """maxSend: the burst in force in the slot being sent (Lemma 5.1)."""
+        return self._pacer.rate.burst
+
+    def max_rate(self, member: int) -> int:
+        """maxRate[member]: the burst of the last slot of `member` delivered here (Lemma 5.1)."""
+        return self._bursts[member]

@@ -1,0 +1,257 @@
+"""Parquet files of a trace, by member and by range of slots, so that one range can be checked without a shuffle.
+
+    DIR/run=R/group=G/meta.json
+    DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order in which they were recorded
+    DIR/run=R/group=G/member=M/end.LIFE.json                       written when the recording was closed
+
+Ranges are aligned (FIRST is a multiple of the range's length), so the same range has the same name at each member.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from unisono.trace.kinds import ABSENT, NULLABLE_NUMBERS, NUMBERS, SCHEMA_VERSION, EventKind
+from unisono.trace.meta import (
+    META_NAME,
+    RunMeta,
+    TraceDamaged,
+    check_version,
+    group_folder,
+    read_json,
+    read_meta,
+    write_json,
+    write_meta,
+)
+from unisono.trace.schema import SCHEMA, VERSION_KEY
+from unisono.trace.table import KIND_WORDS, Log, Rows, Trace, concatenated, encode
+
+RANGE_SLOTS: Final = 4096
+
+_PART = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
+_END = re.compile(r"end\.(\d+)\.json")
+
+
+def member_folder(directory: str | os.PathLike[str], run: str, group: str, member: int) -> Path:
+    """Where one member's files are."""
+    return group_folder(directory, run, group) / f"member={member}"
+
+
+def part_path(folder: Path, slot: int, range_slots: int, life: int, number: int) -> Path:
+    """The name of a part: the aligned range of slots that `slot` is in, the life, and the part's number."""
+    first = slot // range_slots * range_slots
+    return folder / f"slots-{first}-{first + range_slots - 1}.{life}.{number}.parquet"
+
+
+def end_path(folder: Path, life: int) -> Path:
+    """The record of a closed recording."""
+    return folder / f"end.{life}.json"
+
+
+def write_end(folder: Path, life: int, *, rows: int, dropped: int, error: str | None = None) -> None:
+    """Say that a recording was closed, how many rows it wrote and how many it had to drop."""
+    ended = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
+    write_json(end_path(folder, life), ended)
+
+
+def write_part(path: Path, rows: Rows, run: str, group: str) -> None:
+    """Write one file under a temporary name, then rename: no truncated file ever has a final name."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        pq.write_table(to_arrow(rows, run, group), partial, compression="zstd")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots: int = RANGE_SLOTS) -> Path:
+    """Write a whole trace in the layout above; gives the group's folder."""
+    run, group = trace.meta.run, trace.meta.group
+    meta_path = write_meta(directory, trace.meta)
+    for log in trace.logs:
+        folder = member_folder(directory, run, group, log.member)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = trace.select((trace.member == log.member) & (trace.life == log.life))
+        ranges = rows.slot // range_slots
+        for number in np.unique(ranges).tolist():
+            path = part_path(folder, number * range_slots, range_slots, log.life, 0)
+            write_part(path, rows.select(ranges == number), run, group)
+        if log.closed:
+            write_end(folder, log.life, rows=len(rows), dropped=log.dropped)
+    return meta_path.parent
+
+
+def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: str | None = None) -> Trace:
+    """Read a recorded trace: `path` is a group's folder, or one above it that `run` and `group` make unique."""
+    folder = find_group(path, run, group)
+    meta = read_meta(folder / META_NAME)
+    parts: list[Rows] = []
+    logs: list[Log] = []
+    for member_path in sorted(folder.glob("member=*")):
+        member_parts, member_logs = _read_member(member_path, meta)
+        parts += member_parts
+        logs += member_logs
+    rows = concatenated(parts)
+    crashed = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
+    silent = sorted(set(meta.members) - {log.member for log in logs} - crashed)
+    if silent:
+        raise TraceDamaged(
+            folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names"
+        )
+    return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.life)))
+
+
+def find_group(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Path:
+    """The one folder at or below `path` that has a `meta.json` of this run and group."""
+    root = Path(path)
+    if not root.is_dir():
+        raise TraceDamaged(root, "is no folder")
+    found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
+    if run is not None or group is not None:
+        metas = [(folder, read_meta(folder / META_NAME)) for folder in found]
+        found = [f for f, m in metas if run in (None, m.run) and group in (None, m.group)]
+    if not found:
+        raise TraceDamaged(root, f"no {META_NAME} here or below")
+    if len(found) > 1:
+        names = ", ".join(str(folder.relative_to(root)) for folder in found[:5])
+        raise TraceDamaged(root, f"holds {len(found)} runs or groups, name one of them: {names}")
+    return found[0]
+
+
+def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
+    member_text = folder.name.removeprefix("member=")
+    if not re.fullmatch(r"-?\d+", member_text):
+        raise TraceDamaged(folder, "the folder's name does not end in a member's number")
+    member = int(member_text)
+    counts: dict[int, int] = {}
+    parts = []
+    for path in sorted(folder.glob("*.parquet")):
+        named = _PART.fullmatch(path.name)
+        if not named:
+            raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
+        first, last, life = (int(text) for text in named.groups()[:3])
+        rows = read_part(path, meta.run, meta.group)
+        if len(rows) and not ((rows.member == member).all() and (rows.life == life).all()):
+            raise TraceDamaged(path, f"has rows of another member or life than {member}.{life}")
+        if len(rows) and not (first <= rows.slot.min() and rows.slot.max() <= last):
+            raise TraceDamaged(path, f"has rows of slots outside {first} to {last}")
+        counts[life] = counts.get(life, 0) + len(rows)
+        parts.append(rows)
+    logs = []
+    ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END.fullmatch(path.name))}
+    for life in sorted(counts.keys() | ends.keys()):
+        if life not in ends:
+            logs.append(Log(member, life, closed=False))
+            continue
+        ended = read_json(ends[life])
+        check_version(ends[life], ended.get("schema_version"))
+        written, dropped = ended.get("rows"), ended.get("dropped")
+        if not isinstance(written, int) or not isinstance(dropped, int):
+            raise TraceDamaged(ends[life], "the fields rows and dropped must be numbers")
+        if written != counts.get(life, 0):
+            raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
+        logs.append(Log(member, life, closed=True, dropped=dropped))
+    return parts, logs
+
+
+def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:
+    """The rows of one file, of this run and group."""
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            version = (schema.metadata or {}).get(VERSION_KEY)
+            check_version(path, int(version) if version and version.isdigit() else version)
+            missing = [name for name in SCHEMA.names if name not in schema.names]
+            if missing:
+                raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+            table = file.read(columns=SCHEMA.names)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+    try:
+        table = table.cast(SCHEMA)
+    except (pa.ArrowException, ValueError) as error:
+        raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
+    for name, expected in (("run", run), ("group", group)):
+        words = set(_decoded(table[name])[1])
+        if expected is not None and not words <= {expected}:
+            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
+    return from_arrow(table, path)
+
+
+def to_arrow(rows: Rows, run: str, group: str) -> Any:
+    """The rows as an Arrow table of the schema."""
+
+    def word(codes: Any, table: tuple[str, ...]) -> Any:
+        indices = pa.array(codes.astype(np.int32), mask=codes == ABSENT)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(table, pa.string()))
+
+    zeros = np.zeros(len(rows), dtype=np.int32)
+    columns: dict[str, Any] = {
+        "run": word(zeros, (run,)),
+        "group": word(zeros, (group,)),
+        "kind": word(rows.kind, KIND_WORDS),
+        "grade": word(rows.grade, rows.grades),
+        "note": word(rows.note, rows.notes).cast(pa.string()),
+    }
+    for name in NUMBERS:
+        values = getattr(rows, name)
+        columns[name] = pa.array(values, mask=values == ABSENT if name in NULLABLE_NUMBERS else None)
+    if rows.destination_sets:
+        sets = pa.array([list(destinations) for destinations in rows.destination_sets], pa.list_(pa.int32()))
+        columns["destinations"] = sets.take(
+            pa.array(rows.destinations, pa.int32(), mask=rows.destinations == ABSENT)
+        )
+    else:
+        columns["destinations"] = pa.nulls(len(rows), pa.list_(pa.int32()))
+    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def from_arrow(table: Any, where: str | os.PathLike[str] = "table") -> Rows:
+    """The rows of an Arrow table of the schema."""
+    columns: dict[str, Any] = {}
+    for name, dtype in NUMBERS.items():
+        column = table[name]
+        if column.null_count and name not in NULLABLE_NUMBERS:
+            raise TraceDamaged(where, f"column {name} has nulls")
+        columns[name] = column.fill_null(ABSENT).to_numpy().astype(dtype, copy=False)
+    codes, words = _decoded(table["kind"])
+    unknown = [word for word in words if word not in KIND_WORDS]
+    if unknown or (codes == ABSENT).any():
+        raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
+    to_code = np.array([*(KIND_WORDS.index(word) for word in words), ABSENT], dtype=np.int8)
+    columns["kind"] = to_code[codes]
+    columns["grade"], columns["grades"] = _normal(*_decoded(table["grade"]))
+    columns["note"], columns["notes"] = _normal(*_decoded(table["note"].dictionary_encode()))
+    destinations = table["destinations"]
+    if destinations.null_count == len(destinations):
+        columns["destinations"] = np.full(len(destinations), ABSENT, dtype=np.int32)
+        columns["destination_sets"] = ()
+    else:
+        listed = [None if value is None else tuple(value) for value in destinations.to_pylist()]
+        columns["destinations"], columns["destination_sets"] = encode(listed)
+    return Rows(**columns)
+
+
+def _decoded(column: Any) -> tuple[Any, list[str]]:
+    """Codes (-1 for null) and words of a dictionary column."""
+    column = column.unify_dictionaries().combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        if column.num_chunks == 0:
+            return np.empty(0, dtype=np.int32), []
+        column = column.chunk(0)
+    return column.indices.fill_null(ABSENT).to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
+
+
+def _normal(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
+    """The same codes into a sorted table of the words that occur."""
+    used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
+    table = tuple(sorted(used))
+    to_new = np.array([*(table.index(w) if w in used else ABSENT for w in words), ABSENT], dtype=np.int32)
+    return to_new[codes], table

@@ -1,0 +1,44 @@
+"""The row schema: one row per message sent, per message delivered, and per event of a member's life.
+
+A delivery's key in the order is (slot, place). The key must be a function of the message, the same at every
+member whatever that member missed; a running count of what one member delivered is not a place.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from unisono.trace.kinds import SCHEMA_VERSION
+
+VERSION_KEY: Final = b"unisono.trace.version"
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("run", _WORD, nullable=False),
+        pa.field("group", _WORD, nullable=False),
+        # Who recorded the row, and in which of its incarnations: a restarted member counts from 0 again.
+        pa.field("member", pa.int32(), nullable=False),
+        pa.field("life", pa.int64(), nullable=False),
+        pa.field("kind", _WORD, nullable=False),
+        # The message (sender, incarnation, sequence); for START, LEAVE and CRASH, whom it happened to.
+        pa.field("sender", pa.int32(), nullable=False),
+        pa.field("incarnation", pa.int64(), nullable=False),
+        pa.field("sequence", pa.int64()),
+        pa.field("slot", pa.int64(), nullable=False),
+        pa.field("place", pa.int64()),
+        pa.field("index", pa.int64()),
+        pa.field("real_ns", pa.int64(), nullable=False),
+        pa.field("local_ns", pa.int64(), nullable=False),
+        pa.field("size", pa.int32()),
+        pa.field("priority", pa.int16()),
+        pa.field("view", pa.int64()),
+        pa.field("grade", _WORD),
+        pa.field("destinations", pa.list_(pa.int32())),
+        pa.field("note", pa.string()),
+    ],
+    metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
+)

@@ -1,0 +1,258 @@
+"""A trace as columns: numpy arrays, one element per row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, repeat
+from typing import Any, Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.trace.kinds import ABSENT, KINDS, NUMBERS, EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace, Numbers, RunTuple
+
+Ints: TypeAlias = NDArray[np.signedinteger[Any]]
+Mask: TypeAlias = NDArray[np.bool_]
+_Value = TypeVar("_Value", bound=Hashable)
+
+_CODED = {"grade": "grades", "destinations": "destination_sets", "note": "notes"}
+_COLUMNS = (*NUMBERS, "kind", *_CODED)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows as columns. -1 stands for null; `kind` and the last three columns are codes into their tables."""
+
+    member: Ints
+    life: Ints
+    kind: Ints
+    sender: Ints
+    incarnation: Ints
+    sequence: Ints
+    slot: Ints
+    place: Ints
+    index: Ints
+    real_ns: Ints
+    local_ns: Ints
+    size: Ints
+    priority: Ints
+    view: Ints
+    grade: Ints
+    destinations: Ints
+    note: Ints
+    grades: tuple[str, ...]
+    destination_sets: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def select(self, rows: Mask | Ints) -> Self:
+        """The rows that a mask or a list of row numbers names, in that order."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def of_kind(self, *kinds: EventKind) -> Self:
+        """The rows of these kinds."""
+        return self.select(np.isin(self.kind, [kind.code for kind in kinds]))
+
+    def in_slots(self, first: int, last: int) -> Self:
+        """The rows of a range of slots, both ends included."""
+        return self.select((self.slot >= first) & (self.slot <= last))
+
+    def canonical(self) -> Self:
+        """The rows by member, life, kind and grade; deliveries by index, sends by sequence, the rest by time."""
+        ordinal = self.real_ns.astype(np.int64)
+        ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
+        ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
+        keys = (ordinal, self.grade, self.kind, self.life, self.member)
+        order = np.lexsort(keys)
+        same = np.ones(max(len(order) - 1, 0), dtype=bool)
+        for key in keys:
+            same &= np.diff(key[order]) == 0
+        if same.any():  # only damaged runs and events of one instant tie; every column then decides
+            rest = [getattr(self, name) for name in _COLUMNS]
+            order = np.lexsort((*rest, *keys))
+        return self.select(order)
+
+    def digest(self) -> str:
+        """A hash of the rows in canonical order, without the names of run and group: same rows, same digest."""
+        rows = self.canonical()
+        digest = hashlib.blake2b(digest_size=16)
+        for name in _COLUMNS:
+            digest.update(f"{name}:{len(rows)}:".encode())
+            digest.update(np.ascontiguousarray(getattr(rows, name), dtype="<i8").tobytes())
+        for table in _CODED.values():
+            digest.update(repr((table, getattr(rows, table))).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is known of one member's recording: whether it was closed, and how many rows it had to drop."""
+
+    member: int
+    life: int
+    closed: bool = True
+    dropped: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Rows):
+    """A run of one group, in canonical order."""
+
+    meta: RunMeta
+    logs: tuple[Log, ...]
+
+    @property
+    def dropped(self) -> int:
+        """How many rows the writers had to drop: what they could hide is unknown."""
+        return sum(log.dropped for log in self.logs)
+
+    def deliveries(self) -> Self:
+        """The DELIVER rows."""
+        return self.of_kind(EventKind.DELIVER)
+
+    def sends(self) -> Self:
+        """The SEND rows."""
+        return self.of_kind(EventKind.SEND)
+
+    def delivered_grades(self) -> tuple[str, ...]:
+        """The grades in which messages were delivered."""
+        codes = np.unique(self.grade[self.kind == EventKind.DELIVER.code])
+        return tuple(self.grades[code] for code in codes if code >= 0)
+
+    def graded(self, grade: str) -> Self:
+        """This trace with only the deliveries of one grade."""
+        code = self.grades.index(grade) if grade in self.grades else -2
+        return self.select((self.kind != EventKind.DELIVER.code) | (self.grade == code))
+
+    @classmethod
+    def of(cls, memory: MemoryTrace, meta: RunMeta) -> Self:
+        """All that the recorders of `memory` noted."""
+        rows = concatenated([expanded(member, life, runs) for (member, life), runs in memory.runs.items()])
+        logs = tuple(Log(member, life) for member, life in sorted(memory.runs))
+        return cls.from_rows(rows, meta, logs)
+
+    @classmethod
+    def from_rows(cls, rows: Rows, meta: RunMeta, logs: Iterable[Log]) -> Self:
+        """Rows in any order, as a trace."""
+        ordered = rows.canonical()
+        columns = {f.name: getattr(ordered, f.name) for f in fields(Rows)}
+        return cls(**columns, meta=meta, logs=tuple(logs))
+
+
+def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
+    """The rows of the runs that one recorder noted, in the order in which it noted them."""
+    if not runs:
+        return EMPTY
+    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
+        *runs, strict=True
+    )
+    counts = np.array(count, dtype=np.int64)
+    total = int(counts.sum())
+    offset = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+
+    def spread(values: Sequence[int]) -> Ints:
+        return np.repeat(np.array(values, dtype=np.int64), counts)
+
+    def counted(values: Sequence[int]) -> Ints:
+        first = spread(values)
+        return np.where(first < 0, ABSENT, first + offset)
+
+    def coded(field: int) -> tuple[Ints, tuple[Any, ...]]:
+        codes, table = encode([None if extra is None else extra[field] for extra in extras])
+        return np.repeat(codes, counts), table
+
+    def extra_numbers(field: int) -> Ints:
+        return spread([ABSENT if extra is None or extra[field] is None else extra[field] for extra in extras])
+
+    plain = all(extra is None for extra in extras)
+    none = np.full(total, ABSENT, dtype=np.int64)
+    grade, grades = (none, ()) if plain else coded(2)
+    destinations, destination_sets = (none, ()) if plain else coded(3)
+    note, notes = (none, ()) if plain else coded(4)
+    numbers = {
+        "member": np.full(total, member),
+        "life": np.full(total, life),
+        "sender": spread(sender),
+        "incarnation": spread(incarnation),
+        "sequence": counted(sequence),
+        "slot": spread(slot),
+        "place": counted(place),
+        "index": counted(index),
+        "real_ns": _each(real, counts),
+        "local_ns": _each(local, counts),
+        "size": _each(sizes, counts),
+        "priority": none if plain else extra_numbers(0),
+        "view": none if plain else extra_numbers(1),
+    }
+    return Rows(
+        **{name: numbers[name].astype(dtype, copy=False) for name, dtype in NUMBERS.items()},
+        kind=spread(kind).astype(np.int8),
+        grade=grade.astype(np.int32),
+        destinations=destinations.astype(np.int32),
+        note=note.astype(np.int32),
+        grades=grades,
+        destination_sets=destination_sets,
+        notes=notes,
+    )
+
+
+def _each(values: Sequence[Numbers], counts: Ints) -> Ints:
+    """One number per row, from numbers that hold for a whole run or for one message each."""
+    if all(isinstance(value, int) for value in values):
+        return np.repeat(np.array(values, dtype=np.int64), counts)
+    sized = zip(values, counts.tolist(), strict=True)
+    each = chain.from_iterable(repeat(v, n) if isinstance(v, int) else v for v, n in sized)
+    flat = np.fromiter(each, dtype=np.int64)
+    if len(flat) != int(counts.sum()):
+        raise ValueError("a run was recorded with more or fewer sizes or times than messages")
+    return flat
+
+
+def encode(values: Sequence[_Value | None]) -> tuple[Ints, tuple[_Value, ...]]:
+    """Codes into the sorted table of the distinct values, -1 for None."""
+    table: list[_Value] = sorted({value for value in values if value is not None})  # type: ignore[type-var]
+    code = {value: number for number, value in enumerate(table)}
+    codes = [ABSENT if value is None else code[value] for value in values]
+    return np.array(codes, dtype=np.int32), tuple(table)
+
+
+def concatenated(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, one part after another, their tables made one."""
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return EMPTY
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, Any] = {}
+    for name in (*NUMBERS, "kind"):
+        columns[name] = np.concatenate([getattr(part, name) for part in parts])
+    for name, table_name in _CODED.items():
+        table = tuple(sorted(set(chain.from_iterable(getattr(part, table_name) for part in parts))))
+        code = {value: number for number, value in enumerate(table)}
+        recoded = []
+        for part in parts:
+            # The last element of the map is where code -1 lands: null stays null.
+            to_new = np.array([*(code[value] for value in getattr(part, table_name)), ABSENT], dtype=np.int32)
+            recoded.append(to_new[getattr(part, name)])
+        columns[name] = np.concatenate(recoded)
+        columns[table_name] = table
+    return Rows(**columns)
+
+
+def _empty() -> Rows:
+    columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in NUMBERS.items()}
+    columns["kind"] = np.empty(0, dtype=np.int8)
+    for name, table in _CODED.items():
+        columns[name] = np.empty(0, dtype=np.int32)
+        columns[table] = ()
+    return Rows(**columns)
+
+
+EMPTY = _empty()
+KIND_WORDS = tuple(kind.value for kind in KINDS)

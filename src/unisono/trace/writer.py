@@ -1,0 +1,144 @@
+"""The background writer: delivery never waits for a disk.
+
+`put` appends to a bounded queue and returns; when the queue is full the rows are dropped and counted, and the
+record that closes the recording says so. A thread takes the queue apart and writes whole files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from unisono.trace.files import RANGE_SLOTS, end_path, member_folder, part_path, write_end, write_part
+from unisono.trace.recorder import COUNT, SLOT, Recorder, RunTuple
+from unisono.trace.table import concatenated, expanded
+
+_POLL_S = 0.05
+_RUNS_AT_ONCE = 2048
+"""Runs are turned into columns in pieces of this size: each holds the interpreter for well under a slot."""
+
+
+class ParquetWriter:
+    """Writes one member's life to Parquet in a thread of its own. One thread may call `put`.
+
+    A part is complete and in place `flush_s` after its first row at the latest, so a killed process loses no more
+    than that; `close()` writes the rest and the record that nothing is missing.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        run: str,
+        group: str,
+        member: int,
+        *,
+        life: int = 0,
+        range_slots: int = RANGE_SLOTS,
+        queue_rows: int = 1_000_000,
+        part_rows: int = 262_144,
+        flush_s: float = 1.0,
+    ) -> None:
+        if min(range_slots, queue_rows, part_rows) < 1 or life < 0:
+            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, life at least 0")
+        self.run, self.group, self.member, self.life = run, group, member, life
+        self.written = 0
+        self.error: Exception | None = None
+        self._folder = member_folder(directory, run, group, member)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # A life that is recorded anew is open again until it is closed again.
+        end_path(self._folder, life).unlink(missing_ok=True)
+        self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
+        self._flush_s = flush_s
+        self._queue: deque[RunTuple] = deque()
+        # Each counter has one writing thread: put and refused belong to the caller, taken and lost to ours.
+        self._put_rows = self._refused_rows = 0
+        self._taken_rows = self._lost_rows = 0
+        self._parts: dict[int, list[RunTuple]] = {}
+        self._part_counts: dict[int, int] = {}
+        self._closing = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Rows that are not in the trace: the queue was full, or a file could not be written."""
+        return self._refused_rows + self._lost_rows
+
+    def recorder(self) -> Recorder:
+        """The recorder that writes here."""
+        return Recorder(self.run, self.group, self.member, self.put, life=self.life)
+
+    def put(self, run: RunTuple) -> None:
+        """Take a run of rows; never blocks."""
+        rows = run[COUNT]
+        if self._closed or self._put_rows - self._taken_rows + rows > self._queue_rows:
+            self._refused_rows += rows
+            return
+        self._put_rows += rows
+        self._queue.append(run)
+
+    def close(self) -> None:
+        """Write what was taken, then say how much is there; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        self._thread.join()
+        problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        write_end(self._folder, self.life, rows=self.written, dropped=self.dropped, error=problem)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        flush_at = time.monotonic() + self._flush_s
+        while True:
+            last = self._closing.wait(_POLL_S)
+            self._take()
+            now = time.monotonic()
+            if last or now >= flush_at:
+                flush_at = now + self._flush_s
+                for number in sorted(self._parts):
+                    self._write(number)
+            if last and not self._queue:
+                return
+
+    def _take(self) -> None:
+        """Sort what is queued into the ranges of slots; a range that is full is written at once."""
+        while self._queue:
+            run = self._queue.popleft()
+            number = run[SLOT] // self._range_slots
+            self._parts.setdefault(number, []).append(run)
+            count = self._part_counts[number] = self._part_counts.get(number, 0) + run[COUNT]
+            if count >= self._part_rows:
+                self._write(number)
+
+    def _write(self, number: int) -> None:
+        runs = self._parts.pop(number)
+        count = self._part_counts.pop(number)
+        try:
+            pieces = [runs[at : at + _RUNS_AT_ONCE] for at in range(0, len(runs), _RUNS_AT_ONCE)]
+            rows = concatenated([expanded(self.member, self.life, piece) for piece in pieces])
+            part = 0
+            while (path := self._path(number, part)).exists():
+                part += 1
+            write_part(path, rows, self.run, self.group)
+            self.written += count
+        except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
+            self.error = self.error or error
+            self._lost_rows += count
+        finally:
+            self._taken_rows += count
+
+    def _path(self, number: int, part: int) -> os.PathLike[str]:
+        return part_path(self._folder, number * self._range_slots, self._range_slots, self.life, part)

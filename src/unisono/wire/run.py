@@ -1,0 +1,109 @@
+"""A packed run: the messages of one frame, joined once at the sender and sliced once at delivery."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+COUNT_MAX = 0xFFFF
+_HEAD = struct.Struct("!HH")
+HEAD_BYTES = _HEAD.size
+"""A run starts with its count and, if all messages have one size, that size; else MIXED and a table of sizes."""
+MIXED = 0xFFFF
+TABLE_BYTES = 2
+"""What the table costs per message of a mixed run."""
+
+
+class OwnRun:
+    """A run as its sender holds it."""
+
+    __slots__ = ("_messages", "uniform")
+
+    def __init__(self, messages: list[bytes], uniform: bool) -> None:
+        self._messages = messages
+        self.uniform = uniform
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    def messages(self) -> list[bytes]:
+        return self._messages
+
+    def sizes(self) -> Sequence[int]:
+        return list(map(len, self._messages))
+
+    def parts(self) -> list[bytes]:
+        """The run as buffers to be joined behind a header."""
+        messages = self._messages
+        count = len(messages)
+        if self.uniform:
+            return [_HEAD.pack(count, len(messages[0])), *messages]
+        return [_HEAD.pack(count, MIXED), struct.pack(f"!{count}H", *map(len, messages)), *messages]
+
+
+class PackedRun:
+    """A run as it lies in the datagram that brought it; its lengths were checked at the door."""
+
+    __slots__ = ("_count", "_data", "_end", "_size", "_start")
+
+    def __init__(self, data: bytes, start: int, end: int, count: int, size: int) -> None:
+        self._data = data
+        self._start = start
+        self._end = end
+        self._count = count
+        self._size = size
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def messages(self) -> list[bytes]:
+        data, size = self._data, self._size
+        if size == 0:
+            return [b""] * self._count
+        if size != MIXED:
+            return [data[i : i + size] for i in range(self._start + HEAD_BYTES, self._end, size)]
+        sizes = self.sizes()
+        body = self._start + HEAD_BYTES + TABLE_BYTES * self._count
+        return [data[a:b] for a, b in pairwise(accumulate(sizes, initial=body))]
+
+    def sizes(self) -> Sequence[int]:
+        if self._size != MIXED:
+            return [self._size] * self._count
+        return struct.unpack_from(f"!{self._count}H", self._data, self._start + HEAD_BYTES)
+
+
+class WholeMessage:
+    """A run of the one message that several frames carried in pieces."""
+
+    __slots__ = ("_pieces",)
+    count = 1
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._pieces = pieces
+
+    def messages(self) -> list[bytes]:
+        return [b"".join(self._pieces)]
+
+    def sizes(self) -> Sequence[int]:
+        return [sum(map(len, self._pieces))]
+
+
+def read_run(data: bytes, start: int, end: int) -> PackedRun | None:
+    """The run in data[start:end], or None if its lengths lie."""
+    if end - start < HEAD_BYTES:
+        return None
+    count, size = _HEAD.unpack_from(data, start)
+    if count == 0:
+        return None
+    body = start + HEAD_BYTES
+    if size != MIXED:
+        if body + count * size != end:
+            return None
+    else:
+        table = TABLE_BYTES * count
+        if body + table > end or body + table + sum(struct.unpack_from(f"!{count}H", data, body)) != end:
+            return None
+    return PackedRun(data, start, end, count, size)

@@ -1,0 +1,293 @@
+"""The rules of the rooms, as one `ast` pass over the package.
+
+`MAY_IMPORT` is the map: docs/architecture.md shows the same table, and a test here holds the two together.
+To add a room or move a wall, change both. The checker reads source text, so the planted violations
+below go through the same function as the real files.
+"""
+
+import ast
+import graphlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+PACKAGE = PROJECT / "src" / "unisono"
+
+# Room -> rooms that it may import, itself aside. A root module is a room of its own.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "model": ("errors",),
+    "wire": ("errors", "model"),
+    "layers": ("errors", "model", "wire"),
+    "orders": ("errors", "model", "wire", "layers"),
+    "stack": ("errors", "model", "wire", "layers", "orders"),
+    "qos": ("errors", "model", "wire", "layers", "orders"),
+    "trace": ("errors", "model"),
+    "check": ("errors", "model", "trace"),
+    "sim": ("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace"),
+    "runtime": ("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace"),
+    "group": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "runtime"),
+    "replica": ("errors", "model", "layers", "orders", "group"),
+    "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
+    "dashboard": ("errors", "model", "trace"),
+    "__init__": ("errors", "model", "group"),
+    "cli": (
+        *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
+        *("group", "replica", "pipeline", "dashboard", "__init__"),
+    ),
+}
+
+# Here time and chance are arguments, and nothing is read from or written to the world.
+PURE_ROOMS = frozenset({"errors", "model", "wire", "layers", "orders", "stack", "qos", "check"})
+IMPURE_MODULES = frozenset(
+    {
+        *("time", "datetime", "random", "secrets", "uuid"),
+        *("asyncio", "concurrent", "multiprocessing", "signal", "subprocess", "threading"),
+        *("logging", "os", "select", "selectors", "socket"),
+    }
+)
+
+# Here the same seed gives the same run, so nothing is iterated in the order of its hashes.
+SEEDED_ROOMS = PURE_ROOMS | {"sim", "trace", "replica"}
+ORDER_KEEPING_CALLS = frozenset({"list", "tuple", "enumerate", "reversed", "iter"})
+
+VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common"})
+UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")
+LONGEST_FILE_LINES = 450
+
+
+@dataclass(frozen=True)
+class Breach:
+    path: PurePosixPath  # relative to src/unisono
+    line: int
+    rule: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"src/unisono/{self.path}:{self.line}: [{self.rule}] {self.found}"
+
+
+def room_of(path: PurePosixPath) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[int, str]]:
+    """Every module that a file names in an import, absolute, wherever the import stands."""
+    package = ("unisono", *path.parent.parts)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = package[: len(package) - level + 1] if level else ()
+                origin = ".".join((*base, module) if module else base)
+                # The name may be a room (`from unisono import model`), so it belongs to the path.
+                yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                yield node.lineno, name
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]
+            ):
+                yield node.lineno, name
+            case _:
+                pass
+
+
+def imported_room(module: str) -> str:
+    """The room that a dotted name under `unisono` is in; what is no room comes from the package's face."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "__init__"
+
+
+def import_breaches(tree: ast.Module, path: PurePosixPath) -> Iterator[Breach]:
+    room = room_of(path)
+    if room not in MAY_IMPORT:
+        yield Breach(path, 1, "rooms", f"{room} is on no map: add it to MAY_IMPORT and docs/architecture.md")
+    for line, module in imported_modules(tree, path):
+        top = module.split(".")[0]
+        if top == "unisono":
+            target = imported_room(module)
+            if target not in (room, *MAY_IMPORT.get(room, ())):
+                yield Breach(path, line, "imports", f"{room} may not import {target} ({module})")
+        elif top in IMPURE_MODULES and room in PURE_ROOMS:
+            yield Breach(
+                path, line, "purity", f"{room} may not import {top}: time, chance and I/O are passed in"
+            )
+        elif top == "pyspark" and room != "pipeline":
+            yield Breach(path, line, "pyspark", f"only pipeline imports pyspark, not {room}")
+
+
+def is_hash_ordered(iterable: ast.expr) -> bool:
+    match iterable:
+        case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+        case ast.BinOp(left=left, op=ast.BitOr() | ast.BitAnd() | ast.BitXor() | ast.Sub(), right=right):
+            return is_hash_ordered(left) or is_hash_ordered(right)
+        case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in ORDER_KEEPING_CALLS:
+            return is_hash_ordered(first)
+        case _:
+            return False
+
+
+def loops(tree: ast.Module) -> Iterator[ast.expr]:
+    """What is iterated where the order shows; a set comprehension forgets it, a generator leaves it to its reader."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.For(iter=iterable):
+                yield iterable
+            case ast.ListComp(generators=generators) | ast.DictComp(generators=generators):
+                yield from (generator.iter for generator in generators)
+            case _:
+                pass
+
+
+def text_breaches(tree: ast.Module, path: PurePosixPath, source: str) -> Iterator[Breach]:
+    lines = source.splitlines()
+    if len(lines) > LONGEST_FILE_LINES:
+        yield Breach(
+            path, len(lines), "length", f"{len(lines)} lines, at most {LONGEST_FILE_LINES} fit in a head"
+        )
+    for number, line in enumerate(lines, start=1):
+        if mark := UNFINISHED.search(line):
+            yield Breach(path, number, "unfinished", f"{mark[0]} in the source: finish it or file it")
+    for part in path.with_suffix("").parts:
+        if VAGUE_NAMES.intersection(part.split("_")):
+            yield Breach(path, 1, "names", f"{part} says nothing about what is in it")
+    if path.name == "__init__.py" and not ast.get_docstring(tree):
+        yield Breach(path, 1, "docstring", "a package's __init__ says what lives there and what may not")
+
+
+def breaches(path: PurePosixPath, source: str) -> list[Breach]:
+    """All breaches in one file, whose path is relative to src/unisono."""
+    tree = ast.parse(source)
+    room = room_of(path)
+    found = [*import_breaches(tree, path), *text_breaches(tree, path, source)]
+    if room != "cli":
+        found += [
+            Breach(path, node.lineno, "print", f"{room} may not print: only cli talks to the terminal")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
+    if room in SEEDED_ROOMS:
+        found += [
+            Breach(path, iterable.lineno, "hash order", "iterates a set: sort it, or keep a dict or a tuple")
+            for iterable in loops(tree)
+            if is_hash_ordered(iterable)
+        ]
+    return found
+
+
+def test_every_file_keeps_the_rules() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files, f"no source under {PACKAGE}"
+    found = [
+        breach
+        for file in files
+        for breach in breaches(PurePosixPath(file.relative_to(PACKAGE).as_posix()), file.read_text("utf-8"))
+    ]
+    assert not found, "\n" + "\n".join(map(str, found))
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = sorted({file.parent for file in PACKAGE.rglob("*.py")})
+    bare = [str(folder.relative_to(PROJECT)) for folder in folders if not (folder / "__init__.py").exists()]
+    assert not bare, f"without __init__.py a folder is left out of the installed package: {bare}"
+
+
+# Path, source, and the line and rule that must be named.
+PLANTED = [
+    ("model/ids.py", "from unisono.wire import frame\n", 1, "imports"),
+    ("model/ids.py", "from unisono import wire\n", 1, "imports"),
+    ("model/ids.py", "from ..wire.frame import Frame\n", 1, "imports"),
+    ("model/ids.py", "import unisono\n", 1, "imports"),
+    ("model/ids.py", "from unisono import Group\n", 1, "imports"),
+    ("errors.py", "from .model import Rate\n", 1, "imports"),
+    ("layers/fifo.py", "from unisono.orders.vbr import Vbr\n", 1, "imports"),
+    ("layers/fifo.py", "def late():\n    from unisono.stack import Stack\n", 2, "imports"),
+    ("sim/world.py", "import unisono.runtime.driver\n", 1, "imports"),
+    ("runtime/driver.py", "import unisono.sim.world as world\n", 1, "imports"),
+    ("runtime/driver.py", "x = importlib.import_module('unisono.cli.main')\n", 1, "imports"),
+    ("trace/rows.py", "from unisono.check import order\n", 1, "imports"),
+    ("check/order.py", "from unisono.sim import world\n", 1, "imports"),
+    ("group.py", "from unisono.cli import main\n", 1, "imports"),
+    ("__init__.py", '"""Face."""\nfrom .runtime.driver import Driver\n', 2, "imports"),
+    ("dashboard/feed.py", "from unisono.runtime import driver\n", 1, "imports"),
+    ("bridge/map.py", "x = 1\n", 1, "rooms"),
+    ("transport.py", "x = 1\n", 1, "rooms"),
+    ("orders/vbr.py", "import time\n", 1, "purity"),
+    ("orders/vbr.py", "x = 1\nfrom random import Random\n", 2, "purity"),
+    ("stack.py", "import os.path\n", 1, "purity"),
+    ("check/order.py", "import logging\n", 1, "purity"),
+    ("wire/seal.py", "from secrets import token_bytes\n", 1, "purity"),
+    ("qos/plan.py", "def f():\n    import asyncio.queues\n", 2, "purity"),
+    ("check/order.py", "from pyspark.sql import functions\n", 1, "pyspark"),
+    ("cli/verify.py", "import pyspark\n", 1, "pyspark"),
+    ("wire/utils.py", "x = 1\n", 1, "names"),
+    ("runtime/socket_helpers.py", "x = 1\n", 1, "names"),
+    ("sim/common/clock.py", "x = 1\n", 1, "names"),
+    ("runtime/driver.py", "def f():\n    print('late')\n", 2, "print"),
+    ("sim/world.py", "x = 1\n# TODO later\n", 2, "unfinished"),
+    ("cli/demo.py", "x = 'FIXME'\n", 1, "unfinished"),
+    ("wire/__init__.py", "from .frame import Frame\n", 1, "docstring"),
+    ("sim/world.py", "x = 1\n" * 451, 451, "length"),
+    ("orders/vbr.py", "for x in {1, 2}:\n    pass\n", 1, "hash order"),
+    ("orders/vbr.py", "for x in set(y):\n    pass\n", 1, "hash order"),
+    ("stack.py", "def f(y):\n    for x in frozenset(y) - {1}:\n        pass\n", 2, "hash order"),
+    ("sim/world.py", "for n, x in enumerate({z for z in y}):\n    pass\n", 1, "hash order"),
+    ("layers/fifo.py", "x = [y for y in set(z)]\n", 1, "hash order"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "line", "rule"), PLANTED)
+def test_a_planted_breach_is_found_and_named(path: str, source: str, line: int, rule: str) -> None:
+    (breach,) = breaches(PurePosixPath(path), source)
+    assert (breach.line, breach.rule) == (line, rule)
+    assert str(breach).startswith(f"src/unisono/{path}:{line}: [{rule}] ")
+
+
+LAWFUL = [
+    ("model/ids.py", "from .rates import Rate\nfrom ..errors import UnisonoError\nimport enum\n"),
+    ("orders/vbr.py", "from unisono.layers import contract\nfrom unisono import errors, model\n"),
+    ("sim/world.py", "import heapq\nimport random\nfrom unisono.stack import Stack\n"),
+    ("runtime/driver.py", "import asyncio, socket, time, os, logging\nfrom unisono.trace import rows\n"),
+    ("pipeline/verify.py", "from pyspark.sql import functions\nfrom unisono.check import order\n"),
+    ("cli/demo.py", "import unisono\nfrom unisono.runtime import cluster\nprint(cluster)\n"),
+    ("orders/vbr.py", "for x in sorted({1, 2}):\n    pass\n"),
+    ("orders/vbr.py", "for x in {1: 2}:\n    pass\nfor y in dict(a=1) | {2: 3}:\n    pass\n"),
+    ("orders/vbr.py", "x = {y for y in set(z)}\nq = any(y for y in set(z))\n"),
+    ("runtime/driver.py", "for x in set(y):\n    pass\n"),
+    ("sim/world.py", "x = 1\n" * 450),
+    ("replica/rollback.py", "console.print('a method, not the builtin')\n"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), LAWFUL)
+def test_lawful_source_passes(path: str, source: str) -> None:
+    assert breaches(PurePosixPath(path), source) == []
+
+
+def reachable(room: str) -> set[str]:
+    return {room}.union(*(reachable(other) for other in MAY_IMPORT[room]))
+
+
+def test_the_map_goes_one_way() -> None:
+    graphlib.TopologicalSorter(MAY_IMPORT).prepare()  # raises CycleError with the cycle
+    assert all("cli" not in targets for targets in MAY_IMPORT.values())
+    assert set(MAY_IMPORT["cli"]) == MAY_IMPORT.keys() - {"cli"}
+    assert "runtime" not in reachable("sim")
+    assert "sim" not in reachable("runtime")
+
+
+def test_the_documented_map_is_this_one() -> None:
+    text = (PROJECT / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, flags=re.MULTILINE)
+    documented = {room: set(re.findall(r"`(\w+)`", targets)) for room, targets in rows}
+    # The document says once, above the table, that everyone may import errors, and of cli that it sees all.
+    assert documented.pop("cli", None) == {"cli"}
+    assert documented == {
+        room: set(targets) - {"errors"} for room, targets in MAY_IMPORT.items() if room != "cli"
+    }
