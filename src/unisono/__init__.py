@@ -1,0 +1,41 @@
+"""unisono: group communication whose deliveries are in one order and on time."""
+
+from __future__ import annotations
+
+from unisono.errors import (
+    EnvironmentLacks,
+    FormationTimeout,
+    GroupClosed,
+    Infeasible,
+    InvalidPolicy,
+    MessageTooLarge,
+    ReservationRefused,
+    UnisonoError,
+)
+from unisono.group import Event, Group, Stats, join
+from unisono.model.events import Batch, Delivery, ViewChange, Violation
+from unisono.model.rates import Rate
+from unisono.model.views import View
+from unisono.qos.reservation import Link
+
+__all__ = [
+    "Batch",
+    "Delivery",
+    "EnvironmentLacks",
+    "Event",
+    "FormationTimeout",
+    "Group",
+    "GroupClosed",
+    "Infeasible",
+    "InvalidPolicy",
+    "Link",
+    "MessageTooLarge",
+    "Rate",
+    "ReservationRefused",
+    "Stats",
+    "UnisonoError",
+    "View",
+    "ViewChange",
+    "Violation",
+    "join",
+]

@@ -30,6 +30,18 @@ class ReservationRefused(UnisonoError):
         self.capacity_bytes_per_s = capacity_bytes_per_s
 
 
+class Infeasible(UnisonoError):
+    """The quality of service asked for cannot be had; `offered_ns` is the best bound that can."""
+
+    def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str) -> None:
+        super().__init__(
+            f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; "
+            f"what can be offered is {offered_ns / 1e6:g} ms"
+        )
+        self.asked_ns = asked_ns
+        self.offered_ns = offered_ns
+
+
 class MessageTooLarge(UnisonoError, ValueError):
     """A message exceeds the size that was declared when the group was joined."""
 
@@ -47,7 +59,9 @@ class FormationTimeout(UnisonoError, TimeoutError):
 
     def __init__(self, group: str, waited_s: float, missing: tuple[int, ...], hint: str = "") -> None:
         who = ", ".join(map(str, missing)) or "nobody, but their answers did not arrive"
-        super().__init__(f"group {group!r} did not form within {waited_s:g} s; missing: member {who}{hint}")
+        super().__init__(
+            f"group {group!r} did not form within {waited_s:g} s; missing: member {who}{f'; {hint}' if hint else ''}"
+        )
         self.group = group
         self.missing = missing
 

@@ -89,9 +89,7 @@ def imported_modules(tree: ast.Module, path: PurePosixPath) -> Iterator[tuple[in
                 yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
                 yield node.lineno, name
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]
-            ):
+            case ast.Call(func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]):
                 yield node.lineno, name
             case _:
                 pass
@@ -114,9 +112,7 @@ def import_breaches(tree: ast.Module, path: PurePosixPath) -> Iterator[Breach]:
             if target not in (room, *MAY_IMPORT.get(room, ())):
                 yield Breach(path, line, "imports", f"{room} may not import {target} ({module})")
         elif top in IMPURE_MODULES and room in PURE_ROOMS:
-            yield Breach(
-                path, line, "purity", f"{room} may not import {top}: time, chance and I/O are passed in"
-            )
+            yield Breach(path, line, "purity", f"{room} may not import {top}: time, chance and I/O are passed in")
         elif top == "pyspark" and room != "pipeline":
             yield Breach(path, line, "pyspark", f"only pipeline imports pyspark, not {room}")
 
@@ -134,7 +130,7 @@ def is_hash_ordered(iterable: ast.expr) -> bool:
 
 
 def loops(tree: ast.Module) -> Iterator[ast.expr]:
-    """What is iterated where the order shows; a set comprehension forgets it, a generator leaves it to its reader."""
+    """What is iterated where the order shows: a set comprehension forgets it, a generator leaves it open."""
     for node in ast.walk(tree):
         match node:
             case ast.For(iter=iterable):
@@ -148,9 +144,7 @@ def loops(tree: ast.Module) -> Iterator[ast.expr]:
 def text_breaches(tree: ast.Module, path: PurePosixPath, source: str) -> Iterator[Breach]:
     lines = source.splitlines()
     if len(lines) > LONGEST_FILE_LINES:
-        yield Breach(
-            path, len(lines), "length", f"{len(lines)} lines, at most {LONGEST_FILE_LINES} fit in a head"
-        )
+        yield Breach(path, len(lines), "length", f"{len(lines)} lines, at most {LONGEST_FILE_LINES} fit in a head")
     for number, line in enumerate(lines, start=1):
         if mark := UNFINISHED.search(line):
             yield Breach(path, number, "unfinished", f"{mark[0]} in the source: finish it or file it")
@@ -288,6 +282,4 @@ def test_the_documented_map_is_this_one() -> None:
     documented = {room: set(re.findall(r"`(\w+)`", targets)) for room, targets in rows}
     # The document says once, above the table, that everyone may import errors, and of cli that it sees all.
     assert documented.pop("cli", None) == {"cli"}
-    assert documented == {
-        room: set(targets) - {"errors"} for room, targets in MAY_IMPORT.items() if room != "cli"
-    }
+    assert documented == {room: set(targets) - {"errors"} for room, targets in MAY_IMPORT.items() if room != "cli"}

@@ -7,6 +7,7 @@ a question (`wake_at`) and an input (`wake`): the driver sets one alarm for the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,6 +44,10 @@ class Order(Timed, Protocol):
 
     down: list[Frame]
     events: list[StackEvent]
+    ignored: Counter[str]
+    """Frames that came through the door but were not used, by reason."""
+    window_slots: int
+    """How many slots a sender may be ahead of what it has delivered."""
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """app-mcast: take as many of the messages, from the first on, as the declared rate has room for now."""
@@ -67,3 +72,12 @@ class Order(Timed, Protocol):
 
     def running(self) -> bool:
         """Whether messages are being taken and delivered."""
+
+    def complaint(self) -> str:
+        """What is known of why the group has not begun, beyond members that are missing; empty if nothing."""
+
+    def peer_rate(self, peer: int) -> Rate:
+        """What a peer declared."""
+
+    def by_multicast(self) -> bool:
+        """Whether this member's data goes by IP multicast."""

@@ -67,7 +67,7 @@ class Skew:
         quick = self._turn < 3 * len(self._peers)
         self._turn += 1
         period = self._policy.probe_every_ns // len(self._peers)
-        self._next_probe = now + (period // 20 if quick else period)
+        self._next_probe = now + max(1, period // 20 if quick else period)
         self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
 
     def wake_at(self) -> int | None:

@@ -19,6 +19,10 @@ class Run(Protocol):
     def count(self) -> int:
         """How many messages there are."""
 
+    @property
+    def payload_bytes(self) -> int:
+        """How much payload they are together."""
+
     def messages(self) -> list[bytes]:
         """The messages, in the order in which they were sent."""
 
@@ -55,6 +59,11 @@ class Batch:
         if len(self.runs) == 1:
             return self.runs[0].messages()
         return [message for run in self.runs for message in run.messages()]
+
+    @property
+    def payload_bytes(self) -> int:
+        """How much payload there is."""
+        return sum(run.payload_bytes for run in self.runs)
 
     def sizes(self) -> list[int]:
         """The payloads' sizes, in order."""

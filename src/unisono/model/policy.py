@@ -46,7 +46,15 @@ class Policy:
             raise InvalidPolicy("max_frame", f"{FRAME_MIN} to {FRAME_MAX:,} bytes are possible, not {self.max_frame:,}")
         if not 0 <= self.incarnation < 2**32:
             raise InvalidPolicy("incarnation", f"a 32-bit number is needed, not {self.incarnation}")
-        limit = self.rate.bytes_per_slot(self.max_message)
+        if not 0 <= self.epoch < 2**32:
+            raise InvalidPolicy("epoch", f"a 32-bit number is needed, not {self.epoch}")
+        if self.probe_every_ns < 0:
+            raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
+        self.check_rate(self.rate)
+
+    def check_rate(self, rate: Rate) -> None:
+        """Raise InvalidPolicy if a message of the largest size could never be sent at this rate."""
+        limit = rate.bytes_per_slot(self.max_message)
         if limit < self.max_message:
             raise InvalidPolicy(
                 "rate.burst_bytes",

@@ -108,10 +108,11 @@ def frames_per_slot(rate: Rate, max_message: int, max_frame: int) -> int:
     """How many frames a slot of this rate can need at most, its end-of-slot mark included."""
     room = max_frame - HEADER_BYTES - HEAD_BYTES
     payload = rate.bytes_per_slot(max_message) + TABLE_BYTES * rate.burst
-    # A frame is released because the next message does not fit, so two neighbours carry more than one room;
-    # a message in pieces additionally leaves one frame part-filled before it and one behind.
-    by_bytes = 2 * -(-payload // room) + 1
-    by_messages = rate.burst if max_message + TABLE_BYTES <= room else rate.burst + -(-payload // room)
+    in_pieces = max_message + TABLE_BYTES > room
+    # A frame is released because the next message does not fit, so two neighbours carry more than one room.
+    # A message in pieces, itself more than one room, leaves a part-filled frame before it and one at its end.
+    by_bytes = (3 if in_pieces else 2) * -(-payload // room) + 1
+    by_messages = rate.burst + (-(-payload // room) if in_pieces else 0)
     return min(by_bytes, by_messages) + 1
 
 

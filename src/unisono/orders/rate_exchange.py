@@ -47,7 +47,7 @@ class RateExchange:
         if hello is None:
             return None
         peer = frame.sender
-        problem = self._mismatch(hello)
+        problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
             return self._complain("policy differs", peer, problem)
         if self.complete and self._incarnations.get(peer) != frame.incarnation:
@@ -56,13 +56,16 @@ class RateExchange:
         self.complaints.pop(peer, None)
         if self._incarnations.get(peer) != frame.incarnation:
             self._by_multicast[peer] = False
+            self._hellos.pop(peer, None)
+        was_complete, known = self.complete, self._hellos.get(peer)
         self._incarnations[peer] = frame.incarnation
-        self._hellos[peer] = hello
         self._by_multicast[peer] = self._by_multicast.get(peer, False) or frame.multicast
-        was_complete, was_named = self.complete, bool(self._own_first_slot)
-        if not was_named and len(self._hellos) == len(self._peers):
+        # A HELLO that an earlier one was overtaken by takes nothing back.
+        if known is None or (known.first_slot, known.complete) <= (hello.first_slot, hello.complete):
+            self._hellos[peer] = hello
+        if not self._own_first_slot and len(self._hellos) == len(self._peers):
             self._name_first_slot(now)
-        if self.complete and not (was_complete and was_named):
+        elif self.complete and not was_complete:
             self._say(now)
         elif was_complete and not hello.complete:
             self._say(now, to=peer)
@@ -75,8 +78,10 @@ class RateExchange:
         self.complaints[peer] = problem
         return Violation(kind, f"member {peer} {problem}", peer)
 
-    def _mismatch(self, hello: Hello) -> str | None:
+    def _mismatch(self, hello: Hello, epoch: int) -> str | None:
         timing = self._policy.timing
+        if epoch != self._policy.epoch:
+            return f"is in epoch {epoch}, here it is {self._policy.epoch}"
         for word, theirs, ours in (
             ("slot", hello.theta_ns, timing.theta_ns),
             ("delta", hello.delta_ns, timing.delta_ns),
@@ -105,6 +110,10 @@ class RateExchange:
             return
         self._say(now)
         self._next_hello = now + self._every_ns
+
+    def stop(self) -> None:
+        """A slot has been delivered, so everyone sends: nobody needs another HELLO."""
+        self._next_hello = None
 
     def wake_at(self) -> int | None:
         """When the next HELLO is due."""

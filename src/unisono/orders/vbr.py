@@ -117,6 +117,8 @@ class Vbr:
         if Input.SUBMIT not in TAKES[self.mode] or self._leaving:
             return 0
         self._roll(now)
+        # A mark that left just now may have been all that a delivery waited for, whether or not anything is taken.
+        self._advance()
         if self._closed or now < self._timing.start_of(self._slot):
             return 0
         if self._slot - self._deliver_slot > self.window_slots:
@@ -132,12 +134,20 @@ class Vbr:
         if count == 0:
             return 0
         self._pacer.spend(count, total)
-        for load in self._packer.add(messages, sizes):
-            self._emit(now, load, 0)
+        loads = self._packer.add(messages, sizes)
         if self._pacer.full():
             # The burst is used up: the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
-            self._close(now)
-        self._advance()
+            rest = self._packer.rest()
+            last = loads.pop() if rest is None else rest
+            for load in loads:
+                self._emit(now, load, 0)
+            self._close(now, last)
+            self._advance()
+        else:
+            for load in loads:
+                self._emit(now, load, 0)
+            if loads:
+                self._advance()
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
@@ -167,6 +177,9 @@ class Vbr:
         """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
         if Input.NEW_RATE not in TAKES[self.mode]:
             return
+        self._policy.check_rate(rate)
+        self._roll(now)
+        self._advance()
         asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
         self._reserver.reserve(
             Reservation(
@@ -176,16 +189,14 @@ class Vbr:
             )
         )
         self._new_rate = rate
-        if self.mode is Mode.DELIVER_MESSAGES:
-            self._roll(now)
 
     def leave(self, now: int) -> None:
         """End with this slot, or with the next one if this slot's mark has been sent."""
         if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
-            self._leaving = True
             self._roll(now)
+            self._leaving = True
             if not self._closed and now >= self._timing.start_of(self._slot):
                 self._close(now)
             self._advance()
@@ -211,10 +222,13 @@ class Vbr:
             return None
         due = self.exchange.wake_at()
         if self.mode is Mode.DELIVER_MESSAGES:
-            end = self._timing.end_of(self._slot)
-            due = end if due is None else min(due, end)
+            times = [] if due is None else [due]
+            if self._policy.member not in self._final_slots:
+                times.append(self._timing.end_of(self._slot))
             if not self._late_reported:
-                due = min(due, self._late_at())
+                # An arrival at that very instant still counts (erratum 000-22).
+                times.append(self._late_at() + 1)
+            due = min(times, default=None)
         return due
 
     # -- starting and leaving --------------------------------------------------------------------------------
@@ -256,12 +270,13 @@ class Vbr:
             self._reserver.reserve(reservation(self._policy, self._new_rate))
             self._new_rate = None
 
-    def _close(self, now: int) -> None:
-        """The slot's last frame: what was held back, or the dummy."""
+    def _close(self, now: int, last: Load | None = None) -> None:
+        """The slot's last frame: `last`, or what was held back, or the dummy."""
         flags = LAST
         if self._leaving:
             flags |= FINAL
-        self._emit(now, self._packer.rest(), flags)
+            self._final_slots[self._policy.member] = self._slot
+        self._emit(now, last or self._packer.rest(), flags)
         self._closed = True
 
     def _emit(self, now: int, load: Load | None, flags: int) -> None:
@@ -309,7 +324,6 @@ class Vbr:
                 self._deliver(sender, frames)
             if not frames.ended():
                 return
-            del self._rqueues[sender].slots[self._deliver_slot]
             self._current += 1
             self._count = 0
 
@@ -345,6 +359,10 @@ class Vbr:
         """All members' messages of this slot are delivered: who left in it is gone from the next one on."""
         slot = self._deliver_slot
         self._deliver_slot, self._current, self._late_reported = slot + 1, 0, False
+        # Kept until now, so that a duplicate is known for one while the slot waits for later members.
+        for member in self.view.members:
+            del self._rqueues[member].slots[slot]
+        self.exchange.stop()
         gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
         if not gone:
             return
@@ -388,6 +406,18 @@ class Vbr:
     def running(self) -> bool:
         """Whether the order is in DeliverMessages."""
         return self.mode is Mode.DELIVER_MESSAGES
+
+    def complaint(self) -> str:
+        """What peers' HELLOs were refused for."""
+        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
+
+    def peer_rate(self, peer: int) -> Rate:
+        """What a peer declared at the start."""
+        return self.exchange.rate(peer)
+
+    def by_multicast(self) -> bool:
+        """Whether every peer has heard this member by IP multicast."""
+        return self._multicast
 
     def max_send(self) -> int:
         """maxSend: the burst in force in the slot being sent (Lemma 5.1)."""

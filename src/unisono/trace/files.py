@@ -1,10 +1,11 @@
-"""Parquet files of a trace, by member and by range of slots, so that one range can be checked without a shuffle.
+"""Parquet files of a trace, by member and by range of slots: a range can be checked without a shuffle.
 
     DIR/run=R/group=G/meta.json
-    DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order in which they were recorded
+    DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order of recording
     DIR/run=R/group=G/member=M/end.LIFE.json                       written when the recording was closed
 
-Ranges are aligned (FIRST is a multiple of the range's length), so the same range has the same name at each member.
+Ranges are aligned (FIRST is a multiple of the range's length): the same range has the same name at each
+member.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
 
 
 def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: str | None = None) -> Trace:
-    """Read a recorded trace: `path` is a group's folder, or one above it that `run` and `group` make unique."""
+    """Read a recorded trace: `path` is a group's folder, or one above it where `run` and `group` choose."""
     folder = find_group(path, run, group)
     meta = read_meta(folder / META_NAME)
     parts: list[Rows] = []
@@ -102,9 +103,7 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
     crashed = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
     silent = sorted(set(meta.members) - {log.member for log in logs} - crashed)
     if silent:
-        raise TraceDamaged(
-            folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names"
-        )
+        raise TraceDamaged(folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names")
     return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.life)))
 
 
@@ -205,9 +204,7 @@ def to_arrow(rows: Rows, run: str, group: str) -> Any:
         columns[name] = pa.array(values, mask=values == ABSENT if name in NULLABLE_NUMBERS else None)
     if rows.destination_sets:
         sets = pa.array([list(destinations) for destinations in rows.destination_sets], pa.list_(pa.int32()))
-        columns["destinations"] = sets.take(
-            pa.array(rows.destinations, pa.int32(), mask=rows.destinations == ABSENT)
-        )
+        columns["destinations"] = sets.take(pa.array(rows.destinations, pa.int32(), mask=rows.destinations == ABSENT))
     else:
         columns["destinations"] = pa.nulls(len(rows), pa.list_(pa.int32()))
     return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)

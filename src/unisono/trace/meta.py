@@ -43,7 +43,7 @@ class RunMeta:
 
 
 def group_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
-    """Where the files of one group in one run are; names are escaped, so that any name is one path segment."""
+    """Where the files of one group in one run are; names are escaped, so any name is one path segment."""
     return Path(directory) / f"run={_segment(run)}" / f"group={_segment(group)}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from unisono.trace.kinds import ABSENT, EventKind
 
@@ -21,8 +21,8 @@ RunTuple: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Num
 """(kind code, sender, incarnation, first sequence, count, sizes, slot, first place, first index, real, local,
 extras): `count` rows whose sequence, place and index each go up by one."""
 
-COUNT = 4
-SLOT = 6
+COUNT: Final = 4
+SLOT: Final = 6
 
 _SEND = EventKind.SEND.code
 _DELIVER = EventKind.DELIVER.code
@@ -36,9 +36,7 @@ class Recorder:
 
     __slots__ = ("_put", "group", "life", "member", "run")
 
-    def __init__(
-        self, run: str, group: str, member: int, put: Callable[[RunTuple], object], *, life: int = 0
-    ) -> None:
+    def __init__(self, run: str, group: str, member: int, put: Callable[[RunTuple], object], *, life: int = 0) -> None:
         self.run = run
         self.group = group
         self.member = member
@@ -59,7 +57,7 @@ class Recorder:
         view: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        """This member multicast `count` messages; the times are those at which the application handed them in."""
+        """This member multicast `count` messages; the times are when the application handed them in."""
         extras = None
         if priority is not None or view is not None or destinations is not None:
             extras = (priority, view, None, destinations, None)
@@ -133,8 +131,8 @@ class Recorder:
     ) -> None:
         """Something happened to `subject` (this member unless told).
 
-        The slot of START is the first whose messages the member has to deliver; the slot of LEAVE and CRASH is
-        the first that it is no longer held to.
+        The slot of START is the first whose messages the member has to deliver; the slot of LEAVE and CRASH
+        is the first that it is no longer held to.
         """
         if kind is EventKind.SEND or kind is EventKind.DELIVER:
             raise ValueError(f"{kind.name} is recorded by sent() and delivered()")

@@ -64,7 +64,7 @@ class Rows:
         return self.select((self.slot >= first) & (self.slot <= last))
 
     def canonical(self) -> Self:
-        """The rows by member, life, kind and grade; deliveries by index, sends by sequence, the rest by time."""
+        """By member, life, kind and grade; deliveries by index, sends by sequence, the rest by time."""
         ordinal = self.real_ns.astype(np.int64)
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
@@ -79,7 +79,7 @@ class Rows:
         return self.select(order)
 
     def digest(self) -> str:
-        """A hash of the rows in canonical order, without the names of run and group: same rows, same digest."""
+        """A hash of the rows in canonical order, without the names of run and group."""
         rows = self.canonical()
         digest = hashlib.blake2b(digest_size=16)
         for name in _COLUMNS:
@@ -149,9 +149,7 @@ def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
     """The rows of the runs that one recorder noted, in the order in which it noted them."""
     if not runs:
         return EMPTY
-    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
-        *runs, strict=True
-    )
+    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(*runs, strict=True)
     counts = np.array(count, dtype=np.int64)
     total = int(counts.sum())
     offset = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -25,8 +25,8 @@ _RUNS_AT_ONCE = 2048
 class ParquetWriter:
     """Writes one member's life to Parquet in a thread of its own. One thread may call `put`.
 
-    A part is complete and in place `flush_s` after its first row at the latest, so a killed process loses no more
-    than that; `close()` writes the rest and the record that nothing is missing.
+    A part is in place about `flush_s` after its first row at the latest, so a killed process loses no more than
+    that; `close()` writes the rest, and the record that says what is missing.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class ParquetWriter:
         self.error: Exception | None = None
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
-        # A life that is recorded anew is open again until it is closed again.
-        end_path(self._folder, life).unlink(missing_ok=True)
+        if end_path(self._folder, life).exists() or any(self._folder.glob(f"slots-*.{life}.*.parquet")):
+            raise FileExistsError(f"{self._folder}: life {life} is recorded already; name the run differently")
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s
         self._queue: deque[RunTuple] = deque()
@@ -59,6 +59,7 @@ class ParquetWriter:
         self._taken_rows = self._lost_rows = 0
         self._parts: dict[int, list[RunTuple]] = {}
         self._part_counts: dict[int, int] = {}
+        self._next_part: dict[int, int] = {}
         self._closing = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
@@ -129,16 +130,14 @@ class ParquetWriter:
         try:
             pieces = [runs[at : at + _RUNS_AT_ONCE] for at in range(0, len(runs), _RUNS_AT_ONCE)]
             rows = concatenated([expanded(self.member, self.life, piece) for piece in pieces])
-            part = 0
-            while (path := self._path(number, part)).exists():
-                part += 1
+            part = self._next_part.get(number, 0)
+            first = number * self._range_slots
+            path = part_path(self._folder, first, self._range_slots, self.life, part)
             write_part(path, rows, self.run, self.group)
+            self._next_part[number] = part + 1
             self.written += count
         except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
             self.error = self.error or error
             self._lost_rows += count
         finally:
             self._taken_rows += count
-
-    def _path(self, number: int, part: int) -> os.PathLike[str]:
-        return part_path(self._folder, number * self._range_slots, self._range_slots, self.life, part)

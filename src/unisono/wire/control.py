@@ -64,6 +64,8 @@ def decode_hello(body: bytes) -> Hello | None:
     # NaN fails every comparison, so it is refused here too.
     if len(body) != _HELLO.size + count * _HEARD.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
         return None
+    if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63:
+        return None
     heard = tuple(Heard(m, i, bool(p)) for m, i, p in _HEARD.iter_unpack(body[_HELLO.size :]))
     return Hello(theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, bool(complete), heard)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from unisono.wire.control import decode_echo, decode_hello, decode_probe
 from unisono.wire.frame import (
+    FINAL,
     HEADER_BYTES,
     KNOWN_FLAGS,
     LAST,
@@ -105,6 +106,8 @@ class Door:
 
 def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
     flags = frame.flags
+    if flags & FINAL and not flags & LAST:
+        return Refusal.UNKNOWN_FLAGS
     if flags & PIECE:
         # The message's end and the slot's end may coincide, but a slot never ends inside a message.
         if start == end or flags & (MORE | LAST) == MORE | LAST:

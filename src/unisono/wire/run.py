@@ -28,6 +28,11 @@ class OwnRun:
     def count(self) -> int:
         return len(self._messages)
 
+    @property
+    def payload_bytes(self) -> int:
+        messages = self._messages
+        return len(messages) * len(messages[0]) if self.uniform else sum(map(len, messages))
+
     def messages(self) -> list[bytes]:
         return self._messages
 
@@ -59,6 +64,11 @@ class PackedRun:
     def count(self) -> int:
         return self._count
 
+    @property
+    def payload_bytes(self) -> int:
+        table = TABLE_BYTES * self._count if self._size == MIXED else 0
+        return self._end - self._start - HEAD_BYTES - table
+
     def messages(self) -> list[bytes]:
         data, size = self._data, self._size
         if size == 0:
@@ -84,11 +94,15 @@ class WholeMessage:
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._pieces = pieces
 
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(len, self._pieces))
+
     def messages(self) -> list[bytes]:
         return [b"".join(self._pieces)]
 
     def sizes(self) -> Sequence[int]:
-        return [sum(map(len, self._pieces))]
+        return [self.payload_bytes]
 
 
 def read_run(data: bytes, start: int, end: int) -> PackedRun | None:

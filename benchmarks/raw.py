@@ -1,0 +1,68 @@
+"""The reference of the throughput benchmark: the same packed datagrams over plain UDP, without any ordering.
+
+Each process packs runs of messages, sends them to each peer, and slices out every message that arrives. Reading goes
+before sending, so that little is lost; what is lost is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+
+from unisono.model.ids import group_key
+from unisono.wire.door import Door
+from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
+from unisono.wire.run import HEAD_BYTES, OwnRun
+
+RECEIVE_BUFFER_FORCE = 33
+
+
+def main() -> None:
+    """Configuration on standard input, one line of JSON with the figures out."""
+    setup = json.loads(sys.stdin.readline())
+    me, size = setup["member"], setup["size"]
+    addresses = {int(member): tuple(address) for member, address in setup["peers"].items()}
+    others = [address for member, address in addresses.items() if member != me]
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, RECEIVE_BUFFER_FORCE, 16 << 20)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+    sock.bind(addresses[me])
+    sock.setblocking(False)
+    key = group_key("raw")
+    door = Door(key, me, tuple(addresses))
+    per_frame = (setup["max_frame"] - HEADER_BYTES - HEAD_BYTES) // (size + 2)
+    messages = [bytes([n % 256]) * size for n in range(per_frame)]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    start = float(sys.stdin.readline())
+    time.sleep(max(0.0, start - time.time()))  # all processes begin together
+    received = sent = datagrams = 0
+    end = start + setup["seconds"]
+    while time.time() < end:
+        while True:
+            try:
+                data = sock.recv(65536)
+            except BlockingIOError:
+                break
+            frame = door.admit(data, 0, len(data), 1)
+            if frame is not None and frame.run is not None:
+                received += len(frame.run.messages())
+            datagrams += 1
+        frame = Frame(Kind.DATA, me, 1, 0, 1, 0, first_sequence=sent, sent_ns=1, run=OwnRun(messages[:], True))
+        packed = encode(frame, key)
+        for address in others:
+            try:
+                sock.sendto(packed, address)
+            except BlockingIOError:
+                select.select([], [sock], [], 0.001)
+        sent += per_frame
+    sys.stdout.write(json.dumps({"received": received, "sent": sent, "seconds": setup["seconds"]}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

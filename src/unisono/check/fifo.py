@@ -1,0 +1,35 @@
+"""FIFO: each member delivers the messages of one sender in the order in which they were sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.check.codes import log_codes, message_at, packed, position_at, starts
+from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.table import Trace
+
+NAME = "fifo"
+
+
+def fifo(trace: Trace) -> Verdict:
+    """At each member, each sender's (incarnation, sequence) strictly increases; gaps are allowed."""
+    deliveries = trace.deliveries()
+    pair = packed(log_codes(deliveries), deliveries.sender)
+    order = np.argsort(pair, kind="stable")
+    number = packed(deliveries.incarnation, deliveries.sequence)[order]
+    falls = np.flatnonzero((np.diff(number) <= 0) & ~starts(pair[order])[1:])
+    if len(falls):
+        at = falls[np.lexsort((order[falls + 1], deliveries.index[order[falls + 1]]))[0]]
+        earlier, later = int(order[at]), int(order[at + 1])
+        first, second = message_at(deliveries, earlier), message_at(deliveries, later)
+        member = int(deliveries.member[later])
+        witness = Witness(
+            (first, second),
+            (member,),
+            (position_at(deliveries, earlier), position_at(deliveries, later)),
+            f"member {member} delivered {second} after {first}, though member {second.sender} sent it no later",
+        )
+        return Verdict(NAME, Status.VIOLATED, witness, len(falls))
+    hidden = hidden_rows(trace) or nothing_recorded(trace)
+    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)

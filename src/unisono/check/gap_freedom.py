@@ -1,0 +1,122 @@
+"""Gap freedom (paper 000, Definition 1, liveness), over a run that ended.
+
+"Every message sent or delivered by some correct process is eventually delivered by every correct process." In a
+finite run a message is due at a member if that member has delivered something later in the order, or if the
+bound had passed when the run (or the member's part in it) ended. Members are held to their own interval of slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.check.codes import Codes, key_codes, log_codes, message_at, message_codes, position_at, starts
+from unisono.check.lives import FOREVER, Life, hidden_rows, lives, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.kinds import OBSERVER
+from unisono.trace.table import Mask, Rows, Trace, concatenated
+
+NAME = "gap_freedom"
+
+
+@dataclass(frozen=True, slots=True)
+class _Required:
+    """Messages that correct members must deliver, one row each in the order of keys."""
+
+    rows: Rows
+    message: Codes
+    key: Codes
+
+
+def gap_freedom(
+    trace: Trace, *, until_slot: int | None = None, until_ns: int | None = None, bound_ns: int | None = None
+) -> Verdict:
+    """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due."""
+    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
+    deliveries, sends = trace.deliveries(), trace.sends()
+    known = {who: life for who, life in lives(trace).items() if life.log is not None}
+    end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
+    message, key, required = _required(known, sends, deliveries, until_slot)
+    doubtful: list[str] = []
+    missing: list[tuple[int, Life]] = []
+    count = 0
+    for life in known.values():
+        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        due = _due(trace, life, required, last_key=int(key[mine].max(initial=-1)), end_ns=end_ns, bound=bound)
+        absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
+        if len(absent) == 0:
+            continue
+        if life.dropped or not _dense(deliveries.select(mine)):
+            doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
+            continue
+        missing.append((int(absent[0]), life))
+        count += len(absent)
+    if missing:
+        witness = _witness(required, deliveries, message, *min(missing, key=lambda found: found[0]))
+        return Verdict(NAME, Status.VIOLATED, witness, count)
+    cut = [life.member for life in known.values() if life.cut and not life.crashed]
+    if cut:
+        doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
+    reason = "; ".join(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    return Verdict(NAME, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+
+
+def _required(
+    known: dict[tuple[int, int], Life], sends: Rows, deliveries: Rows, until_slot: int | None
+) -> tuple[Codes, Codes, _Required]:
+    """The deliveries' message and key codes, and what correct members sent or delivered, in the order of keys."""
+    held = []
+    for rows in (sends, deliveries):
+        end = np.full(len(rows), FOREVER)
+        for life in known.values():
+            its = (rows.member == life.member) & (rows.life == life.life)
+            # A crashed member is not correct: what it sent or delivered binds nobody.
+            end[its] = -FOREVER if life.crashed else life.end_slot
+        held.append((rows.slot < end) & (rows.member != OBSERVER))
+        if until_slot is not None:
+            held[-1] &= rows.slot <= until_slot
+    both = concatenated([sends, deliveries])
+    (message,) = message_codes(both)
+    key = key_codes(both)
+    wanted = np.flatnonzero(np.concatenate(held))
+    # Sends come first, so a message stands with its send's row where that is recorded.
+    _, first = np.unique(message[wanted], return_index=True)
+    chosen = wanted[first]
+    chosen = chosen[np.argsort(key[chosen], kind="stable")]
+    delivered = slice(len(sends), None)
+    return message[delivered], key[delivered], _Required(both.select(chosen), message[chosen], key[chosen])
+
+
+def _due(trace: Trace, life: Life, required: _Required, *, last_key: int, end_ns: int, bound: int | None) -> Mask:
+    rows = required.rows
+    due: Mask = required.key < last_key
+    # The log of a killed member, or one not closed, may lack its end: only what it passed over is missing.
+    if bound is not None and not life.cut:
+        due |= rows.real_ns + bound <= min(end_ns, life.end_ns)
+    due &= (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
+    if trace.destination_sets:
+        meant = [life.member in destinations for destinations in rows.destination_sets]
+        due &= np.array([*meant, True])[rows.destinations]
+    return due
+
+
+def _dense(own: Rows) -> bool:
+    return bool((own.index == np.arange(len(own))).all()) and int(starts(log_codes(own)).sum()) <= 1
+
+
+def _witness(required: _Required, deliveries: Rows, message: Codes, row: int, life: Life) -> Witness:
+    lost = message_at(required.rows, row)
+    slot = int(required.rows.slot[row])
+    text = f"member {life.member} never delivered {lost} of slot {slot}"
+    elsewhere = np.flatnonzero(message == required.message[row])
+    if len(elsewhere) == 0:
+        return Witness((lost,), (life.member,), (), text + ", nor did anybody else")
+    at = int(elsewhere[0])
+    other = position_at(deliveries, at)
+    return Witness(
+        (lost,),
+        (life.member, other.member),
+        (other,),
+        f"{text}, member {other.member} delivered it at index {other.index}",
+    )

@@ -1,0 +1,62 @@
+"""Integrity (paper 000, Definition 1): delivered only if it was sent, and not more often than it was sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.check.codes import log_codes, message_at, message_codes, packed, position_at, starts
+from unisono.check.lives import Origin, hidden_rows, nothing_recorded, origins
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.table import Ints, Rows, Trace
+
+NAME = "integrity"
+
+
+def integrity(trace: Trace) -> Verdict:
+    """Every delivery against its sender's log.
+
+    A member that crashed may have lost the end of its log. What others deliver from it past that end can be neither
+    shown nor refuted: it is not held against the run, and the reason says how much it is.
+    """
+    deliveries = trace.deliveries()
+    origin = origins(trace, deliveries)
+    never = np.flatnonzero(origin == Origin.NEVER_SENT)
+    again, before = _repeated(deliveries)
+    if len(never) or len(again):
+        witness = _earliest(deliveries, never, again, before)
+        return Verdict(NAME, Status.VIOLATED, witness, len(never) + len(again))
+    untold = np.flatnonzero(origin == Origin.UNTOLD)
+    if len(untold):
+        message = message_at(deliveries, int(untold[0]))
+        reason = (
+            f"the log of member {message.sender} is not whole: {len(untold)} deliveries, first {message}, not shown"
+        )
+        return Verdict(NAME, Status.UNKNOWN, reason=reason)
+    hidden = hidden_rows(trace) or nothing_recorded(trace)
+    if hidden:
+        return Verdict(NAME, Status.UNKNOWN, reason=hidden)
+    after_cut = int((origin == Origin.AFTER_CUT).sum())
+    reason = f"{after_cut} deliveries are past the end of a crashed sender's log" if after_cut else ""
+    return Verdict(NAME, Status.VALID, reason=reason)
+
+
+def _repeated(deliveries: Rows) -> tuple[Ints, Ints]:
+    """Rows that deliver a message again at the same member, and the row of the delivery before."""
+    (message,) = message_codes(deliveries)
+    both = packed(log_codes(deliveries), message)
+    order = np.argsort(both, kind="stable")
+    at = np.flatnonzero(~starts(both[order]))
+    return order[at], order[at - 1]
+
+
+def _earliest(deliveries: Rows, never: Ints, again: Ints, before: Ints) -> Witness:
+    candidates = [(int(deliveries.index[row]), int(row), -1) for row in never]
+    candidates += [(int(deliveries.index[row]), int(row), int(first)) for row, first in zip(again, before, strict=True)]
+    index, row, first = min(candidates)
+    message, member = message_at(deliveries, row), int(deliveries.member[row])
+    if first < 0:
+        text = f"member {member} delivered {message} at index {index}, which member {message.sender} never sent"
+        return Witness((message,), (member, message.sender), (position_at(deliveries, row),), text)
+    text = f"member {member} delivered {message} twice, at indices {deliveries.index[first]} and {index}"
+    positions = (position_at(deliveries, first), position_at(deliveries, row))
+    return Witness((message,), (member,), positions, text)

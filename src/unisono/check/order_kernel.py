@@ -1,0 +1,156 @@
+"""The total order over one range of keys, and how ranges join: no sort, join or shuffle between ranges.
+
+Three conditions, each checkable in a range with a summary of its edges, imply that any two members agree on all
+that they share, gaps included:
+1. at each member the index is dense and the key strictly increases;
+2. across members key -> message is a function;
+3. in the merged sequence of keys each sender's sequence numbers strictly increase. Per member would not do: a
+   message moved to a key at which the other members have gaps would slip through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unisono.check.codes import key_codes, log_codes, message_codes, starts, stream_codes
+from unisono.trace.table import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """The part of one member's deliveries that lies in a range."""
+
+    member: int
+    life: int
+    first_index: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpan:
+    """The part of one sender's messages that lies in a range, over all members."""
+
+    sender: int
+    incarnation: int
+    first_sequence: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSummary:
+    """What a range shows of the order: all of it where the range is clean, and its edges.
+
+    `dense` is the first half of condition 1, `ordered` is the rest.
+    """
+
+    rows: int
+    first_slot: int
+    last_slot: int
+    dense: bool
+    ordered: bool
+    logs: tuple[LogSpan, ...]
+    streams: tuple[StreamSpan, ...]
+
+
+NOTHING = OrderSummary(0, 0, -1, dense=True, ordered=True, logs=(), streams=())
+
+
+def summarize(deliveries: Rows) -> OrderSummary:
+    """Check the deliveries of one range of slots; each log's rows must be together and in the order of index."""
+    if len(deliveries) == 0:
+        return NOTHING
+    log, key = log_codes(deliveries), key_codes(deliveries)
+    (message,) = message_codes(deliveries)
+    fresh = starts(log)
+    follows = ~fresh[1:]
+    dense = bool((np.diff(deliveries.index)[follows] == 1).all())
+    ordered = bool((np.diff(key)[follows] > 0).all())
+
+    merged = np.argsort(key, kind="stable")
+    ordered &= bool((np.diff(message[merged])[np.diff(key[merged]) == 0] == 0).all())
+    merged = merged[starts(key[merged])]
+
+    (stream,) = stream_codes(deliveries)
+    by_stream = merged[np.argsort(stream[merged], kind="stable")]
+    sequence = deliveries.sequence[by_stream]
+    fresh_stream = starts(stream[by_stream])
+    ordered &= bool((np.diff(sequence)[~fresh_stream[1:]] > 0).all())
+
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(deliveries)) - 1
+    stream_first = np.flatnonzero(fresh_stream)
+    stream_last = np.append(stream_first[1:], len(by_stream)) - 1
+    return OrderSummary(
+        rows=len(deliveries),
+        first_slot=int(deliveries.slot.min()),
+        last_slot=int(deliveries.slot.max()),
+        dense=dense,
+        ordered=ordered,
+        logs=tuple(
+            LogSpan(*span)
+            for span in zip(
+                deliveries.member[first].tolist(),
+                deliveries.life[first].tolist(),
+                deliveries.index[first].tolist(),
+                deliveries.index[last].tolist(),
+                strict=True,
+            )
+        ),
+        streams=tuple(
+            StreamSpan(*span)
+            for span in zip(
+                deliveries.sender[by_stream[stream_first]].tolist(),
+                deliveries.incarnation[by_stream[stream_first]].tolist(),
+                sequence[stream_first].tolist(),
+                sequence[stream_last].tolist(),
+                strict=True,
+            )
+        ),
+    )
+
+
+def merge(summaries: Iterable[OrderSummary]) -> OrderSummary:
+    """The summary of several ranges of slots that do not overlap."""
+    ranges = sorted((s for s in summaries if s.rows), key=lambda summary: summary.first_slot)
+    if not ranges:
+        return NOTHING
+    logs: dict[tuple[int, int], LogSpan] = {}
+    streams: dict[tuple[int, int], StreamSpan] = {}
+    dense, ordered, before = True, True, None
+    for part in ranges:
+        if before is not None and part.first_slot <= before:
+            raise ValueError(f"ranges overlap at slot {part.first_slot}")
+        before = part.last_slot
+        dense &= part.dense
+        ordered &= part.ordered
+        for log in part.logs:
+            known = logs.get((log.member, log.life))
+            if known is not None:
+                dense &= known.last_index + 1 == log.first_index
+                # Keys grow with the index across the edge, or a later range was delivered before an earlier.
+                ordered &= known.last_index < log.first_index
+                log = replace(known, last_index=log.last_index)  # noqa: PLW2901
+            logs[log.member, log.life] = log
+        for stream in part.streams:
+            earlier = streams.get((stream.sender, stream.incarnation))
+            if earlier is not None:
+                ordered &= earlier.last_sequence < stream.first_sequence
+                stream = replace(earlier, last_sequence=stream.last_sequence)  # noqa: PLW2901
+            streams[stream.sender, stream.incarnation] = stream
+    return OrderSummary(
+        rows=sum(part.rows for part in ranges),
+        first_slot=ranges[0].first_slot,
+        last_slot=ranges[-1].last_slot,
+        dense=dense,
+        ordered=ordered,
+        logs=tuple(logs[key] for key in sorted(logs)),
+        streams=tuple(streams[key] for key in sorted(streams)),
+    )
+
+
+def from_zero(summary: OrderSummary) -> bool:
+    """Whether each log is dense from its first delivery on: condition 1 for a whole run."""
+    return summary.dense and all(log.first_index == 0 for log in summary.logs)

@@ -1,0 +1,58 @@
+"""`unisono`: parses the command line, runs one verb, and turns what went wrong into an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+
+from unisono.cli import demo, member, simulate
+from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
+
+
+class Exit(IntEnum):
+    """The exit statuses, as tools may rely on them."""
+
+    FINE = 0
+    VIOLATED = 1
+    BAD_INPUT = 2
+    ENVIRONMENT = 3
+    INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="unisono",
+        description="Group communication whose deliveries are in one order and on time.",
+        epilog="Durations carry a unit: 5ms, 200us, 2s. Exit status: 0 fine, 1 violated or infeasible, 2 bad input, "
+        "3 the machine lacks something, 130 interrupted.",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb in (demo, member, simulate):
+        verb.add_parser(verbs)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except (Infeasible, ReservationRefused) as error:
+        status = Exit.VIOLATED
+        problem: Exception = error
+    except (EnvironmentLacks, FormationTimeout) as error:
+        status, problem = Exit.ENVIRONMENT, error
+    except (UnisonoError, OSError) as error:
+        status, problem = Exit.BAD_INPUT, error
+    sys.stderr.write(f"unisono {options.verb}: {problem}\n")
+    return status
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())

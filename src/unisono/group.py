@@ -1,0 +1,358 @@
+"""The public face: `join` a group, `send`, iterate over what happens, `leave`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from unisono.errors import FormationTimeout, Infeasible, InvalidPolicy
+from unisono.model.durations import NS_PER_S, duration_ns, duration_text
+from unisono.model.events import Batch, Delivery, ViewChange, Violation
+from unisono.model.histogram import Histogram
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.packing import reservation
+from unisono.qos.reservation import Link
+from unisono.runtime.clock import WallClock
+from unisono.runtime.driver import Driver, Happening
+from unisono.runtime.transport import UdpTransport
+from unisono.stack import Stack, build
+
+if TYPE_CHECKING:
+    from unisono.trace.recorder import Recorder
+
+Event: TypeAlias = Delivery | ViewChange | Violation
+"""What iterating over a group gives."""
+
+SLOT_DEFAULT_NS = 5_000_000
+SLOT_LARGEST_NS = 50_000_000
+SLOT_SMALLEST_NS = 500_000
+START_MARGIN_NS = 100_000_000
+PROBE_EVERY_NS = NS_PER_S
+LEAVE_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a running member has measured of itself and of its network."""
+
+    sent: int
+    delivered: int
+    bound_ns: int
+    delays: Histogram
+    lateness: Histogram
+    gamma_ns: int | None
+    refused: Mapping[str, int]
+    ignored: Mapping[str, int]
+    multicast: bool
+
+
+def join(
+    group: str,
+    *,
+    member: int,
+    peers: Mapping[int, str | tuple[str, int]],
+    order: str = "auto",
+    rate: Rate | None = None,
+    deadline: str | int | None = None,
+    slot: str | int | None = None,
+    delta: str | int = "20ms",
+    gamma: str | int = "2ms",
+    max_message: int = 4096,
+    max_frame: int | None = None,
+    multicast: str | tuple[str, int] | None = None,
+    link: Link | None = None,
+    recorder: Recorder | None = None,
+    timeout: str | int = "30s",
+    queue_messages: int = 1_000_000,
+) -> Joining:
+    """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
+
+    `peers` maps every member's number, this one's included, to its address (`"10.0.0.7:9001"`). `delta` is the
+    network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
+    all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
+    `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
+    capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own.
+
+    Raises InvalidPolicy, Infeasible or ReservationRefused at once, and FormationTimeout if the others do not come.
+    """
+    addresses = {number: _address(f"peers[{number}]", peer) for number, peer in peers.items()}
+    if member not in addresses:
+        raise InvalidPolicy("peers", f"member {member} itself must be among the peers {sorted(addresses)}")
+    timing = _timing(deadline, slot, duration_ns(delta, "delta"), duration_ns(gamma, "gamma"))
+    setup = _Setup(
+        group=group,
+        member=member,
+        addresses=addresses,
+        order="vbr" if order == "auto" else order,
+        rate=rate or Rate(avg=50, burst=8),
+        timing=timing,
+        max_message=max_message,
+        max_frame=max_frame,
+        multicast=None if multicast is None else _address("multicast", multicast),
+        link=link or Link(),
+        recorder=recorder,
+        timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
+        queue_messages=queue_messages,
+    )
+    setup.check()
+    return Joining(setup)
+
+
+def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
+    if isinstance(value, tuple):
+        return value
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidPolicy(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def _timing(deadline: str | int | None, slot: str | int | None, delta_ns: int, gamma_ns: int) -> Timing:
+    """Δ, Γ and a slot that keeps the deadline, or a refusal with what could be offered."""
+    limit = None if deadline is None else duration_ns(deadline, "deadline")
+    if slot is not None:
+        theta_ns = duration_ns(slot, "slot")
+    elif limit is None:
+        theta_ns = SLOT_DEFAULT_NS
+    else:
+        theta_ns = min(limit - delta_ns - gamma_ns, SLOT_LARGEST_NS)
+    smallest = theta_ns if slot is not None else SLOT_SMALLEST_NS
+    if limit is not None and (theta_ns < smallest or delta_ns + gamma_ns + theta_ns > limit):
+        sums = f"Δ+Γ+Θ = {duration_text(delta_ns)} + {duration_text(gamma_ns)} + {duration_text(smallest)}"
+        raise Infeasible(limit, delta_ns + gamma_ns + smallest, sums)
+    return Timing(delta_ns, gamma_ns, theta_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    group: str
+    member: int
+    addresses: dict[int, tuple[str, int]]
+    order: str
+    rate: Rate
+    timing: Timing
+    max_message: int
+    max_frame: int | None
+    multicast: tuple[str, int] | None
+    link: Link
+    recorder: Recorder | None
+    timeout_s: float
+    queue_messages: int
+
+    def check(self) -> None:
+        """Refuse what can be refused before there is a socket."""
+        copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
+        share = self.link.share(copies)
+        build(self.policy(self.max_frame or 1400, 0), share)
+        share.release()
+
+    def policy(self, max_frame: int, incarnation: int) -> Policy:
+        return Policy(
+            group=self.group,
+            member=self.member,
+            view=View(tuple(sorted(self.addresses))),
+            timing=self.timing,
+            rate=self.rate,
+            order=self.order,
+            incarnation=incarnation,
+            max_message=self.max_message,
+            max_frame=max_frame,
+            start_margin_ns=START_MARGIN_NS,
+            probe_every_ns=PROBE_EVERY_NS,
+            multicast=self.multicast is not None,
+        )
+
+
+class Joining:
+    """What `join` gives: enter it or await it."""
+
+    def __init__(self, setup: _Setup) -> None:
+        self._setup = setup
+        self._group: Group | None = None
+
+    def __await__(self) -> Generator[None, None, Group]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Group:
+        self._group = await self._open()
+        return self._group
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._group is not None:
+            await self._group.leave()
+
+    async def _open(self) -> Group:
+        setup = self._setup
+        clock = WallClock()
+        transport = UdpTransport(setup.member, setup.addresses, multicast=setup.multicast)
+        share = None
+        try:
+            by_multicast = setup.multicast is not None and transport.multicast_error is None
+            share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
+            max_frame = setup.max_frame or transport.max_frame()
+            # Milliseconds of the clock: a restarted member is a new incarnation without anything kept on disk.
+            policy = setup.policy(max_frame, clock.now() // 1_000_000 % 2**32)
+            stack = build(policy, share)
+            driver = Driver(stack, transport, clock, recorder=setup.recorder, queue_messages=setup.queue_messages)
+        except BaseException:
+            transport.close()
+            if share is not None:
+                share.release()
+            raise
+        group = Group(driver, stack, share.release)
+        await group._form(setup.timeout_s)
+        return group
+
+
+class Group:
+    """A group that this process is a member of."""
+
+    def __init__(self, driver: Driver, stack: Stack, on_close: Callable[[], None]) -> None:
+        self._driver = driver
+        self._stack = stack
+        self._on_close = on_close
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    async def send(self, message: bytes) -> None:
+        """Multicast one message; waits while the declared rate has no room for it."""
+        await self._driver.submit((message,))
+
+    async def send_many(self, messages: Sequence[bytes]) -> None:
+        """Multicast many messages in this order; far cheaper per message than `send`."""
+        if messages:
+            await self._driver.submit(messages)
+
+    def renegotiate(self, rate: Rate) -> None:
+        """Change this member's rate from its next slot on; ReservationRefused leaves the old one in force."""
+        self._driver.new_rate(rate)
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    async def batches(self) -> AsyncIterator[Happening]:
+        """Deliveries as batches, with view changes and violations between them, in order, until the group is left."""
+        while True:
+            while (event := self._driver.pop()) is not None:
+                yield event
+            if self._driver.closed:
+                self._driver.raise_if_failed()
+                return
+            await self._driver.changed()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for happening in self.batches():
+            if isinstance(happening, Batch):
+                for delivery in happening.deliveries():
+                    yield delivery
+            else:
+                yield happening
+
+    # -- facts -----------------------------------------------------------------------------------------------
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self._stack.policy.member
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The members of the view that this member has reached."""
+        return self._driver.view.members
+
+    @property
+    def bound_ns(self) -> int:
+        """The latency that no delivery exceeds while Δ and Γ hold."""
+        return self._stack.order.bound_ns()
+
+    def stats(self) -> Stats:
+        """What has been measured so far."""
+        driver, stack = self._driver, self._stack
+        return Stats(
+            sent=driver.sent,
+            delivered=driver.delivered,
+            bound_ns=self.bound_ns,
+            delays=stack.delays,
+            lateness=driver.alarm.lateness,
+            gamma_ns=stack.skew.gamma_ns(),
+            refused={reason.value: count for reason, count in stack.door.refused.items()},
+            ignored=dict(stack.order.ignored),
+            multicast=stack.order.by_multicast(),
+        )
+
+    # -- the beginning and the end ---------------------------------------------------------------------------
+
+    async def _form(self, timeout_s: float) -> None:
+        driver, order = self._driver, self._stack.order
+        driver.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not order.running():
+                    await driver.changed()
+        except TimeoutError:
+            missing, hint = order.waiting_for(), order.complaint()
+            self._close()
+            raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
+        except BaseException:
+            self._close()
+            raise
+        self._check_buffer()
+
+    def _check_buffer(self) -> None:
+        """Say so if what may be under way to this member does not fit its socket."""
+        policy, order = self._stack.policy, self._stack.order
+        peers = [m for m in policy.view.members if m != policy.member]
+        needed = order.window_slots * sum(
+            reservation(policy, order.peer_rate(peer)).burst_bytes_per_slot for peer in peers
+        )
+        granted = self._driver.transport.receive_buffer_granted
+        if needed > granted:
+            self._driver.announce(
+                Violation(
+                    "receive buffer",
+                    f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the "
+                    "peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)",
+                    policy.member,
+                )
+            )
+
+    async def leave(self) -> bool:
+        """Leave in order; what was accepted is sent first. A second call does nothing.
+
+        False if the peers did not let this member finish: they are gone or silent, and what they sent last is not
+        delivered here.
+        """
+        driver = self._driver
+        if driver.closed:
+            return driver.left is not None
+        driver.leave()
+        try:
+            async with asyncio.timeout(LEAVE_PATIENCE_S + 4 * self.bound_ns / NS_PER_S):
+                while driver.left is None and not driver.closed:
+                    await driver.changed()
+                while not driver.transport.writable():
+                    await driver.changed()
+        except TimeoutError:
+            return False
+        finally:
+            self._close()
+        return driver.left is not None
+
+    def _close(self) -> None:
+        self._driver.close()
+        self._on_close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.leave()

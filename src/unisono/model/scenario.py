@@ -1,0 +1,224 @@
+"""A scenario: who is in the group, what it declares and sends, and what the world does to it.
+
+One value serves the simulator and real processes. The network, clocks and faults are said in plain values; the
+simulator turns them into behaviour, real processes have a network and clocks of their own.
+`scenario_text.parse_scenario` reads one from TOML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from unisono.model.delays import DelayModel
+from unisono.model.durations import NS_PER_S
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+
+EPOCH_NS = 1_700_000_000 * NS_PER_S
+"""When simulated time begins, unless told: a moment of our days, so that slot numbers have their real size."""
+
+VerdictWord: TypeAlias = Literal["valid", "violated", "unknown"]
+WorkloadKind: TypeAlias = Literal["poisson", "cbr", "bursts", "script", "silent"]
+Adversary: TypeAlias = Literal["none", "corners", "all_delta"]
+ClockKind: TypeAlias = Literal["perfect", "fixed", "drifting", "adversarial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Messages handed in together, at a time that counts from the start of the run."""
+
+    at_ns: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one member's application sends, from the moment at which the group runs.
+
+    `rate` is in messages per second (poisson, cbr); bursts are `burst` messages each `every_ns`.
+    """
+
+    kind: WorkloadKind = "silent"
+    size_low: int = 100
+    size_high: int = 100
+    rate: float = 0.0
+    burst: int = 1
+    every_ns: int = 0
+    sends: tuple[Send, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDelay:
+    """The delay from one member to another, where it differs from the rest of the network."""
+
+    sender: int
+    receiver: int
+    delay: DelayModel
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Delays, held to Δ; an adversary chooses them instead if there is one."""
+
+    delay: DelayModel
+    adversary: Adversary = "none"
+    fifo: bool = True
+    links: tuple[LinkDelay, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How clocks differ. `offsets_ns` fixes single members' clocks; the others are drawn within ±Γ/2."""
+
+    kind: ClockKind = "fixed"
+    offsets_ns: Mapping[int, int] = field(default_factory=dict)
+    drift_ppm: float = 100.0
+    step_every_ns: int = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the run; without an end, to its end."""
+
+    from_ns: int = 0
+    to_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Each datagram is lost with `probability`, but at most `at_most` of any `of` consecutive ones of a link."""
+
+    span: Span
+    probability: float
+    at_most: int | None = None
+    of: int | None = None
+    senders: tuple[int, ...] = ()
+    receivers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Duplication:
+    """A datagram arrives twice with `probability`, the copy after a delay of its own."""
+
+    span: Span
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reordering:
+    """A datagram is let out of its link's FIFO order with `probability`, with any delay within Δ."""
+
+    span: Span
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Members hear only their own group; those that are listed nowhere make up one more."""
+
+    span: Span
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A member stops for good."""
+
+    member: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A member stands still; what happens to it meanwhile is handled at the end."""
+
+    member: int
+    from_ns: int
+    to_ns: int
+
+
+Fault: TypeAlias = Loss | Duplication | Reordering | Partition | Crash | Pause
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A member comes up later than the start of the run."""
+
+    member: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A member leaves the group in order."""
+
+    member: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """A member declares a new rate."""
+
+    member: int
+    at_ns: int
+    rate: Rate
+
+
+Step: TypeAlias = Start | Leave | RateChange
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What whoever wrote the scenario expects of it."""
+
+    verdict: VerdictWord = "valid"
+    bound_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything about one run but its seed."""
+
+    source: str
+    group: str
+    order: str
+    members: tuple[int, ...]
+    timing: Timing
+    rates: Mapping[int, Rate]
+    workloads: Mapping[int, Workload]
+    network: Network
+    run_ns: int
+    seed: int = 1
+    epoch_ns: int = EPOCH_NS
+    max_message: int = 4096
+    max_frame: int = 1400
+    clocks: Clocks = Clocks()
+    faults: tuple[Fault, ...] = ()
+    steps: tuple[Step, ...] = ()
+    expect: Expect = Expect()
+
+    def policy_for(self, member: int, *, incarnation: int = 1) -> Policy:
+        """What this member's stack is built from."""
+        return Policy(
+            self.group,
+            member,
+            View(self.members),
+            self.timing,
+            self.rates[member],
+            order=self.order,
+            incarnation=incarnation,
+            max_message=self.max_message,
+            max_frame=self.max_frame,
+        )
+
+    @property
+    def bound_ns(self) -> int:
+        """The latency that is expected at most: as stated, else Δ+Γ+Θ (Theorem 2)."""
+        if self.expect.bound_ns is not None:
+            return self.expect.bound_ns
+        return self.timing.delta_ns + self.timing.gamma_ns + self.timing.theta_ns

@@ -1,0 +1,283 @@
+"""Runs one stack under asyncio: moves bytes, time and events between the stack, the socket and the application.
+
+No protocol decision is made here. The driver's own duties are order (what arrived is taken in before timers fire,
+erratum 000-22), bounds (an application that does not consume stops the reading of the socket and the sending of
+end-of-slot marks, which holds the whole group back instead of losing anything) and the trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.errors import GroupClosed, UnisonoError
+from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.rates import Rate
+from unisono.runtime.alarm import Alarm
+from unisono.runtime.clock import WallClock
+from unisono.runtime.transport import UdpTransport
+from unisono.stack import Stack
+from unisono.trace.kinds import EventKind
+from unisono.trace.recorder import Recorder
+
+Happening = Batch | ViewChange | Violation
+"""What the application sees."""
+
+
+@dataclass(slots=True)
+class Submission:
+    """Messages that wait for room in a slot."""
+
+    messages: Sequence[bytes]
+    done: asyncio.Future[None]
+
+
+class Driver:
+    """One member's stack, running."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        transport: UdpTransport,
+        clock: WallClock,
+        *,
+        recorder: Recorder | None = None,
+        queue_messages: int = 1_000_000,
+        queue_bytes: int = 256 * 1024 * 1024,
+    ) -> None:
+        self.stack = stack
+        self.transport = transport
+        self.clock = clock
+        self.delivered = 0
+        self.sent = 0
+        self.left: Left | None = None
+        self.view = stack.policy.view
+        self._loop = asyncio.get_running_loop()
+        self.alarm = Alarm(self._loop, clock, self._on_alarm)
+        self._recorder = recorder
+        self._limits = (queue_messages, queue_bytes)
+        self._queue: deque[Happening] = deque()
+        self._queued_messages = 0
+        self._queued_bytes = 0
+        self._held = False
+        self._submissions: deque[Submission] = deque()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+        transport.attach(self._loop, self._on_datagram, self._settle)
+
+    def start(self) -> None:
+        """Wake the stack for the first time."""
+        self.stack.wake(self.clock.now())
+        self._settle()
+
+    # -- from the machine ------------------------------------------------------------------------------------
+
+    def _on_datagram(self, data: bytes, start: int, end: int, multicast: bool) -> None:
+        try:
+            self.stack.receive(self.clock.now(), data, start, end, multicast)
+        except Exception as error:  # noqa: BLE001 - a defect of ours must end this group loudly, not the event loop
+            self._fail(error)
+
+    def _on_alarm(self) -> None:
+        if self._closed or self._held:
+            return
+        self.transport.drain()
+        try:
+            self.stack.wake(self.clock.now())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+        self._settle()
+
+    def _settle(self) -> None:
+        """After any input: events out, waiting messages in, datagrams out, the next alarm."""
+        if self._closed:
+            return
+        self._take_events()
+        while self._submissions and not self._closed:
+            first = self._submissions[0]
+            if first.done.done():
+                self._submissions.popleft()
+                continue
+            taken = self._offer(first.messages)
+            if taken < len(first.messages):
+                first.messages = first.messages[taken:]
+                break
+            self._submissions.popleft()
+            first.done.set_result(None)
+        self.transport.send(self.stack.outgoing())
+        if not self._held and not self._closed:
+            self.alarm.set(self.stack.wake_at())
+        if self.left is not None:
+            self._changed.set()  # whoever leaves waits for the last datagrams to go out
+
+    # -- to and from the application -------------------------------------------------------------------------
+
+    async def submit(self, messages: Sequence[bytes]) -> None:
+        """Give messages to the stack; returns when all have been taken: back-pressure, never loss."""
+        self.raise_if_closed()
+        if not self._submissions:
+            taken = self._offer(messages)
+            self._settle()
+            if taken == len(messages):
+                return
+            messages = messages[taken:]
+        done = self._loop.create_future()
+        self._submissions.append(Submission(messages, done))
+        await done
+
+    def _offer(self, messages: Sequence[bytes]) -> int:
+        if not self.transport.writable():
+            return 0
+        now = self.clock.now()
+        taken = self.stack.submit(now, messages)
+        if taken:
+            if self._recorder is not None:
+                self._recorder.sent(
+                    first_sequence=self.sent,
+                    count=taken,
+                    sizes=list(map(len, messages[:taken])),
+                    slot=self.stack.policy.timing.slot_of(now),
+                    first_place=self.stack.policy.member * PLACE_PER_SENDER,
+                    real_ns=now,
+                    local_ns=now,
+                )
+            self.sent += taken
+            self._take_events()
+        return taken
+
+    def _take_events(self) -> None:
+        events = self.stack.events()
+        if not events:
+            return
+        now = self.clock.now()
+        for event in events:
+            if isinstance(event, Batch):
+                self.delivered += event.count
+                self._queued_messages += event.count
+                self._queued_bytes += event.payload_bytes
+            if self._recorder is not None:
+                self._record(self._recorder, event, now)
+            if isinstance(event, Left):
+                self.left = event
+                continue
+            if isinstance(event, ViewChange):
+                self.view = event.view
+                self.transport.set_active(event.view.members)
+            self._queue.append(event)
+        self._changed.set()
+        if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
+            self._hold()
+
+    def _record(self, recorder: Recorder, event: StackEvent, now: int) -> None:
+        if isinstance(event, Batch):
+            recorder.delivered(
+                sender=event.sender,
+                incarnation=event.incarnation,
+                first_sequence=event.first_sequence,
+                count=event.count,
+                sizes=event.sizes(),
+                slot=event.slot,
+                first_place=event.first_place,
+                first_index=event.first_index,
+                real_ns=now,
+                local_ns=now,
+            )
+        elif isinstance(event, ViewChange):
+            first = event.view.first_slot
+            if self.stack.policy.member in event.joined:
+                recorder.event(EventKind.START, slot=first, real_ns=now, local_ns=now)
+            note = ",".join(map(str, event.view.members))
+            recorder.event(EventKind.VIEW, slot=first, view=first, real_ns=now, local_ns=now, note=note)
+        elif isinstance(event, Violation):
+            slot = event.slot if event.slot is not None else self.stack.policy.timing.slot_of(now)
+            recorder.event(EventKind.VIOLATION, slot=slot, real_ns=now, local_ns=now, note=event.text)
+        else:
+            recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=now, local_ns=now)
+
+    def pop(self) -> Happening | None:
+        """The next happening for the application, if there is one."""
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        if isinstance(event, Batch):
+            self._queued_messages -= event.count
+            self._queued_bytes -= event.payload_bytes
+            if self._held and self._queued_messages * 2 < self._limits[0] and self._queued_bytes * 2 < self._limits[1]:
+                self._release()
+        return event
+
+    async def changed(self) -> None:
+        """Wait until something happens to the group: an event, its end."""
+        self.raise_if_failed()
+        if not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def announce(self, violation: Violation) -> None:
+        """Tell the application of something that the driver's surroundings do not hold."""
+        self._queue.append(violation)
+        self._changed.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will happen."""
+        return self._closed
+
+    # -- holding back ----------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """The application does not keep up: read nothing and end no slot until it does."""
+        if not self._held:
+            self._held = True
+            self.transport.pause_reading()
+            self.alarm.set(None)
+
+    def _release(self) -> None:
+        self._held = False
+        self.transport.resume_reading()
+        self._loop.call_soon(self._on_alarm)
+
+    # -- control and the end ---------------------------------------------------------------------------------
+
+    def new_rate(self, rate: Rate) -> None:
+        """Renegotiate; ReservationRefused leaves the old rate in force."""
+        self.raise_if_closed()
+        self.stack.new_rate(self.clock.now(), rate)
+        self._settle()
+
+    def leave(self) -> None:
+        """Depart in order; `left` is set when it is done."""
+        if not self._closed:
+            self.stack.leave(self.clock.now())
+            self._settle()
+
+    def close(self) -> None:
+        """Stop at once; submissions that still wait fail."""
+        if self._closed:
+            return
+        self._closed = True
+        self.alarm.close()
+        self.transport.close()
+        for waiting in self._submissions:
+            if not waiting.done.done():
+                waiting.done.set_exception(self._failure or GroupClosed("the group was left before this was sent"))
+        self._submissions.clear()
+        self._changed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self.close()
+
+    def raise_if_failed(self) -> None:
+        """Raise what ended the driver, if it was a failure."""
+        if self._failure is not None:
+            raise UnisonoError(f"the group's driver stopped: {self._failure!r}") from self._failure
+
+    def raise_if_closed(self) -> None:
+        """Raise if nothing can be sent any more."""
+        self.raise_if_failed()
+        if self._closed or self.left is not None:
+            raise GroupClosed("this group has been left")

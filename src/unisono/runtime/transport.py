@@ -1,0 +1,242 @@
+"""UDP between the members: IP multicast where there is one, unicast fan-out where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from unisono.errors import InvalidPolicy
+from unisono.runtime.batching import Address, Inbox, Outbox, Receive, Run, Traffic, cut_runs
+from unisono.runtime.sockets import (
+    grow_buffers,
+    kernel_drops,
+    largest_frame,
+    open_bound,
+    open_multicast,
+    resolve,
+    resolve_all,
+)
+from unisono.stack import Datagram
+
+BUFFER_BYTES = 8 * 1024 * 1024
+_READS_PER_WAKE = 64
+_BYTES_PER_WAKE = 1024 * 1024
+"""Reading stops here for a moment, so that a flood delays a timer by well under a millisecond."""
+_CLOSE_GRACE_S = 0.1
+
+
+class UdpTransport:
+    """One member's sockets. All sending is through the unicast socket, so one order holds for all that is sent."""
+
+    def __init__(
+        self,
+        me: int,
+        peers: Mapping[int, tuple[str, int]],
+        *,
+        bind: tuple[str, int] | None = None,
+        multicast: tuple[str, int] | None = None,
+        receive_buffer: int = BUFFER_BYTES,
+        send_buffer: int = BUFFER_BYTES,
+        offload: bool = True,
+    ) -> None:
+        if me not in peers:
+            raise InvalidPolicy("peers", f"there is no address for member {me} itself")
+        self.me = me
+        self.errors: Counter[str] = Counter()
+        """What the system refused to send or to hand over, by the name of the error."""
+        self.multicast_error: str | None = None
+        """Why there is no multicast although it was asked for."""
+        self._family, self._addresses = resolve_all(peers)
+        here = self._addresses[me] if bind is None else resolve(bind, self._family, "the socket to bind")
+        sock = open_bound(self._family, here)
+        self._sockets = [sock]
+        self._group: Address | None = None
+        self._interface = here[0]
+        if multicast is not None:
+            self._join(sock, multicast, here[0])
+        granted = [grow_buffers(each, receive_buffer, send_buffer) for each in self._sockets]
+        self.receive_buffer_granted = min(receive for receive, _ in granted)
+        self.send_buffer_granted = granted[0][1]
+        self._outbox = Outbox(sock, self.errors, offload=offload)
+        self._inboxes = [
+            Inbox(each, self.errors, multicast=each is not sock, offload=offload) for each in self._sockets
+        ]
+        self._active: tuple[Address, ...] = ()
+        self.set_active(peers)
+        self._largest_segment = self.max_frame()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._receive: Receive | None = None
+        self._after: Callable[[], None] | None = None
+        self._paused = self._closed = self._reading = False
+
+    def _join(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
+        # A socket that is bound to every address hears the group where the others reach this member.
+        interface = self._addresses[self.me][0] if bound_to in {"0.0.0.0", "::"} else bound_to
+        try:
+            hearing, self._group = open_multicast(sender, group, interface)
+        except (OSError, UnicodeError) as error:
+            self.multicast_error = f"multicast to {group[0]} port {group[1]} at {interface}: {error}"
+            return
+        self._interface = interface
+        self._sockets.append(hearing)
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the unicast socket is bound."""
+        host, port = self._sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def multicasting(self) -> bool:
+        """Whether datagrams to everyone can go by IP multicast."""
+        return self._group is not None
+
+    @property
+    def gso(self) -> bool:
+        """Whether the kernel cuts one call into many datagrams."""
+        return self._outbox.gso
+
+    @property
+    def gro(self) -> bool:
+        """Whether the kernel hands over many datagrams in one call."""
+        return self._inboxes[0].gro
+
+    @property
+    def sent(self) -> Traffic:
+        """What went out."""
+        return self._outbox.traffic
+
+    @property
+    def received(self) -> Traffic:
+        """What came in, by unicast and multicast together."""
+        parts = [inbox.traffic for inbox in self._inboxes]
+        return Traffic(sum(p.datagrams for p in parts), sum(p.bytes for p in parts), sum(p.syscalls for p in parts))
+
+    def dropped(self) -> int:
+        """Datagrams that arrived when the receive buffers were full; the kernel threw them away."""
+        return 0 if self._closed else sum(map(kernel_drops, self._sockets))
+
+    def max_frame(self) -> int:
+        """The largest datagram that reaches every peer, and the multicast group, in one piece."""
+        sizes = [largest_frame(self._family, address) for address in self._addresses.values()]
+        if self._group is not None:
+            sizes.append(largest_frame(self._family, self._group, self._interface))
+        return min(sizes)
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def set_active(self, members: Iterable[int]) -> None:
+        """Who gets what is sent to everyone; at first all peers."""
+        active = [member for member in members if member != self.me]
+        unknown = [member for member in active if member not in self._addresses]
+        if unknown:
+            raise InvalidPolicy("peers", f"there is no address for member {', '.join(map(str, unknown))}")
+        self._active = tuple(self._addresses[member] for member in active)
+
+    def send(self, datagrams: Sequence[Datagram]) -> None:
+        """Send, or keep until the socket has room; never blocks, and keeps the order toward each destination."""
+        outbox = self._outbox
+        for first, buffers, size in cut_runs(datagrams, self._largest_segment if outbox.gso else -1):
+            segment = len(buffers[0])
+            for address in self._destinations(first, len(buffers)):
+                outbox.send(Run(address, buffers, segment, size))
+
+    def _destinations(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
+        if datagram.to == 0:
+            return (self._group,) if datagram.multicast and self._group is not None else self._active
+        address = self._addresses.get(datagram.to)
+        if address is None:
+            self.errors["NO_ADDRESS"] += count
+            return ()
+        return (address,)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits for room in the socket."""
+        return self._outbox.backlog_bytes
+
+    def writable(self) -> bool:
+        """Whether nothing waits; while something does, offer no more. `after` is called when it has gone."""
+        return not self._outbox.waiting
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def attach(self, loop: asyncio.AbstractEventLoop, receive: Receive, after: Callable[[], None]) -> None:
+        """Hand over each datagram as it arrives, and call `after` once after some; also when a backlog has gone."""
+        self._loop, self._receive, self._after = loop, receive, after
+        self._outbox.attach(loop, after)
+        if not self._paused:
+            self._watch()
+
+    def drain(self) -> int:
+        """Hand over all that has arrived until now, without calling `after`; how many datagrams.
+
+        Reads nothing while reading is paused. A flood that goes on does not keep it: it stops when it has read as
+        much as the receive buffer held when it began.
+        """
+        if self._receive is None or self._paused or self._closed or self._reading:
+            return 0
+        # The kernel's accounting allows twice what it calls granted, and one datagram over.
+        room = 2 * self.receive_buffer_granted + 65_536
+        return sum(self._read(inbox, self._receive, room, room) for inbox in self._inboxes)
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the kernel's buffer."""
+        if not self._paused:
+            self._paused = True
+            self._unwatch()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._paused and not self._closed:
+            self._paused = False
+            self._watch()
+
+    def _on_readable(self, inbox: Inbox) -> None:
+        if self._receive is None or self._after is None:
+            return
+        self._read(inbox, self._receive, _READS_PER_WAKE, _BYTES_PER_WAKE)
+        if not self._closed:
+            self._after()
+
+    def _read(self, inbox: Inbox, receive: Receive, most_calls: int, most_bytes: int) -> int:
+        self._reading = True
+        try:
+            return inbox.read(receive, most_calls=most_calls, most_bytes=most_bytes)
+        finally:
+            self._reading = False
+
+    def _watch(self) -> None:
+        for inbox in self._inboxes:
+            inbox.stopped = False
+            if self._loop is not None:
+                self._loop.add_reader(inbox.fileno, self._on_readable, inbox)
+
+    def _unwatch(self) -> None:
+        for inbox in self._inboxes:
+            inbox.stopped = True
+            if self._loop is not None:
+                self._loop.remove_reader(inbox.fileno)
+
+    def close(self) -> None:
+        """Send what still waits, for a tenth of a second at most, and close the sockets."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        self._outbox.close()
+        give_up = time.monotonic() + _CLOSE_GRACE_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sockets[0], selectors.EVENT_WRITE)
+            while not self._outbox.flush() and (left := give_up - time.monotonic()) > 0:
+                selector.select(left)
+        if self._outbox.waiting:
+            self.errors["UNSENT_AT_CLOSE"] += 1
+        for sock in self._sockets:
+            sock.close()

@@ -1,0 +1,131 @@
+"""Local clocks as functions of true time, each with its inverse, in exact integers.
+
+Paper 000 §2.2: every clock stays within Γ/2 of true time, and a timer fires at the first instant at which the clock
+shows at least the reading asked for. Clocks never go back; an adversarial one may stand still or leap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unisono.errors import InvalidPolicy
+from unisono.model.delays import Chance
+
+
+class Clock(Protocol):
+    """One member's clock."""
+
+    def local(self, true_ns: int) -> int:
+        """What the clock shows at a true time."""
+
+    def true_at(self, local_ns: int) -> int:
+        """The first true instant at which the clock shows at least `local_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedClock:
+    """Always off by the same amount."""
+
+    offset_ns: int = 0
+
+    def local(self, true_ns: int) -> int:
+        return true_ns + self.offset_ns
+
+    def true_at(self, local_ns: int) -> int:
+        return local_ns - self.offset_ns
+
+
+@dataclass(frozen=True, slots=True)
+class DriftingClock:
+    """Wanders between −`reach_ns` and +`reach_ns`, each way in `sweep_ns`; `phase_ns` says where it begins."""
+
+    reach_ns: int
+    sweep_ns: int
+    phase_ns: int = 0
+
+    def __post_init__(self) -> None:
+        # Any faster and the clock would run backwards on the way down.
+        if self.sweep_ns < max(1, 2 * self.reach_ns):
+            raise InvalidPolicy("clocks.sweep", f"{self.sweep_ns} ns is too fast for a reach of {self.reach_ns} ns")
+
+    def local(self, true_ns: int) -> int:
+        where = (true_ns + self.phase_ns) % (2 * self.sweep_ns)
+        up = where if where < self.sweep_ns else 2 * self.sweep_ns - where
+        return true_ns + 2 * self.reach_ns * up // self.sweep_ns - self.reach_ns
+
+    def true_at(self, local_ns: int) -> int:
+        # One correction lands within the drift of the correction; from there the answer is enclosed and halved.
+        guess = 2 * local_ns - self.local(local_ns)
+        step = 1
+        if self.local(guess) >= local_ns:
+            high = guess
+            while self.local(high - step) >= local_ns:
+                high, step = high - step, 2 * step
+            low = high - step
+        else:
+            low = guess
+            while self.local(low + step) < local_ns:
+                low, step = low + step, 2 * step
+            high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.local(middle) >= local_ns:
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+class SteppedClock:
+    """An adversary's clock: from each step on it is off by another amount.
+
+    A step forward is a leap. After a step back the clock stands still until true time has caught up, so that it
+    stays monotone and, if every offset is within Γ/2, within Γ/2.
+    """
+
+    __slots__ = ("_floors", "_offsets", "_shown", "_times")
+
+    def __init__(self, first_offset_ns: int, steps: Sequence[tuple[int, int]] = ()) -> None:
+        """`steps` are (true time, offset from then on), ascending."""
+        self._times = [at for at, _ in steps]
+        if self._times != sorted(set(self._times)):
+            raise InvalidPolicy("clocks.steps", "steps come in ascending order of time")
+        self._offsets = [first_offset_ns, *(offset for _, offset in steps)]
+        self._floors: list[int] = []
+        """What the clock showed when each step was taken: it never shows less afterwards."""
+        self._shown: list[int] = []
+        """What it shows from then on."""
+        floor = None
+        for number, at in enumerate(self._times):
+            before = at + self._offsets[number]
+            floor = before if floor is None else max(before, floor)
+            self._floors.append(floor)
+            self._shown.append(max(floor, at + self._offsets[number + 1]))
+
+    def local(self, true_ns: int) -> int:
+        step = bisect_right(self._times, true_ns)
+        shows = true_ns + self._offsets[step]
+        return max(shows, self._floors[step - 1]) if step else shows
+
+    def true_at(self, local_ns: int) -> int:
+        # The last step whose clock still shows less is where the reading is reached, unless a later leap skips it.
+        step = bisect_left(self._shown, local_ns)
+        reached = local_ns - self._offsets[step]
+        return min(reached, self._times[step]) if step < len(self._times) else reached
+
+
+def corner_clock(chance: Chance, half_gamma_ns: int, start_ns: int, end_ns: int, every_ns: int) -> SteppedClock:
+    """Steps between −Γ/2 and +Γ/2 at chance times, `every_ns` apart on average."""
+    offsets = (-half_gamma_ns, half_gamma_ns)
+    first = offsets[int(chance.random() * 2)]
+    steps: list[tuple[int, int]] = []
+    at = start_ns
+    while every_ns > 0:
+        at += 1 + int(chance.random() * 2 * every_ns)
+        if at >= end_ns:
+            break
+        steps.append((at, offsets[int(chance.random() * 2)]))
+    return SteppedClock(first, steps)

@@ -1,0 +1,28 @@
+"""Named streams of chance, all from one seed."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from random import Random
+
+
+class Streams:
+    """Gives each name a stream of its own, so that a part that draws more does not disturb the others."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def stream(self, *name: str | int) -> Random:
+        """The stream of this name from its beginning: asked twice, it gives the same numbers twice.
+
+        Draw `random()` only: Python promises that one to stay the same from version to version.
+        """
+        # ASCII JSON is unambiguous and the same on every Python; hash() and repr() are not.
+        label = json.dumps([self.seed, *name], ensure_ascii=True)
+        return Random(int.from_bytes(blake2b(label.encode("ascii"), digest_size=32).digest()))
+
+
+def below(chance: Random, limit: int) -> int:
+    """A whole number in [0, limit), from one `random()`."""
+    return int(chance.random() * limit)

@@ -1,0 +1,146 @@
+"""The alarm: never early, the last time set counts, and its lateness is measured. Speed is not judged here."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from unisono.runtime.alarm import Alarm
+from unisono.runtime.clock import WallClock
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+both = pytest.mark.parametrize("precise", [True, False])
+
+
+class Bench:
+    """An alarm whose calls are noted, with a way to wait for them."""
+
+    def __init__(self, precise: bool, clock: WallClock | None = None) -> None:
+        self.clock = clock or WallClock()
+        self.calls: list[int] = []
+        self._called = asyncio.Event()
+        self.then: Callable[[], None] = lambda: None
+        self.alarm = Alarm(asyncio.get_running_loop(), self.clock, self._ring, precise=precise)
+
+    def _ring(self) -> None:
+        self.calls.append(self.clock.now())
+        self.then()
+        self._called.set()
+
+    async def rung(self, times: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.calls) < times:
+                self._called.clear()
+                await self._called.wait()
+
+
+@both
+def test_never_early_and_measured(precise: bool) -> None:
+    async def scene() -> None:
+        bench = Bench(precise)
+        wanted = []
+        for number in range(1, 21):
+            at = bench.clock.now() + 300_000 * (number % 4)
+            wanted.append(at)
+            bench.alarm.set(at)
+            await bench.rung(number)
+        assert all(called >= at for called, at in zip(bench.calls, wanted, strict=True))
+        assert bench.alarm.lateness.total == 20
+        assert bench.alarm.lateness.largest < SECOND
+        bench.alarm.close()
+
+    asyncio.run(scene())
+
+
+@both
+def test_the_last_time_set_counts(precise: bool) -> None:
+    async def scene() -> None:
+        bench = Bench(precise)
+        start = bench.clock.now()
+        bench.alarm.set(start + 3600 * SECOND)
+        bench.alarm.set(start + 1 * MS)
+        bench.alarm.set(start + 5 * MS)
+        bench.alarm.set(start + 5 * MS)
+        await bench.rung(1)
+        assert bench.calls[0] >= start + 5 * MS
+        # It rings once, and setting the time that has rung rings again.
+        bench.alarm.set(start + 5 * MS)
+        await bench.rung(2)
+        bench.alarm.close()
+
+    asyncio.run(scene())
+
+
+@both
+def test_disarmed_and_closed_it_stays_silent(precise: bool) -> None:
+    async def scene() -> None:
+        silent, closed, witness = Bench(precise), Bench(precise), Bench(precise)
+        start = witness.clock.now()
+        silent.alarm.set(start + 1 * MS)
+        silent.alarm.set(None)
+        silent.alarm.set(None)
+        closed.alarm.set(start + 1 * MS)
+        closed.alarm.close()
+        closed.alarm.close()
+        witness.alarm.set(start + 4 * MS)
+        await witness.rung(1)
+        assert silent.calls == closed.calls == []
+        silent.alarm.close()
+        witness.alarm.close()
+
+    asyncio.run(scene())
+
+
+@both
+def test_it_can_be_set_from_its_own_call_and_at_once(precise: bool) -> None:
+    async def scene() -> None:
+        bench = Bench(precise)
+        bench.then = lambda: bench.alarm.set(0 if len(bench.calls) < 5 else None)
+        bench.alarm.set(0)
+        await bench.rung(5)
+        # "At once" is late only by what it took, not by the time since the epoch.
+        assert bench.alarm.lateness.largest < SECOND
+        bench.alarm.close()
+
+    asyncio.run(scene())
+
+
+@both
+def test_a_clock_that_slews_back_is_waited_for(precise: bool) -> None:
+    """The monotonic time runs out first; the local clock decides."""
+
+    async def scene() -> None:
+        skipped = 0
+        clock = WallClock()
+        real = clock.now
+
+        def slow() -> int:
+            nonlocal skipped
+            skipped += 1
+            return real() - (2 * MS if skipped > 2 else 0)
+
+        clock.now = slow  # type: ignore[method-assign]
+        bench = Bench(precise, clock)
+        at = clock.now() + 1 * MS
+        bench.alarm.set(at)
+        await bench.rung(1)
+        assert bench.calls[0] >= at
+        bench.alarm.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+def test_linux_is_precise() -> None:
+    async def scene() -> None:
+        alarm = Alarm(asyncio.get_running_loop(), WallClock(), lambda: None)
+        assert alarm.precise
+        alarm.close()
+        fallback = Alarm(asyncio.get_running_loop(), WallClock(), lambda: None, precise=False)
+        assert not fallback.precise
+        fallback.close()
+
+    asyncio.run(scene())

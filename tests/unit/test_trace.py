@@ -1,0 +1,310 @@
+"""Recorders, columns, files and the background writer of traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, overall
+from unisono.trace import writer as writer_module
+from unisono.trace.files import read_trace, write_part, write_trace
+from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.meta import RunMeta, TraceDamaged, read_meta, write_meta
+from unisono.trace.recorder import MemoryTrace, Recorder
+from unisono.trace.schema import SCHEMA, VERSION_KEY
+from unisono.trace.table import Trace
+from unisono.trace.writer import ParquetWriter
+
+META = RunMeta(
+    run="run 1/a",
+    group="table-7",
+    order="vbr",
+    members=(1, 2),
+    delta_ns=1,
+    gamma_ns=2,
+    theta_ns=3,
+    bound_ns=40,
+    reliable=True,
+    source="simulator",
+    versions={"unisono": "0.1.0"},
+)
+
+
+def fill(recorder: Recorder, slots: int = 6, per_slot: int = 3) -> None:
+    """Two members that each send `per_slot` messages in each slot; this one's view of it."""
+    member, index = recorder.member, 0
+    recorder.event(EventKind.START, slot=0, real_ns=0, local_ns=1)
+    for slot in range(slots):
+        recorder.sent(
+            first_sequence=slot * per_slot,
+            count=per_slot,
+            sizes=list(range(per_slot)),
+            slot=slot,
+            first_place=member << 32,
+            real_ns=slot * 10,
+            local_ns=slot * 10 + member,
+        )
+        for sender in (1, 2):
+            recorder.delivered(
+                sender=sender,
+                incarnation=0,
+                first_sequence=slot * per_slot,
+                count=per_slot,
+                sizes=range(per_slot) if sender == 1 else 7,
+                slot=slot,
+                first_place=sender << 32,
+                first_index=index,
+                real_ns=slot * 10 + 30,
+                local_ns=slot * 10 + 30 + member,
+            )
+            index += per_slot
+
+
+def remembered() -> MemoryTrace:
+    memory = MemoryTrace(META.run, META.group)
+    for member in META.members:
+        fill(memory.recorder(member))
+    return memory
+
+
+def everything() -> Trace:
+    """A trace in which every column is used."""
+    memory = remembered()
+    one = memory.recorder(1)
+    one.sent(
+        first_sequence=18,
+        count=2,
+        sizes=5,
+        slot=6,
+        first_place=1 << 32,
+        real_ns=[60, 61],
+        local_ns=(62, 63),
+        priority=4,
+        view=9,
+        destinations=(1, 2),
+    )
+    one.event(EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, note="late: 3 ms")
+    one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, view=10)
+    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, incarnation=0)
+    return memory.trace(META)
+
+
+def test_a_run_becomes_one_row_per_message() -> None:
+    sends = everything().sends()
+    mine = sends.select(sends.member == 1)
+    assert mine.sequence.tolist() == list(range(20))
+    assert mine.place[:4].tolist() == [1 << 32, (1 << 32) + 1, (1 << 32) + 2, 1 << 32]
+    assert mine.size[-5:].tolist() == [0, 1, 2, 5, 5]
+    assert mine.real_ns[-3:].tolist() == [50, 60, 61]
+    assert set(mine.index.tolist()) == {-1}
+    assert mine.priority[-3:].tolist() == [-1, 4, 4]
+    assert mine.destination_sets[mine.destinations[-1]] == (1, 2)
+    deliveries = everything().deliveries()
+    assert deliveries.select(deliveries.member == 2).index.tolist() == list(range(36))
+
+
+def test_recorders_refuse_what_is_not_an_event() -> None:
+    with pytest.raises(ValueError, match="SEND"):
+        MemoryTrace("r", "g").recorder(1).event(EventKind.SEND, slot=0, real_ns=0, local_ns=0)
+
+
+def test_recording_loads_neither_numpy_nor_pyarrow() -> None:
+    code = "import sys, unisono.trace.recorder; sys.exit(bool({'numpy', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_digest_does_not_depend_on_the_order_of_recorders_but_on_every_column() -> None:
+    trace = everything()
+    assert trace.digest() == everything().digest()
+    assert trace.select(slice(None, None, -1)).digest() == trace.digest()  # type: ignore[arg-type]
+    for column in ("local_ns", "size", "note", "grade", "kind", "view"):
+        changed = getattr(trace, column).copy()
+        changed[3] += 1
+        assert replace(trace, **{column: changed}).digest() != trace.digest(), column
+    assert replace(trace, notes=("other",)).digest() != trace.digest()
+
+
+def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
+    trace = everything()
+    folder = write_trace(tmp_path, trace, range_slots=4)
+    again = read_trace(tmp_path)
+    assert again.digest() == trace.digest()
+    assert again.meta == META
+    assert again.logs == trace.logs
+    assert again.dropped == 0
+    names = sorted(path.name for path in (folder / "member=1").iterdir())
+    assert names == ["end.0.json", "slots-0-3.0.0.parquet", "slots-4-7.0.0.parquet"]
+    assert pq.read_schema(folder / "member=1" / names[1]).equals(SCHEMA)
+    assert read_trace(folder).digest() == trace.digest()
+
+
+def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
+    write_meta(tmp_path, META)
+    for member in META.members:
+        with ParquetWriter(tmp_path, META.run, META.group, member, range_slots=4, part_rows=10) as writer:
+            fill(writer.recorder())
+        assert writer.dropped == 0
+        assert writer.written == 55
+        assert writer.error is None
+    trace = read_trace(tmp_path)
+    assert trace.digest() == remembered().trace(META).digest()
+    assert overall(check_all(trace)) is Status.VALID
+    with pytest.raises(FileExistsError, match="recorded already"):
+        ParquetWriter(tmp_path, META.run, META.group, 1)
+
+
+def test_full_queue_drops_counts_and_never_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_is_back = threading.Event()
+    real_write = write_part
+
+    def slow_write(*arguments: object) -> None:
+        disk_is_back.wait(30)
+        real_write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer_module, "write_part", slow_write)
+    write_meta(tmp_path, META)
+    dropped = 0
+    for member in META.members:
+        disk_is_back.clear()
+        writer = ParquetWriter(tmp_path, META.run, META.group, member, queue_rows=20, part_rows=1)
+        fill(writer.recorder())
+        disk_is_back.set()
+        writer.close()
+        assert writer.dropped == 55 - 19
+        assert writer.written == 19
+        writer.put((0, 1, 0, 0, 5, 0, 0, 0, 0, 0, 0, None))
+        assert writer.dropped == 55 - 19 + 5  # after close there is nowhere to put it
+        dropped += 55 - 19
+    trace = read_trace(tmp_path)
+    assert trace.dropped == dropped
+    verdicts = check_all(trace)
+    assert {verdict.status for verdict in verdicts.values()} == {Status.UNKNOWN}
+
+
+def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(writer_module, "write_part", full_disk)
+    with ParquetWriter(tmp_path, META.run, META.group, 1) as writer:
+        fill(writer.recorder())
+    assert (writer.dropped, writer.written) == (55, 0)
+    assert isinstance(writer.error, OSError)
+    (end,) = tmp_path.rglob("end.0.json")
+    assert json.loads(end.read_text())["error"] == "OSError: no space left on device"
+
+
+def test_killed_writer_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
+    """SIGKILL while parts are written one after another: what has a final name can be read."""
+    code = f"""
+    from unisono.trace.writer import ParquetWriter
+    writer = ParquetWriter({str(tmp_path)!r}, {META.run!r}, {META.group!r}, 1, part_rows=50, flush_s=0.01)
+    recorder = writer.recorder()
+    index = 0
+    while True:
+        if writer._put_rows - writer._taken_rows < 1000:
+            recorder.delivered(sender=1, incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
+                               first_place=0, first_index=index, real_ns=0, local_ns=0)
+            index += 10
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        while len(list(tmp_path.rglob("slots-*.parquet"))) < 5:
+            assert child.poll() is None
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    write_meta(tmp_path, replace(META, members=(1,)))
+    trace = read_trace(tmp_path)
+    assert not trace.logs[0].closed
+    assert trace.index.tolist() == list(range(len(trace)))
+    assert len(trace) >= 250
+
+
+def damaged(tmp_path: Path) -> str:
+    with pytest.raises(TraceDamaged) as caught:
+        read_trace(tmp_path)
+    return str(caught.value)
+
+
+def part_of(tmp_path: Path) -> Path:
+    write_trace(tmp_path, everything())
+    (part,) = tmp_path.rglob("member=1/*.parquet")
+    return part
+
+
+def test_truncated_file_is_named(tmp_path: Path) -> None:
+    part = part_of(tmp_path)
+    part.write_bytes(part.read_bytes()[:-40])
+    assert damaged(tmp_path).startswith(f"{part}: is no readable Parquet file")
+
+
+def test_missing_column_is_named(tmp_path: Path) -> None:
+    part = part_of(tmp_path)
+    pq.write_table(pq.read_table(part).drop_columns(["place", "slot"]), part)
+    assert damaged(tmp_path) == f"{part}: lacks the column slot, place"
+
+
+def test_wrong_type_is_named(tmp_path: Path) -> None:
+    part = part_of(tmp_path)
+    table = pq.read_table(part)
+    words = pa.array(["x"] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("slot"), "slot", words), part)
+    assert "has a column of the wrong type" in damaged(tmp_path)
+
+
+@pytest.mark.parametrize("version", [b"2", b"soon", None])
+def test_unknown_version_is_refused(tmp_path: Path, version: bytes | None) -> None:
+    part = part_of(tmp_path)
+    pq.write_table(pq.read_table(part).replace_schema_metadata({VERSION_KEY: version} if version else {}), part)
+    assert "is unknown, this release reads version 1" in damaged(tmp_path)
+
+
+def test_missing_file_or_member_is_named(tmp_path: Path) -> None:
+    part = part_of(tmp_path)
+    part.unlink()
+    assert "59 rows were written, 0 are there" in damaged(tmp_path)
+    (part.parent / "end.0.json").unlink()
+    part.parent.rmdir()
+    assert "no file of member 1, which meta.json names" in damaged(tmp_path)
+
+
+def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
+    part = part_of(tmp_path)
+    write_meta(tmp_path, replace(META, run="other"))
+    (target,) = (path.parent for path in tmp_path.rglob("meta.json") if "run=other" in str(path))
+    (target / "member=1").mkdir()
+    part.rename(target / "member=1" / part.name)
+    with pytest.raises(TraceDamaged, match="has rows of run run 1/a, not other"):
+        read_trace(tmp_path, run="other")
+
+
+def test_meta_is_checked(tmp_path: Path) -> None:
+    path = write_meta(tmp_path, META)
+    assert read_meta(path) == META
+    path.write_text(path.read_text().replace('"order"', '"disorder"'))
+    assert damaged(tmp_path) == f"{path}: lacks the field order"
+    path.write_text("{")
+    assert "is not readable JSON" in damaged(tmp_path)
+    path.unlink()
+    assert "no meta.json here or below" in damaged(tmp_path)
+
+
+def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
+    write_trace(tmp_path, everything())
+    other = replace(everything(), meta=replace(META, run="2"))
+    write_trace(tmp_path, other)
+    assert "holds 2 runs or groups" in damaged(tmp_path)
+    assert read_trace(tmp_path, run="2").meta.run == "2"
