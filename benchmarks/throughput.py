@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from unisono.runtime.local import free_addresses
+from unisono.cluster.local import free_addresses
 
 MEMBERS = (1, 2, 3, 4)
 SECONDS = 4
@@ -58,13 +58,17 @@ def raw(size: int, seconds: float) -> float:
         process.stdin.write(f"{start}\n")
         process.stdin.flush()
     results = _results(processes)
-    return sum(r["received"] / r["seconds"] for r in results) / len(results)
+    return _per_process(results)
+
+
+def _per_process(results: list[dict[str, Any]]) -> float:
+    return sum(float(r["received"]) / float(r["seconds"]) for r in results) / len(results)
 
 
 def ordered(size: int, seconds: float, slot_ns: int, burst: int) -> tuple[float, list[dict[str, Any]]]:
     """Messages of others delivered per second and member, in one order."""
     results = _results(_processes("benchmarks.ordered", _setups(size, seconds, slot_ns=slot_ns, burst=burst)))
-    return sum(r["received"] / r["seconds"] for r in results) / len(results), results
+    return _per_process(results), results
 
 
 def rows(seconds: float = SECONDS, rounds: int = 3) -> list[dict[str, Any]]:

@@ -68,6 +68,7 @@ def join(
     multicast: str | tuple[str, int] | None = None,
     link: Link | None = None,
     recorder: Recorder | None = None,
+    incarnation: int | None = None,
     timeout: str | int = "30s",
     queue_messages: int = 1_000_000,
 ) -> Joining:
@@ -77,7 +78,8 @@ def join(
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
     `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
-    capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own.
+    capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
+    happens; its `life` must be the `incarnation` given here.
 
     Raises InvalidPolicy, Infeasible or ReservationRefused at once, and FormationTimeout if the others do not come.
     """
@@ -97,11 +99,17 @@ def join(
         multicast=None if multicast is None else _address("multicast", multicast),
         link=link or Link(),
         recorder=recorder,
+        incarnation=incarnation if incarnation is not None else new_incarnation(),
         timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
         queue_messages=queue_messages,
     )
     setup.check()
     return Joining(setup)
+
+
+def new_incarnation() -> int:
+    """Milliseconds of the clock: a restarted member is a new incarnation without anything kept on disk."""
+    return WallClock().now() // 1_000_000 % 2**32
 
 
 def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
@@ -142,6 +150,7 @@ class _Setup:
     multicast: tuple[str, int] | None
     link: Link
     recorder: Recorder | None
+    incarnation: int
     timeout_s: float
     queue_messages: int
 
@@ -149,10 +158,10 @@ class _Setup:
         """Refuse what can be refused before there is a socket."""
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
-        build(self.policy(self.max_frame or 1400, 0), share)
+        build(self.policy(self.max_frame or 1400), share)
         share.release()
 
-    def policy(self, max_frame: int, incarnation: int) -> Policy:
+    def policy(self, max_frame: int) -> Policy:
         return Policy(
             group=self.group,
             member=self.member,
@@ -160,7 +169,7 @@ class _Setup:
             timing=self.timing,
             rate=self.rate,
             order=self.order,
-            incarnation=incarnation,
+            incarnation=self.incarnation,
             max_message=self.max_message,
             max_frame=max_frame,
             start_margin_ns=START_MARGIN_NS,
@@ -198,9 +207,7 @@ class Joining:
             by_multicast = setup.multicast is not None and transport.multicast_error is None
             share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
             max_frame = setup.max_frame or transport.max_frame()
-            # Milliseconds of the clock: a restarted member is a new incarnation without anything kept on disk.
-            policy = setup.policy(max_frame, clock.now() // 1_000_000 % 2**32)
-            stack = build(policy, share)
+            stack = build(setup.policy(max_frame), share)
             driver = Driver(stack, transport, clock, recorder=setup.recorder, queue_messages=setup.queue_messages)
         except BaseException:
             transport.close()

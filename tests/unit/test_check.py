@@ -242,6 +242,31 @@ def test_what_is_younger_than_the_bound_at_the_end_is_not_due() -> None:
     assert gap_freedom(run.trace()).status is Status.VALID
 
 
+def test_key_of_a_message_is_that_of_its_delivery_not_of_its_send() -> None:
+    """The runtime notes when a message was handed in; the order may carry it in a later slot."""
+    run = Run()
+    for messages in run.delivered.values():
+        del messages[-6:]
+    trace = run.trace()
+    handed_in = trace.kind == EventKind.SEND.code
+    trace.slot[handed_in] -= 1
+    trace.place[handed_in] = 0
+    assert gap_freedom(trace).status is Status.VALID
+
+
+def test_message_that_nobody_delivered() -> None:
+    run = Run()
+    for messages in run.delivered.values():
+        messages.remove((1, 4))
+    for bound_ns in (BOUND_NS, None):
+        run.memory = MemoryTrace("r", "g")
+        verdict = gap_freedom(run.trace(bound_ns=bound_ns))
+        assert verdict.status is Status.VIOLATED
+        assert verdict.count == 3
+        assert verdict.witness is not None
+        assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did anybody else"
+
+
 def test_what_a_crashed_member_sent_is_due_once_a_correct_member_delivered_it() -> None:
     run = Run()
     run.happened(EventKind.CRASH, 3, slot=2)

@@ -34,10 +34,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "replica": ("errors", "model", "layers", "orders", "group"),
     "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
     "dashboard": ("errors", "model", "trace"),
-    "__init__": ("errors", "model", "group"),
+    "cluster": ("errors", "model", "qos", "trace", "check", "group"),
+    "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
-        *("group", "replica", "pipeline", "dashboard", "__init__"),
+        *("group", "cluster", "replica", "pipeline", "dashboard", "__init__"),
     ),
 }
 

@@ -7,11 +7,20 @@ bound had passed when the run (or the member's part in it) ended. Members are he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.codes import Codes, key_codes, log_codes, message_at, message_codes, position_at, starts
+from unisono.check.codes import (
+    Codes,
+    key_codes,
+    log_codes,
+    message_at,
+    message_codes,
+    position_at,
+    starts,
+    stream_codes,
+)
 from unisono.check.lives import FOREVER, Life, hidden_rows, lives, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness
 from unisono.trace.kinds import OBSERVER
@@ -22,11 +31,16 @@ NAME = "gap_freedom"
 
 @dataclass(frozen=True, slots=True)
 class _Required:
-    """Messages that correct members must deliver, one row each in the order of keys."""
+    """Messages that correct members must deliver, one row each in the order of keys.
+
+    A send row's slot and place say when the message was handed in; its key is that of its deliveries. `settled`
+    tells the messages that somebody delivered: only those are known to be before or after another.
+    """
 
     rows: Rows
     message: Codes
     key: Codes
+    settled: Mask
 
 
 def gap_freedom(
@@ -43,11 +57,12 @@ def gap_freedom(
     count = 0
     for life in known.values():
         mine = (deliveries.member == life.member) & (deliveries.life == life.life)
-        due = _due(trace, life, required, last_key=int(key[mine].max(initial=-1)), end_ns=end_ns, bound=bound)
+        own, last_key = deliveries.select(mine), int(key[mine].max(initial=-1))
+        due = _due(life, required, own, last_key=last_key, end_ns=end_ns, bound=bound)
         absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
         if len(absent) == 0:
             continue
-        if life.dropped or not _dense(deliveries.select(mine)):
+        if life.dropped or not _dense(own):
             doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
             continue
         missing.append((int(absent[0]), life))
@@ -66,6 +81,7 @@ def _required(
     known: dict[tuple[int, int], Life], sends: Rows, deliveries: Rows, until_slot: int | None
 ) -> tuple[Codes, Codes, _Required]:
     """The deliveries' message and key codes, and what correct members sent or delivered, in the order of keys."""
+    sends, settled = _as_delivered(sends, deliveries)
     held = []
     for rows in (sends, deliveries):
         end = np.full(len(rows), FOREVER)
@@ -77,6 +93,7 @@ def _required(
         if until_slot is not None:
             held[-1] &= rows.slot <= until_slot
     both = concatenated([sends, deliveries])
+    settled = np.append(settled, np.ones(len(deliveries), dtype=bool))
     (message,) = message_codes(both)
     key = key_codes(both)
     wanted = np.flatnonzero(np.concatenate(held))
@@ -84,21 +101,45 @@ def _required(
     _, first = np.unique(message[wanted], return_index=True)
     chosen = wanted[first]
     chosen = chosen[np.argsort(key[chosen], kind="stable")]
-    delivered = slice(len(sends), None)
-    return message[delivered], key[delivered], _Required(both.select(chosen), message[chosen], key[chosen])
+    required = _Required(both.select(chosen), message[chosen], key[chosen], settled[chosen])
+    return message[len(sends) :], key[len(sends) :], required
 
 
-def _due(trace: Trace, life: Life, required: _Required, *, last_key: int, end_ns: int, bound: int | None) -> Mask:
+def _as_delivered(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
+    """The sends with the slot and place of their deliveries, and which of them have any."""
+    sent, delivered = message_codes(sends, deliveries)
+    messages, first = np.unique(delivered, return_index=True)
+    if len(messages) == 0:
+        return sends, np.zeros(len(sends), dtype=bool)
+    at = np.minimum(np.searchsorted(messages, sent), len(messages) - 1)
+    settled = messages[at] == sent
+    slot = np.where(settled, deliveries.slot[first[at]], sends.slot)
+    place = np.where(settled, deliveries.place[first[at]], sends.place)
+    return replace(sends, slot=slot, place=place), settled
+
+
+def _due(life: Life, required: _Required, own: Rows, *, last_key: int, end_ns: int, bound: int | None) -> Mask:
     rows = required.rows
-    due: Mask = required.key < last_key
-    # The log of a killed member, or one not closed, may lack its end: only what it passed over is missing.
-    if bound is not None and not life.cut:
+    due: Mask = required.settled & (required.key < last_key)
+    if bound is None:  # without a bound, what nobody delivered is due where a later message of its sender was
+        due |= ~required.settled & _passed_over(rows, own)
+    elif not life.cut:  # a log that was not closed may lack its end: only what it passed over is missing
         due |= rows.real_ns + bound <= min(end_ns, life.end_ns)
     due &= (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
-    if trace.destination_sets:
+    if rows.destination_sets:
         meant = [life.member in destinations for destinations in rows.destination_sets]
         due &= np.array([*meant, True])[rows.destinations]
     return due
+
+
+def _passed_over(rows: Rows, own: Rows) -> Mask:
+    streams, own_streams = stream_codes(rows, own)
+    last = {code: int(own.sequence[own_streams == code].max()) for code in np.unique(own_streams).tolist()}
+    reached = np.full(len(rows), -1, dtype=np.int64)
+    for code, sequence in last.items():
+        reached[streams == code] = sequence
+    passed: Mask = rows.sequence < reached
+    return passed
 
 
 def _dense(own: Rows) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil, exp, expm1, inf, isfinite, log, log1p
 from statistics import NormalDist
@@ -216,20 +216,24 @@ class Truncated:
 
     model: DelayModel
     limit_ns: int
+    share: float = field(init=False, repr=False, compare=False)
+    """cdf(limit) of the model."""
 
     def __post_init__(self) -> None:
-        if self.model.cdf(self.limit_ns) <= 0:
+        object.__setattr__(self, "share", self.model.cdf(self.limit_ns))
+        if self.share <= 0:
             shown = duration_text(self.limit_ns)
             raise InvalidPolicy("delay", f"{self.model.text()} is never within the network's largest delay, {shown}")
 
     def sample(self, chance: Chance) -> int:
-        return self.quantile(chance.random())
+        drawn = self.model.quantile(chance.random() * self.share)
+        return drawn if drawn < self.limit_ns else self.limit_ns
 
     def quantile(self, q: float) -> int:
-        return min(self.model.quantile(_checked_share(q) * self.model.cdf(self.limit_ns)), self.limit_ns)
+        return min(self.model.quantile(_checked_share(q) * self.share), self.limit_ns)
 
     def cdf(self, ns: int) -> float:
-        return min(self.model.cdf(ns) / self.model.cdf(self.limit_ns), 1.0)
+        return min(self.model.cdf(ns) / self.share, 1.0)
 
     def text(self) -> str:
         return self.model.text()

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from unisono.model.delays import DelayModel
 from unisono.model.durations import NS_PER_S
+from unisono.model.faults import Fault
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -78,70 +79,6 @@ class Clocks:
     offsets_ns: Mapping[int, int] = field(default_factory=dict)
     drift_ppm: float = 100.0
     step_every_ns: int = 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of the run; without an end, to its end."""
-
-    from_ns: int = 0
-    to_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Each datagram is lost with `probability`, but at most `at_most` of any `of` consecutive ones of a link."""
-
-    span: Span
-    probability: float
-    at_most: int | None = None
-    of: int | None = None
-    senders: tuple[int, ...] = ()
-    receivers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Duplication:
-    """A datagram arrives twice with `probability`, the copy after a delay of its own."""
-
-    span: Span
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reordering:
-    """A datagram is let out of its link's FIFO order with `probability`, with any delay within Δ."""
-
-    span: Span
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """Members hear only their own group; those that are listed nowhere make up one more."""
-
-    span: Span
-    groups: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """A member stops for good."""
-
-    member: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A member stands still; what happens to it meanwhile is handled at the end."""
-
-    member: int
-    from_ns: int
-    to_ns: int
-
-
-Fault: TypeAlias = Loss | Duplication | Reordering | Partition | Crash | Pause
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,19 +135,13 @@ class Vbr:
             return 0
         self._pacer.spend(count, total)
         loads = self._packer.add(messages, sizes)
-        if self._pacer.full():
-            # The burst is used up: the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
-            rest = self._packer.rest()
-            last = loads.pop() if rest is None else rest
-            for load in loads:
-                self._emit(now, load, 0)
+        # With the burst used up the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
+        last = (self._packer.rest() or loads.pop()) if self._pacer.full() else None
+        for load in loads:
+            self._emit(now, load, 0)
+        if last is not None:
             self._close(now, last)
-            self._advance()
-        else:
-            for load in loads:
-                self._emit(now, load, 0)
-            if loads:
-                self._advance()
+        self._advance()
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -17,14 +18,8 @@ from unisono.model.histogram import Histogram
 from unisono.runtime.clock import WallClock
 
 _SECOND = 1_000_000_000
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+_ITIMERSPEC = struct.Struct("@4l")
+"""The interval, which is none, and the time to go; seconds and nanoseconds of each."""
 
 
 if sys.version_info >= (3, 13) and sys.platform == "linux":
@@ -55,13 +50,12 @@ else:
                 raise OSError(code, os.strerror(code))
             self._settime = libc.timerfd_settime
             self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-            self._spec = _Itimerspec()
-            self._at = ctypes.addressof(self._spec)
+            self._spec = bytearray(_ITIMERSPEC.size)
+            self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._spec))
 
         def start(self, delay_ns: int) -> None:
             """Become readable after a while; 0 stops the timer."""
-            value = self._spec.value
-            value.seconds, value.nanoseconds = divmod(delay_ns, _SECOND)
+            _ITIMERSPEC.pack_into(self._spec, 0, 0, 0, delay_ns // _SECOND, delay_ns % _SECOND)
             if self._settime(self.fd, 0, self._at, None) < 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
@@ -87,11 +81,8 @@ class Alarm:
         self._born = self._asked = clock.now()
         self._handle: asyncio.TimerHandle | None = None
         self._timer = _open_timer(loop, self._expired) if precise else None
-
-    @property
-    def precise(self) -> bool:
-        """Whether a timerfd is watched; otherwise lateness is up to a millisecond or so."""
-        return self._timer is not None
+        self.precise = self._timer is not None
+        """Whether a timerfd is watched; without one, lateness is a millisecond and more."""
 
     def set(self, at_ns: int | None) -> None:
         """Call back at this local time (soon, if it has passed); replaces the time set before. None: not at all."""

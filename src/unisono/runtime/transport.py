@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.runtime.batching import Address, Inbox, Outbox, Receive, Run, Traffic, cut_runs
 from unisono.runtime.sockets import (
     grow_buffers,
@@ -78,7 +78,7 @@ class UdpTransport:
         interface = self._addresses[self.me][0] if bound_to in {"0.0.0.0", "::"} else bound_to
         try:
             hearing, self._group = open_multicast(sender, group, interface)
-        except (OSError, UnicodeError) as error:
+        except (OSError, EnvironmentLacks) as error:
             self.multicast_error = f"multicast to {group[0]} port {group[1]} at {interface}: {error}"
             return
         self._interface = interface

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Protocol, assert_never
 
 from unisono.model.delays import Chance
-from unisono.model.scenario import Duplication, Loss, Partition, Reordering, Span
+from unisono.model.faults import Duplication, Loss, Partition, Reordering, Span
 from unisono.sim.network import Flight, Link
 
 

@@ -75,12 +75,8 @@ class Network:
 
 def drawn(model: DelayModel, delta_ns: int, chance: Chance) -> Draw:
     """Delays drawn from a model, held to Δ."""
-    held = within(model, delta_ns)
-
-    def draw(now: int) -> int:
-        return held.sample(chance)
-
-    return draw
+    sample = within(model, delta_ns).sample
+    return lambda _now: sample(chance)
 
 
 def chosen(adversary: Adversary, sender: int, receiver: int, delta_ns: int) -> Draw:
@@ -117,14 +113,14 @@ def opposed(members: Sequence[int], adversary: Adversary, delta_ns: int, *, fifo
 
 def corners(chance: Chance, delta_ns: int) -> Adversary:
     """Nothing or Δ, by the toss of a coin."""
-    return lambda sender, receiver, now, ordinal: delta_ns if chance.random() < 0.5 else 0
+    return lambda *_: delta_ns if chance.random() < 0.5 else 0
 
 
 def everything(delay_ns: int) -> Adversary:
     """The same delay for every datagram."""
-    return lambda sender, receiver, now, ordinal: delay_ns
+    return lambda *_: delay_ns
 
 
 def table(delays_ns: Mapping[tuple[int, int], int], otherwise_ns: int = 0) -> Adversary:
     """A delay per link, and one for all others."""
-    return lambda sender, receiver, now, ordinal: delays_ns.get((sender, receiver), otherwise_ns)
+    return lambda sender, receiver, *_: delays_ns.get((sender, receiver), otherwise_ns)

@@ -47,7 +47,7 @@ class Node:
 
 
 class LocalCluster:
-    """Runs `python -m unisono.runtime.node` once per member, each with its own configuration."""
+    """Runs `python -m unisono.cluster.node` once per member, each with its own configuration."""
 
     def __init__(
         self, configurations: Mapping[int, Mapping[str, Any]], on_report: Callable[[int, Report], None]
@@ -81,7 +81,7 @@ class LocalCluster:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "unisono.runtime.node",
+            "unisono.cluster.node",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

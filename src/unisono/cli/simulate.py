@@ -1,0 +1,136 @@
+"""`unisono simulate`: a scenario in the deterministic simulator, once or over many seeds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict, overall
+from unisono.cli.options import add_json, print_json
+from unisono.errors import InvalidPolicy
+from unisono.model.durations import ms
+from unisono.model.scenario import Scenario
+from unisono.model.scenario_text import parse_scenario
+from unisono.sim.result import Result
+from unisono.sim.run import run as simulate
+from unisono.trace.files import write_trace
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's command line."""
+    verb = verbs.add_parser(
+        "simulate",
+        help="a scenario in the deterministic simulator",
+        description="Run a scenario file in the simulator and check what happened. The same seed gives the same run, "
+        "byte for byte; over many seeds, the first that violates anything is named with the command that replays it.",
+    )
+    verb.add_argument("scenario", type=Path, help="a scenario file (TOML); docs/scenarios.md explains it")
+    verb.add_argument("--seed", type=int, help="the seed, in place of the scenario's own")
+    verb.add_argument("--seeds", metavar="A..B", help="every seed from A to B")
+    verb.add_argument("--trace", type=Path, metavar="DIR", help="keep the trace as Parquet files in this folder")
+    add_json(verb)
+    verb.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate, check, print."""
+    scenario = parse_scenario(options.scenario.read_text(encoding="utf-8"), str(options.scenario))
+    seeds = _seeds(options, scenario)
+    rows: list[dict[str, Any]] = []
+    worst: dict[str, Any] | None = None
+    for number, seed in enumerate(seeds, 1):
+        row, verdicts = _one(scenario, seed, options.trace)
+        rows.append(row)
+        if worst is None or _badness(row) > _badness(worst):
+            worst, worst_verdicts = row, verdicts
+        _progress(number, len(seeds), rows, options.json)
+    if worst is None:
+        raise InvalidPolicy("--seeds", "there is no seed in this range")
+    replay = f"unisono simulate {options.scenario} --seed {worst['seed']}"
+    if options.json:
+        print_json({**worst, "replay": replay, **({"runs": rows} if len(rows) > 1 else {})})
+    else:
+        _print(worst, worst_verdicts, rows, replay)
+    return 0 if worst["verdict"] == "valid" else 1
+
+
+def _seeds(options: argparse.Namespace, scenario: Scenario) -> range:
+    if options.seeds is None:
+        seed = scenario.seed if options.seed is None else options.seed
+        return range(seed, seed + 1)
+    first, dots, last = options.seeds.partition("..")
+    if not dots or not first.isdigit() or not last.isdigit() or int(first) > int(last):
+        raise InvalidPolicy("--seeds", f"a range such as 1..50 is needed, not {options.seeds!r}")
+    return range(int(first), int(last) + 1)
+
+
+def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, Any], dict[str, Verdict]]:
+    result: Result = simulate(scenario, seed)
+    trace = result.trace
+    if keep is not None:
+        write_trace(keep, trace)
+    verdicts = check_all(trace, until_ns=result.until_ns)
+    status = overall(verdicts)
+    first = next((v for v in verdicts.values() if v.status is status and v.status is not Status.VALID), None)
+    figures = verdicts["latency"].figures
+    row = {
+        "verdict": status.value,
+        "witness": first.witness.to_json() if first is not None and first.witness is not None else None,
+        "seed": seed,
+        "expected": status.value == scenario.expect.verdict,
+        "checks": {name: verdict.to_json() for name, verdict in verdicts.items()},
+        "sent": sum(result.sent.values()),
+        "deliveries": sum(result.delivered.values()),
+        "latency_max_ms": ms(figures["max_ns"]),
+        "latency_p50_ms": ms(figures["p50_ns"]),
+        "bound_ms": ms(result.meta.bound_ns or 0),
+        "late": figures["late"],
+        "overhead": {
+            "avg_rate": result.overhead.avg_rate,
+            "max_burst": result.overhead.max_burst,
+            "added_rate": result.overhead.added_rate,
+        },
+        "events": result.events,
+        "digest": trace.digest(),
+        "violations": {str(member): [v.text for v in found] for member, found in result.violations.items() if found},
+    }
+    return row, verdicts
+
+
+def _badness(row: dict[str, Any]) -> int:
+    return {"valid": 0, "unknown": 1, "violated": 2}[row["verdict"]]
+
+
+def _progress(done: int, total: int, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if total > 1 and not as_json and sys.stderr.isatty():
+        bad = sum(row["verdict"] != "valid" for row in rows)
+        sys.stderr.write(f"\r{done} of {total} seeds, {bad} not valid" + ("\n" if done == total else ""))
+        sys.stderr.flush()
+
+
+def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[str, Any]], replay: str) -> None:
+    out = sys.stdout
+    if len(rows) > 1:
+        valid = sum(row["verdict"] == "valid" for row in rows)
+        highest = max(row["latency_max_ms"] for row in rows)
+        out.write(
+            f"{len(rows)} seeds: {valid} valid; largest latency {highest:g} ms; the worst is seed {worst['seed']}:\n"
+        )
+    for name, check in verdicts.items():
+        detail = check.witness.text if check.witness else check.reason
+        out.write(f"  {name.replace('_', ' '):<14}{check.status.value}{': ' + detail if detail else ''}\n")
+    out.write(
+        f"  {worst['sent']:,} messages sent, {worst['deliveries']:,} deliveries; latency median "
+        f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, bound {worst['bound_ms']:g} ms\n"
+        f"  frames per slot: {worst['overhead']['avg_rate']:.3g} on average, {worst['overhead']['max_burst']} at most; "
+        f"{worst['events']:,} events\n"
+    )
+    for member, texts in list(worst["violations"].items())[:5]:
+        out.write(f"  ! member {member}: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}\n")
+    expected = "" if worst["expected"] else " (not what the scenario expects)"
+    out.write(f"verdict: {worst['verdict']}{expected}\n")
+    if worst["verdict"] != "valid":
+        out.write(f"replay:  {replay}\n")

@@ -1,0 +1,128 @@
+"""What a finished run of real processes shows: its measured bound, its verdicts, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict, overall
+from unisono.cluster.local import Report
+from unisono.model.durations import ms
+from unisono.model.histogram import Histogram
+from unisono.model.scenario import Scenario
+from unisono.trace.files import read_trace
+from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.table import Trace
+
+DELTA_QUANTILE = 0.9999
+ORDER_CHECKS = ("total_order", "integrity", "fifo", "gap_freedom")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the machine and its network did during the run."""
+
+    delay_ns: int
+    """The 99.99 % quantile of one-way delays between members."""
+    lateness_ns: int
+    """The latest that any timer of any member fired."""
+    gamma_ns: int
+    """The largest clock difference that any member saw, errors included."""
+
+    def bound_ns(self, theta_ns: int) -> int:
+        """Δ+Γ+Θ with Δ as measured: the network's quantile plus the driver's lateness."""
+        return self.delay_ns + self.lateness_ns + self.gamma_ns + theta_ns
+
+
+def measured(finals: Mapping[int, Report]) -> Measured:
+    """The members' measurements taken together."""
+    delays = Histogram()
+    for final in finals.values():
+        delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
+    return Measured(
+        delays.quantile(DELTA_QUANTILE),
+        max((final["lateness_max_ns"] for final in finals.values()), default=0),
+        max((final["gamma_ns"] or 0 for final in finals.values()), default=0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The run's verdicts and figures."""
+
+    trace: Trace
+    verdicts: dict[str, Verdict]
+    measured: Measured
+    bound_ns: int
+    finals: Mapping[int, Report]
+
+    @property
+    def verdict(self) -> Status:
+        """Whether the order held: a late delivery is counted, it does not make the order wrong.
+
+        The bound rests on Δ, which is a property of a machine that others use too.
+        """
+        return overall({name: self.verdicts[name] for name in ORDER_CHECKS if name in self.verdicts})
+
+    def same_sequence(self) -> bool:
+        """Whether every member delivered the very same sequence."""
+        rows = self.trace.deliveries()
+        sequences = [
+            (rows.sender[mine], rows.sequence[mine]) for mine in (rows.member == m for m in self.trace.meta.members)
+        ]
+        first = sequences[0]
+        return all(np.array_equal(first[0], s[0]) and np.array_equal(first[1], s[1]) for s in sequences)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures that `demo --json` prints."""
+        figures = self.verdicts["latency"].figures
+        return {
+            "verdict": self.verdict.value,
+            "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
+            "same_sequence": self.same_sequence(),
+            "sent": sum(final["sent"] for final in self.finals.values()),
+            "delivered": {str(member): final["delivered"] for member, final in self.finals.items()},
+            "latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+            "bound_ms": ms(self.bound_ns),
+            "late": figures["late"],
+            "delta_measured_ms": ms(self.measured.delay_ns),
+            "timer_lateness_ms": ms(self.measured.lateness_ns),
+            "gamma_measured_ms": ms(self.measured.gamma_ns),
+            "longest_gap_ms": ms(max(final["longest_gap_ns"] for final in self.finals.values())),
+            "refused": _added(final["refused"] for final in self.finals.values()),
+            "violations": sorted({text for final in self.finals.values() for text in final["violations"]}),
+        }
+
+
+def _added(counts: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for reason, number in each.items():
+            total[reason] = total.get(reason, 0) + number
+    return total
+
+
+def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Report]) -> Judgement:
+    """Complete the recorded trace with what was measured, and check it."""
+    what = measured(finals)
+    bound_ns = what.bound_ns(scenario.timing.theta_ns)
+    meta = RunMeta(
+        run=run,
+        group=scenario.group,
+        order=scenario.order,
+        members=scenario.members,
+        delta_ns=what.delay_ns + what.lateness_ns,
+        gamma_ns=what.gamma_ns,
+        theta_ns=scenario.timing.theta_ns,
+        bound_ns=bound_ns,
+        reliable=True,
+        source="runtime",
+    )
+    write_meta(directory, meta)
+    trace = read_trace(directory, run=run)
+    return Judgement(trace, check_all(trace), what, bound_ns, finals)

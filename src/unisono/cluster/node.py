@@ -1,0 +1,208 @@
+"""One member process of a local cluster: joins, sends its scenario's workload, counts, records, leaves.
+
+Configuration is one line of JSON on standard input; reports are lines of JSON on standard output:
+`ready` (the group runs), `progress` (every tenth of a second), `final` (what was measured).
+Each message begins with the time at which it was handed in, so that latency can be watched as it happens; the verdict
+is made from the trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import struct
+import sys
+import time
+from typing import Any
+
+from unisono.group import Group, join, new_incarnation
+from unisono.model.durations import NS_PER_S, ms
+from unisono.model.events import Batch, Violation
+from unisono.model.histogram import Histogram
+from unisono.model.scenario import Leave, RateChange, Scenario, Workload
+from unisono.model.scenario_text import parse_scenario
+from unisono.model.workloads import Offers, offers
+from unisono.qos.reservation import Link
+from unisono.trace.writer import ParquetWriter
+
+_STAMP = struct.Struct("!Q")
+PROGRESS_EVERY_S = 0.1
+BYE = b"bye"
+"""A member's last message. Whoever has delivered everyone's has delivered everything."""
+
+
+class MemberRun:
+    """One member, from joining to leaving."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self.scenario: Scenario = parse_scenario(setup["scenario"], setup["source"])
+        self.member: int = setup["member"]
+        self.peers = {int(member): (address[0], int(address[1])) for member, address in setup["peers"].items()}
+        self.multicast = tuple(setup["multicast"]) if setup.get("multicast") else None
+        self.capacity: str | int = setup.get("capacity", "10Gbit/s")
+        self.latencies = Histogram()
+        self.delivered: dict[int, int] = dict.fromkeys(self.scenario.members, 0)
+        self.violations: list[str] = []
+        self.longest_gap_ns = 0
+        self._last_delivery_ns = 0
+        self._byes = 0
+        self._all_said_bye = asyncio.Event()
+        self.incarnation = new_incarnation()
+        self.writer = ParquetWriter(
+            setup["trace"], setup["run"], self.scenario.group, self.member, life=self.incarnation
+        )
+
+    async def run(self) -> None:
+        """Take part until everyone has said goodbye, or a signal asks to leave."""
+        scenario = self.scenario
+        joining = join(
+            scenario.group,
+            member=self.member,
+            peers=self.peers,
+            order=scenario.order,
+            rate=scenario.rates[self.member],
+            slot=scenario.timing.theta_ns,
+            delta=scenario.timing.delta_ns,
+            gamma=scenario.timing.gamma_ns,
+            max_message=scenario.max_message,
+            multicast=self.multicast,
+            link=Link(self.capacity),
+            recorder=self.writer.recorder(),
+            incarnation=self.incarnation,
+        )
+        group = await joining
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        report("ready", member=self.member, bound_ms=ms(group.bound_ns), members=group.members)
+        consuming = asyncio.create_task(self._consume(group))
+        reporting = asyncio.create_task(self._report_progress(group))
+        sending = asyncio.create_task(self._send(group))
+        ending = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._all_said_bye.wait()), consuming]
+        try:
+            await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+                await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, reporting, *ending[:2]):
+                task.cancel()
+            in_order = await group.leave()
+            await consuming
+            self.writer.close()
+        self._report_final(group, in_order)
+
+    async def _consume(self, group: Group) -> None:
+        async for event in group.batches():
+            if isinstance(event, Batch):
+                now = time.time_ns()
+                if self._last_delivery_ns:
+                    self.longest_gap_ns = max(self.longest_gap_ns, now - self._last_delivery_ns)
+                self._last_delivery_ns = now
+                self.delivered[event.sender] += event.count
+                for message in event.messages:
+                    if message == BYE:
+                        self._byes += 1
+                    elif len(message) >= _STAMP.size:
+                        self.latencies.add(now - _STAMP.unpack_from(message)[0])
+            elif isinstance(event, Violation):
+                self.violations.append(event.text)
+            if self._byes >= len(group.members):
+                self._all_said_bye.set()
+
+    async def _send(self, group: Group) -> None:
+        """The workload, then goodbye; a member that leaves by script goes without."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        chance = random.Random(f"{self.scenario.seed}/{self.member}")
+        for at_ns, what in timeline(self.scenario, self.member, chance):
+            await asyncio.sleep(max(0.0, begin + at_ns / NS_PER_S - loop.time()))
+            if isinstance(what, RateChange):
+                group.renegotiate(what.rate)
+            elif isinstance(what, Leave):
+                await group.leave()
+                return
+            else:
+                await group.send_many([stamped(size) for size in what])
+        await group.send(BYE)
+
+    async def _report_progress(self, group: Group) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            report(
+                "progress",
+                sent=group.stats().sent,
+                delivered=sum(self.delivered.values()),
+                p50_ms=ms(self.latencies.quantile(0.5)),
+                p99_ms=ms(self.latencies.quantile(0.99)),
+                max_ms=ms(self.latencies.largest),
+                violations=len(self.violations),
+            )
+
+    def _report_final(self, group: Group, in_order: bool) -> None:
+        stats = group.stats()
+        report(
+            "final",
+            member=self.member,
+            in_order=in_order,
+            sent=stats.sent,
+            delivered=sum(self.delivered.values()),
+            longest_gap_ns=self.longest_gap_ns,
+            gamma_ns=stats.gamma_ns,
+            delays=stats.delays.to_pairs(),
+            delay_max_ns=stats.delays.largest,
+            lateness=stats.lateness.to_pairs(),
+            lateness_max_ns=stats.lateness.largest,
+            refused=dict(stats.refused),
+            ignored=dict(stats.ignored),
+            multicast=stats.multicast,
+            violations=self.violations,
+            trace_dropped=self.writer.dropped,
+        )
+
+
+def timeline(
+    scenario: Scenario, member: int, chance: random.Random
+) -> list[tuple[int, tuple[int, ...] | RateChange | Leave]]:
+    """What this member does, by time since the group began: sends of these sizes, rate changes, its departure."""
+    workload: Workload = scenario.workloads[member]
+    sends: Offers = iter([(s.at_ns, s.sizes) for s in workload.sends]) if workload.sends else offers(workload, chance)
+    found: list[tuple[int, tuple[int, ...] | RateChange | Leave]] = []
+    for at_ns, sizes in sends:
+        if at_ns >= scenario.run_ns:
+            break
+        found.append((at_ns, sizes))
+    found.extend((s.at_ns, s) for s in scenario.steps if isinstance(s, RateChange | Leave) and s.member == member)
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def stamped(size: int) -> bytes:
+    """A message of this size that begins with the time, where there is room for it."""
+    if size < _STAMP.size:
+        return bytes(size)
+    return _STAMP.pack(time.time_ns()) + bytes(size - _STAMP.size)
+
+
+def report(kind: str, **fields: Any) -> None:
+    """One line for whoever started this process."""
+    sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Read the configuration, run, and say on standard error what went wrong if something did."""
+    try:
+        asyncio.run(_run(json.loads(sys.stdin.readline())))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _run(setup: dict[str, Any]) -> None:
+    await MemberRun(setup).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

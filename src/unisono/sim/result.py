@@ -1,0 +1,68 @@
+"""What a simulated run has to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from unisono.model.events import Violation
+from unisono.model.scenario import Scenario
+from unisono.sim.ledger import Load
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.trace.table import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Theorem 3 as it was seen, in frames and messages per slot: the largest over all members."""
+
+    avg_rate: float
+    """NetAvgRate: frames per slot, on average."""
+    max_burst: int
+    """NetMaxBurst: frames in one slot."""
+    added_rate: float
+    """Frames per slot beyond one for each message, on average: at most 1 while a message fits in a frame."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. `until_ns` is when it ended: give it to the checkers, so that silence at the end counts as silence."""
+
+    scenario: Scenario
+    seed: int
+    meta: RunMeta
+    memory: MemoryTrace
+    until_ns: int
+    events: int
+    """How many events were simulated: arrivals, timers, application inputs, faults."""
+    datagrams: int
+    """How many datagrams were put on links."""
+    sent: dict[int, int]
+    """By member, the messages that its stack accepted."""
+    delivered: dict[int, int]
+    unsent: dict[int, int]
+    """By member, the messages that its stack had not accepted when the run ended."""
+    loads: dict[int, Load]
+    """By member, its frames and bytes in each slot."""
+    violations: dict[int, list[Violation]]
+    fault_hits: tuple[int, ...]
+    """How many datagrams each of the scenario's faults on links has touched."""
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Everything that happened, as rows."""
+        return self.memory.trace(self.meta)
+
+    @property
+    def overhead(self) -> Overhead:
+        """Theorem 3's figures."""
+        return Overhead(
+            max((load.avg_rate for load in self.loads.values()), default=0.0),
+            max((load.max_burst for load in self.loads.values()), default=0),
+            max((self._added(member) for member in self.loads), default=0.0),
+        )
+
+    def _added(self, member: int) -> float:
+        load = self.loads[member]
+        return load.avg_rate - self.sent[member] / load.slots if load.slots else 0.0

@@ -1,0 +1,180 @@
+"""Plays a scenario: turns its plain values into clocks, links, faults and stacks, and lets the world run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from unisono.errors import InvalidPolicy, ScenarioError
+from unisono.model.faults import Crash, Pause
+from unisono.model.scenario import Leave, RateChange, Scenario, Start
+from unisono.model.workloads import offers
+from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
+from unisono.sim.faults import LinkFault, link_fault
+from unisono.sim.ledger import Ledger
+from unisono.sim.network import Draw, Network, chosen, corners, drawn, everything, mesh
+from unisono.sim.result import Result
+from unisono.sim.streams import Streams, below
+from unisono.sim.world import World
+from unisono.stack import build
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+
+LIFE = 1
+"""The incarnation of every simulated member."""
+
+
+def run(
+    scenario: Scenario,
+    seed: int | None = None,
+    *,
+    check: Callable[[World], None] | None = None,
+    payloads: bool = False,
+) -> Result:
+    """One run of a scenario; the scenario's own seed unless told.
+
+    Applications send for the scenario's `seconds`; then the world runs on for the latency bound, within which all
+    that was accepted has to be delivered. `check` and `payloads` are the world's.
+    """
+    seed = scenario.seed if seed is None else seed
+    world, memory, bound_ns = prepare(scenario, seed, check=check, payloads=payloads)
+    until = world.send_until + bound_ns
+    world.run(until)
+    nodes = world.nodes
+    return Result(
+        scenario,
+        seed,
+        _meta(scenario, seed, bound_ns),
+        memory,
+        until_ns=until,
+        events=world.steps,
+        datagrams=world.datagrams,
+        sent={member: node.accepted for member, node in nodes.items()},
+        delivered={member: node.delivered for member, node in nodes.items()},
+        unsent={member: node.waiting for member, node in nodes.items()},
+        loads=world.ledger.loads if world.ledger is not None else {},
+        violations={member: node.violations for member, node in nodes.items()},
+        fault_hits=tuple(fault.hits for fault in world.network.faults),
+    )
+
+
+def prepare(
+    scenario: Scenario,
+    seed: int,
+    *,
+    check: Callable[[World], None] | None = None,
+    payloads: bool = False,
+) -> tuple[World, MemoryTrace, int]:
+    """The world of a scenario, not yet run; the trace it writes; and the latency bound of its order."""
+    streams = Streams(seed)
+    # The run begins at the first instant of a slot, so that a script can name instants of slots.
+    start = scenario.epoch_ns - scenario.epoch_ns % scenario.timing.theta_ns
+    memory = MemoryTrace(_run_name(scenario, seed), scenario.group)
+    world = World(
+        _network(scenario, streams, start),
+        start_ns=start,
+        send_until=start + scenario.run_ns,
+        memory=memory,
+        ledger=Ledger(),
+        check=check,
+        payloads=payloads,
+    )
+    starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
+    bound = 0
+    for member in scenario.members:
+        try:
+            stack = build(scenario.policy_for(member, incarnation=LIFE))
+        except InvalidPolicy as error:
+            raise ScenarioError(scenario.source, error.field, error.problem) from error
+        bound = max(bound, stack.order.bound_ns())
+        world.add(
+            member,
+            stack,
+            _clock(scenario, member, streams, start),
+            scenario.timing,
+            starts_ns=starts.get(member, start),
+            offers=offers(scenario.workloads[member], streams.stream("workload", member)),
+            life=LIFE,
+        )
+    _plan(world, scenario, start)
+    return world, memory, bound
+
+
+def _plan(world: World, scenario: Scenario, start: int) -> None:
+    """Scripts, steps and the faults that happen to members."""
+    for member in scenario.members:
+        for send in scenario.workloads[member].sends:
+            world.send(start + send.at_ns, member, send.sizes)
+    for step in scenario.steps:
+        match step:
+            case Start():
+                pass
+            case Leave():
+                world.leave(start + step.at_ns, step.member)
+            case RateChange():
+                world.new_rate(start + step.at_ns, step.member, step.rate)
+            case _:
+                assert_never(step)
+    for fault in scenario.faults:
+        if isinstance(fault, Crash):
+            world.crash(start + fault.at_ns, fault.member)
+        elif isinstance(fault, Pause):
+            world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
+
+
+def _network(scenario: Scenario, streams: Streams, start: int) -> Network:
+    plan, delta = scenario.network, scenario.timing.delta_ns
+    special = {(link.sender, link.receiver): link.delay for link in plan.links}
+
+    def draw(sender: int, receiver: int) -> Draw:
+        chance = streams.stream("network", sender, receiver)
+        own = special.get((sender, receiver))
+        if own is not None or plan.adversary == "none":
+            return drawn(own or plan.delay, delta, chance)
+        adversary = corners(chance, delta) if plan.adversary == "corners" else everything(delta)
+        return chosen(adversary, sender, receiver, delta)
+
+    parts: list[LinkFault] = []
+    for number, fault in enumerate(scenario.faults):
+        if not isinstance(fault, Crash | Pause):
+            parts.append(link_fault(fault, start, delta, streams.stream("fault", number)))
+    return Network(mesh(scenario.members, draw, fifo=plan.fifo), parts)
+
+
+def _clock(scenario: Scenario, member: int, streams: Streams, start: int) -> Clock:
+    plan, half = scenario.clocks, scenario.timing.gamma_ns // 2
+    if member in plan.offsets_ns:
+        return FixedClock(plan.offsets_ns[member])
+    chance = streams.stream("clock", member)
+    match plan.kind:
+        case "perfect":
+            return FixedClock()
+        case "fixed":
+            return FixedClock(below(chance, 2 * half + 1) - half)
+        case "drifting":
+            sweep = max(1, int(2 * half * 1e6 / plan.drift_ppm))
+            return DriftingClock(half, sweep, below(chance, 2 * sweep))
+        case "adversarial":
+            end = start + 2 * scenario.run_ns
+            return corner_clock(chance, half, start, end, plan.step_every_ns)
+    assert_never(plan.kind)
+
+
+def _run_name(scenario: Scenario, seed: int) -> str:
+    return f"{scenario.group}-seed-{seed}"
+
+
+def _meta(scenario: Scenario, seed: int, bound_ns: int) -> RunMeta:
+    stated = scenario.expect.bound_ns
+    return RunMeta(
+        run=_run_name(scenario, seed),
+        group=scenario.group,
+        order=scenario.order,
+        members=scenario.members,
+        delta_ns=scenario.timing.delta_ns,
+        gamma_ns=scenario.timing.gamma_ns,
+        theta_ns=scenario.timing.theta_ns,
+        bound_ns=bound_ns if stated is None else stated,
+        reliable=True,
+        source="sim",
+    )

@@ -1,0 +1,171 @@
+"""The loop: one heap of what happens when, in true time.
+
+At equal times datagrams arrive first (erratum 000-22: an arrival at the time-out counts), then timers, application
+inputs and faults take their turns in the order in which they were planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+from unisono.errors import InvalidPolicy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.workloads import Offers
+from unisono.sim.clocks import Clock
+from unisono.sim.ledger import Ledger
+from unisono.sim.network import Link, Network
+from unisono.sim.node import Machine, Node
+from unisono.stack import Datagram
+from unisono.trace.kinds import OBSERVER
+from unisono.trace.recorder import MemoryTrace
+
+Entry: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
+"""(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
+
+_AFTER_ARRIVALS = 1 << 62
+
+Check: TypeAlias = "Callable[[World], None]"
+
+
+class World:
+    """Members, the network between them, and time.
+
+    Times are true times in nanoseconds. `check` is called after every step. With `payloads` every delivery is
+    compared with what was sent, byte for byte. Nobody sends from `send_until` on; `run` may go on.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        start_ns: int = 0,
+        send_until: int = 2**63,
+        memory: MemoryTrace | None = None,
+        ledger: Ledger | None = None,
+        check: Check | None = None,
+        payloads: bool = False,
+    ) -> None:
+        self.network = network
+        self.start_ns = start_ns
+        self.now = start_ns
+        self.send_until = send_until
+        self.memory = memory
+        self.ledger = ledger
+        self.check = check
+        self.payloads: dict[int, list[bytes]] | None = {} if payloads else None
+        self.nodes: dict[int, Node] = {}
+        self.steps = 0
+        """How many events have happened."""
+        self.datagrams = 0
+        """How many datagrams were put on links; one to everyone counts once per link."""
+        self._heap: list[Entry] = []
+        self._planned = 0
+        self._routes: dict[int, tuple[tuple[Link, Callable[[int, bytes], None]], ...]] = {}
+
+    # -- building --------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        member: int,
+        stack: Machine,
+        clock: Clock,
+        timing: Timing,
+        *,
+        starts_ns: int | None = None,
+        offers: Offers | None = None,
+        life: int = 1,
+    ) -> Node:
+        """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later."""
+        if member in self.nodes:
+            raise InvalidPolicy("members", f"member {member} is in the world already")
+        recorder = None if self.memory is None else self.memory.recorder(member, life=life)
+        node = Node(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder)
+        self.nodes[member] = node
+        self._routes.clear()
+        starts = max(self.start_ns if starts_ns is None else starts_ns, clock.true_at(0))
+        self.later(starts, node.start, None)
+        return node
+
+    def send(self, at: int, member: int, sizes: Sequence[int]) -> None:
+        """A member's application hands in messages of these sizes."""
+        self.later(at, self.nodes[member].offer, tuple(sizes))
+
+    def new_rate(self, at: int, member: int, rate: Rate) -> None:
+        """A member renegotiates its rate."""
+        self.later(at, self.nodes[member].new_rate, rate)
+
+    def leave(self, at: int, member: int) -> None:
+        """A member leaves in order."""
+        self.later(at, self.nodes[member].leave, None)
+
+    def crash(self, at: int, member: int) -> None:
+        """A member stops for good."""
+        observer = None if self.memory is None else self.memory.recorder(OBSERVER)
+        self.later(at, self.nodes[member].crash, observer)
+
+    def pause(self, from_ns: int, to_ns: int, member: int) -> None:
+        """A member stands still; what happens to it meanwhile is handled at the end."""
+        self.later(from_ns, self.nodes[member].pause, to_ns)
+
+    def later(self, at: int, act: Callable[[int, Any], None], what: object) -> None:
+        """Plan anything but an arrival."""
+        self._planned += 1
+        heappush(self._heap, (at, _AFTER_ARRIVALS + self._planned, act, what))
+
+    def arrive_later(self, at: int, act: Callable[[int, bytes], None], data: bytes) -> None:
+        """Plan an arrival."""
+        self._planned += 1
+        heappush(self._heap, (at, self._planned, act, data))
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def run(self, until: int) -> None:
+        """Let everything happen up to and including `until`."""
+        heap, check = self._heap, self.check
+        steps = 0
+        try:
+            while heap and heap[0][0] <= until:
+                now, _, act, what = heappop(heap)
+                self.now = now
+                act(now, what)
+                steps += 1
+                if check is not None:
+                    check(self)
+        finally:
+            self.steps += steps
+        self.now = max(self.now, until)
+
+    def transmit(self, now: int, node: Node, datagrams: Sequence[Datagram]) -> None:
+        """Put a member's datagrams on its links."""
+        routes = self._routes.get(node.member)
+        if routes is None:
+            links = self.network.links_from(node.member)
+            routes = tuple((link, self.nodes[link.receiver].arrive) for link in links if link.receiver in self.nodes)
+            self._routes[node.member] = routes
+        if self.ledger is not None:
+            self.ledger.note(node.member, datagrams)
+        heap, planned, faulty = self._heap, self._planned, bool(self.network.faults)
+        for datagram in datagrams:
+            data, to = datagram.data, datagram.to
+            for link, arrive in routes:
+                if to and to != link.receiver:
+                    continue
+                self.datagrams += 1
+                if faulty:
+                    for at in self.network.arrivals(link, now):
+                        planned += 1
+                        heappush(heap, (at, planned, arrive, data))
+                    continue
+                # This is Link.arrival, written out: it runs once per datagram and receiver.
+                at = now + link.draw(now)
+                if link.fifo:
+                    if at < link.last_arrival:
+                        at = link.last_arrival
+                    else:
+                        link.last_arrival = at
+                planned += 1
+                heappush(heap, (at, planned, arrive, data))
+        self._planned = planned

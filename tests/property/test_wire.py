@@ -1,0 +1,263 @@
+"""The wire under Hypothesis: whatever is sent arrives as it was; whatever is mutated is refused or makes sense."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.model.events import Batch
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.rate_exchange import members_key
+from unisono.orders.vbr import Mode, Vbr
+from unisono.stack import Stack, build
+from unisono.wire.control import (
+    Heard,
+    Hello,
+    decode_echo,
+    decode_hello,
+    decode_probe,
+    encode_echo,
+    encode_hello,
+    encode_probe,
+)
+from unisono.wire.door import Door
+from unisono.wire.frame import FINAL, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
+from unisono.wire.run import OwnRun
+
+MS = 1_000_000
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+T0 = 10**18
+GROUP = group_key("g")
+MEMBERS = (1, 2, 3)
+ME = 1
+
+messages = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
+uniform_messages = st.integers(0, 40).flatmap(
+    lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=1, max_size=30)
+)
+u16, u32, u63 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def data_frames(draw: st.DrawFn) -> Frame:
+    frame = Frame(Kind.DATA, draw(st.sampled_from(MEMBERS[1:])), draw(u32), draw(u32), draw(u63), draw(u16))
+    frame.burst, frame.first_sequence, frame.sent_ns = draw(u32), draw(u63), draw(u63)
+    last = draw(st.sampled_from([LAST, LAST | FINAL]))
+    shape = draw(st.sampled_from(["mixed", "uniform", "piece", "dummy"]))
+    if shape == "dummy":
+        frame.flags = last
+    elif shape == "piece":
+        frame.flags = PIECE | draw(st.sampled_from([0, MORE, last]))
+        frame.body = draw(st.binary(min_size=1, max_size=60))
+    else:
+        frame.flags = draw(st.sampled_from([0, last]))
+        frame.run = OwnRun(draw(messages), False) if shape == "mixed" else OwnRun(draw(uniform_messages), True)
+    return frame
+
+
+def fields(frame: Frame) -> tuple[Any, ...]:
+    return (
+        frame.kind,
+        frame.sender,
+        frame.incarnation,
+        frame.epoch,
+        frame.slot,
+        frame.number,
+        frame.flags,
+        frame.burst,
+        frame.first_sequence,
+        frame.sent_ns,
+        frame.run.messages() if frame.run else None,
+        bytes(frame.body),
+    )
+
+
+@given(data_frames(), st.binary(max_size=20), st.binary(max_size=20))
+def test_a_data_frame_arrives_as_it_was_sent_wherever_it_lies(frame: Frame, before: bytes, behind: bytes) -> None:
+    datagram = encode(frame, GROUP)
+    door = Door(GROUP, ME, MEMBERS)
+    got = door.admit(before + datagram + behind, len(before), len(before) + len(datagram), 2**63)
+    assert got is not None, door.refused
+    assert fields(got) == fields(frame)
+
+
+hellos = st.builds(
+    Hello,
+    st.integers(0, 2**32),
+    u63,
+    u63,
+    u32,
+    st.floats(1e-300, 1e11),
+    st.integers(1, 2**32 - 1),
+    st.integers(1, 2**40 - 1),
+    st.integers(0, 2**30),
+    st.booleans(),
+    st.lists(st.builds(Heard, u16, u32, st.booleans()), max_size=10).map(tuple),
+)
+
+
+@given(hellos)
+def test_a_hello_arrives_as_it_was_said(hello: Hello) -> None:
+    assert decode_hello(encode_hello(hello)) == hello
+
+
+@given(u63, u63, u63)
+def test_probes_and_echoes_arrive_as_they_were_sent(a: int, b: int, c: int) -> None:
+    assert decode_probe(encode_probe(a)) == a
+    assert decode_echo(encode_echo(a, b, c)) == (a, b, c)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=120))
+def test_random_bytes_are_no_control_message_or_a_sound_one(body: bytes) -> None:
+    hello = decode_hello(body)
+    if hello is not None:
+        Rate(hello.avg, hello.burst, hello.burst_bytes)
+        assert len(encode_hello(hello)) == len(body)
+    decode_probe(body)
+    decode_echo(body)
+
+
+# -- mutated datagrams ---------------------------------------------------------------------------------------------
+
+
+def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
+    """Valid datagrams from members 2 and 3, of every kind."""
+    found = []
+    for sender in (2, 3):
+        for number, (flags, run, body) in enumerate(
+            [
+                (0, OwnRun([b"a" * 20] * 5, True), b""),
+                (PIECE | MORE, None, b"first part"),
+                (PIECE, None, b"second part"),
+                (0, OwnRun([b"", b"x", b"yy" * 30], False), b""),
+                (LAST, OwnRun([b"end"], False), b""),
+            ]
+        ):
+            for s in (slot, slot + 1):
+                frame = Frame(Kind.DATA, sender, incarnation, 0, s, number, flags, 8, number, T0, run, body)
+                found.append(encode(frame, GROUP))
+        for s in range(slot, slot + 3):
+            found.append(encode(Frame(Kind.DATA, sender, incarnation, 0, s, 0, LAST, 8, 0, T0), GROUP))
+        hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, slot, True, (Heard(1, 1, True),))
+        for kind, control in (
+            (Kind.HELLO, encode_hello(hello)),
+            (Kind.PROBE, encode_probe(T0)),
+            (Kind.ECHO, encode_echo(T0, T0 + 5, T0 + 6)),
+        ):
+            found.append(encode(Frame(kind, sender, incarnation, 0, slot, 0, sent_ns=T0, body=control), GROUP))
+    return found
+
+
+def mutated(chance: random.Random, valid: list[bytes]) -> bytes:
+    datagram = bytearray(chance.choice(valid))
+    for _ in range(chance.choice([1, 1, 1, 2, 3])):
+        what = chance.randrange(7)
+        at = chance.randrange(len(datagram)) if datagram else 0
+        if what == 0 and datagram:
+            datagram[at] ^= 1 << chance.randrange(8)
+        elif what == 1 and datagram:
+            datagram[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF])
+        elif what == 2:
+            del datagram[at:]
+        elif what == 3:
+            datagram += chance.randbytes(chance.randint(1, 40))
+        elif what == 4:
+            other = chance.choice(valid)
+            datagram[at:] = other[chance.randrange(len(other)) :]
+        elif what == 5:
+            datagram[at:at] = chance.randbytes(chance.randint(1, 3))
+        elif len(datagram) > HEADER_BYTES:
+            at = chance.randrange(HEADER_BYTES, len(datagram))
+            datagram[at] = chance.randrange(256)
+    return bytes(datagram)
+
+
+def check_sense(frame: Frame, datagram: bytes) -> None:
+    """What was let in can be taken apart, and is made of the datagram's own bytes."""
+    if frame.run is None:
+        assert bytes(frame.body) == datagram[HEADER_BYTES:]
+        return
+    parts, sizes = frame.run.messages(), frame.run.sizes()
+    assert frame.run.count == len(parts) == len(sizes) > 0
+    assert [len(part) for part in parts] == list(sizes)
+    assert sum(sizes) == frame.run.payload_bytes
+    assert b"".join(parts) == datagram[len(datagram) - sum(sizes) :]
+    assert len(datagram) - sum(sizes) >= HEADER_BYTES + 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mutated_datagram_is_refused_and_counted_or_makes_sense(seed: int) -> None:
+    chance = random.Random(seed)
+    valid = corpus(1000)
+    door, let_in = Door(GROUP, ME, MEMBERS), 0
+    for case in range(3000):
+        datagram = mutated(chance, valid) if chance.random() < 0.9 else chance.randbytes(chance.randint(0, 200))
+        before = chance.randbytes(chance.randint(0, 9))
+        refused = door.refused.total()
+        frame = door.admit(before + datagram + b"\xff" * 60, len(before), len(before) + len(datagram), 2000)
+        assert (frame is None) == (door.refused.total() == refused + 1), f"case {case}: {datagram.hex()}"
+        if frame is not None:
+            let_in += 1
+            check_sense(frame, datagram)
+    assert 300 < let_in < 2700, "the mutations are neither all harmless nor all fatal"
+    assert len(door.refused) >= 9
+
+
+def stack_in(mode: Mode) -> tuple[Stack, int]:
+    """A stack of member 1 in a mode, and the first slot that is or would be delivered."""
+    stack = build(Policy("g", ME, View(MEMBERS), TIMING, Rate(1000, 8), max_message=100, probe_every_ns=50 * MS))
+    first = TIMING.smax(T0)
+    if mode is not Mode.GET_RATE:
+        stack.wake(T0)
+    if mode in {Mode.DELIVER_MESSAGES, Mode.LEFT}:
+        for sender in (2, 3):
+            hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, first, True, ())
+            stack.receive(T0, encode(Frame(Kind.HELLO, sender, 1, 0, 0, 0, body=encode_hello(hello)), GROUP))
+    if mode is Mode.LEFT:
+        now = TIMING.start_of(first)
+        stack.leave(now)
+        for sender in (2, 3):
+            stack.receive(now, encode(Frame(Kind.DATA, sender, 1, 0, first, 0, LAST, 8), GROUP))
+    assert isinstance(stack.order, Vbr)
+    assert stack.order.mode is mode
+    stack.outgoing()
+    stack.events()
+    return stack, first
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("seed", range(25))
+def test_no_datagram_raises_out_of_a_stack(mode: Mode, seed: int) -> None:
+    chance = random.Random(f"{mode} {seed}")
+    stack, first = stack_in(mode)
+    valid = corpus(first)
+    now, index = TIMING.start_of(first), 0
+    for _ in range(160):
+        datagram = mutated(chance, valid) if chance.random() < 0.8 else chance.choice(valid)
+        refused = stack.door.refused.total()
+        stack.receive(now, datagram, multicast=chance.random() < 0.5)
+        assert stack.door.refused.total() in {refused, refused + 1}
+        if chance.random() < 0.1:
+            now += chance.choice([1, MS, 5 * MS])
+            stack.wake(now)
+            due = stack.wake_at()
+            assert due is None or due > now, "a wake makes progress"
+        if chance.random() < 0.1:
+            stack.submit(now, [b"own"])
+        for event in stack.events():
+            if isinstance(event, Batch):
+                assert [len(m) for m in event.messages] == event.sizes()
+                assert event.count == len(event.messages)
+                assert event.first_index == index, "every delivery has the next index"
+                index += event.count
+        for out in stack.outgoing():
+            peer = Door(GROUP, 2, MEMBERS)
+            got = peer.admit(out.data, 0, len(out.data), 2**63)
+            assert got is not None, "what a stack sends is well-formed"

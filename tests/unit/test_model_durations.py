@@ -1,0 +1,53 @@
+"""Durations: text with units to integer nanoseconds and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import InvalidPolicy
+from unisono.model.durations import duration_ns, duration_text, ms
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("5ms", 5_000_000),
+        ("200us", 200_000),
+        ("200µs", 200_000),
+        ("2s", 2_000_000_000),
+        ("2min", 120_000_000_000),
+        ("7ns", 7),
+        (" 1.5 ms ", 1_500_000),
+        ("0.1s", 100_000_000),
+        ("0ms", 0),
+        (12, 12),
+        (0, 0),
+    ],
+)
+def test_durations_are_exact(text: str | int, ns: int) -> None:
+    assert duration_ns(text) == ns
+
+
+@pytest.mark.parametrize("text", ["5", "ms", "", "5 m", "5h", "-5ms", "1e3ms", "5ms5ms", ".5ms", "5.ms", "5MS", -1])
+def test_what_is_no_duration_is_refused_with_the_field(text: str | int) -> None:
+    with pytest.raises(InvalidPolicy, match=r"^slot: ") as caught:
+        duration_ns(text, "slot")
+    assert caught.value.field == "slot"
+
+
+@pytest.mark.parametrize("text", [True, 1.5, None, b"5ms"])
+def test_other_types_are_refused(text: object) -> None:
+    with pytest.raises(InvalidPolicy, match="with a unit"):
+        duration_ns(text)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 10**14))
+def test_a_duration_survives_its_own_text(ns: int) -> None:
+    shown = duration_ns(duration_text(ns))
+    assert abs(shown - ns) * 10**5 <= ns, "the text keeps six figures"
+
+
+def test_the_text_of_a_negative_duration() -> None:
+    assert duration_text(-1_500_000) == "-1.5ms"
+    assert duration_text(999) == "999ns"
+    assert ms(1_500_000) == 1.5

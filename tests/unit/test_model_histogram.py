@@ -1,0 +1,62 @@
+"""The histogram: a quantile is an upper bound of the true one, and at most 1/32 above it."""
+
+from math import ceil
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.model.histogram import Histogram
+
+values = st.lists(st.integers(-10, 2**40) | st.integers(0, 70), min_size=1, max_size=60)
+# Shares that a float holds exactly, so that the rank is beyond doubt.
+shares = st.integers(0, 64).map(lambda n: n / 64)
+
+
+def histogram(counted: list[int]) -> Histogram:
+    result = Histogram()
+    for value in counted:
+        result.add(value)
+    return result
+
+
+@given(values, shares)
+def test_a_quantile_is_at_most_a_32nd_above_the_true_one(counted: list[int], q: float) -> None:
+    true = sorted(max(value, 0) for value in counted)[max(1, ceil(q * len(counted))) - 1]
+    shown = histogram(counted).quantile(q)
+    assert true <= shown <= true + true // 32
+    assert shown <= max(0, *counted, 0)
+
+
+@given(values, values, shares)
+def test_merging_is_counting_together(first: list[int], second: list[int], q: float) -> None:
+    merged = histogram(first)
+    merged.merge(histogram(second))
+    together = histogram(first + second)
+    assert merged == together
+    assert merged.quantile(q) == together.quantile(q)
+
+
+@given(values)
+def test_a_histogram_travels_as_pairs(counted: list[int]) -> None:
+    sent = histogram(counted)
+    assert Histogram.of_pairs(sent.to_pairs(), sent.largest) == sent
+
+
+@given(st.integers(0, 2**40), st.integers(1, 1000))
+def test_counting_many_times_is_counting_each_time(value: int, times: int) -> None:
+    at_once, one_by_one = Histogram(), Histogram()
+    at_once.add(value, times)
+    for _ in range(times):
+        one_by_one.add(value)
+    assert at_once == one_by_one
+
+
+def test_an_empty_histogram_has_quantile_zero() -> None:
+    assert Histogram().quantile(0.5) == 0
+
+
+def test_memory_is_constant_in_the_number_of_values() -> None:
+    full = Histogram()
+    for value in range(1, 200_000, 7):
+        full.add(value)
+    assert len(full.counts) <= 32 * 18

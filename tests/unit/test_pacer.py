@@ -1,0 +1,99 @@
+"""The pacer: never more than the burst per slot, the payload per slot, nor the average over k slots (000 §2.1)."""
+
+import random
+
+import pytest
+
+from unisono.layers.pacer import Pacer
+from unisono.model.rates import Rate
+
+THETA_NS = 250_000_000
+"""Four slots are the second over which averages are kept."""
+
+
+def test_a_slot_takes_its_burst_and_no_more() -> None:
+    pacer = Pacer(Rate(1000, 3), THETA_NS, 100)
+    pacer.open_slot(10)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (3, 300, False)
+    pacer.spend(2, 150)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (1, 150, False)
+    pacer.spend(1, 0)
+    assert (pacer.messages_left(), pacer.full()) == (0, True)
+    pacer.open_slot(11)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (3, 300, False)
+
+
+def test_the_average_holds_a_sender_back_until_old_slots_leave_the_window() -> None:
+    pacer = Pacer(Rate(6, 3), THETA_NS, 100)  # 6 in any 4 slots
+    taken = []
+    for slot in range(12):
+        pacer.open_slot(slot)
+        taken.append(pacer.messages_left())
+        pacer.spend(taken[-1], 0)
+    assert taken == [3, 3, 0, 0] * 3
+
+
+def test_skipped_slots_count_as_silent() -> None:
+    pacer = Pacer(Rate(3, 3), THETA_NS, 100)
+    pacer.open_slot(0)
+    pacer.spend(3, 0)
+    pacer.open_slot(3)
+    assert pacer.full(), "slots 0 to 3 are one window"
+    pacer.open_slot(4)
+    assert pacer.messages_left() == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_spending_exceeds_any_of_the_three_limits(seed: int) -> None:
+    chance = random.Random(seed)
+    rate = Rate(chance.choice([0.5, 2, 7.5, 40, 1000]), chance.randint(1, 12), chance.choice([None, 500]))
+    theta_ns, max_message = chance.choice([THETA_NS, 100_000_000, 2_000_000_000]), 100
+    pacer = Pacer(rate, theta_ns, max_message)
+    spent: dict[int, int] = {}
+    slot = 1000
+    while slot < 1300:
+        pacer.open_slot(slot)
+        spent[slot], spent_bytes = 0, 0
+        greedy = chance.random() < 0.7
+        for _ in range(chance.randint(0, 4)):
+            count = pacer.messages_left() if greedy else chance.randint(0, pacer.messages_left())
+            size = chance.randint(0, min(pacer.bytes_left(), count * max_message))
+            pacer.spend(count, size)
+            spent[slot] += count
+            spent_bytes += size
+        assert spent[slot] <= rate.burst
+        assert spent_bytes <= rate.bytes_per_slot(max_message)
+        assert pacer.messages_left() >= 0 <= pacer.bytes_left()
+        slot += chance.choice([1, 1, 1, 2, 9])
+    window, allowance = rate.averaging_slots(theta_ns), rate.allowance(theta_ns)
+    for start in range(1000 - window, 1300):
+        assert sum(spent.get(s, 0) for s in range(start, start + window)) <= allowance
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_rate_change_the_new_rate_holds_over_its_own_window(seed: int) -> None:
+    chance = random.Random(seed)
+    old, new = (Rate(chance.randint(4, 40), chance.randint(1, 9)) for _ in range(2))
+    pacer = Pacer(old, THETA_NS, 100)
+    spent: dict[int, int] = {}
+    change = chance.randint(5, 15)
+    for slot in range(40):
+        pacer.open_slot(slot, new if slot == change else None)
+        in_force = new if slot >= change else old
+        assert pacer.rate == in_force
+        spent[slot] = chance.randint(0, pacer.messages_left())
+        pacer.spend(spent[slot], 0)
+        assert spent[slot] <= in_force.burst
+    window, allowance = new.averaging_slots(THETA_NS), new.allowance(THETA_NS)
+    for start in range(change, 40):
+        assert sum(spent.get(s, 0) for s in range(start, start + window)) <= allowance
+
+
+def test_what_was_spent_before_a_change_counts_after_it() -> None:
+    pacer = Pacer(Rate(40, 10), THETA_NS, 100)
+    pacer.open_slot(0)
+    pacer.spend(10, 0)
+    pacer.open_slot(1, Rate(4, 4))
+    assert pacer.messages_left() == 0
+    pacer.open_slot(4)
+    assert pacer.messages_left() == 4

@@ -1,0 +1,208 @@
+"""The stack: five verbs, each part in its place, nothing handed out twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
+from unisono.layers.contract import Layer
+from unisono.layers.skew import Skew
+from unisono.model.events import Batch, Left, ViewChange
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.vbr import Vbr
+from unisono.stack import ORDERS, Datagram, Stack, build
+from unisono.wire.door import Refusal
+from unisono.wire.frame import Frame, Kind, encode
+
+MS = 1_000_000
+T0 = 10**18
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+
+
+def policy(member: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> Policy:
+    fields: dict[str, Any] = {"rate": Rate(1000, 8), "max_message": 100}
+    fields.update(changes)
+    return Policy("g", member, View(members), TIMING, **fields)
+
+
+def carry(stacks: dict[int, Stack], now: int) -> None:
+    """Deliver every datagram at once, until there is none."""
+    moved = True
+    while moved:
+        moved = False
+        for sender, stack in stacks.items():
+            for datagram in stack.outgoing():
+                for member, other in stacks.items():
+                    if member != sender and datagram.to in {0, member}:
+                        other.receive(now, datagram.data, multicast=datagram.multicast)
+                        moved = True
+
+
+def formed(members: tuple[int, ...] = (1, 2), **changes: Any) -> tuple[dict[int, Stack], int]:
+    stacks = {m: build(policy(m, members, **changes)) for m in members}
+    for stack in stacks.values():
+        stack.wake(T0)
+    carry(stacks, T0)
+    assert all(stack.order.running() for stack in stacks.values())
+    return stacks, TIMING.smax(T0)
+
+
+def test_the_five_verbs_carry_a_message_from_one_member_to_the_other() -> None:
+    stacks, first = formed()
+    now = TIMING.start_of(first)
+    assert stacks[1].submit(now, [b"hello", b"world"]) == 2
+    end = TIMING.end_of(first)
+    assert stacks[1].wake_at() == end
+    for stack in stacks.values():
+        stack.wake(end)
+    carry(stacks, end)
+    for stack in stacks.values():
+        view, batch = stack.events()
+        assert isinstance(view, ViewChange)
+        assert isinstance(batch, Batch)
+        assert (batch.sender, batch.slot, batch.messages) == (1, first, [b"hello", b"world"])
+        assert stack.events() == [], "handed out once"
+        assert stack.outgoing() == []
+    stacks[2].leave(end)
+    for stack in stacks.values():
+        stack.wake(end + TIMING.theta_ns)
+    carry(stacks, end + TIMING.theta_ns)
+    assert stacks[2].events() == [Left(first + 1)]
+    (change,) = stacks[1].events()
+    assert change == ViewChange(View((1,), first + 2), left=(2,))
+
+
+def test_an_unknown_order_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(InvalidPolicy, match="vbr") as caught:
+        build(policy(order="chaos"))
+    assert caught.value.field == "order"
+    assert "chaos" in str(caught.value)
+    assert "vbr" in ORDERS
+
+
+def test_a_message_too_large_takes_nothing_of_its_batch() -> None:
+    stacks, first = formed((1,))
+    stacks[1].outgoing()
+    now = TIMING.start_of(first)
+    with pytest.raises(MessageTooLarge) as caught:
+        stacks[1].submit(now, [b"x", bytes(101)])
+    assert (caught.value.size, caught.value.limit) == (101, 100)
+    assert stacks[1].submit(now, [b"y", bytes(100)]) == 2
+    stacks[1].wake(TIMING.end_of(first))
+    batch = stacks[1].events()[-1]
+    assert isinstance(batch, Batch)
+    assert batch.messages == [b"y", bytes(100)]
+
+
+def test_a_network_without_room_refuses_the_stack() -> None:
+    class Full:
+        def reserve(self, reservation: Reservation) -> None:
+            raise ReservationRefused(reservation.avg_bytes_per_s, 5, 10)
+
+    with pytest.raises(ReservationRefused, match="5 B/s free"):
+        build(policy(), Full())
+
+
+def test_refused_datagrams_are_counted_and_go_no_further() -> None:
+    stacks, _ = formed()
+    stacks[1].events()
+    stacks[1].receive(T0, b"rubbish")
+    stacks[1].receive(T0, b"")
+    assert stacks[1].door.refused == {Refusal.TRUNCATED: 2}
+    assert stacks[1].events() == []
+    assert stacks[1].delays.total == 0
+
+
+def test_a_datagram_lies_anywhere_in_the_buffer() -> None:
+    stacks, first = formed()
+    now = TIMING.end_of(first)
+    stacks[2].wake(now)
+    (mark,) = stacks[2].outgoing()
+    buffer = b"before" + mark.data + b"behind"
+    stacks[1].wake(now)
+    stacks[1].receive(now + 3, buffer, 6, 6 + len(mark.data))
+    assert not stacks[1].door.refused
+    assert (stacks[1].delays.total, stacks[1].delays.largest) == (1, 3)
+
+
+def test_probes_measure_clocks_below_the_order() -> None:
+    stacks, _ = formed(probe_every_ns=1_000 * MS)
+    for stack in stacks.values():
+        stack.wake(T0 + 1)
+    carry(stacks, T0 + 1)
+    assert stacks[1].skew.gamma_ns() == 0
+    due = stacks[1].wake_at()
+    assert due is not None
+    assert due > T0 + 1
+
+
+class Tag:
+    """A layer that notes what passes, and when."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.down: list[Frame] = []
+        self.up: list[Frame] = []
+        self._name = name
+        self._log = log
+
+    def from_above(self, now: int, frame: Frame) -> None:
+        self._log.append(f"{self._name} down {frame.number}")
+        self.down.append(frame)
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        self._log.append(f"{self._name} up {frame.number}")
+        self.up.append(frame)
+
+    def wake(self, now: int) -> None:
+        self._log.append(f"{self._name} wake")
+
+    def wake_at(self) -> int | None:
+        return 5 if self._name == "b" else None
+
+
+def tagged(names: str, log: list[str]) -> Stack:
+    here = policy(members=(1,)) if not names else policy()
+    layers: list[Layer] = [Tag(name, log) for name in names]
+    return Stack(here, Vbr(here, Unlimited()), layers, Skew(here))
+
+
+def test_frames_pass_the_layers_in_order_both_ways() -> None:
+    log: list[str] = []
+    stack = tagged("abc", log)
+    stack.wake(T0)
+    assert log == ["a wake", "b wake", "c wake", "a down 0", "b down 0", "c down 0"]
+    assert len(stack.outgoing()) == 1
+    log.clear()
+    for number in (4, 5):
+        frame = Frame(Kind.DATA, 2, 1, 0, 7, number, 1)
+        stack.receive(T0, encode(frame, group_key("g")))
+    assert log == ["c up 4", "b up 4", "a up 4", "c up 5", "b up 5", "a up 5"]
+    assert stack.wake_at() == 5, "the earliest of all parts"
+
+
+def test_a_stack_without_layers_is_the_order_alone() -> None:
+    stack = tagged("", [])
+    stack.wake(T0)
+    stack.outgoing()
+    now = TIMING.start_of(TIMING.smax(T0))
+    stack.submit(now, [b"x"])
+    stack.wake(now + TIMING.theta_ns)
+    (datagram,) = stack.outgoing()
+    assert isinstance(datagram, Datagram)
+    assert (datagram.to, datagram.multicast) == (0, False)
+    stack.receive(now, datagram.data)
+    assert stack.door.refused == {Refusal.OWN_ECHO: 1}
+
+
+def test_a_new_rate_goes_through_the_stack() -> None:
+    stacks, first = formed((1,))
+    now = TIMING.start_of(first)
+    stacks[1].new_rate(now, Rate(1000, 2))
+    assert stacks[1].submit(now, [b""] * 20) == 8
+    assert stacks[1].submit(now + TIMING.theta_ns, [b""] * 20) == 2

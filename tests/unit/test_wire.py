@@ -1,0 +1,244 @@
+"""The wire: the header's layout, the control messages, and a door that refuses and counts what is malformed."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from unisono.wire.control import (
+    Heard,
+    Hello,
+    decode_echo,
+    decode_hello,
+    decode_probe,
+    encode_echo,
+    encode_hello,
+    encode_probe,
+)
+from unisono.wire.door import Door, Refusal
+from unisono.wire.frame import FINAL, HEADER_BYTES, LAST, MORE, PIECE, VERSION, Frame, Kind, encode
+from unisono.wire.run import MIXED, OwnRun, PackedRun, WholeMessage, read_run
+
+GROUP = 0xCAFEBABE
+ME, PEER, STRANGER = 1, 2, 9
+LATEST = 1000
+HELLO = Hello(5_000_000, 10_000_000, 2_000_000, 77, 50.0, 8, 800, 900, True, (Heard(1, 3, True), Heard(4, 5, False)))
+
+
+def data_frame(messages: list[bytes] | None = None, flags: int = LAST, slot: int = 990) -> Frame:
+    run = OwnRun(messages, uniform=False) if messages else None
+    return Frame(Kind.DATA, PEER, 3, 4, slot, 5, flags, 8, 60, 7_000, run)
+
+
+def piece_frame(body: bytes, flags: int) -> Frame:
+    return Frame(Kind.DATA, PEER, 3, 4, 990, 5, flags, 8, 60, 7_000, body=body)
+
+
+def control_frame(kind: Kind, body: bytes, flags: int = 0) -> Frame:
+    return Frame(kind, PEER, 3, 4, 990, 0, flags, body=body)
+
+
+def door() -> Door:
+    return Door(GROUP, ME, (ME, PEER, 3))
+
+
+def admitted(datagram: bytes) -> Frame:
+    at = door()
+    frame = at.admit(datagram, 0, len(datagram), LATEST)
+    assert frame is not None, at.refused
+    assert not at.refused
+    return frame
+
+
+def test_the_layout_of_version_1() -> None:
+    """Golden bytes: other versions of this program read them."""
+    datagram = encode(data_frame([b"ab", b"c"], LAST | FINAL), GROUP)
+    assert datagram.hex(" ", -4) == (
+        "01010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags 0, sender number, group epoch ...
+        " 00000000 000003de 00000000 0000003c 00000000 00001b58"  # slot, first sequence, sent
+        " 0002ffff 00020001 616263"  # count MIXED, sizes, messages
+    )
+    assert HEADER_BYTES == 48
+    uniform = Frame(Kind.DATA, PEER, 3, 4, 990, 5, run=OwnRun([b"ab", b"cd"], uniform=True))
+    assert encode(uniform, GROUP)[HEADER_BYTES:].hex() == "0002000261626364"
+    assert encode(data_frame(), GROUP)[HEADER_BYTES:] == b"", "the dummy is a bare header"
+
+
+def test_every_field_of_a_data_frame_arrives() -> None:
+    frame = admitted(encode(data_frame([b"ab", b""], LAST), GROUP))
+    assert replace(frame, run=None) == data_frame()
+    assert isinstance(frame.run, PackedRun)
+    assert frame.run.messages() == [b"ab", b""]
+    assert frame.last
+
+
+def test_dummies_and_pieces_arrive() -> None:
+    dummy = admitted(encode(data_frame(flags=LAST | FINAL), GROUP))
+    assert dummy.run is None
+    assert dummy.body == b""
+    for flags in (PIECE, PIECE | MORE, PIECE | LAST, PIECE | LAST | FINAL):
+        piece = admitted(encode(piece_frame(b"part", flags), GROUP))
+        assert piece.run is None
+        assert bytes(piece.body) == b"part"
+        assert piece.flags == flags
+
+
+def patched(offset: int, layout: str, value: int) -> Callable[[], bytes]:
+    def make() -> bytes:
+        datagram = bytearray(encode(data_frame([b"ab", b"c"]), GROUP))
+        struct.pack_into(layout, datagram, offset, value)
+        return bytes(datagram)
+
+    return make
+
+
+def with_run(body: bytes, flags: int = LAST) -> Callable[[], bytes]:
+    return lambda: encode(data_frame(flags=flags), GROUP) + body
+
+
+def with_hello(offset: int, layout: str, value: float) -> Callable[[], bytes]:
+    def make() -> bytes:
+        body = bytearray(encode_hello(HELLO))
+        struct.pack_into(layout, body, offset, value)
+        return encode(control_frame(Kind.HELLO, bytes(body)), GROUP)
+
+    return make
+
+
+CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
+    ("nothing", Refusal.TRUNCATED, lambda: b""),
+    ("half a header", Refusal.TRUNCATED, lambda: encode(data_frame(), GROUP)[: HEADER_BYTES - 1]),
+    ("no body and no mark", Refusal.TRUNCATED, lambda: encode(data_frame(flags=0), GROUP)),
+    ("version 0", Refusal.WRONG_VERSION, patched(0, "!B", 0)),
+    ("next version", Refusal.WRONG_VERSION, patched(0, "!B", VERSION + 1)),
+    ("kind 0", Refusal.UNKNOWN_KIND, patched(1, "!B", 0)),
+    ("kind 5", Refusal.UNKNOWN_KIND, patched(1, "!B", 5)),
+    ("a new flag", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LAST | 0x10)),
+    ("the spare byte", Refusal.UNKNOWN_FLAGS, patched(3, "!B", 1)),
+    ("MORE without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE)),
+    ("MORE without PIECE, no body", Refusal.UNKNOWN_FLAGS, lambda: encode(data_frame(flags=MORE), GROUP)),
+    ("FINAL without LAST", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FINAL)),
+    ("FINAL without LAST in a piece", Refusal.UNKNOWN_FLAGS, lambda: encode(piece_frame(b"x", PIECE | FINAL), GROUP)),
+    ("another group", Refusal.WRONG_GROUP, lambda: encode(data_frame([b"x"]), GROUP ^ 1)),
+    ("a stranger", Refusal.STRANGER, patched(4, "!H", STRANGER)),
+    ("member 0", Refusal.STRANGER, patched(4, "!H", 0)),
+    ("ourselves", Refusal.OWN_ECHO, patched(4, "!H", ME)),
+    ("a slot ahead of time", Refusal.ABSURD_SLOT, patched(24, "!Q", LATEST + 1)),
+    ("the last slot there is", Refusal.ABSURD_SLOT, patched(24, "!Q", 2**64 - 1)),
+    ("an absurd sequence", Refusal.ABSURD_SLOT, patched(32, "!Q", 2**63)),
+    ("an absurd clock", Refusal.ABSURD_SLOT, patched(40, "!Q", 2**63)),
+    ("a run without a head", Refusal.LYING_LENGTHS, with_run(b"\0\1\0")),
+    ("a run of none", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 0, 0))),
+    ("a mixed run of none", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 0, MIXED))),
+    ("uniform, one byte short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"12345")),
+    ("uniform, one byte over", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"1234567")),
+    ("empty messages with a byte", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 0) + b"1")),
+    ("a table cut short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHH", 2, MIXED, 0))),
+    ("mixed, one byte short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHHH", 2, MIXED, 1, 2) + b"12")),
+    ("mixed, one byte over", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHHH", 2, MIXED, 1, 2) + b"1234")),
+    ("an empty piece", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"", PIECE), GROUP)),
+    ("an empty last piece", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"", PIECE | LAST), GROUP)),
+    ("a slot that ends in a message", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"x", PIECE | MORE | LAST), GROUP)),
+    ("an empty HELLO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.HELLO, b""), GROUP)),
+    (
+        "a HELLO with flags",
+        Refusal.BAD_CONTROL,
+        lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO), LAST), GROUP),
+    ),
+    (
+        "a HELLO cut short",
+        Refusal.BAD_CONTROL,
+        lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO)), GROUP)[:-1],
+    ),
+    (
+        "a HELLO with a tail",
+        Refusal.BAD_CONTROL,
+        lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO)), GROUP) + b"x",
+    ),
+    ("average not a number", Refusal.BAD_CONTROL, with_hello(28, "!d", float("nan"))),
+    ("average infinite", Refusal.BAD_CONTROL, with_hello(28, "!d", float("inf"))),
+    ("average zero", Refusal.BAD_CONTROL, with_hello(28, "!d", 0.0)),
+    ("average negative", Refusal.BAD_CONTROL, with_hello(28, "!d", -1.0)),
+    ("burst zero", Refusal.BAD_CONTROL, with_hello(36, "!I", 0)),
+    ("no bytes per slot", Refusal.BAD_CONTROL, with_hello(40, "!Q", 0)),
+    ("absurd bytes per slot", Refusal.BAD_CONTROL, with_hello(40, "!Q", 2**40)),
+    ("a first slot after the end of time", Refusal.BAD_CONTROL, with_hello(48, "!Q", 2**63 // 5_000_000 + 1)),
+    ("complete neither yes nor no", Refusal.BAD_CONTROL, with_hello(56, "!B", 2)),
+    ("more heard than listed", Refusal.BAD_CONTROL, with_hello(57, "!H", 3)),
+    ("fewer heard than listed", Refusal.BAD_CONTROL, with_hello(57, "!H", 1)),
+    ("a short PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"1234567"), GROUP)),
+    ("a long PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"123456789"), GROUP)),
+    ("an absurd PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"\xff" * 8), GROUP)),
+    ("a short ECHO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.ECHO, bytes(23)), GROUP)),
+    ("an absurd ECHO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.ECHO, bytes(16) + b"\xff" * 8), GROUP)),
+    (
+        "a PROBE with flags",
+        Refusal.BAD_CONTROL,
+        lambda: encode(control_frame(Kind.PROBE, encode_probe(1), LAST), GROUP),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "make"), [pytest.param(r, m, id=name) for name, r, m in CRAFTED])
+def test_a_malformed_datagram_is_refused_and_counted_by_its_reason(reason: Refusal, make: Callable[[], bytes]) -> None:
+    at, datagram = door(), make()
+    for times in (1, 2):
+        assert at.admit(datagram, 0, len(datagram), LATEST) is None
+        assert at.refused == {reason: times}
+    # The same inside a larger buffer, where what lies around must not help.
+    inside = b"\x01" * 7 + datagram + b"\x00" * 60
+    assert at.admit(inside, 7, 7 + len(datagram), LATEST) is None
+    assert at.refused == {reason: 3}
+
+
+def test_every_reason_has_a_crafted_datagram() -> None:
+    assert {reason for _, reason, _ in CRAFTED} == set(Refusal)
+
+
+def test_the_last_possible_slot_is_let_in() -> None:
+    datagram = encode(data_frame([b"x"], slot=LATEST), GROUP)
+    assert door().admit(datagram, 0, len(datagram), LATEST) is not None
+
+
+def test_frames_are_read_where_they_lie_in_a_larger_buffer() -> None:
+    frames = [data_frame([b"ab", b"cde", b""]), data_frame(), piece_frame(b"piece", PIECE), data_frame([b"z"] * 9)]
+    datagrams = [encode(frame, GROUP) for frame in frames]
+    buffer, at, start = b"".join(datagrams), door(), 0
+    for frame, datagram in zip(frames, datagrams, strict=True):
+        got = at.admit(buffer, start, start + len(datagram), LATEST)
+        start += len(datagram)
+        assert got is not None
+        assert (got.run.messages() if got.run else None) == (frame.run.messages() if frame.run else None)
+        assert bytes(got.body) == frame.body
+    assert start == len(buffer)
+    assert not at.refused
+
+
+def test_control_messages_arrive_as_they_were_sent() -> None:
+    assert decode_hello(encode_hello(HELLO)) == HELLO
+    assert decode_probe(encode_probe(5)) == 5
+    assert decode_echo(encode_echo(1, 2, 3)) == (1, 2, 3)
+    for kind, body in (
+        (Kind.HELLO, encode_hello(HELLO)),
+        (Kind.PROBE, encode_probe(5)),
+        (Kind.ECHO, encode_echo(1, 2, 3)),
+    ):
+        frame = admitted(encode(control_frame(kind, body), GROUP))
+        assert frame.kind is kind
+        assert bytes(frame.body) == body
+
+
+def test_a_run_knows_its_sizes_without_being_taken_apart() -> None:
+    for messages, uniform in (([b"ab", b"cd"], True), ([b"ab", b"c"], False), ([b"", b""], True)):
+        own = OwnRun(messages, uniform)
+        body = b"".join(own.parts())
+        packed = read_run(b"..." + body + b"...", 3, 3 + len(body))
+        assert packed is not None
+        for run in (own, packed):
+            assert run.count == len(messages)
+            assert list(run.sizes()) == [len(m) for m in messages]
+            assert run.payload_bytes == sum(map(len, messages))
+            assert run.messages() == messages
+    whole = WholeMessage([b"ab", memoryview(b"cde")])
+    assert (whole.count, list(whole.sizes()), whole.payload_bytes, whole.messages()) == (1, [5], 5, [b"abcde"])
