@@ -1,84 +1,152 @@
-"""One member of the throughput benchmark: sends as fast as the group takes it, counts what is delivered."""
+"""One member of the throughput benchmark: sends as fast as the group takes it, slices out and counts what is delivered.
+
+With UNISONO_PROFILE set to a folder, the counted time is profiled and the profile is left there, one file per member.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import json
+import os
+import resource
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import unisono
 
+WARM_S = 0.5
+"""Left out at the start, while processes and caches warm up."""
+STALL_S = 2.0
+"""Without any delivery for this long, the group has stopped: something was lost."""
 
-async def member(setup: dict[str, object]) -> None:
-    """Join, send and count for the given time."""
-    me, size, seconds = int(str(setup["member"])), int(str(setup["size"])), float(str(setup["seconds"]))
-    peers = {int(m): (a[0], int(a[1])) for m, a in dict(setup["peers"]).items()}  # type: ignore[call-overload]
-    burst = int(str(setup["burst"]))
-    group = await unisono.join(
-        "throughput",
-        member=me,
-        peers=peers,
-        rate=unisono.Rate(avg=burst * 1e9 / int(str(setup["slot_ns"])), burst=burst),
-        slot=int(str(setup["slot_ns"])),
-        delta="10ms",
-        gamma="1ms",
-        max_message=size,
-        max_frame=int(str(setup["max_frame"])),
-        link=unisono.Link("400Gbit/s"),
-    )
-    messages = [bytes([n % 256]) * size for n in range(burst)]
-    from_others = own = 0
-    begin = time.monotonic()
-    counted_from = counted_to = begin
 
-    async def send() -> None:
-        while time.monotonic() - begin < seconds + 1:
+class MemberRun:
+    """One member: a task that sends, one that counts, and one that watches for a stall."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self.setup = setup
+        self.me = int(setup["member"])
+        self.seconds = float(setup["seconds"])
+        self.from_others = self.own = self.batches = 0
+        self.counted_from = self.counted_to = self.last = 0.0
+        self.violations: list[str] = []
+        self.stalled = False
+        self._begin = 0.0
+        self._before: resource.struct_rusage | None = None
+        self._after: resource.struct_rusage | None = None
+        folder = os.environ.get("UNISONO_PROFILE")
+        self._profile_at = Path(folder) if folder else None
+        self._profile = cProfile.Profile()
+
+    async def run(self) -> dict[str, Any]:
+        """Join, send and count for the given time, leave; the figures."""
+        setup = self.setup
+        burst, slot_ns, size = int(setup["burst"]), int(setup["slot_ns"]), int(setup["size"])
+        group = await unisono.join(
+            "throughput",
+            member=self.me,
+            peers={int(m): (a[0], int(a[1])) for m, a in setup["peers"].items()},
+            rate=unisono.Rate(avg=burst * 1e9 / slot_ns, burst=burst),
+            slot=slot_ns,
+            delta=int(setup["delta_ns"]),
+            gamma="1ms",
+            max_message=size,
+            max_frame=int(setup["max_frame"]),
+            link=unisono.Link("400Gbit/s"),
+        )
+        transport = group._driver.transport
+        self._begin = self.last = time.monotonic()
+        tasks = [asyncio.create_task(part) for part in (self._count(group), self._send(group, burst, size))]
+        watching = asyncio.create_task(self._watch())
+        await asyncio.wait({*tasks, watching}, timeout=WARM_S + self.seconds + 1, return_when=asyncio.FIRST_COMPLETED)
+        for done in tasks:
+            if done.done() and done.exception() is not None:
+                done.result()
+        self._finish()
+        dropped, received = transport.dropped(), transport.received
+        tasks[1].cancel()
+        watching.cancel()
+        in_order = await group.leave()
+        await tasks[0]
+        return {
+            **self._figures(),
+            "dropped": dropped,
+            "datagrams_per_read": received.datagrams / max(1, received.syscalls),
+            "in_order": in_order,
+            "lateness_max_ms": group.stats().lateness.largest / 1e6,
+            "refused": dict(group.stats().refused),
+            "ignored": dict(group.stats().ignored),
+        }
+
+    async def _send(self, group: unisono.Group, burst: int, size: int) -> None:
+        messages = [bytes([n % 256]) * size for n in range(burst)]
+        # A little longer than counted, so that nobody counts while others have stopped.
+        while time.monotonic() - self._begin < WARM_S + self.seconds + 0.5:
             await group.send_many(messages)
             await asyncio.sleep(0)
 
-    async def count() -> None:
-        nonlocal from_others, own, counted_from, counted_to
-        warm = True
+    async def _count(self, group: unisono.Group) -> None:
+        end = self._begin + WARM_S + self.seconds
         async for event in group.batches():
+            if isinstance(event, unisono.Violation):
+                self.violations.append(f"{event.kind}: {event.text}")
             if not isinstance(event, unisono.Batch):
                 continue
             number = len(event.messages)
-            now = time.monotonic()
-            if warm and now - begin > 0.5:
-                warm, from_others, own, counted_from = False, 0, 0, now
-            if now - begin <= seconds + 0.5:
-                counted_to = now
-                if event.sender == me:
-                    own += number
-                else:
-                    from_others += number
+            self.last = now = time.monotonic()
+            if self._before is None:
+                if now - self._begin > WARM_S:
+                    self._before, self.counted_from = resource.getrusage(resource.RUSAGE_SELF), now
+                    if self._profile_at is not None:
+                        self._profile.enable()
+                continue
+            if now > end:
+                self._finish()
+                continue
+            self.counted_to = now
+            self.batches += 1
+            if event.sender == self.me:
+                self.own += number
+            else:
+                self.from_others += number
 
-    counting = asyncio.create_task(count())
-    sending = asyncio.create_task(send())
-    await asyncio.wait({sending, counting}, timeout=seconds + 1.5, return_when=asyncio.FIRST_COMPLETED)
-    sending.cancel()
-    await group.leave()
-    await counting
-    stats = group.stats()
-    sys.stdout.write(
-        json.dumps(
-            {
-                "received": from_others,
-                "own": own,
-                "seconds": counted_to - counted_from,
-                "lateness_max_ms": stats.lateness.largest / 1e6,
-                "delay_p9999_ms": stats.delays.quantile(0.9999) / 1e6,
-                "refused": dict(stats.refused),
-            }
-        )
-        + "\n"
-    )
+    async def _watch(self) -> None:
+        while time.monotonic() - self.last < STALL_S:
+            await asyncio.sleep(0.1)
+        self.stalled = True
+
+    def _finish(self) -> None:
+        if self._after is None:
+            self._profile.disable()
+            self._after = resource.getrusage(resource.RUSAGE_SELF)
+
+    def _figures(self) -> dict[str, Any]:
+        if self._profile_at is not None:
+            self._profile.dump_stats(self._profile_at / f"member-{self.me}-{self.setup['size']}B.prof")
+        before, after = self._before, self._after
+        user = after.ru_utime - before.ru_utime if before and after else 0.0
+        system = after.ru_stime - before.ru_stime if before and after else 0.0
+        faults = after.ru_minflt - before.ru_minflt if before and after else 0
+        return {
+            "received": self.from_others,
+            "own": self.own,
+            "batches": self.batches,
+            "seconds": max(self.counted_to - self.counted_from, 1e-9),
+            "user_s": user,
+            "system_s": system,
+            "page_faults": faults,
+            "stalled": self.stalled,
+            "violations": self.violations[:3],
+        }
 
 
 def main() -> None:
     """Configuration on standard input, one line of JSON with the figures out."""
-    asyncio.run(member(json.loads(sys.stdin.readline())))
+    figures = asyncio.run(MemberRun(json.loads(sys.stdin.readline())).run())
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def _per_process(results: list[dict[str, Any]]) -> float:
     return sum(float(r["received"]) / float(r["seconds"]) for r in results) / len(results)
 
 
-def ordered(size: int, seconds: float, slot_ns: int, burst: int) -> tuple[float, list[dict[str, Any]]]:
+def ordered(size: int, seconds: float, slot_ns: int, burst: int, delta_ns: int = 10_000_000) -> tuple[float, list[dict[str, Any]]]:
     """Messages of others delivered per second and member, in one order."""
-    results = _results(_processes("benchmarks.ordered", _setups(size, seconds, slot_ns=slot_ns, burst=burst)))
+    results = _results(_processes("benchmarks.ordered", _setups(size, seconds, slot_ns=slot_ns, burst=burst, delta_ns=delta_ns)))
     return _per_process(results), results
 
 

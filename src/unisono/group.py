@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -22,6 +23,7 @@ from unisono.runtime.clock import WallClock
 from unisono.runtime.driver import Driver, Happening
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
+from unisono.wire.run import OwnRun
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
@@ -86,6 +88,12 @@ def join(
     addresses = {number: _address(f"peers[{number}]", peer) for number, peer in peers.items()}
     if member not in addresses:
         raise InvalidPolicy("peers", f"member {member} itself must be among the peers {sorted(addresses)}")
+    owners: dict[tuple[str, int], int] = {}
+    for number, address in addresses.items():
+        if owners.setdefault(address, number) != number:
+            raise InvalidPolicy("peers", f"members {owners[address]} and {number} have the same address")
+    if queue_messages < 1:
+        raise InvalidPolicy("queue_messages", f"room for at least one message is needed, not {queue_messages}")
     timing = _timing(deadline, slot, duration_ns(delta, "delta"), duration_ns(gamma, "gamma"))
     setup = _Setup(
         group=group,
@@ -113,10 +121,8 @@ def new_incarnation() -> int:
 
 
 def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
-    if isinstance(value, tuple):
-        return value
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidPolicy(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
     return host.strip("[]"), int(port)
 
@@ -226,17 +232,25 @@ class Group:
         self._driver = driver
         self._stack = stack
         self._on_close = on_close
+        self._opened: Batch | None = None
+        self._rest: deque[Delivery] = deque()
+        """Of the batch that iteration by event has opened, what it has not given yet: it may be broken off."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     async def send(self, message: bytes) -> None:
-        """Multicast one message; waits while the declared rate has no room for it."""
-        await self._driver.submit((message,))
+        """Multicast one message; waits while the declared rate has no room for it.
+
+        A message that was not taken when the group ends, or when this is cancelled, is not sent.
+        """
+        await self.send_many((message,))
 
     async def send_many(self, messages: Sequence[bytes]) -> None:
         """Multicast many messages in this order; far cheaper per message than `send`."""
-        if messages:
-            await self._driver.submit(messages)
+        if not set(map(type, messages)) <= {bytes}:
+            odd = next(type(message).__name__ for message in messages if type(message) is not bytes)
+            raise TypeError(f"messages are bytes, not {odd}; encode what you send")
+        await self._driver.submit(messages)
 
     def renegotiate(self, rate: Rate) -> None:
         """Change this member's rate from its next slot on; ReservationRefused leaves the old one in force."""
@@ -246,21 +260,40 @@ class Group:
 
     async def batches(self) -> AsyncIterator[Happening]:
         """Deliveries as batches, with view changes and violations between them, in order, until the group is left."""
+        driver = self._driver
         while True:
-            while (event := self._driver.pop()) is not None:
+            event = self._rest_of_batch() or driver.pop()
+            if event is not None:
                 yield event
-            if self._driver.closed:
-                self._driver.raise_if_failed()
+            elif driver.closed:
+                driver.raise_if_failed()
                 return
-            await self._driver.changed()
+            else:
+                await driver.changed()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for happening in self.batches():
             if isinstance(happening, Batch):
-                for delivery in happening.deliveries():
-                    yield delivery
+                self._opened, self._rest = happening, deque(happening.deliveries())
+                while self._rest:
+                    yield self._rest.popleft()
             else:
                 yield happening
+
+    def _rest_of_batch(self) -> Batch | None:
+        """What an iteration by event that was broken off has left of its batch."""
+        opened, rest = self._opened, self._rest
+        if opened is None or not rest:
+            return None
+        given, self._rest = opened.count - len(rest), deque()
+        return replace(
+            opened,
+            first_sequence=opened.first_sequence + given,
+            first_place=opened.first_place + given,
+            first_index=opened.first_index + given,
+            count=len(rest),
+            runs=[OwnRun([delivery.payload for delivery in rest], uniform=False)],
+        )
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -298,19 +331,29 @@ class Group:
 
     async def _form(self, timeout_s: float) -> None:
         driver, order = self._driver, self._stack.order
-        driver.start()
         try:
+            driver.start()
             async with asyncio.timeout(timeout_s):
                 while not order.running():
                     await driver.changed()
         except TimeoutError:
-            missing, hint = order.waiting_for(), order.complaint()
+            missing, hints = order.waiting_for(), [order.complaint(), self._refusals()]
             self._close()
+            hint = "; ".join(filter(None, hints))
             raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
         except BaseException:
             self._close()
             raise
         self._check_buffer()
+        problem = driver.transport.multicast_error
+        if problem is not None:
+            text = f"{problem}; datagrams go to each peer by itself"
+            driver.announce(Violation("multicast", text, self._stack.policy.member))
+
+    def _refusals(self) -> str:
+        """What came and was not let in: another group, version or slot length at the same address shows here."""
+        refused = [f"{count} × {reason.value}" for reason, count in self._stack.door.refused.items()]
+        return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
     def _check_buffer(self) -> None:
         """Say so if what may be under way to this member does not fit its socket."""
@@ -344,7 +387,7 @@ class Group:
             async with asyncio.timeout(LEAVE_PATIENCE_S + 4 * self.bound_ns / NS_PER_S):
                 while driver.left is None and not driver.closed:
                     await driver.changed()
-                while not driver.transport.writable():
+                while not driver.closed and not driver.transport.writable():
                     await driver.changed()
         except TimeoutError:
             return False

@@ -143,8 +143,8 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
             for s in (slot, slot + 1):
                 frame = Frame(Kind.DATA, sender, incarnation, 0, s, number, flags, 8, number, T0, run, body)
                 found.append(encode(frame, GROUP))
-        for s in range(slot, slot + 3):
-            found.append(encode(Frame(Kind.DATA, sender, incarnation, 0, s, 0, LAST, 8, 0, T0), GROUP))
+        dummies = (Frame(Kind.DATA, sender, incarnation, 0, s, 0, LAST, 8, 0, T0) for s in range(slot, slot + 3))
+        found.extend(encode(dummy, GROUP) for dummy in dummies)
         hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, slot, True, (Heard(1, 1, True),))
         for kind, control in (
             (Kind.HELLO, encode_hello(hello)),

@@ -56,6 +56,8 @@ def formed(members: tuple[int, ...] = (1, 2), **changes: Any) -> tuple[dict[int,
 def test_the_five_verbs_carry_a_message_from_one_member_to_the_other() -> None:
     stacks, first = formed()
     now = TIMING.start_of(first)
+    for stack in stacks.values():
+        stack.wake(now)
     assert stacks[1].submit(now, [b"hello", b"world"]) == 2
     end = TIMING.end_of(first)
     assert stacks[1].wake_at() == end

@@ -67,6 +67,9 @@ class Order(Timed, Protocol):
     def bound_ns(self) -> int:
         """AppLatency: no delivery is later than this after its submission, while the assumptions hold."""
 
+    def reliable(self) -> bool:
+        """Whether the order is promised to be free of gaps (Definition 1), or may have them (Definition 2)."""
+
     def waiting_for(self) -> tuple[int, ...]:
         """The members without whom the group has not begun yet; empty when it runs."""
 

@@ -2,7 +2,7 @@
 
 A hard bound Δ is a quantile of such a distribution, so that papers with bounds and papers with probabilities speak
 one language. Every draw inverts the distribution at one `random()`: the same stream gives the same delays on every
-Python, and a truncated model needs no second draw.
+Python.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Empirical:
 class Truncated:
     """A model whose delays above `limit_ns` are drawn again until they are not.
 
-    Inverting at u · cdf(limit) has the same distribution as drawing again, and always ends.
+    Where that could take long, one draw is inverted at u · cdf(limit), which has the same distribution.
     """
 
     model: DelayModel
@@ -226,8 +226,11 @@ class Truncated:
             raise InvalidPolicy("delay", f"{self.model.text()} is never within the network's largest delay, {shown}")
 
     def sample(self, chance: Chance) -> int:
-        drawn = self.model.quantile(chance.random() * self.share)
-        return drawn if drawn < self.limit_ns else self.limit_ns
+        if self.share < 0.5:
+            return self.quantile(chance.random())
+        while (drawn := self.model.sample(chance)) > self.limit_ns:
+            pass
+        return drawn
 
     def quantile(self, q: float) -> int:
         return min(self.model.quantile(_checked_share(q) * self.share), self.limit_ns)

@@ -19,6 +19,10 @@ FRAME_MAX = 65_507
 class Policy:
     """One member's part in one group.
 
+    `failures` lets members crash, join and leave while the group runs, at the price of gaps in the order when they
+    crash; `loss_burst` is the most consecutive datagrams of a sender that are lost (x), `fec` = (a, b) the most lost
+    (a) of any b consecutive ones; `processing_ns` is what a leader may take over one message or request (p).
+
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
     path may exist. `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ.
     """
@@ -36,6 +40,10 @@ class Policy:
     start_margin_ns: int = 0
     probe_every_ns: int = 0
     multicast: bool = False
+    failures: bool = False
+    loss_burst: int = 0
+    fec: tuple[int, int] | None = None
+    processing_ns: int = 0
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:

@@ -118,7 +118,7 @@ class Vbr:
             return 0
         self._roll(now)
         # A mark that left just now may have been all that a delivery waited for, whether or not anything is taken.
-        self._advance()
+        self._advance(now)
         if self._closed or now < self._timing.start_of(self._slot):
             return 0
         if self._slot - self._deliver_slot > self.window_slots:
@@ -141,7 +141,7 @@ class Vbr:
             self._emit(now, load, 0)
         if last is not None:
             self._close(now, last)
-        self._advance()
+        self._advance(now)
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
@@ -165,7 +165,7 @@ class Vbr:
         elif not self._rqueues[sender].add(frame):
             self.ignored["duplicate"] += 1
         elif frame.slot == self._deliver_slot:
-            self._advance()
+            self._advance(now)
 
     def new_rate(self, now: int, rate: Rate) -> None:
         """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
@@ -173,7 +173,7 @@ class Vbr:
             return
         self._policy.check_rate(rate)
         self._roll(now)
-        self._advance()
+        self._advance(now)
         asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
         self._reserver.reserve(
             Reservation(
@@ -193,7 +193,7 @@ class Vbr:
             self._leaving = True
             if not self._closed and now >= self._timing.start_of(self._slot):
                 self._close(now)
-            self._advance()
+            self._advance(now)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -205,7 +205,7 @@ class Vbr:
         self._start_deliver(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self._roll(now)
-            self._advance()
+            self._advance(now)
             self._watch(now)
 
     def wake_at(self) -> int | None:
@@ -240,7 +240,7 @@ class Vbr:
         self.events.append(ViewChange(self.view, joined=self.view.members))
         self._open(first)
         self._roll(now)
-        self._advance()
+        self._advance(now)
 
     def _depart(self, final_slot: int) -> None:
         self.mode = Mode.LEFT
@@ -303,23 +303,25 @@ class Vbr:
 
     # -- delivering ------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, now: int) -> None:
         """deliver, handle-dummy: go on for as long as what is next has arrived."""
         while self.mode is Mode.DELIVER_MESSAGES:
             members = self.view.members
             if self._current == len(members):
-                self._finish_slot()
+                self._finish_slot(now)
                 continue
             sender = members[self._current]
             frames = self._rqueues[sender].slots.get(self._deliver_slot)
-            if frames is None:
-                return
-            if frames.waiting:
+            if frames is not None and frames.waiting:
                 self._deliver(sender, frames)
-            if not frames.ended():
+            if (frames is None or not frames.ended()) and not self._given_up(now, sender):
                 return
             self._current += 1
             self._count = 0
+
+    def _given_up(self, now: int, sender: int) -> bool:
+        """Whether to go on without the rest of what `sender` sends in this slot: never, where nobody fails."""
+        return False
 
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
         runs: list[Run] = []
@@ -349,13 +351,13 @@ class Vbr:
         self._count += count
         self._index += count
 
-    def _finish_slot(self) -> None:
+    def _finish_slot(self, now: int) -> None:
         """All members' messages of this slot are delivered: who left in it is gone from the next one on."""
         slot = self._deliver_slot
         self._deliver_slot, self._current, self._late_reported = slot + 1, 0, False
         # Kept until now, so that a duplicate is known for one while the slot waits for later members.
         for member in self.view.members:
-            del self._rqueues[member].slots[slot]
+            self._rqueues[member].slots.pop(slot, None)
         self.exchange.stop()
         gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
         if not gone:
@@ -392,6 +394,10 @@ class Vbr:
     def bound_ns(self) -> int:
         """Theorem 2."""
         return latency_bound_ns(self._timing)
+
+    def reliable(self) -> bool:
+        """Without failures there are no gaps (Definition 1)."""
+        return True
 
     def waiting_for(self) -> tuple[int, ...]:
         """Members that the rate exchange still lacks."""

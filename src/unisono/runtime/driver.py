@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.errors import GroupClosed, UnisonoError
+from unisono.errors import GroupClosed, MessageTooLarge, UnisonoError
+from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
 from unisono.model.rates import Rate
 from unisono.runtime.alarm import Alarm
@@ -25,13 +26,17 @@ from unisono.trace.recorder import Recorder
 Happening = Batch | ViewChange | Violation
 """What the application sees."""
 
+_CLOCK_EVERY_NS = NS_PER_S
+_OFFER_LEAST = 256
+
 
 @dataclass(slots=True)
 class Submission:
-    """Messages that wait for room in a slot."""
+    """Messages that wait for room in a slot; those before `at` have been taken."""
 
     messages: Sequence[bytes]
     done: asyncio.Future[None]
+    at: int = 0
 
 
 class Driver:
@@ -61,8 +66,12 @@ class Driver:
         self._queue: deque[Happening] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        self._held = False
+        self._held = self._leaving = False
         self._submissions: deque[Submission] = deque()
+        # No slot takes more than a burst, so a long submission is offered in pieces of about that size.
+        self._offer_most = max(stack.policy.rate.burst, _OFFER_LEAST)
+        self._follow_clock_at = 0
+        self._clock_was_set = False
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -86,28 +95,38 @@ class Driver:
             return
         self.transport.drain()
         try:
-            self.stack.wake(self.clock.now())
+            now = self.clock.now()
+            if now >= self._follow_clock_at:
+                self._follow_clock_at = now + _CLOCK_EVERY_NS
+                self._follow_clock()
+            self.stack.wake(now)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
         self._settle()
+
+    def _follow_clock(self) -> None:
+        """Slew toward the system's clock; when somebody has set that, say so once."""
+        ahead = self.clock.follow()
+        if ahead and not self._clock_was_set:
+            way = "ahead of" if ahead > 0 else "behind"
+            text = (
+                f"this machine's clock was set: it is {duration_text(abs(ahead))} {way} the time that this member "
+                "keeps; members that join from now on do not agree with it"
+            )
+            self.announce(Violation("clock", text, self.stack.policy.member))
+        self._clock_was_set = bool(ahead)
 
     def _settle(self) -> None:
         """After any input: events out, waiting messages in, datagrams out, the next alarm."""
         if self._closed:
             return
-        self._take_events()
-        while self._submissions and not self._closed:
-            first = self._submissions[0]
-            if first.done.done():
-                self._submissions.popleft()
-                continue
-            taken = self._offer(first.messages)
-            if taken < len(first.messages):
-                first.messages = first.messages[taken:]
-                break
-            self._submissions.popleft()
-            first.done.set_result(None)
-        self.transport.send(self.stack.outgoing())
+        try:
+            self._take_events()
+            self._offer_waiting()
+            self.transport.send(self.stack.outgoing())
+        except Exception as error:  # noqa: BLE001 - as above; an alarm that is never set again would be a silent end
+            self._fail(error)
+            return
         if not self._held and not self._closed:
             self.alarm.set(self.stack.wake_at())
         if self.left is not None:
@@ -118,18 +137,32 @@ class Driver:
     async def submit(self, messages: Sequence[bytes]) -> None:
         """Give messages to the stack; returns when all have been taken: back-pressure, never loss."""
         self.raise_if_closed()
-        if not self._submissions:
-            taken = self._offer(messages)
-            self._settle()
-            if taken == len(messages):
-                return
-            messages = messages[taken:]
+        largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
+        if largest > limit:
+            raise MessageTooLarge(largest, limit)  # now, and not when the part before it has been sent
         done = self._loop.create_future()
         self._submissions.append(Submission(messages, done))
+        if len(self._submissions) == 1:
+            self._settle()
         await done
 
+    def _offer_waiting(self) -> None:
+        """What waits for room, from the first on, until something does not fit."""
+        while self._submissions:
+            first = self._submissions[0]
+            while not first.done.done():
+                piece = first.messages[first.at : first.at + self._offer_most]
+                taken = self._offer(piece)
+                first.at += taken
+                if first.at == len(first.messages):
+                    first.done.set_result(None)
+                elif taken < len(piece):
+                    return
+            self._submissions.popleft()
+
     def _offer(self, messages: Sequence[bytes]) -> int:
-        if not self.transport.writable():
+        # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
+        if self._held or not self.transport.writable():
             return 0
         now = self.clock.now()
         taken = self.stack.submit(now, messages)
@@ -156,8 +189,6 @@ class Driver:
         for event in events:
             if isinstance(event, Batch):
                 self.delivered += event.count
-                self._queued_messages += event.count
-                self._queued_bytes += event.payload_bytes
             if self._recorder is not None:
                 self._record(self._recorder, event, now)
             if isinstance(event, Left):
@@ -166,10 +197,16 @@ class Driver:
             if isinstance(event, ViewChange):
                 self.view = event.view
                 self.transport.set_active(event.view.members)
-            self._queue.append(event)
+            self._enqueue(event)
         self._changed.set()
         if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
             self._hold()
+
+    def _enqueue(self, event: Happening) -> None:
+        messages, size = _weight(event)
+        self._queued_messages += messages
+        self._queued_bytes += size
+        self._queue.append(event)
 
     def _record(self, recorder: Recorder, event: StackEvent, now: int) -> None:
         if isinstance(event, Batch):
@@ -202,11 +239,11 @@ class Driver:
         if not self._queue:
             return None
         event = self._queue.popleft()
-        if isinstance(event, Batch):
-            self._queued_messages -= event.count
-            self._queued_bytes -= event.payload_bytes
-            if self._held and self._queued_messages * 2 < self._limits[0] and self._queued_bytes * 2 < self._limits[1]:
-                self._release()
+        messages, size = _weight(event)
+        self._queued_messages -= messages
+        self._queued_bytes -= size
+        if self._held and self._queued_messages * 2 < self._limits[0] and self._queued_bytes * 2 < self._limits[1]:
+            self._release()
         return event
 
     async def changed(self) -> None:
@@ -218,7 +255,7 @@ class Driver:
 
     def announce(self, violation: Violation) -> None:
         """Tell the application of something that the driver's surroundings do not hold."""
-        self._queue.append(violation)
+        self._enqueue(violation)
         self._changed.set()
 
     @property
@@ -230,7 +267,7 @@ class Driver:
 
     def _hold(self) -> None:
         """The application does not keep up: read nothing and end no slot until it does."""
-        if not self._held:
+        if not self._held and not self._leaving:
             self._held = True
             self.transport.pause_reading()
             self.alarm.set(None)
@@ -246,13 +283,18 @@ class Driver:
         """Renegotiate; ReservationRefused leaves the old rate in force."""
         self.raise_if_closed()
         self.stack.new_rate(self.clock.now(), rate)
+        self._offer_most = max(rate.burst, _OFFER_LEAST)
         self._settle()
 
     def leave(self) -> None:
-        """Depart in order; `left` is set when it is done."""
-        if not self._closed:
-            self.stack.leave(self.clock.now())
-            self._settle()
+        """Depart in order; `left` is set when it is done. An application that leaves need not consume any more."""
+        if self._closed:
+            return
+        self._leaving = True
+        if self._held:
+            self._release()
+        self.stack.leave(self.clock.now())
+        self._settle()
 
     def close(self) -> None:
         """Stop at once; submissions that still wait fail."""
@@ -263,7 +305,7 @@ class Driver:
         self.transport.close()
         for waiting in self._submissions:
             if not waiting.done.done():
-                waiting.done.set_exception(self._failure or GroupClosed("the group was left before this was sent"))
+                waiting.done.set_exception(self._stopped() or GroupClosed("the group was left before this was sent"))
         self._submissions.clear()
         self._changed.set()
 
@@ -271,13 +313,26 @@ class Driver:
         self._failure = error
         self.close()
 
+    def _stopped(self) -> UnisonoError | None:
+        if self._failure is None:
+            return None
+        error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
+        error.__cause__ = self._failure
+        return error
+
     def raise_if_failed(self) -> None:
         """Raise what ended the driver, if it was a failure."""
-        if self._failure is not None:
-            raise UnisonoError(f"the group's driver stopped: {self._failure!r}") from self._failure
+        error = self._stopped()
+        if error is not None:
+            raise error
 
     def raise_if_closed(self) -> None:
         """Raise if nothing can be sent any more."""
         self.raise_if_failed()
         if self._closed or self.left is not None:
             raise GroupClosed("this group has been left")
+
+
+def _weight(event: Happening) -> tuple[int, int]:
+    """What an event counts for in the queue: messages and bytes."""
+    return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)

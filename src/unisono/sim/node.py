@@ -17,6 +17,7 @@ from unisono.stack import Datagram
 from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
 
+NEVER = 1 << 63
 OFFERED_AT_ONCE = 1024
 """How many waiting messages an application hands to its stack in one call."""
 
@@ -73,12 +74,11 @@ class Node:
         "clock",
         "delivered",
         "member",
-        "paused_until",
         "recorder",
+        "shut_until",
         "stack",
         "started_slot",
         "timing",
-        "up",
         "violations",
     )
 
@@ -98,9 +98,8 @@ class Node:
         self.clock = clock
         self.timing = timing
         self.recorder = recorder
-        self.up = False
-        """Whether it takes part: it has started, has not crashed and has not left."""
-        self.paused_until = 0
+        self.shut_until = NEVER
+        """Until when nothing reaches it: the end of its pause, or NEVER before it starts and after it has gone."""
         self.accepted = 0
         """How many messages its stack has taken: the next one's sequence."""
         self.delivered = 0
@@ -122,6 +121,11 @@ class Node:
         self._alarm_number = 0
 
     @property
+    def up(self) -> bool:
+        """Whether it takes part: it has started, has not crashed and has not left."""
+        return self.shut_until < NEVER
+
+    @property
     def waiting(self) -> int:
         """How many messages the application holds because its stack has not taken them."""
         return len(self._waiting)
@@ -130,17 +134,16 @@ class Node:
 
     def start(self, now: int, _: object) -> None:
         """The member comes up."""
-        self.up = True
+        self.shut_until = 0
         local = self.clock.local(now)
         self.stack.wake(local)
         self._settle(now, local, local + 1)
 
     def arrive(self, now: int, data: bytes) -> None:
         """A datagram arrives; one that finds nobody is gone, as with UDP."""
-        if not self.up:
-            return
-        if now < self.paused_until:
-            self._agenda.arrive_later(self.paused_until, self.arrive, data)
+        if now < self.shut_until:
+            if self.up:
+                self._agenda.arrive_later(self.shut_until, self.arrive, data)
             return
         local = self._local(now)
         self._receive(local, data)
@@ -148,7 +151,7 @@ class Node:
 
     def alarm(self, now: int, number: int) -> None:
         """The stack's alarm; an older number means that it has been set anew since."""
-        if number != self._alarm_number or not self.up or self._held(now, self.alarm, number):
+        if number != self._alarm_number or self._shut(now, self.alarm, number):
             return
         local = self.clock.local(now)
         self._alarm = None
@@ -160,7 +163,7 @@ class Node:
 
     def offer(self, now: int, sizes: tuple[int, ...]) -> None:
         """The application hands in messages of these sizes."""
-        if not self.up or self._held(now, self.offer, sizes):
+        if self._shut(now, self.offer, sizes):
             return
         self._waiting.extend(map(self._payload, sizes))
         local = self.clock.local(now)
@@ -174,7 +177,7 @@ class Node:
 
     def new_rate(self, now: int, rate: Rate) -> None:
         """The application renegotiates."""
-        if not self.up or self._held(now, self.new_rate, rate):
+        if self._shut(now, self.new_rate, rate):
             return
         local = self.clock.local(now)
         self.stack.new_rate(local, rate)
@@ -182,7 +185,7 @@ class Node:
 
     def leave(self, now: int, _: object) -> None:
         """The application leaves."""
-        if not self.up or self._held(now, self.leave, None):
+        if self._shut(now, self.leave, None):
             return
         local = self.clock.local(now)
         self.stack.leave(local)
@@ -192,7 +195,7 @@ class Node:
         """The member stops; only an onlooker can say so."""
         if not self.up:
             return
-        self.up = False
+        self.shut_until = NEVER
         if observer is not None:
             local = self.clock.local(now)
             # It may have delivered part of its last slot, and is not held to the rest.
@@ -205,12 +208,14 @@ class Node:
 
     def pause(self, now: int, until: int) -> None:
         """The member stands still."""
-        self.paused_until = max(self.paused_until, until)
+        self.shut_until = max(self.shut_until, until)
 
-    def _held(self, now: int, act: Callable[[int, Any], None], what: object) -> bool:
-        if now >= self.paused_until:
+    def _shut(self, now: int, act: Callable[[int, Any], None], what: object) -> bool:
+        """Whether nothing reaches the member now; what meets a pause is planned for its end."""
+        if now >= self.shut_until:
             return False
-        self._agenda.later(self.paused_until, act, what)
+        if self.up:
+            self._agenda.later(self.shut_until, act, what)
         return True
 
     # -- the application -------------------------------------------------------------------------------------
@@ -289,7 +294,7 @@ class Node:
                 slot = self.timing.slot_of(local) if event.slot is None else event.slot
                 self._row(EventKind.VIOLATION, now, local, slot, f"{event.kind}: {event.text}", subject=event.member)
             case Left():
-                self.up = False
+                self.shut_until = NEVER
                 self._row(EventKind.LEAVE, now, local, event.final_slot + 1)
             case _:
                 assert_never(event)

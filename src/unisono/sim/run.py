@@ -37,7 +37,10 @@ def run(
     that was accepted has to be delivered. `check` and `payloads` are the world's.
     """
     seed = scenario.seed if seed is None else seed
-    world, memory, bound_ns = prepare(scenario, seed, check=check, payloads=payloads)
+    try:
+        world, memory, bound_ns = prepare(scenario, seed, check=check, payloads=payloads)
+    except InvalidPolicy as error:
+        raise ScenarioError(scenario.source, error.field, error.problem) from error
     until = world.send_until + bound_ns
     world.run(until)
     nodes = world.nodes
@@ -82,10 +85,7 @@ def prepare(
     starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
     bound = 0
     for member in scenario.members:
-        try:
-            stack = build(scenario.policy_for(member, incarnation=LIFE))
-        except InvalidPolicy as error:
-            raise ScenarioError(scenario.source, error.field, error.problem) from error
+        stack = build(scenario.policy_for(member, incarnation=LIFE))
         bound = max(bound, stack.order.bound_ns())
         world.add(
             member,

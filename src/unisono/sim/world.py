@@ -25,9 +25,18 @@ from unisono.trace.recorder import MemoryTrace
 Entry: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
 """(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
 
-_AFTER_ARRIVALS = 1 << 62
+_AFTER_ARRIVALS = 1 << 61
+_LAST = 1 << 62
 
 Check: TypeAlias = "Callable[[World], None]"
+
+
+class _Ended(Exception):
+    """The time until which the world was to run is over."""
+
+
+def _end(now: int, _: object) -> None:
+    raise _Ended(now)
 
 
 class World:
@@ -124,19 +133,22 @@ class World:
 
     def run(self, until: int) -> None:
         """Let everything happen up to and including `until`."""
-        heap, check = self._heap, self.check
-        steps = 0
+        heap, check, pop = self._heap, self.check, heappop
+        # An entry that comes after everything else of its time ends the loop, which need not look ahead.
+        heappush(heap, (until, _LAST, _end, None))
+        steps = -1
         try:
-            while heap and heap[0][0] <= until:
-                now, _, act, what = heappop(heap)
+            while True:
+                now, _, act, what = pop(heap)
                 self.now = now
-                act(now, what)
                 steps += 1
+                act(now, what)
                 if check is not None:
                     check(self)
+        except _Ended:
+            pass
         finally:
             self.steps += steps
-        self.now = max(self.now, until)
 
     def transmit(self, now: int, node: Node, datagrams: Sequence[Datagram]) -> None:
         """Put a member's datagrams on its links."""

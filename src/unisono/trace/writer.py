@@ -7,9 +7,12 @@ record that closes the recording says so. A thread takes the queue apart and wri
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections import deque
+from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +23,18 @@ from unisono.trace.table import concatenated, expanded
 _POLL_S = 0.05
 _RUNS_AT_ONCE = 2048
 """Runs are turned into columns in pieces of this size: each holds the interpreter for well under a slot."""
+
+
+@cache
+def _warm_up() -> None:
+    """Write one row to nowhere.
+
+    pyarrow loads parts of itself, and of numpy, at the first write. That holds the interpreter for a tenth of a
+    second and more, which the members of a running group would see as latency.
+    """
+    row: RunTuple = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, (None, None, None, None, "warm-up"))
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        write_part(Path(folder) / "part", expanded(1, 0, [row]), "warm-up", "warm-up")
 
 
 class ParquetWriter:
@@ -62,6 +77,7 @@ class ParquetWriter:
         self._next_part: dict[int, int] = {}
         self._closing = threading.Event()
         self._closed = False
+        _warm_up()
         self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
         self._thread.start()
 

@@ -1,0 +1,65 @@
+"""What is asked of a stack, and what an order answers: the algebra's two values.
+
+Each order and each layer knows its own arithmetic as a function from an Ask to an Offer; the planner only lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unisono.errors import InvalidPolicy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A group to be planned: who sends how much over which network, and what must hold."""
+
+    members: int
+    rate: Rate
+    timing: Timing
+    processing_ns: int = 0
+    """How long a leader takes over one message or request (p)."""
+    loss: float = 0.0
+    """The share of datagrams that the network loses."""
+    loss_burst: int = 0
+    """At most this many consecutive datagrams of a sender are lost (x)."""
+    fec: tuple[int, int] | None = None
+    """At most a of any b consecutive datagrams of a sender are lost: (a, b)."""
+    failures: int = 0
+    """How many members may crash (f)."""
+    reliable: bool = False
+    """Whether gaps in the order are ruled out even when members crash."""
+    deadline_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise InvalidPolicy("members", f"at least one is needed, not {self.members}")
+        if not 0 <= self.loss < 1:
+            raise InvalidPolicy("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+        if self.fec is not None and not 0 < self.fec[0] < self.fec[1]:
+            raise InvalidPolicy("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
+        if min(self.loss_burst, self.failures, self.processing_ns) < 0:
+            raise InvalidPolicy("loss_burst, failures, processing", "none of them can be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one order would give: figures, and behind each the arithmetic in words."""
+
+    order: str
+    feasible: bool
+    latency_bound_ns: int
+    avg_rate: float
+    """NetAvgRate: datagrams per second and member, at most."""
+    max_burst: int
+    """NetMaxBurst: datagrams per slot and member, at most."""
+    header_bytes: int
+    """What each datagram carries beside payload."""
+    gap_free: bool
+    loss_tolerance: str
+    reliability: float
+    """The probability that a message is delivered by every correct member, at the loss asked about."""
+    why: tuple[str, ...] = field(default=())
+    """The arithmetic, or the reasons against."""

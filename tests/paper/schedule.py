@@ -1,0 +1,310 @@
+"""A group in a hand-made world, random schedules for it, and an account of what happened.
+
+The account is read off the recorded rows without unisono.check, so that a claim of the paper and the checker of
+that claim are two independent witnesses. Every random schedule is a function of its seed: `random_schedule(17)` is
+the same schedule everywhere, and a failing test names the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Verdict
+from unisono.layers.skew import Skew
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.scenario import EPOCH_NS
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.vbr import Vbr
+from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
+from unisono.sim.ledger import Ledger
+from unisono.sim.network import Adversary, Network, corners, everything, opposed
+from unisono.sim.world import World
+from unisono.stack import Stack
+from unisono.trace.kinds import EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.trace.table import Trace
+
+MS = 1_000_000
+PLENTY = 1e9
+"""An average rate that never binds: bursts alone limit the sender."""
+
+Name = tuple[int, int]
+"""A message: its sender and its sequence there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """When the application's message was taken, and in which slot of its sender's clock."""
+
+    slot: int
+    real_ns: int
+    local_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One delivery at one member."""
+
+    message: Name
+    slot: int
+    real_ns: int
+
+
+class Group:
+    """Members with these clocks on this network, who have exchanged their rates.
+
+    `base` is the first clock reading of a slot that nobody has entered yet.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        clocks: Mapping[int, Clock],
+        network: Network,
+        *,
+        rates: Mapping[int, Rate] | None = None,
+        orders: Mapping[int, type[Vbr]] | None = None,
+        max_message: int = 1000,
+        max_frame: int = 1400,
+        start_ns: int | None = None,
+        starts_ns: Mapping[int, int] | None = None,
+    ) -> None:
+        self.timing = timing
+        self.members = tuple(sorted(clocks))
+        self.bound_ns = timing.delta_ns + timing.gamma_ns + timing.theta_ns
+        start = EPOCH_NS - EPOCH_NS % timing.theta_ns if start_ns is None else start_ns
+        self._memory = MemoryTrace("paper", "paper")
+        self.ledger = Ledger()
+        self.world = World(network, start_ns=start, memory=self._memory, ledger=self.ledger, payloads=True)
+        self.orders: dict[int, Vbr] = {}
+        self.policies: dict[int, Policy] = {}
+        for member in self.members:
+            policy = Policy(
+                "paper",
+                member,
+                View(self.members),
+                timing,
+                (rates or {}).get(member, Rate(PLENTY, 8)),
+                max_message=max_message,
+                max_frame=max_frame,
+            )
+            order = (orders or {}).get(member, Vbr)(policy, Unlimited())
+            skew = Skew(policy)
+            self.orders[member], self.policies[member] = order, policy
+            stack = Stack(policy, order, [skew], skew)
+            starts = (starts_ns or {}).get(member)
+            self.world.add(member, stack, clocks[member], timing, starts_ns=starts)
+        while not all(order.running() for order in self.orders.values()):
+            self.world.run(self.world.now + timing.theta_ns)
+        first = max(timing.slot_of(self.world.now + timing.gamma_ns) + 1, self.orders[self.members[0]].view.first_slot)
+        self.base = self.last_ns = timing.start_of(first)
+
+    def slot_start(self, member: int, number: int) -> int:
+        """The true instant at which a member's clock enters the slot `number` slots after the base."""
+        reading = self.base + number * self.timing.theta_ns
+        return self.world.nodes[member].clock.true_at(reading)
+
+    def send(self, at: int, member: int, *sizes: int) -> None:
+        """A member's application hands in messages."""
+        self.last_ns = max(self.last_ns, at)
+        self.world.send(at, member, sizes)
+
+    def new_rate(self, at: int, member: int, rate: Rate) -> None:
+        """A member renegotiates."""
+        self.world.new_rate(at, member, rate)
+
+    def run(self, until: int | None = None) -> Group:
+        """Up to the bound after the last message was handed in, unless told."""
+        self.world.run(self.last_ns + self.bound_ns if until is None else until)
+        return self
+
+    def sent(self) -> dict[Name, Sent]:
+        """All messages that stacks took."""
+        found: dict[Name, Sent] = {}
+        for (member, _), runs in self._memory.runs.items():
+            for kind, _, _, first, count, _, slot, _, _, real, local, _ in runs:
+                if kind == EventKind.SEND.code:
+                    assert isinstance(real, int)
+                    assert isinstance(local, int)
+                    for sequence in range(first, first + count):
+                        found[member, sequence] = Sent(slot, real, local)
+        return found
+
+    def delivered(self) -> dict[int, list[Delivered]]:
+        """What each member delivered, in its order."""
+        found: dict[int, list[Delivered]] = {member: [] for member in self.members}
+        for (member, _), runs in self._memory.runs.items():
+            for kind, sender, _, first, count, _, slot, _, _, real, _, _ in runs:
+                if kind == EventKind.DELIVER.code:
+                    assert isinstance(real, int)
+                    for sequence in range(first, first + count):
+                        found[member].append(Delivered((sender, sequence), slot, real))
+        return found
+
+    def latencies(self) -> list[tuple[int, Name, int]]:
+        """(how long it took, which message, to whom) of every delivery."""
+        sent = self.sent()
+        return [
+            (row.real_ns - sent[row.message].real_ns, row.message, member)
+            for member, rows in self.delivered().items()
+            for row in rows
+        ]
+
+    def violations(self) -> dict[int, list[str]]:
+        """What members complained of."""
+        return {m: [v.text for v in node.violations] for m, node in self.world.nodes.items() if node.violations}
+
+    def trace(self) -> Trace:
+        """The rows."""
+        timing = self.timing
+        return self._memory.trace(
+            RunMeta(
+                run="paper",
+                group="paper",
+                order="vbr",
+                members=self.members,
+                delta_ns=timing.delta_ns,
+                gamma_ns=timing.gamma_ns,
+                theta_ns=timing.theta_ns,
+                bound_ns=self.bound_ns,
+                reliable=True,
+                source="sim",
+            )
+        )
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """What the project's checkers say."""
+        return check_all(self.trace(), until_ns=self.world.now)
+
+
+def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
+    """A constant offset per member."""
+    return {member: FixedClock(offset) for member, offset in offsets_ns.items()}
+
+
+def figure_8(timing: Timing, members: int, *, orders: Mapping[int, type[Vbr]] | None = None, seed: int = 8) -> Group:
+    """The schedule of Figure 8: the worst that can happen to a message.
+
+    The last member's clock is Γ/2 ahead and it sends at the first instant of its slot; the first member's clock
+    is Γ/2 behind and its end mark takes Δ. Everybody else's clock and delays are anything.
+    """
+    chance, half = Random(seed), timing.gamma_ns // 2
+    offsets = {member: chance.randint(-half, half) for member in range(1, members + 1)}
+    offsets[1], offsets[members] = -half, half
+    whim = corners(chance, timing.delta_ns)
+
+    def delay(sender: int, receiver: int, now: int, ordinal: int) -> int:
+        return timing.delta_ns if sender == 1 else whim(sender, receiver, now, ordinal)
+
+    group = Group(timing, fixed(offsets), opposed(tuple(offsets), delay, timing.delta_ns), orders=orders)
+    group.send(group.slot_start(members, 1), members, 100)
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a random schedule was made of, for the message of a failing test."""
+
+    seed: int
+    timing: Timing
+    clocks: str
+    delays: str
+    bursts: Mapping[int, int]
+    sends: int
+
+
+def random_schedule(
+    seed: int, *, slots: int = 2, orders: Mapping[int, type[Vbr]] | None = None, greedy: bool = False
+) -> tuple[Plan, Group]:
+    """Two to eight members with gaps in their numbers, and anything that the model of §2 allows.
+
+    Applications keep to their declared bursts, unless `greedy`: then they hand in more and are pushed back.
+    """
+    chance = Random(seed)
+    theta = chance.choice((MS, 5 * MS, chance.randint(MS // 2, 10 * MS)))
+    delta = chance.choice((0, 1, 2 * theta, chance.randint(0, 3 * theta)))
+    gamma = chance.choice((0, 2, theta // 2, chance.randint(0, 3 * theta // 2)))
+    timing = Timing(delta, gamma, theta)
+    members = tuple(sorted(chance.sample(range(1, 2000), chance.choice((2, 2, 2, 3, 3, 4, 5, 6, 7, 8)))))
+    bursts = {member: chance.randint(1, 4) for member in members}
+    start = EPOCH_NS - EPOCH_NS % timing.theta_ns + chance.randint(0, timing.theta_ns)
+    clock_kind, clocks = _random_clocks(chance, timing, members, start, slots)
+    delay_kind, network = _random_network(chance, timing, members)
+    group = Group(
+        timing,
+        clocks,
+        network,
+        rates={member: Rate(PLENTY, burst) for member, burst in bursts.items()},
+        orders=orders,
+        max_message=chance.choice((200, 3000)),
+        max_frame=chance.choice((256, 1400)),
+        start_ns=start,
+    )
+    sends = 0
+    for member in members:
+        for number in range(1, slots + 1):
+            count = chance.randint(0, bursts[member] * (2 if greedy else 1))
+            for at in _instants(chance, group, member, number, count):
+                group.send(at, member, _size(chance, group.policies[member].max_message))
+                sends += 1
+    return Plan(seed, timing, clock_kind, delay_kind, bursts, sends), group
+
+
+def _instants(chance: Random, group: Group, member: int, number: int, count: int) -> list[int]:
+    """True instants within one slot of the member's clock, its first and last among the likely ones.
+
+    A clock that leaps may have no instant in a slot; then there is none.
+    """
+    clock, theta = group.world.nodes[member].clock, group.timing.theta_ns
+    slot = group.base // theta + number
+    low, high = clock.true_at(slot * theta), clock.true_at((slot + 1) * theta) - 1
+    if high < low:
+        return []
+    return sorted(chance.choice((low, high, chance.randint(low, high))) for _ in range(count))
+
+
+def _size(chance: Random, largest: int) -> int:
+    return chance.choice((0, 1, largest, chance.randint(0, largest)))
+
+
+def _random_clocks(
+    chance: Random, timing: Timing, members: Sequence[int], start: int, slots: int
+) -> tuple[str, dict[int, Clock]]:
+    half = timing.gamma_ns // 2
+    kind = chance.choice(("corners", "fixed", "drifting", "stepping"))
+    clocks: dict[int, Clock] = {}
+    for member in members:
+        match kind:
+            case "corners":
+                clocks[member] = FixedClock(chance.choice((-half, half)))
+            case "fixed":
+                clocks[member] = FixedClock(chance.randint(-half, half))
+            case "drifting":
+                sweep = max(1, 2 * half) * chance.randint(1, 20)
+                clocks[member] = DriftingClock(half, sweep, chance.randint(0, 2 * sweep))
+            case _:
+                end = start + 4 * (timing.delta_ns + timing.gamma_ns) + (slots + 8) * timing.theta_ns
+                stepping: SteppedClock = corner_clock(chance, half, start, end, timing.theta_ns)
+                clocks[member] = stepping
+    return kind, clocks
+
+
+def _random_network(chance: Random, timing: Timing, members: Sequence[int]) -> tuple[str, Network]:
+    delta = timing.delta_ns
+    per_link = {(a, b): chance.choice((0, delta)) for a in members for b in members}
+    adversaries: dict[str, Adversary] = {
+        "corners": corners(chance, delta),
+        "all Δ": everything(delta),
+        "nothing": everything(0),
+        "uniform": lambda *_: chance.randint(0, delta),
+        "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
+    }
+    kind = chance.choice(tuple(adversaries))
+    fifo = chance.random() < 0.8  # the headers' numbers order what a network without FIFO order confuses
+    return f"{kind}{'' if fifo else ', not FIFO'}", opposed(members, adversaries[kind], delta, fifo=fifo)
