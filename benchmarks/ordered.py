@@ -1,6 +1,6 @@
 """One member of the throughput benchmark: sends as fast as the group takes it, slices out and counts what is delivered.
 
-With UNISONO_PROFILE set to a folder, the counted time is profiled and the profile is left there, one file per member.
+With UNISONO_PROFILE set to a folder, the counted time of one member is profiled and the profile left there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import unisono
 
 WARM_S = 0.5
 """Left out at the start, while processes and caches warm up."""
-STALL_S = 2.0
-"""Without any delivery for this long, the group has stopped: something was lost."""
+STALL_S = 5.0
+"""Without any delivery for this long the group has stopped: something was lost, or nobody gets to run."""
+
+
+PROFILED = 1
+"""The member that is profiled: if all were, the group would crawl."""
 
 
 class MemberRun:
@@ -37,7 +41,7 @@ class MemberRun:
         self._begin = 0.0
         self._before: resource.struct_rusage | None = None
         self._after: resource.struct_rusage | None = None
-        folder = os.environ.get("UNISONO_PROFILE")
+        folder = os.environ.get("UNISONO_PROFILE") if self.me == PROFILED else None
         self._profile_at = Path(folder) if folder else None
         self._profile = cProfile.Profile()
 
@@ -66,7 +70,8 @@ class MemberRun:
             if done.done() and done.exception() is not None:
                 done.result()
         self._finish()
-        dropped, received = transport.dropped(), transport.received
+        dropped, received, order = transport.dropped(), transport.received, group._stack.order
+        state = {name: getattr(order, name, None) for name in ("_slot", "_deliver_slot", "_closed", "_current")}
         tasks[1].cancel()
         watching.cancel()
         in_order = await group.leave()
@@ -76,6 +81,8 @@ class MemberRun:
             "dropped": dropped,
             "datagrams_per_read": received.datagrams / max(1, received.syscalls),
             "in_order": in_order,
+            "errors": dict(transport.errors),
+            "state": state,
             "lateness_max_ms": group.stats().lateness.largest / 1e6,
             "refused": dict(group.stats().refused),
             "ignored": dict(group.stats().ignored),
@@ -125,7 +132,7 @@ class MemberRun:
 
     def _figures(self) -> dict[str, Any]:
         if self._profile_at is not None:
-            self._profile.dump_stats(self._profile_at / f"member-{self.me}-{self.setup['size']}B.prof")
+            self._profile.dump_stats(self._profile_at / f"{self.setup['size']}B.prof")
         before, after = self._before, self._after
         user = after.ru_utime - before.ru_utime if before and after else 0.0
         system = after.ru_stime - before.ru_stime if before and after else 0.0

@@ -7,12 +7,14 @@ before sending, so that little is lost; what is lost is not counted.
 from __future__ import annotations
 
 import json
+import resource
 import select
 import socket
 import sys
 import time
 
 from unisono.model.ids import group_key
+from unisono.runtime.sockets import kernel_drops
 from unisono.wire.door import Door
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
 from unisono.wire.run import HEAD_BYTES, OwnRun
@@ -41,7 +43,8 @@ def main() -> None:
     sys.stdout.flush()
     start = float(sys.stdin.readline())
     time.sleep(max(0.0, start - time.time()))  # all processes begin together
-    received = sent = datagrams = 0
+    received = sent = 0
+    before = resource.getrusage(resource.RUSAGE_SELF)
     end = start + setup["seconds"]
     while time.time() < end:
         while True:
@@ -52,7 +55,6 @@ def main() -> None:
             frame = door.admit(data, 0, len(data), 1)
             if frame is not None and frame.run is not None:
                 received += len(frame.run.messages())
-            datagrams += 1
         frame = Frame(Kind.DATA, me, 1, 0, 1, 0, first_sequence=sent, sent_ns=1, run=OwnRun(messages[:], True))
         packed = encode(frame, key)
         for address in others:
@@ -61,7 +63,17 @@ def main() -> None:
             except BlockingIOError:
                 select.select([], [sock], [], 0.001)
         sent += per_frame
-    sys.stdout.write(json.dumps({"received": received, "sent": sent, "seconds": setup["seconds"]}) + "\n")
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    figures = {
+        "received": received,
+        "sent": sent,
+        "seconds": setup["seconds"],
+        "user_s": after.ru_utime - before.ru_utime,
+        "system_s": after.ru_stime - before.ru_stime,
+        "page_faults": after.ru_minflt - before.ru_minflt,
+        "dropped": kernel_drops(sock),
+    }
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

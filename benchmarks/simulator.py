@@ -1,12 +1,12 @@
 """(c) Simulated events per second, against SimPy running the same events.
 
-The same trivial machine on both sides: at each slot's end it sends one datagram to everyone, and it counts what arrives.
+The same trivial machine on both sides: at each slot's end it sends one datagram to everyone; it counts what arrives.
 Delays come from the same streams and links are FIFO on both sides, so that the same events happen at the same times;
 the members' checksums are compared to show it. Events are slot timers and arrivals, counted alike.
 
 SimPy is used in three ways. `callbacks` is the leanest that SimPy can do: an arrival is a Timeout whose callback is the
-machine's `receive`, with no member around it. `members` does after each arrival what the simulator's member does: read a
-clock, ask the machine for datagrams, events and its next alarm. `processes` is the way of SimPy's own manual ("Event
+machine's `receive`, with no member around it. `members` does after each arrival what the simulator's member does: read
+a clock, ask the machine for datagrams, events and its next alarm. `processes` is the way of SimPy's own manual ("Event
 latency"): a process per datagram in flight, a Store per member, a process that gets from it.
 """
 
@@ -105,10 +105,11 @@ def by_world(slots: int) -> Run:
     return time.process_time() - begin, world.steps - len(MEMBERS), [b.checksum for b in beacons]
 
 
-Fly = Callable[[simpy.Environment, Link, bytes], None]
+Fly = Callable[[Any, Link, bytes], None]
+"""Lets a datagram fly, in SimPy's environment (which types its time as int or float; here it is int)."""
 
 
-def _timers(env: simpy.Environment, beacon: Beacon, links: Sequence[Link], fly: Fly) -> Generator[Any, Any, None]:
+def _timers(env: Any, beacon: Beacon, links: Sequence[Link], fly: Fly) -> Generator[Any, Any, None]:
     theta = TIMING.theta_ns
     while True:
         yield env.timeout(theta)
@@ -118,8 +119,8 @@ def _timers(env: simpy.Environment, beacon: Beacon, links: Sequence[Link], fly: 
                 fly(env, link, datagram.data)
 
 
-def _simpy(slots: int, flier: Callable[[simpy.Environment, dict[int, Beacon]], Fly]) -> Run:
-    env = simpy.Environment()
+def _simpy(slots: int, flier: Callable[[Any, dict[int, Beacon]], Fly]) -> Run:
+    env: Any = simpy.Environment()
     network = _network()
     beacons = {member: Beacon(TIMING.theta_ns) for member in MEMBERS}
     fly = flier(env, beacons)
@@ -136,13 +137,13 @@ def _simpy(slots: int, flier: Callable[[simpy.Environment, dict[int, Beacon]], F
 def by_callbacks(slots: int) -> Run:
     """SimPy at its leanest."""
 
-    def flier(_: simpy.Environment, beacons: dict[int, Beacon]) -> Fly:
+    def flier(_: Any, beacons: dict[int, Beacon]) -> Fly:
         receivers = {
             member: (lambda event, receive=beacon.receive: receive(event.env.now, event.value))
             for member, beacon in beacons.items()
         }
 
-        def fly(env: simpy.Environment, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: Link, data: bytes) -> None:
             env.timeout(link.arrival(env.now) - env.now, data).callbacks.append(receivers[link.receiver])
 
         return fly
@@ -159,10 +160,10 @@ def by_members(slots: int) -> Run:
         beacon.events()
         beacon.wake_at()
 
-    def flier(_: simpy.Environment, beacons: dict[int, Beacon]) -> Fly:
+    def flier(_: Any, beacons: dict[int, Beacon]) -> Fly:
         receivers = {member: partial(arrive, beacon, FixedClock()) for member, beacon in beacons.items()}
 
-        def fly(env: simpy.Environment, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: Link, data: bytes) -> None:
             env.timeout(link.arrival(env.now) - env.now, data).callbacks.append(receivers[link.receiver])
 
         return fly
@@ -173,7 +174,7 @@ def by_members(slots: int) -> Run:
 def by_processes(slots: int) -> Run:
     """SimPy as its manual shows it."""
 
-    def flier(env: simpy.Environment, beacons: dict[int, Beacon]) -> Fly:
+    def flier(env: Any, beacons: dict[int, Beacon]) -> Fly:
         stores = {member: simpy.Store(env) for member in beacons}
 
         def consume(store: simpy.Store, beacon: Beacon) -> Generator[Any, Any, None]:
@@ -188,7 +189,7 @@ def by_processes(slots: int) -> Run:
             yield env.timeout(delay)
             store.put(data)
 
-        def fly(env: simpy.Environment, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: Link, data: bytes) -> None:
             env.process(flight(link.arrival(env.now) - env.now, data, stores[link.receiver]))
 
         return fly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -18,12 +18,11 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.packing import reservation
-from unisono.qos.reservation import Link
+from unisono.qos.reservation import Link, LinkShare
 from unisono.runtime.clock import WallClock
 from unisono.runtime.driver import Driver, Happening
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
-from unisono.wire.run import OwnRun
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
@@ -65,6 +64,10 @@ def join(
     slot: str | int | None = None,
     delta: str | int = "20ms",
     gamma: str | int = "2ms",
+    failures: bool = False,
+    loss_burst: int = 0,
+    fec: tuple[int, int] | None = None,
+    processing: str | int = 0,
     max_message: int = 4096,
     max_frame: int | None = None,
     multicast: str | tuple[str, int] | None = None,
@@ -79,6 +82,9 @@ def join(
     `peers` maps every member's number, this one's included, to its address (`"10.0.0.7:9001"`). `delta` is the
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
+    With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
+    crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
+    redundancy against a lost of any b consecutive ones. `processing` is what a leader takes over one message.
     `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
     capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
     happens; its `life` must be the `incarnation` given here.
@@ -94,7 +100,8 @@ def join(
             raise InvalidPolicy("peers", f"members {owners[address]} and {number} have the same address")
     if queue_messages < 1:
         raise InvalidPolicy("queue_messages", f"room for at least one message is needed, not {queue_messages}")
-    timing = _timing(deadline, slot, duration_ns(delta, "delta"), duration_ns(gamma, "gamma"))
+    skew = duration_ns(gamma, "gamma")
+    timing = _timing(deadline, slot, duration_ns(delta, "delta"), skew, 2 * skew if failures else skew)
     setup = _Setup(
         group=group,
         member=member,
@@ -104,6 +111,10 @@ def join(
         timing=timing,
         max_message=max_message,
         max_frame=max_frame,
+        failures=failures,
+        loss_burst=loss_burst,
+        fec=fec,
+        processing_ns=duration_ns(processing, "processing"),
         multicast=None if multicast is None else _address("multicast", multicast),
         link=link or Link(),
         recorder=recorder,
@@ -111,7 +122,7 @@ def join(
         timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
         queue_messages=queue_messages,
     )
-    setup.check()
+    setup.check(None if deadline is None else duration_ns(deadline, "deadline"))
     return Joining(setup)
 
 
@@ -127,19 +138,16 @@ def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _timing(deadline: str | int | None, slot: str | int | None, delta_ns: int, gamma_ns: int) -> Timing:
-    """Δ, Γ and a slot that keeps the deadline, or a refusal with what could be offered."""
-    limit = None if deadline is None else duration_ns(deadline, "deadline")
-    if slot is not None:
-        theta_ns = duration_ns(slot, "slot")
-    elif limit is None:
-        theta_ns = SLOT_DEFAULT_NS
-    else:
-        theta_ns = min(limit - delta_ns - gamma_ns, SLOT_LARGEST_NS)
-    smallest = theta_ns if slot is not None else SLOT_SMALLEST_NS
-    if limit is not None and (theta_ns < smallest or delta_ns + gamma_ns + theta_ns > limit):
-        sums = f"Δ+Γ+Θ = {duration_text(delta_ns)} + {duration_text(gamma_ns)} + {duration_text(smallest)}"
-        raise Infeasible(limit, delta_ns + gamma_ns + smallest, sums)
+def _timing(deadline: str | int | None, slot: str | int | None, delta_ns: int, gamma_ns: int, skew_ns: int) -> Timing:
+    """Δ, Γ and, unless it is given, the longest slot with which Δ, `skew_ns` and Θ keep the deadline."""
+    if slot is not None or deadline is None:
+        return Timing(delta_ns, gamma_ns, SLOT_DEFAULT_NS if slot is None else duration_ns(slot, "slot"))
+    limit = duration_ns(deadline, "deadline")
+    theta_ns = min(limit - delta_ns - skew_ns, SLOT_LARGEST_NS)
+    if theta_ns < SLOT_SMALLEST_NS:
+        terms = (delta_ns, skew_ns, SLOT_SMALLEST_NS)
+        word = "2Γ" if skew_ns > gamma_ns else "Γ"
+        raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
     return Timing(delta_ns, gamma_ns, theta_ns)
 
 
@@ -153,6 +161,10 @@ class _Setup:
     timing: Timing
     max_message: int
     max_frame: int | None
+    failures: bool
+    loss_burst: int
+    fec: tuple[int, int] | None
+    processing_ns: int
     multicast: tuple[str, int] | None
     link: Link
     recorder: Recorder | None
@@ -160,12 +172,14 @@ class _Setup:
     timeout_s: float
     queue_messages: int
 
-    def check(self) -> None:
+    def check(self, deadline_ns: int | None) -> None:
         """Refuse what can be refused before there is a socket."""
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
-        build(self.policy(self.max_frame or 1400), share)
+        bound_ns = build(self.policy(self.max_frame or 1400), share).order.bound_ns()
         share.release()
+        if deadline_ns is not None and bound_ns > deadline_ns:
+            raise Infeasible(deadline_ns, bound_ns, f"the order {self.order} promises no less than its own bound")
 
     def policy(self, max_frame: int) -> Policy:
         return Policy(
@@ -181,7 +195,32 @@ class _Setup:
             start_margin_ns=START_MARGIN_NS,
             probe_every_ns=PROBE_EVERY_NS,
             multicast=self.multicast is not None,
+            failures=self.failures,
+            loss_burst=self.loss_burst,
+            fec=self.fec,
+            processing_ns=self.processing_ns,
         )
+
+
+class _Rest:
+    """What is left of the messages that travelled together."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(len, self._messages))
+
+    def messages(self) -> list[bytes]:
+        return self._messages
+
+    def sizes(self) -> list[int]:
+        return list(map(len, self._messages))
 
 
 class Joining:
@@ -220,7 +259,7 @@ class Joining:
             if share is not None:
                 share.release()
             raise
-        group = Group(driver, stack, share.release)
+        group = Group(driver, stack, share)
         await group._form(setup.timeout_s)
         return group
 
@@ -228,10 +267,10 @@ class Joining:
 class Group:
     """A group that this process is a member of."""
 
-    def __init__(self, driver: Driver, stack: Stack, on_close: Callable[[], None]) -> None:
+    def __init__(self, driver: Driver, stack: Stack, share: LinkShare) -> None:
         self._driver = driver
         self._stack = stack
-        self._on_close = on_close
+        self._share = share
         self._opened: Batch | None = None
         self._rest: deque[Delivery] = deque()
         """Of the batch that iteration by event has opened, what it has not given yet: it may be broken off."""
@@ -258,7 +297,7 @@ class Group:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    async def batches(self) -> AsyncIterator[Happening]:
+    async def batches(self) -> AsyncGenerator[Happening, None]:
         """Deliveries as batches, with view changes and violations between them, in order, until the group is left."""
         driver = self._driver
         while True:
@@ -271,7 +310,7 @@ class Group:
             else:
                 await driver.changed()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         async for happening in self.batches():
             if isinstance(happening, Batch):
                 self._opened, self._rest = happening, deque(happening.deliveries())
@@ -292,7 +331,7 @@ class Group:
             first_place=opened.first_place + given,
             first_index=opened.first_index + given,
             count=len(rest),
-            runs=[OwnRun([delivery.payload for delivery in rest], uniform=False)],
+            runs=[_Rest([delivery.payload for delivery in rest])],
         )
 
     # -- facts -----------------------------------------------------------------------------------------------
@@ -336,6 +375,10 @@ class Group:
             async with asyncio.timeout(timeout_s):
                 while not order.running():
                     await driver.changed()
+            driver.raise_if_failed()
+            if self._stack.policy.multicast and not order.by_multicast():
+                # Some peer cannot be reached by multicast, so each gets a copy: what the link must have room for.
+                self._share.leave_in(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
             missing, hints = order.waiting_for(), [order.complaint(), self._refusals()]
             self._close()
@@ -359,9 +402,8 @@ class Group:
         """Say so if what may be under way to this member does not fit its socket."""
         policy, order = self._stack.policy, self._stack.order
         peers = [m for m in policy.view.members if m != policy.member]
-        needed = order.window_slots * sum(
-            reservation(policy, order.peer_rate(peer)).burst_bytes_per_slot for peer in peers
-        )
+        rates = [rate for peer in peers if (rate := order.peer_rate(peer)) is not None]
+        needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
         granted = self._driver.transport.receive_buffer_granted
         if needed > granted:
             self._driver.announce(
@@ -397,7 +439,7 @@ class Group:
 
     def _close(self) -> None:
         self._driver.close()
-        self._on_close()
+        self._share.release()
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,17 +11,45 @@ from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.contract import Layer, Order
+from unisono.layers.fec import Fec, order_policy
 from unisono.layers.skew import Skew
 from unisono.model.events import StackEvent
 from unisono.model.histogram import Histogram
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver, Unlimited
+from unisono.orders.cbr import Cbr
+from unisono.orders.leader import Leader
+from unisono.orders.timestamp import Timestamp
 from unisono.orders.vbr import Vbr
+from unisono.orders.vbr_gaps import VbrGaps
 from unisono.wire.door import Door
-from unisono.wire.frame import Kind, encode
+from unisono.wire.frame import Frame, Kind, encode
 
-ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {"vbr": Vbr}
+
+def _vbr(policy: Policy, reserver: Reserver) -> Order:
+    return (VbrGaps if policy.failures else Vbr)(policy, reserver)
+
+
+ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
+    "cbr": Cbr,
+    "leader": Leader,
+    "timestamp": Timestamp,
+    "vbr": _vbr,
+}
+
+
+HONOURS: dict[str, frozenset[str]] = {
+    "cbr": frozenset({"reservation"}),
+    "leader": frozenset({"processing_ns", "failures"}),
+    "timestamp": frozenset({"processing_ns", "failures"}),
+    "vbr": frozenset({"failures", "loss_burst", "fec"}),
+}
+"""What each order does about the policies that not every order knows; what it does not honour is refused.
+
+The leader orders outlive crashes with and without `failures`. Forward error correction needs the VBR order's marks.
+"""
+_UNASKED = {"failures": False, "loss_burst": 0, "fec": None, "processing_ns": 0, "reservation": "sender"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +71,11 @@ class Stack:
         self.delays = Histogram()
         """One-way delays of data frames as the clocks show them, without correction for skew."""
         self._layers = tuple(layers)
+        """From the order down to the network."""
+        self._out: list[Frame] = []
+        self._takers = {kind: self._taker(kind, len(self._layers)) for kind in Kind}
         self._group = group_key(policy.group)
-        self.door = Door(self._group, policy.member, policy.view.members)
+        self.door = Door(self._group, policy.member, policy.view.members, fec=policy.fec is not None)
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Take application messages; how many, from the first on. The rest is to be offered again later."""
@@ -57,13 +88,10 @@ class Stack:
         frame = self.door.admit(data, start, len(data) if end is None else end, self.order.latest_slot(now))
         if frame is None:
             return
-        if frame.kind is Kind.DATA:
+        if frame.kind is Kind.DATA or frame.kind is Kind.FEC:
             self.delays.add(now - frame.sent_ns)
         frame.multicast = multicast
-        if self._layers:
-            self._layers[-1].from_below(now, frame)
-        else:
-            self.order.from_below(now, frame)
+        self._takers[frame.kind].from_below(now, frame)
         self._pump(now)
 
     def wake(self, now: int) -> None:
@@ -80,9 +108,10 @@ class Stack:
 
     def outgoing(self) -> list[Datagram]:
         """The datagrams to send, in order; they are handed out once."""
-        source = self._layers[-1].down if self._layers else self.order.down
-        datagrams = [Datagram(frame.to, frame.multicast, encode(frame, self._group)) for frame in source]
-        source.clear()
+        if not self._out:
+            return []
+        datagrams = [Datagram(frame.to, frame.multicast, encode(frame, self._group)) for frame in self._out]
+        self._out.clear()
         return datagrams
 
     def events(self) -> list[StackEvent]:
@@ -102,27 +131,41 @@ class Stack:
         self._pump(now)
 
     def _pump(self, now: int) -> None:
-        """Carry frames between neighbours until there is nothing to carry."""
-        layers = self._layers
-        moved = bool(layers)
+        """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
+        order, layers = self.order, self._layers
+        moved = True
         while moved:
             moved = False
-            above = self.order.down
-            for layer in layers:
-                if above:
-                    frames, above[:] = above[:], []
-                    for frame in frames:
-                        layer.from_above(now, frame)
+            if order.down:
+                frames, order.down[:] = order.down[:], []
+                self._lower(now, frames, 0)
+            for position, layer in enumerate(layers):
+                if layer.down:
+                    frames, layer.down[:] = layer.down[:], []
+                    self._lower(now, frames, position + 1)
+                if layer.up:
                     moved = True
-                above = layer.down
-            for position in range(len(layers) - 1, -1, -1):
-                up = layers[position].up
-                if up:
-                    frames, up[:] = up[:], []
-                    target = layers[position - 1] if position else self.order
+                    frames, layer.up[:] = layer.up[:], []
                     for frame in frames:
-                        target.from_below(now, frame)
-                    moved = True
+                        self._taker(frame.kind, position).from_below(now, frame)
+
+    def _lower(self, now: int, frames: list[Frame], position: int) -> None:
+        """Frames on their way down, to the first layer from `position` on that takes them, or out."""
+        below = self._layers[position:]
+        for frame in frames:
+            for layer in below:
+                if frame.kind in layer.wraps:
+                    layer.from_above(now, frame)
+                    break
+            else:
+                self._out.append(frame)
+
+    def _taker(self, kind: Kind, position: int) -> Layer | Order:
+        """Who takes a frame of this kind that comes up from `position`: a layer above it, or the order."""
+        for layer in reversed(self._layers[:position]):
+            if kind in layer.opens:
+                return layer
+        return self.order
 
 
 def build(policy: Policy, reserver: Reserver | None = None) -> Stack:
@@ -130,5 +173,13 @@ def build(policy: Policy, reserver: Reserver | None = None) -> Stack:
     make = ORDERS.get(policy.order)
     if make is None:
         raise InvalidPolicy("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
+    for field, unasked in _UNASKED.items():
+        if getattr(policy, field) != unasked and field not in HONOURS[policy.order]:
+            others = [order for order, honoured in HONOURS.items() if field in honoured]
+            raise InvalidPolicy(field, f"the order {policy.order} does not do that; {' and '.join(others)} can")
+    if policy.loss_burst and not policy.failures:
+        raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
     skew = Skew(policy)
-    return Stack(policy, make(policy, reserver or Unlimited()), [skew], skew)
+    if policy.fec is None:
+        return Stack(policy, make(policy, reserver or Unlimited()), [skew], skew)
+    return Stack(policy, make(order_policy(policy), reserver or Unlimited()), [Fec(policy), skew], skew)

@@ -231,7 +231,7 @@ def random_schedule(
     delta = chance.choice((0, 1, 2 * theta, chance.randint(0, 3 * theta)))
     gamma = chance.choice((0, 2, theta // 2, chance.randint(0, 3 * theta // 2)))
     timing = Timing(delta, gamma, theta)
-    members = tuple(sorted(chance.sample(range(1, 2000), chance.choice((2, 2, 2, 3, 3, 4, 5, 6, 7, 8)))))
+    members = tuple(sorted(chance.sample(range(1, 2000), chance.choice((2, 2, 2, 2, 3, 3, 3, 4, 5, 8)))))
     bursts = {member: chance.randint(1, 4) for member in members}
     start = EPOCH_NS - EPOCH_NS % timing.theta_ns + chance.randint(0, timing.theta_ns)
     clock_kind, clocks = _random_clocks(chance, timing, members, start, slots)

@@ -27,7 +27,7 @@ from unisono.wire.control import (
     encode_probe,
 )
 from unisono.wire.door import Door
-from unisono.wire.frame import FINAL, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
+from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
 from unisono.wire.run import OwnRun
 
 MS = 1_000_000
@@ -53,7 +53,7 @@ def data_frames(draw: st.DrawFn) -> Frame:
     if shape == "dummy":
         frame.flags = last
     elif shape == "piece":
-        frame.flags = PIECE | draw(st.sampled_from([0, MORE, last]))
+        frame.flags = PIECE | draw(st.sampled_from([0, FIRST])) | draw(st.sampled_from([0, MORE, last]))
         frame.body = draw(st.binary(min_size=1, max_size=60))
     else:
         frame.flags = draw(st.sampled_from([0, last]))
@@ -134,7 +134,7 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
         for number, (flags, run, body) in enumerate(
             [
                 (0, OwnRun([b"a" * 20] * 5, True), b""),
-                (PIECE | MORE, None, b"first part"),
+                (PIECE | FIRST | MORE, None, b"first part"),
                 (PIECE, None, b"second part"),
                 (0, OwnRun([b"", b"x", b"yy" * 30], False), b""),
                 (LAST, OwnRun([b"end"], False), b""),

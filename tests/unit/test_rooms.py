@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "replica": ("errors", "model", "layers", "orders", "group"),
     "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
     "dashboard": ("errors", "model", "trace"),
-    "cluster": ("errors", "model", "qos", "trace", "check", "group"),
+    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "group"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),

@@ -147,7 +147,8 @@ def test_probes_measure_clocks_below_the_order() -> None:
 class Tag:
     """A layer that notes what passes, and when."""
 
-    def __init__(self, name: str, log: list[str]) -> None:
+    def __init__(self, name: str, log: list[str], kinds: frozenset[Kind] = frozenset(Kind)) -> None:
+        self.wraps = self.opens = kinds
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self._name = name
@@ -186,6 +187,17 @@ def test_frames_pass_the_layers_in_order_both_ways() -> None:
         stack.receive(T0, encode(frame, group_key("g")))
     assert log == ["c up 4", "b up 4", "a up 4", "c up 5", "b up 5", "a up 5"]
     assert stack.wake_at() == 5, "the earliest of all parts"
+
+
+def test_what_a_layer_does_not_take_passes_it_by() -> None:
+    log: list[str] = []
+    layers: list[Layer] = [Tag("a", log, frozenset({Kind.DATA})), Tag("b", log, frozenset({Kind.HELLO})), Tag("c", log)]
+    stack = Stack(policy(), Vbr(policy(), Unlimited()), layers, Skew(policy()))
+    stack.wake(T0)
+    assert [line for line in log if "down" in line] == ["b down 0", "c down 0"], "the order says HELLO"
+    log.clear()
+    stack.receive(T0, encode(Frame(Kind.DATA, 2, 1, 0, 7, 4, 1), group_key("g")))
+    assert log == ["c up 4", "a up 4"]
 
 
 def test_a_stack_without_layers_is_the_order_alone() -> None:

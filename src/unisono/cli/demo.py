@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.check.verdict import Status
 from unisono.cli.options import add_json, add_rate, add_timing, duration, print_json
-from unisono.cluster.judge import Judgement, judge
+from unisono.cluster.judge import Judgement, judge, note_crashes
 from unisono.cluster.local import LocalCluster, Report, free_addresses
-from unisono.errors import EnvironmentLacks, InvalidPolicy
-from unisono.model.durations import NS_PER_S, duration_text, ms
-from unisono.model.scenario import Scenario
+from unisono.cluster.node import member_joining
+from unisono.errors import InvalidPolicy
+from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ms
+from unisono.model.faults import Crash
+from unisono.model.scenario import Scenario, Start
 from unisono.model.scenario_text import parse_scenario
 
 if TYPE_CHECKING:
@@ -36,9 +39,14 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file; then the other options come from it")
     verb.add_argument("--members", type=int, default=5, help="how many member processes (default 5)")
-    verb.add_argument("--order", default="vbr", help="the order (default vbr)")
+    verb.add_argument("--order", default="vbr", help="vbr, cbr, leader or timestamp (default vbr)")
     verb.add_argument("--seconds", type=float, default=10, help="how long to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
+    verb.add_argument("--failures", action="store_true", help="let members crash and join: the order may have gaps")
+    verb.add_argument("--kill", action="append", default=[], metavar="M@T", help="kill member M after T, such as 3@2s")
+    verb.add_argument("--join", action="append", default=[], metavar="M@T", help="member M joins after T, such as 6@4s")
+    verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
+    verb.add_argument("--loss-burst", type=int, default=0, metavar="x", help="most consecutive losses of one sender")
     verb.add_argument("--multicast", action="store_true", help="IP multicast on loopback in place of unicast fan-out")
     verb.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
     verb.add_argument("--out", type=Path, help="where to keep the trace and the scenario (default: a new folder)")
@@ -52,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the cluster, show it, judge it."""
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
+    peers = free_addresses(scenario.members)
+    multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
+    for member in scenario.members:
+        member_joining(scenario, member, peers, multicast=multicast)
     directory = options.out or Path(tempfile.mkdtemp(prefix="unisono-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.toml").write_text(text, encoding="utf-8")
@@ -59,8 +71,11 @@ def run(options: argparse.Namespace) -> int:
     view = _LiveView(scenario) if show else _Quiet(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
     with view:
-        setup = {"scenario": text, "source": source, "trace": str(directory), "run": run_name}
-        finals = asyncio.run(_run(scenario, setup, view, multicast=options.multicast))
+        common = {"scenario": text, "source": source, "trace": str(directory), "run": run_name}
+        setup = {**common, "peers": peers, "multicast": multicast}
+        finals, killed = asyncio.run(_run(scenario, setup, view))
+    if killed:
+        note_crashes(scenario, run_name, directory, killed)
     judgement = judge(scenario, run_name, directory, finals)
     result = {"order": scenario.order, "members": len(scenario.members), **judgement.to_json(), "trace": str(directory)}
     if options.json:
@@ -77,13 +92,24 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         raise InvalidPolicy("--members", f"1 to 64 are possible on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
         raise InvalidPolicy("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
+    kills, joins = _moments("--kill", options.kill), _moments("--join", options.join)
+    members = sorted({*range(1, options.members + 1), *joins})
+    for member in kills:
+        if member not in members:
+            raise InvalidPolicy("--kill", f"there is no member {member} among {members}")
+    failures = bool(options.failures or kills or joins or options.loss_burst)
+    events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
+    events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
     # Four fifths of the declared rate: a Poisson stream at the full average would be pushed back half of the time.
     return (
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
 [group]
 name = "demo"
 order = "{options.order}"
-members = {options.members}
+members = {members}
+failures = {str(failures).lower()}
+loss_burst = {options.loss_burst}
+fec = "{options.fec or ""}"
 slot = "{options.slot}ns"
 delta = "{options.delta}ns"
 gamma = "{options.gamma}ns"
@@ -104,27 +130,46 @@ delay = "uniform:{options.delta // 100}ns..{options.delta // 2}ns"
 [run]
 seconds = {float(options.seconds)}
 seed = {options.seed}
-""",
+{events}""",
         "demo",
     )
 
 
-async def _run(scenario: Scenario, setup: dict[str, Any], view: _Quiet, *, multicast: bool) -> dict[int, Report]:
-    peers = free_addresses(scenario.members)
-    group_address = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if multicast else None
+def _moments(option: str, texts: list[str]) -> dict[int, int]:
+    """`3@2s` as member and nanoseconds."""
+    found: dict[int, int] = {}
+    for text in texts:
+        member, at, when = text.partition("@")
+        if not at or not member.isdigit():
+            raise InvalidPolicy(option, f"a member and a time such as 3@2s are needed, not {text!r}")
+        found[int(member)] = duration_ns(when, option)
+    return found
+
+
+async def _run(
+    scenario: Scenario, setup: dict[str, Any], view: _Quiet
+) -> tuple[dict[int, Report], dict[int, tuple[int, int | None]]]:
+    """Run it; the members' last words, and who was killed when in which incarnation."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    late = {step.member: step.at_ns for step in scenario.steps if isinstance(step, Start)}
+    kills = {fault.member: fault.at_ns / NS_PER_S for fault in scenario.faults if isinstance(fault, Crash)}
+    first = [member for member in scenario.members if member not in late]
     configurations = {
-        member: {**setup, "member": member, "peers": peers, "multicast": group_address} for member in scenario.members
+        member: {
+            **setup,
+            "member": member,
+            "late_ns": late.get(member, 0),
+            "expected": [] if member in late else first,
+        }
+        for member in scenario.members
     }
-    cluster = LocalCluster(configurations, view.report)
+    starts = {member: at_ns / NS_PER_S for member, at_ns in late.items()}
+    cluster = LocalCluster(configurations, view.report, starts_s=starts, kills_s=kills)
     nodes = await cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S)
-    finals: dict[int, Report] = {}
-    for member, node in nodes.items():
-        final = node.final()
-        if final is None:
-            last = node.errors.strip().splitlines()[-1:] or ["no reason given"]
-            raise EnvironmentLacks(f"member {member} ended with status {node.process.returncode}: {last[0]}")
-        finals[member] = final
-    return finals
+    finals = {member: final for member, node in nodes.items() if (final := node.final()) is not None}
+    return finals, {member: (at_ns, nodes[member].life()) for member, at_ns in cluster.killed.items()}
 
 
 class _Quiet:

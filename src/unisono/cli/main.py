@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from unisono.cli import demo, member, simulate
+from unisono.cli import demo, member, plan, simulate
 from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
 
 
@@ -30,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "3 the machine lacks something, 130 interrupted.",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (demo, member, simulate):
+    for verb in (demo, member, simulate, plan):
         verb.add_parser(verbs)
     return top
 
@@ -40,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.INTERRUPTED
     except (Infeasible, ReservationRefused) as error:
         status = Exit.VIOLATED

@@ -30,7 +30,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--id", type=int, required=True, help="this member's number, from 1")
     verb.add_argument("--peers", required=True, help="every member's address: 1=HOST:PORT,2=HOST:PORT,…")
     verb.add_argument("--group", default="unisono", help="the group's name (default unisono)")
-    verb.add_argument("--order", default="auto", help="auto or vbr (default auto)")
+    verb.add_argument("--order", default="auto", help="auto, vbr, cbr, leader or timestamp (default auto)")
+    verb.add_argument("--failures", action="store_true", help="let members crash, come and go: the order may have gaps")
     verb.add_argument(
         "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group where it reaches everyone"
     )
@@ -68,6 +69,7 @@ async def _chat(options: argparse.Namespace) -> int:
         order=options.order,
         rate=unisono.Rate(avg=options.rate, burst=options.burst),
         deadline=options.deadline,
+        failures=options.failures,
         slot=options.slot,
         delta=options.delta,
         gamma=options.gamma,
@@ -75,12 +77,12 @@ async def _chat(options: argparse.Namespace) -> int:
         multicast=options.multicast,
         timeout=options.timeout,
     )
-    if not options.json:
-        _note(f"member {options.id} of {options.group!r}: waiting for the others …")
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    if not options.json:
+        _note(f"member {options.id} of {options.group!r}: waiting for the others …")
     opening = asyncio.ensure_future(joining.__aenter__())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,11 +97,12 @@ async def _chat(options: argparse.Namespace) -> int:
     reading = asyncio.create_task(_read(group))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)
     reading.cancel()
-    await group.leave()
+    if not await group.leave():
+        _note("the others did not answer; what they sent last is not shown here")
     await printing
     for task in done - {stop}:
         task.result()
-    return 130 if stop in done and reading not in done else 0
+    return 130 if stopping.is_set() else 0
 
 
 async def _read(group: unisono.Group) -> None:

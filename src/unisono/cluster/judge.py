@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ from unisono.cluster.local import Report
 from unisono.model.durations import ms
 from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
+from unisono.model.timing import Timing
+from unisono.stack import build
 from unisono.trace.files import read_trace
+from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta, write_meta
 from unisono.trace.table import Trace
+from unisono.trace.writer import ParquetWriter
 
 DELTA_QUANTILE = 0.9999
 ORDER_CHECKS = ("total_order", "integrity", "fifo", "gap_freedom")
@@ -34,9 +38,13 @@ class Measured:
     gamma_ns: int
     """The largest clock difference that any member saw, errors included."""
 
-    def bound_ns(self, theta_ns: int) -> int:
-        """Δ+Γ+Θ with Δ as measured: the network's quantile plus the driver's lateness."""
-        return self.delay_ns + self.lateness_ns + self.gamma_ns + theta_ns
+    def bound_ns(self, scenario: Scenario) -> int:
+        """The order's own bound, with Δ as measured: the network's quantile plus the driver's lateness."""
+        timing = Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.timing.theta_ns)
+        bounds = (
+            build(replace(scenario.policy_for(member), timing=timing)).order.bound_ns() for member in scenario.members
+        )
+        return max(bounds)
 
 
 def measured(finals: Mapping[int, Report]) -> Measured:
@@ -94,6 +102,7 @@ class Judgement:
             "timer_lateness_ms": ms(self.measured.lateness_ns),
             "gamma_measured_ms": ms(self.measured.gamma_ns),
             "longest_gap_ms": ms(max(final["longest_gap_ns"] for final in self.finals.values())),
+            "left_in_order": all(final["in_order"] for final in self.finals.values()),
             "refused": _added(final["refused"] for final in self.finals.values()),
             "violations": sorted({text for final in self.finals.values() for text in final["violations"]}),
         }
@@ -107,10 +116,20 @@ def _added(counts: Any) -> dict[str, int]:
     return total
 
 
+def note_crashes(scenario: Scenario, run: str, directory: Path, killed: Mapping[int, tuple[int, int | None]]) -> None:
+    """Write down, as an onlooker, who was killed when and in which incarnation."""
+    with ParquetWriter(directory, run, scenario.group, OBSERVER) as writer:
+        for member, (at_ns, life) in killed.items():
+            slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
+            writer.recorder().event(
+                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=life
+            )
+
+
 def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Report]) -> Judgement:
     """Complete the recorded trace with what was measured, and check it."""
     what = measured(finals)
-    bound_ns = what.bound_ns(scenario.timing.theta_ns)
+    bound_ns = what.bound_ns(scenario)
     meta = RunMeta(
         run=run,
         group=scenario.group,
@@ -120,7 +139,7 @@ def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Re
         gamma_ns=what.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=bound_ns,
-        reliable=True,
+        reliable=build(scenario.policy_for(scenario.members[0])).order.reliable(),
         source="runtime",
     )
     write_meta(directory, meta)

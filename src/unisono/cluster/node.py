@@ -1,7 +1,8 @@
 """One member process of a local cluster: joins, sends its scenario's workload, counts, records, leaves.
 
-Configuration is one line of JSON on standard input; reports are lines of JSON on standard output:
-`ready` (the group runs), `progress` (every tenth of a second), `final` (what was measured).
+Configuration is one line of JSON on standard input, which then stays open: its end means that whoever started this
+process is gone, and this member leaves. Reports are lines of JSON on standard output: `ready` (the group runs),
+`progress` (every tenth of a second), `final` (what was measured).
 Each message begins with the time at which it was handed in, so that latency can be watched as it happens; the verdict
 is made from the trace.
 """
@@ -15,9 +16,10 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from unisono.group import Group, join, new_incarnation
+from unisono.group import Group, Joining, join, new_incarnation
 from unisono.model.durations import NS_PER_S, ms
 from unisono.model.events import Batch, Violation
 from unisono.model.histogram import Histogram
@@ -25,12 +27,47 @@ from unisono.model.scenario import Leave, RateChange, Scenario, Workload
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.workloads import Offers, offers
 from unisono.qos.reservation import Link
+from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter
 
 _STAMP = struct.Struct("!Q")
 PROGRESS_EVERY_S = 0.1
+GATHER_S = 20.0
+FAREWELL_S = 2.0
 BYE = b"bye"
 """A member's last message. Whoever has delivered everyone's has delivered everything."""
+
+
+def member_joining(
+    scenario: Scenario,
+    member: int,
+    peers: Mapping[int, tuple[str, int]],
+    *,
+    multicast: tuple[str, int] | None = None,
+    capacity: str | int = "10Gbit/s",
+    recorder: Recorder | None = None,
+    incarnation: int | None = None,
+) -> Joining:
+    """Join as a scenario says; raises at once, with nothing opened yet, what it asks for and cannot have."""
+    return join(
+        scenario.group,
+        member=member,
+        peers=peers,
+        order=scenario.order,
+        rate=scenario.rates[member],
+        slot=scenario.timing.theta_ns,
+        delta=scenario.timing.delta_ns,
+        gamma=scenario.timing.gamma_ns,
+        failures=scenario.failures,
+        loss_burst=scenario.loss_burst,
+        fec=scenario.fec,
+        processing=scenario.processing_ns,
+        max_message=scenario.max_message,
+        multicast=multicast,
+        link=Link(capacity),
+        recorder=recorder,
+        incarnation=incarnation,
+    )
 
 
 class MemberRun:
@@ -40,7 +77,8 @@ class MemberRun:
         self.scenario: Scenario = parse_scenario(setup["scenario"], setup["source"])
         self.member: int = setup["member"]
         self.peers = {int(member): (address[0], int(address[1])) for member, address in setup["peers"].items()}
-        self.multicast = tuple(setup["multicast"]) if setup.get("multicast") else None
+        group_address = setup.get("multicast")
+        self.multicast = (str(group_address[0]), int(group_address[1])) if group_address else None
         self.capacity: str | int = setup.get("capacity", "10Gbit/s")
         self.latencies = Histogram()
         self.delivered: dict[int, int] = dict.fromkeys(self.scenario.members, 0)
@@ -49,6 +87,10 @@ class MemberRun:
         self._last_delivery_ns = 0
         self._byes = 0
         self._all_said_bye = asyncio.Event()
+        self._everyone_here = asyncio.Event()
+        self._expected = frozenset(setup.get("expected", ()))
+        """Who is to be in the list before this member sends; a group with failures begins without waiting."""
+        self._run_ns = self.scenario.run_ns - int(setup.get("late_ns", 0))
         self.incarnation = new_incarnation()
         self.writer = ParquetWriter(
             setup["trace"], setup["run"], self.scenario.group, self.member, life=self.incarnation
@@ -56,27 +98,27 @@ class MemberRun:
 
     async def run(self) -> None:
         """Take part until everyone has said goodbye, or a signal asks to leave."""
-        scenario = self.scenario
-        joining = join(
-            scenario.group,
-            member=self.member,
-            peers=self.peers,
-            order=scenario.order,
-            rate=scenario.rates[self.member],
-            slot=scenario.timing.theta_ns,
-            delta=scenario.timing.delta_ns,
-            gamma=scenario.timing.gamma_ns,
-            max_message=scenario.max_message,
+        joining = member_joining(
+            self.scenario,
+            self.member,
+            self.peers,
             multicast=self.multicast,
-            link=Link(self.capacity),
+            capacity=self.capacity,
             recorder=self.writer.recorder(),
             incarnation=self.incarnation,
         )
         group = await joining
-        stopping = asyncio.Event()
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        report("ready", member=self.member, bound_ms=ms(group.bound_ns), members=group.members)
+            loop.add_signal_handler(number, stopping.set)
+        loop.add_reader(sys.stdin.fileno(), stopping.set)
+        report(
+            "ready",
+            member=self.member,
+            incarnation=self.incarnation,
+            bound_ms=ms(group.bound_ns),
+            members=group.members,
+        )
         consuming = asyncio.create_task(self._consume(group))
         reporting = asyncio.create_task(self._report_progress(group))
         sending = asyncio.create_task(self._send(group))
@@ -85,17 +127,24 @@ class MemberRun:
             await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-                await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+                # Where gaps are allowed somebody's goodbye may be one.
+                patience = FAREWELL_S if self.scenario.failures else None
+                await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
         finally:
+            loop.remove_reader(sys.stdin.fileno())
             for task in (sending, reporting, *ending[:2]):
                 task.cancel()
-            in_order = await group.leave()
-            await consuming
-            self.writer.close()
+            try:
+                in_order = await group.leave()
+                await consuming
+            finally:
+                self.writer.close()
         self._report_final(group, in_order)
 
     async def _consume(self, group: Group) -> None:
         async for event in group.batches():
+            if self._expected <= set(group.members):
+                self._everyone_here.set()
             if isinstance(event, Batch):
                 now = time.time_ns()
                 if self._last_delivery_ns:
@@ -115,9 +164,11 @@ class MemberRun:
     async def _send(self, group: Group) -> None:
         """The workload, then goodbye; a member that leaves by script goes without."""
         loop = asyncio.get_running_loop()
+        async with asyncio.timeout(GATHER_S):
+            await self._everyone_here.wait()
         begin = loop.time()
         chance = random.Random(f"{self.scenario.seed}/{self.member}")
-        for at_ns, what in timeline(self.scenario, self.member, chance):
+        for at_ns, what in timeline(self.scenario, self.member, chance, self._run_ns):
             await asyncio.sleep(max(0.0, begin + at_ns / NS_PER_S - loop.time()))
             if isinstance(what, RateChange):
                 group.renegotiate(what.rate)
@@ -164,14 +215,14 @@ class MemberRun:
 
 
 def timeline(
-    scenario: Scenario, member: int, chance: random.Random
+    scenario: Scenario, member: int, chance: random.Random, run_ns: int
 ) -> list[tuple[int, tuple[int, ...] | RateChange | Leave]]:
     """What this member does, by time since the group began: sends of these sizes, rate changes, its departure."""
     workload: Workload = scenario.workloads[member]
     sends: Offers = iter([(s.at_ns, s.sizes) for s in workload.sends]) if workload.sends else offers(workload, chance)
     found: list[tuple[int, tuple[int, ...] | RateChange | Leave]] = []
     for at_ns, sizes in sends:
-        if at_ns >= scenario.run_ns:
+        if at_ns >= run_ns:
             break
         found.append((at_ns, sizes))
     found.extend((s.at_ns, s) for s in scenario.steps if isinstance(s, RateChange | Leave) and s.member == member)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from unisono.model.events import StackEvent
 from unisono.model.rates import Rate
-from unisono.wire.frame import Frame
+from unisono.wire.frame import Frame, Kind
 
 
 class Timed(Protocol):
@@ -29,6 +29,10 @@ class Timed(Protocol):
 class Layer(Timed, Protocol):
     """A service between the order and the network."""
 
+    wraps: frozenset[Kind]
+    """The kinds of frames that it takes from above; all others pass it by."""
+    opens: frozenset[Kind]
+    """The kinds of frames that it takes from below; all others pass it by."""
     down: list[Frame]
     up: list[Frame]
 
@@ -79,8 +83,8 @@ class Order(Timed, Protocol):
     def complaint(self) -> str:
         """What is known of why the group has not begun, beyond members that are missing; empty if nothing."""
 
-    def peer_rate(self, peer: int) -> Rate:
-        """What a peer declared."""
+    def peer_rate(self, peer: int) -> Rate | None:
+        """What a peer declared, if it has."""
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""

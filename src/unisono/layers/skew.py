@@ -26,7 +26,10 @@ class SkewSample:
 
 
 class Skew:
-    """The layer: answers probes, sends its own, passes everything else."""
+    """The layer: answers probes and sends its own."""
+
+    wraps: frozenset[Kind] = frozenset()
+    opens = frozenset({Kind.PROBE, Kind.ECHO})
 
     def __init__(self, policy: Policy) -> None:
         self.down: list[Frame] = []

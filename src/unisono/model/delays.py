@@ -88,22 +88,24 @@ class Uniform:
 
     low_ns: int
     high_ns: int
+    steps: int = field(init=False, repr=False, compare=False)
+    """How many delays there are."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", self.high_ns - self.low_ns + 1)
         _not_negative(self.low_ns)
         if self.high_ns < self.low_ns:
             low, high = duration_text(self.low_ns), duration_text(self.high_ns)
             raise InvalidPolicy("delay", f"a range goes from its shortest delay to its longest, not {low}..{high}")
 
     def sample(self, chance: Chance) -> int:
-        return self.low_ns + int(chance.random() * (self.high_ns - self.low_ns + 1))
+        return self.low_ns + int(chance.random() * self.steps)
 
     def quantile(self, q: float) -> int:
-        steps = self.high_ns - self.low_ns + 1
-        return self.low_ns + max(ceil(_checked_share(q) * steps) - 1, 0)
+        return self.low_ns + max(ceil(_checked_share(q) * self.steps) - 1, 0)
 
     def cdf(self, ns: int) -> float:
-        return min(max((ns - self.low_ns + 1) / (self.high_ns - self.low_ns + 1), 0.0), 1.0)
+        return min(max((ns - self.low_ns + 1) / self.steps, 0.0), 1.0)
 
     def text(self) -> str:
         return f"uniform:{self.low_ns}ns..{self.high_ns}ns"

@@ -13,6 +13,7 @@ MESSAGE_MAX = 64 * 1024 * 1024
 FRAME_MIN = 256
 FRAME_MAX = 65_507
 """The largest UDP payload over IPv4."""
+RESERVATIONS = ("sender", "receiver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Policy:
     crash; `loss_burst` is the most consecutive datagrams of a sender that are lost (x), `fec` = (a, b) the most lost
     (a) of any b consecutive ones; `processing_ns` is what a leader may take over one message or request (p).
 
+    `reservation` says who reserves a flow's bandwidth: its "sender", or each "receiver" (§4.2; the CBR order only).
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
     path may exist. `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ.
     """
@@ -44,6 +46,7 @@ class Policy:
     loss_burst: int = 0
     fec: tuple[int, int] | None = None
     processing_ns: int = 0
+    reservation: str = "sender"
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:
@@ -58,6 +61,8 @@ class Policy:
             raise InvalidPolicy("epoch", f"a 32-bit number is needed, not {self.epoch}")
         if self.probe_every_ns < 0:
             raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
+        if self.reservation not in RESERVATIONS:
+            raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         self.check_rate(self.rate)
 
     def check_rate(self, rate: Rate) -> None:

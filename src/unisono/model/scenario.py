@@ -106,7 +106,15 @@ class RateChange:
     rate: Rate
 
 
-Step: TypeAlias = Start | Leave | RateChange
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A member that has crashed comes back, as a new incarnation that remembers nothing."""
+
+    member: int
+    at_ns: int
+
+
+Step: TypeAlias = Start | Leave | RateChange | Restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,11 @@ class Scenario:
     epoch_ns: int = EPOCH_NS
     max_message: int = 4096
     max_frame: int = 1400
+    failures: bool = False
+    loss_burst: int = 0
+    fec: tuple[int, int] | None = None
+    processing_ns: int = 0
+    reservation: str = "sender"
     clocks: Clocks = Clocks()
     faults: tuple[Fault, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -151,6 +164,11 @@ class Scenario:
             incarnation=incarnation,
             max_message=self.max_message,
             max_frame=self.max_frame,
+            failures=self.failures,
+            loss_burst=self.loss_burst,
+            fec=self.fec,
+            processing_ns=self.processing_ns,
+            reservation=self.reservation,
         )
 
     @property

@@ -22,6 +22,7 @@ from unisono.model.scenario import (
     LinkDelay,
     Network,
     RateChange,
+    Restart,
     Scenario,
     Send,
     Start,
@@ -62,6 +63,11 @@ def parse_scenario(text: str, source: str) -> Scenario:
         epoch_ns=run.duration("epoch", f"{EPOCH_NS}ns"),
         max_message=max_message,
         max_frame=group.whole("max_frame", 1400),
+        failures=group.flag("failures", False),
+        loss_burst=group.whole("loss_burst", 0),
+        fec=_fec(group),
+        processing_ns=group.duration("processing", "0ns"),
+        reservation=group.text("reservation", "sender"),
         clocks=_clocks(top.table("clocks"), members, timing),
         faults=tuple(_fault(table, members) for table in top.tables("fault")),
         steps=tuple(_step(table, members, rates) for table in top.tables("step")),
@@ -77,7 +83,9 @@ def parse_scenario(text: str, source: str) -> Scenario:
     return scenario
 
 
-_PLACES = {"max_message": "group.max_message", "max_frame": "group.max_frame"}
+_PLACES = {
+    field: f"group.{field}" for field in ("max_message", "max_frame", "loss_burst", "fec", "processing", "reservation")
+}
 """Where a file has the fields that a policy names otherwise."""
 
 
@@ -88,6 +96,16 @@ def _members(group: Table) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(member) is int for member in value):
         raise group.error("members", f"how many there are, or a list such as [1, 2, 5], is needed, not {value!r}")
     return group.checked("members", lambda: View(tuple(value))).members
+
+
+def _fec(group: Table) -> tuple[int, int] | None:
+    text = group.text("fec", "")
+    a, slash, b = text.partition("/")
+    if not text:
+        return None
+    if not slash or not a.isdigit() or not b.isdigit():
+        raise group.error("fec", f"a/b such as '2/10' is needed, not {text!r}")
+    return int(a), int(b)
 
 
 def _timing(group: Table) -> Timing:
@@ -212,13 +230,15 @@ def _clocks(table: Table, members: tuple[int, ...], timing: Timing) -> Clocks:
 
 
 def _step(table: Table, members: tuple[int, ...], rates: Mapping[int, Rate]) -> Step:
-    kind = table.choice("kind", ("start", "leave", "rate"))
+    kind = table.choice("kind", ("start", "leave", "rate", "restart"))
     member, at = table.member("member", members), table.duration("at")
     if kind == "rate":
         rate = rates[member]
         return RateChange(member, at, _rate(table.with_defaults({"avg": rate.avg, "burst": rate.burst})))
     table.done()
-    return Start(member, at) if kind == "start" else Leave(member, at)
+    if kind == "start":
+        return Start(member, at)
+    return Leave(member, at) if kind == "leave" else Restart(member, at)
 
 
 def _fault(table: Table, members: tuple[int, ...]) -> Fault:

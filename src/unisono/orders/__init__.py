@@ -1,5 +1,7 @@
 """One order per file, by its paper's name, and what the orders share.
 
-`vbr` (paper 000 §5), `rate_exchange` (how a group begins), `packing` (messages into frames), `rqueue` (frames
-waiting for their turn). No clock, no chance, no I/O. Tests: tests/unit/test_vbr.py, tests/paper/, tests/simulation/.
+`vbr` (paper 000 §5), `vbr_gaps` (§6, §7), `cbr` (§4), `leader` and `timestamp` (§8); each has its `offer` for the
+planner. Their parts: `rate_exchange` (how a group begins), `packing` (messages into frames), `rqueue` (frames waiting
+for their turn), `porder` and `renegotiation` (of cbr), `election` (of the leader orders).
+No clock, no chance, no I/O. Tests: tests/unit/, tests/paper/ (by section), tests/simulation/.
 """

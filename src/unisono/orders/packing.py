@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from unisono.errors import InvalidPolicy
+from unisono.layers.fec import net_max_burst
 from unisono.model.durations import NS_PER_S
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
@@ -25,6 +26,8 @@ class Load:
 
     run: OwnRun | None
     piece: memoryview | None
+    first: bool
+    """Whether the piece is its message's first."""
     more: bool
     messages: int
     """How many messages end in this frame: what the frame advances the sender's sequence by."""
@@ -87,7 +90,7 @@ class Packer:
 
     def _release(self) -> Load:
         run = OwnRun(self._held, self._held_size >= 0)
-        load = Load(run, None, False, len(self._held))
+        load = Load(run, None, False, False, len(self._held))
         self._held, self._held_cost, self._held_size = [], 0, -1
         return load
 
@@ -96,8 +99,12 @@ class Packer:
         view, step = memoryview(message), self._piece
         for at in range(0, len(view), step):
             more = at + step < len(view)
-            loads.append(Load(None, view[at : at + step], more, 0 if more else 1))
+            loads.append(Load(None, view[at : at + step], at == 0, more, 0 if more else 1))
         return loads
+
+    def held(self) -> tuple[int, int]:
+        """How many messages are held back, and how much payload they are."""
+        return len(self._held), self._held_cost - TABLE_BYTES * len(self._held)
 
     def rest(self) -> Load | None:
         """What is held back, for the slot's last frame."""
@@ -127,6 +134,11 @@ def reservation(policy: Policy, rate: Rate) -> Reservation:
         raise InvalidPolicy("rate.burst", f"a slot would need {frames:,} frames, and {FRAME_NUMBER_MAX:,} are possible")
     header = HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES
     burst = rate.bytes_per_slot(largest) + TABLE_BYTES * rate.burst + frames * header
+    if policy.fec is not None:
+        # Each frame travels in a share, and a block's redundant shares are as long as its longest frame.
+        redundant = net_max_burst(frames, *policy.fec) - frames
+        burst += frames * HEADER_BYTES + redundant * (policy.max_frame + HEADER_BYTES + UDP_IP_BYTES)
+        return Reservation(burst * NS_PER_S // timing.theta_ns + 1, burst, timing.theta_ns)
     pieces = -(-largest // (policy.max_frame - HEADER_BYTES))
     average = rate.avg * (largest + TABLE_BYTES + pieces * header) + header * NS_PER_S / timing.theta_ns
     peak = burst * NS_PER_S / timing.theta_ns

@@ -28,7 +28,9 @@ def members_key(members: tuple[int, ...]) -> int:
 class RateExchange:
     """One member's part in the beginning."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, restarts: bool = False) -> None:
+        """With `restarts`, peers may come back as new incarnations, and the exchange goes on while the group runs."""
+        self._restarts = restarts
         self.down: list[Frame] = []
         self.complaints: dict[int, str] = {}
         self._policy = policy
@@ -50,7 +52,7 @@ class RateExchange:
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
             return self._complain("policy differs", peer, problem)
-        if self.complete and self._incarnations.get(peer) != frame.incarnation:
+        if self.complete and not self._restarts and self._incarnations.get(peer) != frame.incarnation:
             text = "has restarted; this group began with its earlier incarnation and cannot take it back"
             return self._complain("restarted", peer, text)
         self.complaints.pop(peer, None)
@@ -112,8 +114,9 @@ class RateExchange:
         self._next_hello = now + self._every_ns
 
     def stop(self) -> None:
-        """A slot has been delivered, so everyone sends: nobody needs another HELLO."""
-        self._next_hello = None
+        """A slot has been delivered, so everyone sends: nobody needs another HELLO, unless somebody may come back."""
+        if not self._restarts:
+            self._next_hello = None
 
     def wake_at(self) -> int | None:
         """When the next HELLO is due."""
@@ -158,6 +161,11 @@ class RateExchange:
             )
 
     @property
+    def named(self) -> bool:
+        """Whether this member has named its first slot."""
+        return self._own_first_slot > 0
+
+    @property
     def complete(self) -> bool:
         """Whether everyone's first slot is known here."""
         return (
@@ -182,10 +190,10 @@ class RateExchange:
         """The incarnation that a member takes part with."""
         return self._incarnations.get(member)
 
-    def rate(self, peer: int) -> Rate:
-        """What a peer declared."""
-        hello = self._hellos[peer]
-        return Rate(hello.avg, hello.burst, hello.burst_bytes)
+    def rate(self, peer: int) -> Rate | None:
+        """What a peer declared, if it has."""
+        hello = self._hellos.get(peer)
+        return None if hello is None else Rate(hello.avg, hello.burst, hello.burst_bytes)
 
     def heard_by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""

@@ -12,7 +12,7 @@ without a body. The burst travels in every header, so a rate change takes no mes
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate
@@ -28,7 +28,7 @@ from unisono.model.views import View
 from unisono.orders.packing import Load, Packer, reservation
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.rqueue import Rqueue, SlotFrames
-from unisono.wire.frame import FINAL, LAST, MORE, PIECE, Frame, Kind
+from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind
 from unisono.wire.run import WholeMessage
 
 HORIZON_NS = NS_PER_S
@@ -88,8 +88,7 @@ class Vbr:
         self._packer = Packer(policy.max_frame)
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._new_rate: Rate | None = None
-        self._slot = 0
-        self._number = 0
+        self._slot = self._number = 0
         self._closed = False
         self._leaving = False
         self._sequence = 0
@@ -97,23 +96,18 @@ class Vbr:
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self._final_slots: dict[int, int] = {}
         self._bursts: dict[int, int] = {}
-        self._deliver_slot = 0
-        self._current = 0
-        self._count = 0
-        self._index = 0
+        self._deliver_slot = self._current = self._count = self._index = 0
         self._late_reported = False
-        # A sender is at most this many slots ahead of what it has delivered. Its own delivery needs everyone's
-        # marks, so no sender outruns the slowest member by more: this bounds every queue and socket buffer.
+        self._own_slots: deque[int] = deque()
+        """Slots in which we sent messages that we have not delivered ourselves yet."""
+        # So many slots with messages may be under way. Delivering one here takes everyone's marks, and who sends its
+        # mark has read what had arrived: this bounds every queue and every socket's buffer.
         self.window_slots = -(-(self._timing.delta_ns + self._timing.gamma_ns) // self._timing.theta_ns) + 3
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Take what the slot that `now` lies in has room for."""
-        sizes = list(map(len, messages))
-        largest = max(sizes, default=0)
-        if largest > self._policy.max_message:
-            raise MessageTooLarge(largest, self._policy.max_message)
         if Input.SUBMIT not in TAKES[self.mode] or self._leaving:
             return 0
         self._roll(now)
@@ -121,11 +115,15 @@ class Vbr:
         self._advance(now)
         if self._closed or now < self._timing.start_of(self._slot):
             return 0
-        if self._slot - self._deliver_slot > self.window_slots:
+        if self._pacer.count == 0 and len(self._own_slots) >= self.window_slots:
             return 0
-        count = min(len(sizes), self._pacer.messages_left())
-        if count < len(sizes):
-            messages, sizes = messages[:count], sizes[:count]
+        count = min(len(messages), self._pacer.messages_left())
+        if count < len(messages):
+            messages = messages[:count]
+        sizes = list(map(len, messages))
+        largest = max(sizes, default=0)
+        if largest > self._policy.max_message:
+            raise MessageTooLarge(largest, self._policy.max_message)
         total = sum(sizes)
         if total > self._pacer.bytes_left():
             count = bisect_right(list(accumulate(sizes)), self._pacer.bytes_left())
@@ -133,7 +131,7 @@ class Vbr:
             total = sum(sizes)
         if count == 0:
             return 0
-        self._pacer.spend(count, total)
+        self._spend(count, total)
         loads = self._packer.add(messages, sizes)
         # With the burst used up the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
         last = (self._packer.rest() or loads.pop()) if self._pacer.full() else None
@@ -153,6 +151,10 @@ class Vbr:
                     self.events.append(violation)
                 self._multicast = self.exchange.heard_by_multicast()
                 self._start_deliver(now)
+            return
+        if frame.kind is not Kind.DATA:
+            # The door knows every order's kinds; what is not this order's must not take a frame's number in a slot.
+            self.ignored["kind of another order"] += 1
             return
         if Input.DATA not in TAKES[self.mode]:
             self.ignored["data in mode " + self.mode] += 1
@@ -185,8 +187,13 @@ class Vbr:
         self._new_rate = rate
 
     def leave(self, now: int) -> None:
-        """End with this slot, or with the next one if this slot's mark has been sent."""
-        if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
+        """End with this slot, or with the next one if this slot's mark has been sent.
+
+        Once others count on a first slot of ours, that slot has to come: it is our last too.
+        """
+        if self.mode is Mode.DET_RATE and self._counted_on():
+            self._leaving = True
+        elif self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
             self._roll(now)
@@ -231,7 +238,9 @@ class Vbr:
         """start-deliver: every rate is known."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
-        first = self.exchange.first_slot()
+        self._begin(now, self.exchange.first_slot())
+
+    def _begin(self, now: int, first: int) -> None:
         self.mode = Mode.DELIVER_MESSAGES
         self._deliver_slot = first
         for rqueue in self._rqueues.values():
@@ -241,6 +250,9 @@ class Vbr:
         self._open(first)
         self._roll(now)
         self._advance(now)
+
+    def _counted_on(self) -> bool:
+        return self.exchange.named
 
     def _depart(self, final_slot: int) -> None:
         self.mode = Mode.LEFT
@@ -264,6 +276,11 @@ class Vbr:
             self._reserver.reserve(reservation(self._policy, self._new_rate))
             self._new_rate = None
 
+    def _spend(self, messages: int, payload: int) -> None:
+        if messages and not self._pacer.count:
+            self._own_slots.append(self._slot)
+        self._pacer.spend(messages, payload)
+
     def _close(self, now: int, last: Load | None = None) -> None:
         """The slot's last frame: `last`, or what was held back, or the dummy."""
         flags = LAST
@@ -278,7 +295,7 @@ class Vbr:
         if load is not None:
             run = load.run
             if load.piece is not None:
-                body, flags = load.piece, flags | PIECE | (MORE if load.more else 0)
+                body, flags = load.piece, flags | PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
         policy = self._policy
         frame = Frame(
             Kind.DATA,
@@ -320,8 +337,7 @@ class Vbr:
             self._count = 0
 
     def _given_up(self, now: int, sender: int) -> bool:
-        """Whether to go on without the rest of what `sender` sends in this slot: never, where nobody fails."""
-        return False
+        return False  # nobody fails, so nobody is gone on without
 
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
         runs: list[Run] = []
@@ -332,8 +348,9 @@ class Vbr:
                 self._bursts[sender] = frame.burst
             run = frame.run
             if frame.flags & PIECE:
-                frames.pieces.append(frame.body)
-                if not frame.flags & MORE:
+                if frame.flags & FIRST or frames.pieces:
+                    frames.pieces.append(frame.body)
+                if frames.pieces and not frame.flags & MORE:
                     run = WholeMessage(frames.pieces)
                     frames.pieces = []
             if run is not None:
@@ -359,6 +376,8 @@ class Vbr:
         for member in self.view.members:
             self._rqueues[member].slots.pop(slot, None)
         self.exchange.stop()
+        while self._own_slots and self._own_slots[0] <= slot:
+            self._own_slots.popleft()
         gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
         if not gone:
             return
@@ -411,7 +430,7 @@ class Vbr:
         """What peers' HELLOs were refused for."""
         return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
 
-    def peer_rate(self, peer: int) -> Rate:
+    def peer_rate(self, peer: int) -> Rate | None:
         """What a peer declared at the start."""
         return self.exchange.rate(peer)
 

@@ -64,10 +64,17 @@ class LinkShare:
         self._link = link
         self._number = number
         self._copies = copies
+        self._peak_bytes_per_s = 0
 
     def reserve(self, reservation: Reservation) -> None:
         """Admit by the peak: a slot's burst must be able to leave within its slot, or Δ would not hold."""
         self._link.grant(self._number, reservation.peak_bytes_per_s * self._copies)
+        self._peak_bytes_per_s = reservation.peak_bytes_per_s
+
+    def leave_in(self, copies: int) -> None:
+        """The group's datagrams leave in that many copies after all; ReservationRefused changes nothing."""
+        self._link.grant(self._number, self._peak_bytes_per_s * copies)
+        self._copies = copies
 
     def release(self) -> None:
         """Give it all back."""

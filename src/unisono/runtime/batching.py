@@ -25,6 +25,8 @@ UDP_SEGMENT = 103
 UDP_GRO = 104
 LARGEST_UDP = 65_507
 _SEGMENTS = 64
+_TRUNCATED = int(socket.MSG_TRUNC)
+"""A plain number: arithmetic on the socket module's enumerations costs more than the rest of a read."""
 _READ_BYTES = 65_536
 _GRO_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _NO_OFFLOAD = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
@@ -242,7 +244,7 @@ class Inbox:
         try:
             if self.gro:
                 data, control, flags, _ = self._socket.recvmsg(_READ_BYTES, _GRO_SPACE)
-                if flags & socket.MSG_TRUNC:
+                if flags & _TRUNCATED:
                     self._errors["TRUNCATED"] += 1
                 for level, kind, value in control:
                     if level == SOL_UDP and kind == UDP_GRO:

@@ -70,6 +70,7 @@ class Driver:
         self._submissions: deque[Submission] = deque()
         # No slot takes more than a burst, so a long submission is offered in pieces of about that size.
         self._offer_most = max(stack.policy.rate.burst, _OFFER_LEAST)
+        self._send_slot = self._send_place = 0
         self._follow_clock_at = 0
         self._clock_was_set = False
         self._failure: BaseException | None = None
@@ -124,11 +125,11 @@ class Driver:
             self._take_events()
             self._offer_waiting()
             self.transport.send(self.stack.outgoing())
+            if not self._held:
+                self.alarm.set(self.stack.wake_at())
         except Exception as error:  # noqa: BLE001 - as above; an alarm that is never set again would be a silent end
             self._fail(error)
             return
-        if not self._held and not self._closed:
-            self.alarm.set(self.stack.wake_at())
         if self.left is not None:
             self._changed.set()  # whoever leaves waits for the last datagrams to go out
 
@@ -168,15 +169,7 @@ class Driver:
         taken = self.stack.submit(now, messages)
         if taken:
             if self._recorder is not None:
-                self._recorder.sent(
-                    first_sequence=self.sent,
-                    count=taken,
-                    sizes=list(map(len, messages[:taken])),
-                    slot=self.stack.policy.timing.slot_of(now),
-                    first_place=self.stack.policy.member * PLACE_PER_SENDER,
-                    real_ns=now,
-                    local_ns=now,
-                )
+                self._record_sent(self._recorder, list(map(len, messages[:taken])), now)
             self.sent += taken
             self._take_events()
         return taken
@@ -195,6 +188,8 @@ class Driver:
                 self.left = event
                 continue
             if isinstance(event, ViewChange):
+                # What was said before this still goes to those who leave: they wait for the marks of their last slot.
+                self.transport.send(self.stack.outgoing())
                 self.view = event.view
                 self.transport.set_active(event.view.members)
             self._enqueue(event)
@@ -207,6 +202,21 @@ class Driver:
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
+
+    def _record_sent(self, recorder: Recorder, sizes: list[int], now: int) -> None:
+        slot = self.stack.policy.timing.slot_of(now)
+        if slot != self._send_slot:
+            self._send_slot, self._send_place = slot, self.stack.policy.member * PLACE_PER_SENDER
+        recorder.sent(
+            first_sequence=self.sent,
+            count=len(sizes),
+            sizes=sizes,
+            slot=slot,
+            first_place=self._send_place,
+            real_ns=now,
+            local_ns=now,
+        )
+        self._send_place += len(sizes)
 
     def _record(self, recorder: Recorder, event: StackEvent, now: int) -> None:
         if isinstance(event, Batch):

@@ -22,7 +22,7 @@ from unisono.runtime.sockets import (
 )
 from unisono.stack import Datagram
 
-BUFFER_BYTES = 8 * 1024 * 1024
+BUFFER_BYTES = 32 * 1024 * 1024
 _READS_PER_WAKE = 64
 _BYTES_PER_WAKE = 1024 * 1024
 """Reading stops here for a moment, so that a flood delays a timer by well under a millisecond."""

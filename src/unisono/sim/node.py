@@ -42,8 +42,8 @@ class PayloadDiffers(UnisonoError):
 class Agenda(Protocol):
     """What a node needs of the world."""
 
-    payloads: dict[int, list[bytes]] | None
-    """By sender, all that its stack took, if deliveries are to be compared with it byte for byte."""
+    payloads: dict[tuple[int, int], list[bytes]] | None
+    """By sender and incarnation, all that its stack took, if deliveries are to be compared with it byte for byte."""
     send_until: int
 
     def later(self, at: int, act: Callable[[int, Any], None], what: object) -> None: ...
@@ -73,6 +73,7 @@ class Node:
         "accepted",
         "clock",
         "delivered",
+        "life",
         "member",
         "recorder",
         "shut_until",
@@ -92,8 +93,10 @@ class Node:
         timing: Timing,
         offers: Offers | None = None,
         recorder: Recorder | None = None,
+        life: int = 1,
     ) -> None:
         self.member = member
+        self.life = life
         self.stack = stack
         self.clock = clock
         self.timing = timing
@@ -147,7 +150,15 @@ class Node:
             return
         local = self._local(now)
         self._receive(local, data)
-        self._settle(now, local, 0)
+        # This is _settle(now, local, 0), written out: it runs for every datagram that arrives.
+        datagrams = self._outgoing()
+        if datagrams:
+            self._agenda.transmit(now, self, datagrams)
+        for event in self._events():
+            self._note(now, local, event)
+        at = self._wake_at()
+        if at != self._alarm:
+            self._set_alarm(now, at)
 
     def alarm(self, now: int, number: int) -> None:
         """The stack's alarm; an older number means that it has been set anew since."""
@@ -201,10 +212,22 @@ class Node:
             # It may have delivered part of its last slot, and is not held to the rest.
             held_to = self._delivered_slot if self._delivered_slot is not None else self.started_slot
             slot = self.timing.slot_of(local) if held_to is None else held_to
-            life = self.recorder.life if self.recorder else 0
             observer.event(
-                EventKind.CRASH, slot=slot, real_ns=now, local_ns=local, subject=self.member, incarnation=life
+                EventKind.CRASH, slot=slot, real_ns=now, local_ns=local, subject=self.member, incarnation=self.life
             )
+
+    def reborn(self, stack: Machine, recorder: Recorder | None) -> Node:
+        """The member as it comes back after a crash: the same clock and application, another life."""
+        return Node(
+            self._agenda,
+            self.member,
+            stack,
+            self.clock,
+            timing=self.timing,
+            offers=self._offers,
+            recorder=recorder,
+            life=self.life + 1,
+        )
 
     def pause(self, now: int, until: int) -> None:
         """The member stands still."""
@@ -255,14 +278,17 @@ class Node:
             self._agenda.transmit(now, self, datagrams)
         for event in self._events():
             self._note(now, local, event)
-        at = self._wake_at() if self.up else None
+        at = self._wake_at()
         if at is not None and at < floor:
             at = floor
         if at != self._alarm:
-            self._alarm = at
-            self._alarm_number += 1
-            if at is not None:
-                self._agenda.later(max(now, self.clock.true_at(at)), self.alarm, self._alarm_number)
+            self._set_alarm(now, at)
+
+    def _set_alarm(self, now: int, at: int | None) -> None:
+        self._alarm = at
+        self._alarm_number += 1
+        if at is not None:
+            self._agenda.later(max(now, self.clock.true_at(at)), self.alarm, self._alarm_number)
 
     def _note_sent(self, now: int, local: int, messages: list[bytes]) -> None:
         slot = self.timing.slot_of(local)
@@ -279,7 +305,7 @@ class Node:
                 local_ns=local,
             )
         if self._agenda.payloads is not None:
-            self._agenda.payloads.setdefault(self.member, []).extend(messages)
+            self._agenda.payloads.setdefault((self.member, self.life), []).extend(messages)
         self._send_place += len(messages)
         self.accepted += len(messages)
 
@@ -303,7 +329,7 @@ class Node:
         self.delivered += batch.count
         self._delivered_slot = batch.slot
         if self._agenda.payloads is not None:
-            sent = self._agenda.payloads.get(batch.sender, [])
+            sent = self._agenda.payloads.get((batch.sender, batch.incarnation), [])
             if sent[batch.first_sequence : batch.first_sequence + batch.count] != batch.messages:
                 raise PayloadDiffers(f"member {self.member} delivered other bytes than were sent: {batch}")
         if self.recorder is not None:

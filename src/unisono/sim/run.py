@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from unisono.errors import InvalidPolicy, ScenarioError
 from unisono.model.faults import Crash, Pause
-from unisono.model.scenario import Leave, RateChange, Scenario, Start
+from unisono.model.scenario import Leave, RateChange, Restart, Scenario, Start
 from unisono.model.workloads import offers
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.faults import LinkFault, link_fault
@@ -16,7 +17,7 @@ from unisono.sim.network import Draw, Network, chosen, corners, drawn, everythin
 from unisono.sim.result import Result
 from unisono.sim.streams import Streams, below
 from unisono.sim.world import World
-from unisono.stack import build
+from unisono.stack import Stack, build
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
@@ -38,7 +39,7 @@ def run(
     """
     seed = scenario.seed if seed is None else seed
     try:
-        world, memory, bound_ns = prepare(scenario, seed, check=check, payloads=payloads)
+        world, memory, bound_ns, reliable = prepare(scenario, seed, check=check, payloads=payloads)
     except InvalidPolicy as error:
         raise ScenarioError(scenario.source, error.field, error.problem) from error
     until = world.send_until + bound_ns
@@ -47,7 +48,7 @@ def run(
     return Result(
         scenario,
         seed,
-        _meta(scenario, seed, bound_ns),
+        _meta(scenario, seed, bound_ns, reliable),
         memory,
         until_ns=until,
         events=world.steps,
@@ -67,8 +68,8 @@ def prepare(
     *,
     check: Callable[[World], None] | None = None,
     payloads: bool = False,
-) -> tuple[World, MemoryTrace, int]:
-    """The world of a scenario, not yet run; the trace it writes; and the latency bound of its order."""
+) -> tuple[World, MemoryTrace, int, bool]:
+    """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free."""
     streams = Streams(seed)
     # The run begins at the first instant of a slot, so that a script can name instants of slots.
     start = scenario.epoch_ns - scenario.epoch_ns % scenario.timing.theta_ns
@@ -83,10 +84,10 @@ def prepare(
         payloads=payloads,
     )
     starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
-    bound = 0
+    bound, reliable = 0, True
     for member in scenario.members:
         stack = build(scenario.policy_for(member, incarnation=LIFE))
-        bound = max(bound, stack.order.bound_ns())
+        bound, reliable = max(bound, stack.order.bound_ns()), reliable and stack.order.reliable()
         world.add(
             member,
             stack,
@@ -97,7 +98,7 @@ def prepare(
             life=LIFE,
         )
     _plan(world, scenario, start)
-    return world, memory, bound
+    return world, memory, bound, reliable
 
 
 def _plan(world: World, scenario: Scenario, start: int) -> None:
@@ -113,6 +114,8 @@ def _plan(world: World, scenario: Scenario, start: int) -> None:
                 world.leave(start + step.at_ns, step.member)
             case RateChange():
                 world.new_rate(start + step.at_ns, step.member, step.rate)
+            case Restart():
+                world.restart(start + step.at_ns, step.member, partial(_rebuild, scenario, step.member))
             case _:
                 assert_never(step)
     for fault in scenario.faults:
@@ -120,6 +123,10 @@ def _plan(world: World, scenario: Scenario, start: int) -> None:
             world.crash(start + fault.at_ns, fault.member)
         elif isinstance(fault, Pause):
             world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
+
+
+def _rebuild(scenario: Scenario, member: int, life: int) -> Stack:
+    return build(scenario.policy_for(member, incarnation=life))
 
 
 def _network(scenario: Scenario, streams: Streams, start: int) -> Network:
@@ -164,7 +171,7 @@ def _run_name(scenario: Scenario, seed: int) -> str:
     return f"{scenario.group}-seed-{seed}"
 
 
-def _meta(scenario: Scenario, seed: int, bound_ns: int) -> RunMeta:
+def _meta(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> RunMeta:
     stated = scenario.expect.bound_ns
     return RunMeta(
         run=_run_name(scenario, seed),
@@ -175,6 +182,6 @@ def _meta(scenario: Scenario, seed: int, bound_ns: int) -> RunMeta:
         gamma_ns=scenario.timing.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=bound_ns if stated is None else stated,
-        reliable=True,
+        reliable=reliable,
         source="sim",
     )

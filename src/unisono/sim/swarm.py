@@ -24,6 +24,7 @@ from unisono.model.scenario import (
     Leave,
     Network,
     RateChange,
+    Restart,
     Scenario,
     Start,
     Step,
@@ -34,6 +35,8 @@ from unisono.model.timing import Timing
 from unisono.sim.streams import Streams, below
 
 _Item = TypeVar("_Item")
+
+LATEST_START_NS = 30 * NS_PER_MS
 
 
 def calm(seed: int) -> Scenario:
@@ -48,7 +51,7 @@ def calm(seed: int) -> Scenario:
     )
     max_message = _one_of(chance, (1, 64, 1000, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
-    run_ns = _whole(chance, 30, 60) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
+    run_ns = _whole(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
     return Scenario(
         source=f"calm({seed})",
         group="swarm",
@@ -96,6 +99,88 @@ def stormy(seed: int) -> Scenario:
     return replace(base, source=f"stormy({seed})", faults=tuple(faults), expect=Expect("unknown"))
 
 
+def churning(seed: int) -> Scenario:
+    """Members crash, come back, join, leave and stand still, and the network loses, repeats and divides.
+
+    Losses keep to the declared bound. Whatever happens ends early enough for the group to be whole again at the end.
+    The order has to be one in every case; the bound has to hold unless a member stands still.
+    """
+    chance = Streams(seed).stream("churn")
+    members = tuple(sorted({_whole(chance, 1, 40) for _ in range(_whole(chance, 2, 6))} | {7, 20}))
+    theta = _one_of(chance, (_whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS))
+    timing = Timing(
+        _one_of(chance, (1, _whole(chance, 1, 3 * theta), 2 * theta, theta // 3)),
+        _one_of(chance, (0, _whole(chance, 0, theta), 2 * NS_PER_MS)),
+        theta,
+    )
+    max_message = _one_of(chance, (1, 64, 3000))
+    rates = {member: _rate(chance, timing, max_message) for member in members}
+    trouble_ns = _whole(chance, 15, 30) * theta + 4 * (timing.delta_ns + timing.gamma_ns)
+    loss_burst = _one_of(chance, (0, 0, 1, 2, 3))
+    faults, steps = _churn(chance, members, timing, trouble_ns)
+    if loss_burst:
+        faults.append(Loss(Span(), _one_of(chance, (0.01, 0.2, 0.6)), loss_burst, loss_burst + 1))
+    else:
+        faults.extend(_mischief(chance))
+    steps += [
+        RateChange(_one_of(chance, members), below(chance, trouble_ns), _rate(chance, timing, max_message))
+        for _ in range(_whole(chance, 0, 3))
+    ]
+    stands_still = any(isinstance(fault, Pause) for fault in faults)
+    return Scenario(
+        source=f"churning({seed})",
+        group="swarm",
+        order="vbr",
+        members=members,
+        timing=timing,
+        rates=rates,
+        workloads={member: _workload(chance, rates[member], timing, max_message) for member in members},
+        network=replace(_network(chance, timing), fifo=True),
+        run_ns=trouble_ns + 8 * (timing.delta_ns + timing.gamma_ns) + (10 + 2 * loss_burst) * theta + 60 * NS_PER_MS,
+        seed=seed,
+        max_message=max_message,
+        max_frame=_one_of(chance, (256, 1400)),
+        failures=True,
+        loss_burst=loss_burst,
+        clocks=Clocks(
+            _one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=_one_of(chance, (100.0, 1e6)),
+            step_every_ns=_whole(chance, NS_PER_MS, 50 * NS_PER_MS),
+        ),
+        faults=tuple(faults),
+        steps=tuple(steps),
+        expect=Expect("unknown" if stands_still else "valid"),
+    )
+
+
+def _churn(chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int) -> tuple[list[Fault], list[Step]]:
+    """What happens to members and between them, all of it before `trouble_ns`."""
+    faults: list[Fault] = []
+    steps: list[Step] = []
+    for member in members:
+        starts_ns = below(chance, trouble_ns // 2) if _happens(chance, 0.4) else 0
+        if starts_ns:
+            steps.append(Start(member, starts_ns))
+        ends_ns = starts_ns + 1 + below(chance, trouble_ns - starts_ns - 1)
+        gone = chance.random()
+        if gone < 0.3:
+            faults.append(Crash(member, ends_ns))
+        elif gone < 0.45:
+            steps.append(Leave(member, ends_ns))
+        elif gone < 0.6:
+            long_ns = 3 * (timing.delta_ns + timing.gamma_ns) + 5 * timing.theta_ns
+            faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + below(chance, long_ns))))
+        if gone < 0.45 and _happens(chance, 0.6):
+            # At once, so that nobody has missed it yet, or a while later.
+            away_ns = _one_of(chance, (0, 1, timing.delta_ns, below(chance, trouble_ns)))
+            steps.append(Restart(member, min(trouble_ns, ends_ns + away_ns)))
+    if _happens(chance, 0.4):
+        cut, from_ns = _whole(chance, 1, len(members) - 1), below(chance, trouble_ns - 1)
+        span = Span(from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns))
+        faults.append(Partition(span, (tuple(members[:cut]), tuple(members[cut:]))))
+    return faults, steps
+
+
 def _whole(chance: Random, low: int, high: int) -> int:
     return low + below(chance, high - low + 1)
 
@@ -114,7 +199,8 @@ def _span(chance: Random, run_ns: int) -> Span:
 
 
 def _rate(chance: Random, timing: Timing, max_message: int) -> Rate:
-    burst = _one_of(chance, (1, 2, 8, 30))
+    # Large messages travel in many frames: fewer of them keep a swarm quick.
+    burst = _one_of(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
     share = _one_of(chance, (0.1, 0.5, 1.0))
     burst_bytes = _whole(chance, max_message, burst * max_message) if _happens(chance, 0.2) else None
     return Rate(share * burst * NS_PER_S / timing.theta_ns, burst, burst_bytes)
@@ -125,7 +211,7 @@ def _workload(chance: Random, rate: Rate, timing: Timing, max_message: int) -> W
     low = high if _happens(chance, 0.3) else _whole(chance, 0, high)
     kinds: tuple[WorkloadKind, ...] = ("poisson", "poisson", "cbr", "bursts", "bursts", "silent")
     # Up to twice the declared rate: then the stack pushes back.
-    asked = min(rate.avg, 5000.0) * _one_of(chance, (0.2, 0.9, 2.0))
+    asked = min(rate.avg, 2000.0) * _one_of(chance, (0.2, 0.9, 2.0))
     every_ns = _one_of(chance, (timing.theta_ns, _whole(chance, NS_PER_MS, 30 * NS_PER_MS)))
     return Workload(
         _one_of(chance, kinds), low, high, rate=asked, burst=_whole(chance, 1, rate.burst), every_ns=every_ns
@@ -159,14 +245,16 @@ def _mischief(chance: Random) -> tuple[Fault, ...]:
 
 def _steps(chance: Random, members: Sequence[int], timing: Timing, max_message: int, run_ns: int) -> tuple[Step, ...]:
     steps: list[Step] = []
+    # Later than any group of these needs to form: who leaves before is a question of its own.
+    formed_ns = LATEST_START_NS + 10 * NS_PER_MS + 3 * (timing.delta_ns + timing.gamma_ns) + 2 * timing.theta_ns
     for member in members:
         if _happens(chance, 0.3):
-            steps.append(Start(member, below(chance, 30 * NS_PER_MS)))
+            steps.append(Start(member, below(chance, LATEST_START_NS)))
         if _happens(chance, 0.25):
             changes = _whole(chance, 1, 3)
             steps.extend(
                 RateChange(member, below(chance, run_ns), _rate(chance, timing, max_message)) for _ in range(changes)
             )
         if _happens(chance, 0.1):
-            steps.append(Leave(member, below(chance, run_ns)))
+            steps.append(Leave(member, _whole(chance, formed_ns, max(formed_ns, run_ns))))
     return tuple(steps)

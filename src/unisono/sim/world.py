@@ -64,7 +64,7 @@ class World:
         self.memory = memory
         self.ledger = ledger
         self.check = check
-        self.payloads: dict[int, list[bytes]] | None = {} if payloads else None
+        self.payloads: dict[tuple[int, int], list[bytes]] | None = {} if payloads else None
         self.nodes: dict[int, Node] = {}
         self.steps = 0
         """How many events have happened."""
@@ -91,7 +91,7 @@ class World:
         if member in self.nodes:
             raise InvalidPolicy("members", f"member {member} is in the world already")
         recorder = None if self.memory is None else self.memory.recorder(member, life=life)
-        node = Node(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder)
+        node = Node(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)
         self.nodes[member] = node
         self._routes.clear()
         starts = max(self.start_ns if starts_ns is None else starts_ns, clock.true_at(0))
@@ -114,6 +114,21 @@ class World:
         """A member stops for good."""
         observer = None if self.memory is None else self.memory.recorder(OBSERVER)
         self.later(at, self.nodes[member].crash, observer)
+
+    def restart(self, at: int, member: int, build: Callable[[int], Machine]) -> None:
+        """A member that has crashed comes back with the stack that `build` makes for its new incarnation."""
+        self.later(at, self._restart, (member, build))
+
+    def _restart(self, now: int, what: tuple[int, Callable[[int], Machine]]) -> None:
+        member, build = what
+        old = self.nodes[member]
+        if old.up:
+            return
+        life = old.life + 1
+        recorder = None if self.memory is None else self.memory.recorder(member, life=life)
+        node = self.nodes[member] = old.reborn(build(life), recorder)
+        self._routes.clear()
+        node.start(now, None)
 
     def pause(self, from_ns: int, to_ns: int, member: int) -> None:
         """A member stands still; what happens to it meanwhile is handled at the end."""

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
-from unisono.wire.control import decode_echo, decode_hello, decode_probe
+from unisono.model.ids import EVERYONE
+from unisono.wire.control import (
+    decode_echo,
+    decode_hello,
+    decode_join,
+    decode_new_rate,
+    decode_probe,
+    decode_reserved,
+)
+from unisono.wire.fec import Share, possible_place, unpack_place
 from unisono.wire.frame import (
     FINAL,
+    FIRST,
     HEADER_BYTES,
     KNOWN_FLAGS,
     LAST,
@@ -19,6 +29,17 @@ from unisono.wire.frame import (
     unpack_header,
 )
 from unisono.wire.run import read_run
+from unisono.wire.succession import (
+    ORDERED_BYTES,
+    What,
+    decode_ask,
+    decode_beat,
+    decode_need,
+    decode_place,
+    decode_request,
+    decode_roll,
+    decode_vote,
+)
 
 
 class Refusal(StrEnum):
@@ -35,19 +56,35 @@ class Refusal(StrEnum):
     LYING_LENGTHS = "lengths that lie"
     BAD_PIECE = "bad piece"
     BAD_CONTROL = "bad control message"
+    BAD_SHARE = "bad share"
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_CONTROL = {Kind.HELLO: decode_hello, Kind.PROBE: decode_probe, Kind.ECHO: decode_echo}
+_DATA = Kind.DATA.value
+_CONTROL = {
+    Kind.HELLO: decode_hello,
+    Kind.PROBE: decode_probe,
+    Kind.ECHO: decode_echo,
+    Kind.JOIN: decode_join,
+    Kind.NEW_RATE: decode_new_rate,
+    Kind.RESERVED: decode_reserved,
+    Kind.BEAT: decode_beat,
+    Kind.ASK: decode_ask,
+    Kind.VOTE: decode_vote,
+    Kind.NEED: decode_need,
+    Kind.REQUEST: decode_request,
+}
 
 
 class Door:
     """Lets in what one member may trust."""
 
-    def __init__(self, group: int, me: int, members: tuple[int, ...]) -> None:
+    def __init__(self, group: int, me: int, members: tuple[int, ...], fec: bool = False) -> None:
+        """Shares are let in with `fec` only: without the layer they would be taken for the order's own frames."""
         self._group = group
         self._me = me
         self._members = frozenset(members)
+        self._kinds = {code: kind for code, kind in _KINDS.items() if fec or kind is not Kind.FEC}
         self.refused: Counter[Refusal] = Counter()
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:
@@ -81,7 +118,7 @@ class Door:
         ) = unpack_header(data, start)
         if version != VERSION:
             return Refusal.WRONG_VERSION
-        kind = _KINDS.get(code)
+        kind = self._kinds.get(code)
         if kind is None:
             return Refusal.UNKNOWN_KIND
         if flags & ~KNOWN_FLAGS or zero:
@@ -92,14 +129,60 @@ class Door:
             return Refusal.OWN_ECHO
         if sender not in self._members:
             return Refusal.STRANGER
-        if slot > latest_slot or sequence >= 2**63 or sent >= 2**63:
+        # A HELLO counts slots of its own length: whoever was given another one has to be told, not turned away.
+        if (slot > latest_slot and kind is not Kind.HELLO) or sequence >= 2**63 or sent >= 2**63:
             return Refusal.ABSURD_SLOT
+        if kind is Kind.FEC:
+            shared, place = memoryview(data)[start + HEADER_BYTES : end], unpack_place(sequence)
+            share = Share(
+                kind,
+                sender,
+                incarnation,
+                epoch,
+                slot,
+                number,
+                flags,
+                burst,
+                sequence,
+                sent,
+                None,
+                shared,
+                EVERYONE,
+                False,
+                *place,
+            )
+            return _with_share(share, data, start + HEADER_BYTES, end, group)
         frame = Frame(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
         if kind is Kind.DATA:
             return _with_body(frame, data, start + HEADER_BYTES, end)
+        if kind is Kind.ORDERED:
+            return self._ordered(frame, data, start + HEADER_BYTES, end)
         body = data[start + HEADER_BYTES : end]
         if flags or _CONTROL[kind](body) is None:
             return Refusal.BAD_CONTROL
+        frame.body = body
+        return frame
+
+    def _ordered(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+        """An entry of a leader's stream: its place, then another member's frame, a roll of members, or nothing."""
+        body = memoryview(data)[start:end]
+        place = decode_place(body)
+        if place is None:
+            return Refusal.BAD_CONTROL
+        payload = body[ORDERED_BYTES:]
+        if place.what is What.ROLL:
+            roll = decode_roll(payload)
+            if frame.flags or roll is None or not self._members.issuperset(roll.members):
+                return Refusal.BAD_CONTROL
+        elif place.origin not in self._members:
+            return Refusal.STRANGER
+        elif place.what is What.GRANT:
+            if frame.flags or payload:
+                return Refusal.BAD_CONTROL
+        else:
+            refusal = _with_body(frame, data, start + ORDERED_BYTES, end)
+            if isinstance(refusal, Refusal):
+                return refusal
         frame.body = body
         return frame
 
@@ -114,7 +197,7 @@ def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refus
             return Refusal.BAD_PIECE
         frame.body = memoryview(data)[start:end]
         return frame
-    if flags & MORE:
+    if flags & (MORE | FIRST):
         return Refusal.UNKNOWN_FLAGS
     if start == end:
         return frame if flags & LAST else Refusal.TRUNCATED
@@ -123,3 +206,39 @@ def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refus
         return Refusal.LYING_LENGTHS
     frame.run = run
     return frame
+
+
+def _with_share(share: Share, data: bytes, start: int, end: int, group: int) -> Share | Refusal:
+    # No original is less than a header, so no share is.
+    if share.flags & ~LAST or end - start < HEADER_BYTES or not possible_place(share):
+        return Refusal.BAD_SHARE
+    if share.index < share.originals:
+        if share.size != end - start:
+            return Refusal.BAD_SHARE
+        original = read_original(share, share.index, data, start=start, end=end, group=group)
+        if isinstance(original, Refusal):
+            return original
+        share.original = original
+    return share
+
+
+def read_original(share: Share, index: int, data: bytes, *, end: int, group: int, start: int = 0) -> Frame | Refusal:
+    """The order's frame in data[start:end], the original of this index in the block that `share` is of.
+
+    A reconstructed original passes here too: a share that lies can only make one that is refused, or one that its
+    sender could as well have sent.
+    """
+    if end - start < HEADER_BYTES or end > len(data):
+        return Refusal.BAD_SHARE
+    fields = unpack_header(data, start)
+    version, code, flags, zero, sender, number, of_group, epoch, incarnation, burst, slot, sequence, sent = fields
+    if version != VERSION or code != _DATA or zero or of_group != group or slot != share.slot:
+        return Refusal.BAD_SHARE
+    if sender != share.sender or incarnation != share.incarnation or epoch != share.epoch:
+        return Refusal.BAD_SHARE
+    # The end-of-slot mark is the last original of the last block, and nowhere else.
+    ends = share.last and index == share.originals - 1
+    if flags & ~KNOWN_FLAGS or bool(flags & LAST) != ends or sequence >= 2**63 or sent >= 2**63:
+        return Refusal.BAD_SHARE
+    frame = Frame(Kind.DATA, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
+    return _with_body(frame, data, start + HEADER_BYTES, end)

@@ -30,6 +30,16 @@ class Kind(IntEnum):
     HELLO = 2
     PROBE = 3
     ECHO = 4
+    FEC = 5
+    JOIN = 6
+    NEW_RATE = 16
+    RESERVED = 17
+    BEAT = 32
+    ASK = 33
+    VOTE = 34
+    NEED = 35
+    ORDERED = 36
+    REQUEST = 37
 
 
 LAST = 0x01
@@ -40,7 +50,9 @@ PIECE = 0x04
 """The body is a piece of one message, not a run."""
 MORE = 0x08
 """Further pieces of the message follow."""
-KNOWN_FLAGS = LAST | FINAL | PIECE | MORE
+FIRST = 0x10
+"""The message's first piece: behind a loss, what follows is known to be whole again."""
+KNOWN_FLAGS = LAST | FINAL | PIECE | MORE | FIRST
 
 
 @dataclass(slots=True)

@@ -84,6 +84,10 @@ class PackedRun:
             return [self._size] * self._count
         return struct.unpack_from(f"!{self._count}H", self._data, self._start + HEAD_BYTES)
 
+    def parts(self) -> list[bytes | memoryview]:
+        """The run as it arrived, to be passed on behind another header."""
+        return [memoryview(self._data)[self._start : self._end]]
+
 
 class WholeMessage:
     """A run of the one message that several frames carried in pieces."""

@@ -1,0 +1,89 @@
+"""The planner: every order's offer for what is asked, side by side, and the cheapest that fits.
+
+The arithmetic is the orders' and layers' own; here it is only composed, compared and chosen from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from unisono.layers.fec import above_fec, through_fec
+from unisono.model.durations import duration_text
+from unisono.model.offers import Ask, Offer
+from unisono.orders import cbr_offer, leader, timestamp, vbr_offer
+
+OFFERS: tuple[Callable[[Ask], Offer], ...] = (
+    cbr_offer.offer,
+    vbr_offer.offer,
+    vbr_offer.offer_with_failures,
+    leader.offer,
+    timestamp.offer,
+)
+
+CODED = (vbr_offer.offer, vbr_offer.offer_with_failures)
+"""The orders that forward error correction can be put under: those whose slots end with a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All candidates, and the one chosen; `refusal` says why none was."""
+
+    candidates: tuple[Offer, ...]
+    chosen: Offer | None
+    refusal: str = ""
+
+
+def lower_bound_ns(ask: Ask) -> int:
+    """Theorem 4: a gap-free order that tolerates f crashes cannot promise less than (f+1)Δ."""
+    return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
+
+
+def plan(ask: Ask, reliability: float = 0.0) -> Plan:
+    """What each order would offer, each also over forward error correction if that is asked about."""
+    candidates = [_judged(offer(replace(ask, fec=None)), ask, reliability) for offer in OFFERS]
+    if ask.fec is not None:
+        for offer in CODED:
+            coded = through_fec(offer(above_fec(ask)), ask.fec, ask.timing.theta_ns)
+            coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
+            candidates.append(_judged(coded, ask, reliability))
+    fitting = [candidate for candidate in candidates if candidate.feasible]
+    if fitting:
+        best = min(fitting, key=lambda offer: (offer.avg_rate, offer.latency_bound_ns))
+        return Plan(tuple(candidates), best)
+    return Plan(tuple(candidates), None, _refusal(ask, candidates))
+
+
+def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
+    """The offer, infeasible where it misses what was asked, with the reason first."""
+    against = []
+    floor = lower_bound_ns(ask)
+    if ask.deadline_ns is not None and floor > ask.deadline_ns:
+        against.append(_theorem_4(ask, floor))
+    if ask.deadline_ns is not None and offer.latency_bound_ns > ask.deadline_ns:
+        bound, deadline = duration_text(offer.latency_bound_ns), duration_text(ask.deadline_ns)
+        against.append(f"its bound of {bound} is above the deadline of {deadline}")
+    if ask.reliable and not offer.gap_free:
+        against.append("gaps are ruled out, and it may have some")
+    if offer.reliability < reliability:
+        against.append(f"a message reaches everyone with probability {offer.reliability:.6g}, {reliability:g} is asked")
+    if not against:
+        return offer
+    return replace(offer, feasible=False, why=(*against, *offer.why))
+
+
+def _theorem_4(ask: Ask, floor: int) -> str:
+    return (
+        f"no order without gaps can tolerate {ask.failures} crashes within less than (f+1)Δ = "
+        f"{ask.failures + 1} × {duration_text(ask.timing.delta_ns)} = {duration_text(floor)} (Theorem 4)"
+    )
+
+
+def _refusal(ask: Ask, candidates: list[Offer]) -> str:
+    floor = lower_bound_ns(ask)
+    if ask.deadline_ns is not None and floor > ask.deadline_ns:
+        return f"{_theorem_4(ask, floor)}; allow gaps, tolerate fewer crashes, or extend the deadline"
+    if ask.deadline_ns is not None and all(c.latency_bound_ns > ask.deadline_ns for c in candidates):
+        best = min(candidates, key=lambda offer: offer.latency_bound_ns)
+        return f"the lowest bound is {duration_text(best.latency_bound_ns)}, of {best.order}"
+    return "each candidate says why it does not fit"

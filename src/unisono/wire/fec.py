@@ -1,0 +1,137 @@
+"""The bytes of forward error correction (paper 001 §5.1): where a share stands in its block, and the erasure code.
+
+A FEC frame has the common header and a share as its body. The header's sequence field, which a share has no use for,
+says where the share stands, so a share costs one header and no byte more. An original's share is its encoded frame
+itself, as it would travel without this layer; only for coding are shorter originals padded with zeros to the longest
+of their block. Sizes are coded along with the bytes, so that a reconstructed frame has exactly its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from unisono.errors import EnvironmentLacks
+from unisono.wire.frame import HEADER_BYTES, Frame
+
+SHARES_MAX = 256
+"""The code is over GF(2⁸): no block has more shares than the field has elements."""
+SHARE_HEADER_BYTES = HEADER_BYTES
+"""What each datagram carries beside its share."""
+_SIZE_BYTES = 2
+SIZE_END = 1 << 8 * _SIZE_BYTES
+_CODERS_KEPT = 512
+
+
+@dataclass(slots=True)
+class Share(Frame):
+    """A FEC frame on its way up: the header's common fields, where it stands, and the share as `body`."""
+
+    size: int = 0
+    """An original's size; of a redundant share, the code over the originals' sizes."""
+    block: int = 0
+    """The number of its block in the slot."""
+    index: int = 0
+    """Its number in the block: originals come first."""
+    originals: int = 0
+    redundant: int = 0
+    original: Frame | None = None
+    """The order's frame, if the share is one."""
+
+
+def pack_place(size: int, block: int, index: int, originals: int, redundant: int) -> int:
+    """Where a share stands, as the header's sequence field."""
+    return size << 40 | block << 24 | index << 16 | originals << 8 | redundant
+
+
+def unpack_place(place: int) -> tuple[int, int, int, int, int]:
+    """The fields of `pack_place`, unchecked: the first may be wider than it can be packed."""
+    return place >> 40, place >> 24 & 0xFFFF, place >> 16 & 0xFF, place >> 8 & 0xFF, place & 0xFF
+
+
+def possible_place(share: Share) -> bool:
+    """Whether a share's fields fit together, as far as one share alone can tell."""
+    total = share.originals + share.redundant
+    if not (share.originals and share.redundant and share.index < total <= SHARES_MAX and share.size < SIZE_END):
+        return False
+    base = share.number - share.index
+    if share.block == 0:
+        return base == 0
+    # All blocks before have one length, and none is shorter than this one.
+    length, rest = divmod(base, share.block)
+    return rest == 0 and total <= length <= SHARES_MAX
+
+
+def _code() -> Any:
+    try:
+        import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "forward error correction needs zfec, which is not installed here: pip install 'unisono[fec]'; "
+            "where PyPI has no wheel of it for this machine, that takes a C compiler and Python's headers"
+        ) from error
+    return zfec
+
+
+@lru_cache(_CODERS_KEPT)
+def _encoder(originals: int, redundant: int) -> tuple[Any, tuple[int, ...]]:
+    total = originals + redundant
+    return _code().Encoder(originals, total), tuple(range(originals, total))
+
+
+@lru_cache(_CODERS_KEPT)
+def _decoder(originals: int, redundant: int) -> Any:
+    return _code().Decoder(originals, originals + redundant)
+
+
+def prepare(originals: int, redundant: int) -> None:
+    """Make the coder of such blocks now; raises EnvironmentLacks where there is no zfec."""
+    _encoder(originals, redundant)
+
+
+def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
+    """The size codes and the bytes of a block's redundant shares."""
+    encoder, wanted = _encoder(len(originals), redundant)
+    sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
+    longest = max(map(len, originals))
+    padded = [original if len(original) == longest else original.ljust(longest, b"\0") for original in originals]
+    codes = encoder.encode(sizes, wanted)
+    return list(zip(map(int.from_bytes, codes), encoder.encode(padded, wanted), strict=True))
+
+
+def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int]] | None:
+    """What a block's shares do not contain of its originals, by index: a buffer, and how much of it the frame is.
+
+    As many shares as the block has originals are needed, whichever they are. None if they cannot be of one block:
+    no padding makes their sizes equal.
+    """
+    any_share = next(iter(shares.values()))
+    count = any_share.originals
+    spare = iter([index for index in shares if index >= count])
+    # The code wants each original in its own place; redundant shares fill the gaps.
+    indices = [index if index in shares else next(spare) for index in range(count)]
+    missing = [index for index in range(count) if index not in shares]
+    if not missing:
+        return {}
+    used = [shares[index] for index in indices]
+    buffers = _padded(used, len(used[missing[0]].body))
+    if buffers is None:
+        return None
+    decoder = _decoder(count, any_share.redundant)
+    whole = decoder.decode(buffers, indices)
+    sizes = decoder.decode([share.size.to_bytes(_SIZE_BYTES) for share in used], indices)
+    return {index: (whole[index], int.from_bytes(sizes[index])) for index in missing}
+
+
+def _padded(shares: Iterable[Share], longest: int) -> list[bytes | memoryview] | None:
+    buffers: list[bytes | memoryview] = []
+    for share in shares:
+        body = share.body
+        if len(body) != longest:
+            if len(body) > longest or share.original is None:
+                return None
+            body = bytes(body).ljust(longest, b"\0")
+        buffers.append(body)
+    return buffers

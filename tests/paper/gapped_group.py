@@ -1,0 +1,457 @@
+"""A group whose members crash, join, leave and come back, and an account of it that the order has no part in.
+
+The account is taken at the stacks' edges: what applications handed in, what datagrams arrived, what was handed out.
+From it come two judges of Definition 2's liveness. `undelivered` rests on the simulator's knowledge of who is correct
+and holds where nothing is lost; `received_not_delivered` is the definition to the letter and holds under loss too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.layers.skew import Skew
+from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.faults import Loss, Span
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.scenario import EPOCH_NS
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.model.workloads import Offers
+from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
+from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
+from unisono.sim.faults import Losing, Window
+from unisono.sim.network import Adversary, Network, corners, everything, opposed
+from unisono.sim.node import Node
+from unisono.sim.world import World
+from unisono.stack import Datagram, Stack
+from unisono.trace.kinds import OBSERVER
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.wire.door import Door
+from unisono.wire.frame import FIRST, MORE, PIECE, Frame, Kind, unpack_header
+
+MS = 1_000_000
+PLENTY = 1e9
+
+Message = tuple[int, int, int]
+"""A message: its sender, the sender's life, its sequence there."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of one life of one member."""
+
+    member: int
+    life: int
+    order: VbrGaps
+    woken_ns: int = -1
+    sent_ns: list[int] = field(default_factory=list)
+    """When each message was taken, by its sequence."""
+    delivered: dict[Message, tuple[int, int]] = field(default_factory=dict)
+    """In the order of delivery: the slot, and when."""
+    views: list[tuple[int, ViewChange]] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    joins_sent: int = 0
+    frames: dict[tuple[int, int, int, int], Frame] = field(default_factory=dict)
+    """Data frames that arrived, by sender, life, slot and number in the slot."""
+    left: Left | None = None
+    crashed: bool = False
+
+    @property
+    def first_slot(self) -> int | None:
+        return self.views[0][1].view.first_slot if self.views else None
+
+    def removed(self) -> list[tuple[int, int]]:
+        """(slot, member): who went out of the list, and with which slot."""
+        return [(change.view.first_slot, gone) for _, change in self.views for gone in change.left]
+
+    def added(self, member: int) -> list[int]:
+        """The slots at which a member came into the list."""
+        return [change.view.first_slot for _, change in self.views if member in change.joined]
+
+    def received(self) -> set[Message]:
+        """The messages that arrived whole."""
+        found: set[Message] = set()
+        for (sender, life, slot, number), frame in self.frames.items():
+            if frame.run is not None:
+                first = frame.first_sequence
+                found.update((sender, life, sequence) for sequence in range(first, first + frame.run.count))
+            if frame.flags & PIECE and not frame.flags & MORE:
+                at, part = number, frame
+                while not part.flags & FIRST and (sender, life, slot, at - 1) in self.frames:
+                    at, part = at - 1, self.frames[sender, life, slot, at - 1]
+                if part.flags & FIRST:
+                    found.add((sender, life, frame.first_sequence))
+        return found
+
+
+class Watched(Stack):
+    """A stack whose edges are written down."""
+
+    def __init__(self, policy: Policy, order: VbrGaps, account: Account, world: Callable[[], World]) -> None:
+        skew = Skew(policy)
+        super().__init__(policy, order, [skew], skew)
+        self.account = account
+        self.world = world
+        self._look = Door(group_key(policy.group), policy.member, policy.view.members)
+
+    def wake(self, now: int) -> None:
+        if self.account.woken_ns < 0:
+            self.account.woken_ns = self.world().now
+        super().wake(now)
+
+    def submit(self, now: int, messages: Sequence[bytes]) -> int:
+        taken = super().submit(now, messages)
+        self.account.sent_ns.extend([self.world().now] * taken)
+        return taken
+
+    def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
+        frame = self._look.admit(data, 0, len(data), 2**62)
+        if frame is not None and frame.kind is Kind.DATA:
+            self.account.frames[frame.sender, frame.incarnation, frame.slot, frame.number] = frame
+        super().receive(now, data, start, end, multicast)
+
+    def outgoing(self) -> list[Datagram]:
+        datagrams = super().outgoing()
+        self.account.joins_sent += sum(unpack_header(datagram.data, 0)[1] == Kind.JOIN for datagram in datagrams)
+        return datagrams
+
+    def events(self) -> list[StackEvent]:
+        found = super().events()
+        account, now = self.account, self.world().now
+        for event in found:
+            match event:
+                case Batch():
+                    for sequence in range(event.first_sequence, event.first_sequence + event.count):
+                        message = (event.sender, event.incarnation, sequence)
+                        assert message not in account.delivered, f"{message} was delivered twice"
+                        account.delivered[message] = (event.slot, now)
+                case ViewChange():
+                    account.views.append((now, event))
+                case Violation():
+                    account.violations.append(event)
+                case Left():
+                    account.left = event
+        return found
+
+
+class Gapped:
+    """Members with these clocks on this network; they come up at `starts_ns`, or at the start."""
+
+    def __init__(
+        self,
+        timing: Timing,
+        clocks: Mapping[int, Clock],
+        network: Network,
+        *,
+        rates: Mapping[int, Rate] | None = None,
+        orders: Mapping[int, type[VbrGaps]] | None = None,
+        loss_burst: int = 0,
+        max_message: int = 1000,
+        max_frame: int = 1400,
+        start_ns: int | None = None,
+        starts_ns: Mapping[int, int] | None = None,
+        offers: Mapping[int, Offers] | None = None,
+        send_until: int = 2**63,
+    ) -> None:
+        self.timing = timing
+        self.members = tuple(sorted(clocks))
+        self.bound_ns = latency_bound_ns(timing)
+        self.start_ns = EPOCH_NS - EPOCH_NS % timing.theta_ns if start_ns is None else start_ns
+        self.accounts: dict[tuple[int, int], Account] = {}
+        self._memory = MemoryTrace("paper", "paper")
+        self._orders = orders or {}
+        self._policy = partial(
+            self._make_policy, rates or {}, loss_burst=loss_burst, max_message=max_message, max_frame=max_frame
+        )
+        self.world = World(network, start_ns=self.start_ns, send_until=send_until, memory=self._memory, payloads=True)
+        for member in self.members:
+            starts, offered = (starts_ns or {}).get(member), (offers or {}).get(member)
+            self.world.add(member, self._build(member, 1), clocks[member], timing, starts_ns=starts, offers=offered)
+
+    def _make_policy(
+        self, rates: Mapping[int, Rate], member: int, life: int, *, loss_burst: int, max_message: int, max_frame: int
+    ) -> Policy:
+        return Policy(
+            "paper",
+            member,
+            View(self.members),
+            self.timing,
+            rates.get(member, Rate(PLENTY, 8)),
+            incarnation=life,
+            max_message=max_message,
+            max_frame=max_frame,
+            failures=True,
+            loss_burst=loss_burst,
+        )
+
+    def _build(self, member: int, life: int) -> Watched:
+        policy = self._policy(member, life)
+        order = self._orders.get(member, VbrGaps)(policy, Unlimited())
+        account = self.accounts[member, life] = Account(member, life, order)
+        return Watched(policy, order, account, lambda: self.world)
+
+    # -- what happens to members -----------------------------------------------------------------------------
+
+    def at(self, member: int, slot: int) -> int:
+        """The true instant at which a member's clock enters a slot, counted from the run's first."""
+        reading = self.start_ns - self.start_ns % self.timing.theta_ns + slot * self.timing.theta_ns
+        return self.world.nodes[member].clock.true_at(reading)
+
+    def number(self, slot: int) -> int:
+        """A slot, counted from the run's first, as its number."""
+        return self.timing.slot_of(self.start_ns) + slot
+
+    def send(self, at: int, member: int, *sizes: int) -> None:
+        """A member's application, in whatever life it is then, hands in messages."""
+        self.world.later(at, lambda now, _: self._node(member).offer(now, sizes), None)
+
+    def crash(self, at: int, member: int) -> None:
+        def crash(now: int, _: object) -> None:
+            node = self._node(member)
+            if node.up:
+                self.accounts[member, node.life].crashed = True
+            node.crash(now, self._memory.recorder(OBSERVER))
+
+        self.world.later(at, crash, None)
+
+    def restart(self, at: int, member: int) -> None:
+        def restart(now: int, _: object) -> None:
+            if self.of(member).woken_ns >= 0:  # who has not come up yet does not come back
+                self.world.restart(now, member, partial(self._build, member))
+
+        self.world.later(at, restart, None)
+
+    def leave(self, at: int, member: int) -> None:
+        self.world.later(at, lambda now, _: self._node(member).leave(now, None), None)
+
+    def pause(self, from_ns: int, to_ns: int, member: int) -> None:
+        self.world.later(from_ns, lambda now, _: self._node(member).pause(now, to_ns), None)
+
+    def _node(self, member: int) -> Node:
+        return self.world.nodes[member]
+
+    def run(self, until: int) -> Gapped:
+        self.world.run(until)
+        return self
+
+    # -- the account -----------------------------------------------------------------------------------------
+
+    def of(self, member: int) -> Account:
+        """The latest life of a member."""
+        return self.accounts[member, max(life for m, life in self.accounts if m == member)]
+
+    def violations(self) -> list[str]:
+        return [f"{who}: {v.kind}: {v.text}" for who, account in self.accounts.items() for v in account.violations]
+
+    def latencies(self) -> list[tuple[int, Message, int]]:
+        """(how long it took, which message, to whom) of every delivery."""
+        return [
+            (at - self.accounts[message[:2]].sent_ns[message[2]], message, account.member)
+            for account in self.accounts.values()
+            for message, (_, at) in account.delivered.items()
+        ]
+
+    def latency(self) -> int:
+        return max(self.latencies(), default=(0, (0, 0, 0), 0))[0]
+
+    def correct(self) -> list[Account]:
+        return [account for account in self.accounts.values() if not account.crashed]
+
+    def undelivered(self) -> list[str]:
+        """Liveness where nothing is lost: what a correct member sent, all correct members of its slot deliver.
+
+        That no correct member is missing from another's list follows: of such a one something would be missing.
+        """
+        found, end = [], self.world.now - self.bound_ns
+        for sender in self.correct():
+            for sequence, sent_ns in enumerate(sender.sent_ns):
+                message = (sender.member, sender.life, sequence)
+                if sent_ns > end:
+                    continue
+                if message not in sender.delivered:
+                    found.append(f"{message} was never delivered to its own sender")
+                    continue
+                slot = sender.delivered[message][0]
+                found.extend(
+                    f"member {other.member} in life {other.life} never delivered {message} of slot {slot}"
+                    for other in self.correct()
+                    if _takes_part(other, slot) and message not in other.delivered
+                )
+        return found
+
+    def received_not_delivered(self) -> list[str]:
+        """Definition 2's liveness to the letter: sent by a correct member, received by a correct member, delivered."""
+        found, end = [], self.world.now - self.bound_ns
+        for account in self.correct():
+            for message in sorted(account.received() - account.delivered.keys()):
+                sender = self.accounts[message[:2]]
+                slot = sender.delivered[message][0] if message in sender.delivered else -1
+                if not sender.crashed and sender.sent_ns[message[2]] <= end and _takes_part(account, slot):
+                    found.append(f"member {account.member} received {message} of slot {slot} and never delivered it")
+        return found
+
+    def wrongly_removed(self) -> list[str]:
+        """Correct members that a correct member gave up although they were there: §6.2 promises that there is none."""
+        return [
+            f"member {account.member} took {gone} from its list at slot {slot}"
+            for account in self.correct()
+            for slot, gone in account.removed()
+            for other in self.correct()
+            if other.member == gone and other.first_slot is not None and other.first_slot < slot
+            if other.left is None or slot <= other.left.final_slot
+        ]
+
+    def unordered(self) -> list[str]:
+        """Total order, by definition and without keys: every two logs have what they share in the same order."""
+        logs = [list(account.delivered) for account in self.accounts.values()]
+        found = []
+        for number, log in enumerate(logs):
+            for other in logs[:number]:
+                places = {message: place for place, message in enumerate(other)}
+                shared = [places[message] for message in log if message in places]
+                if shared != sorted(shared):
+                    found.append(f"{log} and {other}")
+        return found
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """What the project's checkers say."""
+        timing = self.timing
+        meta = RunMeta(
+            run="paper",
+            group="paper",
+            order="vbr",
+            members=self.members,
+            delta_ns=timing.delta_ns,
+            gamma_ns=timing.gamma_ns,
+            theta_ns=timing.theta_ns,
+            bound_ns=self.bound_ns,
+            reliable=False,
+            source="sim",
+        )
+        return check_all(self._memory.trace(meta), until_ns=self.world.now)
+
+    def broken(self, *, without: Sequence[str] = ()) -> dict[str, Verdict]:
+        """The verdicts that are not valid; a run in which nothing was sent has nothing to show."""
+        if not any(account.sent_ns for account in self.accounts.values()):
+            return {}
+        return {n: v for n, v in self.verdicts().items() if v.status is not Status.VALID and n not in without}
+
+
+def _takes_part(account: Account, slot: int) -> bool:
+    first = account.first_slot
+    return first is not None and first <= slot and (account.left is None or slot <= account.left.final_slot)
+
+
+def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
+    """A constant offset per member."""
+    return {member: FixedClock(offset) for member, offset in offsets_ns.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a random schedule was made of, for the message of a failing test."""
+
+    seed: int
+    timing: Timing
+    clocks: str
+    delays: str
+    happens: tuple[str, ...]
+
+
+def random_churn(
+    seed: int, *, loss_burst: int = 0, orders: Mapping[int, type[VbrGaps]] | None = None
+) -> tuple[Plan, Gapped]:
+    """Two to five members who come, crash, come back and leave, under anything that §2 and §6 allow; it has been run.
+
+    With `loss_burst` datagrams are lost too, never more than so many of a link in a row.
+    """
+    chance = Random(seed)
+    theta = chance.choice((MS, 5 * MS, chance.randint(MS // 2, 10 * MS)))
+    delta = chance.choice((1, theta // 3, 2 * theta, chance.randint(1, 3 * theta)))
+    gamma = chance.choice((0, 2, theta // 2, 2 * (chance.randint(0, 3 * theta // 2) // 2)))
+    timing = Timing(delta, gamma, theta)
+    members = tuple(sorted(chance.sample(range(1, 2000), chance.choice((2, 2, 3, 3, 4, 5)))))
+    start = EPOCH_NS - EPOCH_NS % theta + chance.randint(0, theta)
+    slots = chance.randint(6, 12)
+    span = slots * theta + 3 * (delta + gamma)
+    clock_kind, clocks = _random_clocks(chance, timing, members, start, span)
+    delay_kind, network = _random_network(chance, timing, members, loss_burst)
+    group = Gapped(
+        timing,
+        clocks,
+        network,
+        rates={member: Rate(PLENTY, chance.randint(1, 4)) for member in members},
+        orders=orders,
+        loss_burst=loss_burst,
+        max_message=chance.choice((200, 3000)),
+        max_frame=chance.choice((256, 1400)),
+        start_ns=start,
+        starts_ns={m: start + chance.choice((0, 0, 1, chance.randint(0, span // 2))) for m in members},
+    )
+    happens = []
+    largest = group.of(members[0]).order._policy.max_message
+    for member in members:
+        for _ in range(chance.choice((0, 5, 20))):
+            size = chance.choice((0, 1, largest, chance.randint(0, largest)))
+            group.send(start + chance.randint(0, span), member, *[size] * chance.choice((1, 1, 3)))
+        at = start
+        for _ in range(chance.choice((0, 0, 1, 2, 3))):
+            at += chance.randint(0, span // 2)
+            end = chance.choice((group.crash, group.crash, group.leave))
+            end(at, member)
+            happens.append(f"{end.__name__} {member} at {at - start}")
+            if chance.random() < 0.7:
+                # At once, so that nobody has missed it yet, or a while later.
+                at += chance.choice((0, 1, delta, chance.randint(0, span // 3)))
+                group.restart(at, member)
+                happens.append(f"restart {member} at {at - start}")
+    group.run(start + 2 * span + 3 * group.bound_ns)
+    return Plan(seed, timing, clock_kind, delay_kind, tuple(happens)), group
+
+
+def _random_clocks(
+    chance: Random, timing: Timing, members: Sequence[int], start: int, span: int
+) -> tuple[str, dict[int, Clock]]:
+    half = timing.gamma_ns // 2
+    kind = chance.choice(("corners", "fixed", "drifting", "stepping"))
+    clocks: dict[int, Clock] = {}
+    for member in members:
+        match kind:
+            case "corners":
+                clocks[member] = FixedClock(chance.choice((-half, half)))
+            case "fixed":
+                clocks[member] = FixedClock(chance.randint(-half, half))
+            case "drifting":
+                sweep = max(1, 2 * half) * chance.randint(1, 20)
+                clocks[member] = DriftingClock(half, sweep, chance.randint(0, 2 * sweep))
+            case _:
+                clocks[member] = corner_clock(chance, half, start, start + 3 * span, timing.theta_ns)
+    return kind, clocks
+
+
+def _random_network(chance: Random, timing: Timing, members: Sequence[int], loss_burst: int) -> tuple[str, Network]:
+    delta = timing.delta_ns
+    per_link = {(a, b): chance.choice((0, delta)) for a in members for b in members}
+    adversaries: dict[str, Adversary] = {
+        "corners": corners(chance, delta),
+        "all Δ": everything(delta),
+        "nothing": everything(0),
+        "uniform": lambda *_: chance.randint(0, delta),
+        "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
+    }
+    kind = chance.choice(tuple(adversaries))
+    # Loss is told by FIFO order (§7); without loss the headers' numbers order what the network confuses.
+    fifo = loss_burst > 0 or chance.random() < 0.8
+    network = opposed(members, adversaries[kind], delta, fifo=fifo)
+    if loss_burst:
+        loss = Loss(Span(), chance.choice((0.1, 0.5, 1.0)), loss_burst, loss_burst + 1)
+        network.faults = (Losing(loss, Window(Span(), 0), chance),)
+    return f"{kind}{'' if fifo else ', not FIFO'}", network

@@ -1,0 +1,171 @@
+"""A group with a leader in a hand-made world: schedules for §8, and an account of what happened.
+
+Clocks are unrelated on purpose: §8 does not assume that they are synchronised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from random import Random
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.layers.skew import Skew
+from unisono.model.faults import Loss, Partition
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.scenario import EPOCH_NS
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.led import Led
+from unisono.sim.clocks import FixedClock
+from unisono.sim.faults import link_fault
+from unisono.sim.ledger import Ledger
+from unisono.sim.network import Adversary, Network, chosen, mesh
+from unisono.sim.world import World
+from unisono.stack import Stack
+from unisono.trace.kinds import EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.trace.table import Trace
+
+MS = 1_000_000
+SAFETY = ("total_order", "integrity", "fifo")
+Name = tuple[int, int]
+
+
+class LedGroup:
+    """Members 1 to n; `base` is an instant, the first of a slot of a clock without offset, by which all run."""
+
+    def __init__(
+        self,
+        order: type[Led],
+        timing: Timing,
+        members: int | Sequence[int],
+        delays: Adversary,
+        *,
+        processing_ns: int = 0,
+        offsets_ns: Mapping[int, int] | None = None,
+        rate: Rate | None = None,
+        cuts: Sequence[Partition | Loss] = (),
+        fifo: bool = True,
+        max_message: int = 1000,
+    ) -> None:
+        self.timing = timing
+        self.members = tuple(range(1, members + 1)) if isinstance(members, int) else tuple(members)
+        start = EPOCH_NS - EPOCH_NS % timing.theta_ns
+        formed = start + 4 * timing.delta_ns + 20 * MS
+        self.base = -(-formed // timing.theta_ns) * timing.theta_ns
+        delta = timing.delta_ns
+        network = Network(
+            mesh(self.members, lambda a, b: chosen(delays, a, b, delta), fifo=fifo),
+            [link_fault(cut, self.base, delta, Random(1)) for cut in cuts],
+        )
+        self._memory = MemoryTrace("led", "led")
+        self.ledger = Ledger()
+        self.world = World(network, start_ns=start, memory=self._memory, ledger=self.ledger, payloads=True)
+        self.orders: dict[int, Led] = {}
+        for member in self.members:
+            policy = Policy(
+                "led",
+                member,
+                View(self.members),
+                timing,
+                rate or Rate(1e9, 8),
+                order=order.__name__.lower(),
+                max_message=max_message,
+                processing_ns=processing_ns,
+            )
+            self.orders[member] = order(policy, Unlimited())
+            skew = Skew(policy)
+            stack = Stack(policy, self.orders[member], [skew], skew)
+            self.world.add(member, stack, FixedClock((offsets_ns or {}).get(member, 0)), timing)
+        self.bound_ns = self.orders[self.members[0]].bound_ns()
+        self.last_ns = self.base
+
+    def send(self, at: int, member: int, *sizes: int) -> None:
+        """A member's application hands in messages, `at` after the base."""
+        self.last_ns = max(self.last_ns, self.base + at)
+        self.world.send(self.base + at, member, sizes)
+
+    def crash(self, at: int, member: int) -> None:
+        self.world.crash(self.base + at, member)
+
+    def pause(self, at: int, until: int, member: int) -> None:
+        self.world.pause(self.base + at, self.base + until, member)
+
+    def leave(self, at: int, member: int) -> None:
+        self.world.leave(self.base + at, member)
+
+    def run(self, extra_ns: int = 0) -> LedGroup:
+        """Up to the bound after the last message was handed in, and `extra_ns` more."""
+        self.world.run(self.last_ns + self.bound_ns + extra_ns)
+        return self
+
+    def _rows(self, kind: EventKind) -> Iterator[tuple[int, int, int, int]]:
+        """(member, sender, sequence, true time)."""
+        for (member, _), runs in self._memory.runs.items():
+            for code, sender, _, first, count, _, _, _, _, real, _, _ in runs:
+                if code == kind.code:
+                    assert isinstance(real, int)
+                    for sequence in range(first, first + count):
+                        yield member, sender if kind is EventKind.DELIVER else member, sequence, real
+
+    def latencies(self) -> list[tuple[int, Name, int]]:
+        """(how long it took, which message, to whom) of every delivery."""
+        sent = {(sender, sequence): real for _, sender, sequence, real in self._rows(EventKind.SEND)}
+        return [
+            (real - sent[sender, sequence], (sender, sequence), member)
+            for member, sender, sequence, real in self._rows(EventKind.DELIVER)
+        ]
+
+    def delivered(self) -> dict[int, list[Name]]:
+        """What each member delivered, in its order."""
+        found: dict[int, list[Name]] = {member: [] for member in self.members}
+        for member, sender, sequence, _ in self._rows(EventKind.DELIVER):
+            found[member].append((sender, sequence))
+        return found
+
+    def delivery_times(self, member: int) -> list[int]:
+        """When a member delivered, in true time."""
+        return [real for who, _, _, real in self._rows(EventKind.DELIVER) if who == member]
+
+    def longest_gap_ns(self, member: int, after_ns: int) -> int:
+        """The longest time between two deliveries of a member, from an instant on."""
+        times = [max(at, self.base + after_ns) for at in self.delivery_times(member)]
+        return max((b - a for a, b in pairwise(times)), default=0)
+
+    def kinds(self, member: int) -> list[str]:
+        """What a member complained of."""
+        return [violation.kind for violation in self.world.nodes[member].violations]
+
+    def texts(self, kind: str) -> list[str]:
+        return [v.text for node in self.world.nodes.values() for v in node.violations if v.kind == kind]
+
+    def trace(self, bound_ns: int | None = None) -> Trace:
+        timing = self.timing
+        return self._memory.trace(
+            RunMeta(
+                run="led",
+                group="led",
+                order="leader",
+                members=self.members,
+                delta_ns=timing.delta_ns,
+                gamma_ns=timing.gamma_ns,
+                theta_ns=timing.theta_ns,
+                bound_ns=self.bound_ns if bound_ns is None else bound_ns,
+                reliable=True,
+                source="sim",
+            )
+        )
+
+    def broken(self, *, bound_ns: int | None = None, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
+        """What the project's checkers do not find valid."""
+        verdicts = check_all(self.trace(bound_ns), until_ns=self.world.now)
+        return {n: v for n, v in verdicts.items() if v.status is not Status.VALID and n not in ignore}
+
+
+def unrelated_clocks(chance: Random, members: Sequence[int]) -> dict[int, int]:
+    """Offsets of up to an hour."""
+    return {member: chance.randint(-3_600_000 * MS, 3_600_000 * MS) for member in members}

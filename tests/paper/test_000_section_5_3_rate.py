@@ -1,0 +1,217 @@
+"""Paper 000 §5.3, Theorem 3: one frame per slot more on the average, none more in a burst; and the trade-off with Θ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from tests.paper.schedule import MS, PLENTY, Group, figure_8, fixed
+
+from unisono.model.durations import NS_PER_S
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.packing import reservation
+from unisono.orders.vbr import Vbr
+from unisono.sim.network import corners, everything, opposed
+from unisono.wire.frame import UDP_IP_BYTES
+
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+BURST = 6
+FILLS = 1300
+"""Two of these do not fit into one frame of 1400 bytes, so a frame is one message, as in the paper."""
+
+
+def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int = BURST) -> Group:
+    """Member m hands in per_slot[m][k] messages, at chance instants of slot k, for as long as the list is."""
+    chance, members = Random(3), tuple(per_slot)
+    group = Group(
+        TIMING,
+        fixed({member: chance.randint(-MS, MS) for member in members}),
+        opposed(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
+        rates=dict.fromkeys(members, Rate(PLENTY, burst)),
+        max_message=FILLS,
+    )
+    for member, counts in per_slot.items():
+        for number, count in enumerate(counts):
+            start = group.slot_start(member, number)
+            for at in sorted(start + chance.randrange(TIMING.theta_ns) for _ in range(count)):
+                group.send(at, member, size)
+    slots = max(len(counts) for counts in per_slot.values())
+    return group.run(group.base + slots * TIMING.theta_ns + group.bound_ns)
+
+
+def frames(group: Group, member: int, slots: int) -> list[int]:
+    """Frames per slot, as the network saw them."""
+    first = group.base // TIMING.theta_ns
+    return [group.ledger.loads[member].frames[slot] for slot in range(first, first + slots)]
+
+
+def test_theorem_3_a_silent_member_attains_the_one_extra_frame_per_slot() -> None:
+    group = loaded({1: [0] * 50, 2: [1] * 50})
+    assert frames(group, 1, 50) == [1] * 50, "NetAvgRate = AppAvgRate + 1 per slot, with AppAvgRate = 0"
+
+
+def test_theorem_3_over_any_k_slots_at_most_k_frames_are_added_to_the_messages() -> None:
+    chance = Random(1)
+    counts = {member: [chance.choice((0, 0, 1, 2, BURST)) for _ in range(80)] for member in (1, 2, 3)}
+    group = loaded(counts)
+    for member, sent in counts.items():
+        seen = frames(group, member, 80)
+        for k in (1, 2, 5, 20, 80):
+            for at in range(80 - k + 1):
+                assert sum(seen[at : at + k]) <= sum(sent[at : at + k]) + k
+        # Tighter than the paper: the mark rides on the slot's last message, so only empty slots cost anything.
+        assert seen == [max(1, count) for count in sent]
+
+
+def test_theorem_3_net_max_burst_is_app_max_burst_attained_at_full_load() -> None:
+    group = loaded({1: [BURST] * 40, 2: [0] * 40, 3: [BURST - 1, BURST] * 20})
+    assert frames(group, 1, 40) == [BURST] * 40, "a full burst takes no frame for its end-of-slot mark"
+    assert all(load.max_burst <= BURST for load in group.ledger.loads.values())
+
+
+def test_theorem_3_packing_takes_fewer_frames_than_messages() -> None:
+    group = loaded({1: [BURST] * 40, 2: [3] * 40}, size=100)
+    assert frames(group, 1, 40) == [1] * 40, "six messages of 100 bytes, one frame, mark included"
+    assert group.ledger.loads[1].avg_rate == 1 < BURST
+
+
+@pytest.mark.parametrize("member", [1, 2, 3])
+def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
+    chance = Random(member)
+    members = (1, 2, 3)
+    group = Group(
+        TIMING,
+        fixed(dict.fromkeys(members, 0)),
+        opposed(members, everything(TIMING.delta_ns), TIMING.delta_ns),
+        rates=dict.fromkeys(members, Rate(PLENTY, 3)),
+        max_message=FILLS,
+    )
+    in_force = []
+    burst = 3
+    for number in range(40):
+        in_force.append(burst)
+        group.send(group.slot_start(member, number), member, *[FILLS] * burst)
+        if chance.random() < 0.5:
+            burst = chance.randint(1, 6)
+            group.new_rate(group.slot_start(member, number) + MS, member, Rate(PLENTY, burst))
+    assert frames(group.run(), member, 40) == in_force, "no frame for the change of rate either"
+
+
+@pytest.mark.parametrize(("count", "dummies"), [(3, 0), (2, 1)])
+def test_theorem_3_a_full_burst_of_messages_in_pieces_takes_no_frame_for_its_mark(count: int, dummies: int) -> None:
+    """The mark rides on the last piece of a full burst; of a slot that is not full nobody knows the last message."""
+    pieces, slots = 3, 20
+    group = Group(
+        TIMING,
+        fixed({1: 0, 2: 0}),
+        opposed((1, 2), everything(0), TIMING.delta_ns),
+        rates=dict.fromkeys((1, 2), Rate(PLENTY, 3)),
+        max_message=pieces * 1300,
+    )
+    for number in range(slots):
+        group.send(group.slot_start(1, number), 1, *[pieces * 1300] * count)
+    assert frames(group.run(), 1, slots) == [pieces * count + dummies] * slots
+
+
+def test_section_5_1_a_full_slot_ends_at_once_and_need_not_wait_for_its_end() -> None:
+    """If all members use up their bursts, delivery waits for nothing but the network."""
+    group = Group(
+        TIMING,
+        fixed({1: 0, 2: 0}),
+        opposed((1, 2), everything(3 * MS), TIMING.delta_ns),
+        rates=dict.fromkeys((1, 2), Rate(PLENTY, 2)),
+    )
+    for member in (1, 2):
+        group.send(group.slot_start(member, 2), member, 10, 10)
+    assert {ns for ns, _, _ in group.run().latencies()} == {3 * MS}, "own messages too: the last slot ends 3 ms late"
+
+
+# -- reserve -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_message", [1, 100, 1300, 1346, 1347, 5000, 20_000])
+@pytest.mark.parametrize("burst_bytes", [None, 30_000])
+def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: int, burst_bytes: int | None) -> None:
+    """An application that always has more to send, held to a burst and an average: on the wire, headers included."""
+    chance = Random(max_message)
+    rate = Rate(600, 5, burst_bytes)
+    policy = Policy("g", 1, View((1,)), TIMING, rate, max_message=max_message)
+    group = Group(
+        TIMING,
+        fixed({1: 0}),
+        opposed((1,), everything(0), TIMING.delta_ns),
+        rates={1: rate},
+        max_message=max_message,
+    )
+    slots = 2 * rate.averaging_slots(TIMING.theta_ns)
+    for number in range(slots):
+        sizes = [chance.choice((0, max_message, chance.randint(0, max_message))) for _ in range(5)]
+        group.send(group.slot_start(1, number) + chance.randrange(TIMING.theta_ns), 1, *sizes)
+    load = group.run().ledger.loads[1]
+    first = group.base // TIMING.theta_ns
+    on_wire = [load.bytes.get(s, 0) + UDP_IP_BYTES * load.frames.get(s, 0) for s in range(first, first + slots)]
+    reserved = reservation(policy, rate)
+    assert max(on_wire) <= reserved.burst_bytes_per_slot
+    k = rate.averaging_slots(TIMING.theta_ns)
+    window_ns = k * TIMING.theta_ns
+    for at in range(slots - k + 1):
+        assert sum(on_wire[at : at + k]) * NS_PER_S <= reserved.avg_bytes_per_s * window_ns
+    taken = Counter(row.slot for row in group.sent().values())
+    assert max(taken.values()) <= rate.burst
+    messages = [taken[s] for s in range(first, first + slots)]
+    most = max(sum(messages[at : at + k]) for at in range(slots - k + 1))
+    assert most <= rate.avg * window_ns / NS_PER_S, "§2.1: k·AvgRate messages in k·Θ"
+    if burst_bytes is None or burst_bytes >= 5 * max_message:
+        assert most == rate.avg * window_ns / NS_PER_S, "the load was enough to come to the limit"
+
+
+def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
+    asked: list[Reservation] = []
+
+    class Noting(Unlimited):
+        def reserve(self, reservation: Reservation) -> None:
+            asked.append(reservation)
+
+    policy = Policy("g", 1, View((1,)), TIMING, Rate(100, 2))
+    order = Vbr(policy, Noting())
+    order.wake(0)
+    start = TIMING.start_of(order.view.first_slot)
+    small, large = Rate(100, 2), Rate(500, 9)
+    order.new_rate(start, large)
+    order.wake(start + TIMING.theta_ns)
+    order.new_rate(start + TIMING.theta_ns, small)
+    order.wake(start + 2 * TIMING.theta_ns)
+    less, more = reservation(policy, small), reservation(policy, large)
+    # While both rates are in play the larger one is held; only then is anything given back.
+    assert asked == [less, more, more, more, less]
+    # The average holds 1/Θ headers beside the messages.
+    per_second = NS_PER_S / TIMING.theta_ns
+    silent = reservation(policy, Rate(1e-6, 1)).avg_bytes_per_s
+    assert silent == pytest.approx(per_second * (48 + 4 + UDP_IP_BYTES), abs=2)
+
+
+# -- the note after Theorem 3 ------------------------------------------------------------------------------------
+
+
+def test_after_theorem_3_a_longer_slot_gives_more_delay_and_fewer_marks() -> None:
+    """Measured on both sides: the latency that Figure 8 attains, and the marks of a member that is silent."""
+    latencies: list[int] = []
+    marks: list[float] = []
+    thetas = [int(ms * MS) for ms in (1, 2.5, 5, 10, 20, 40)]
+    for theta in thetas:
+        timing = Timing(10 * MS, 2 * MS, theta)
+        latencies.append(max(figure_8(timing, 3).run().latencies())[0])
+        quiet = Group(timing, fixed({1: 0, 2: 0}), opposed((1, 2), everything(0), timing.delta_ns))
+        fifth = NS_PER_S // 5
+        load = quiet.run(quiet.base + fifth).ledger.loads[1]
+        first, last = quiet.base // theta, (quiet.base + fifth) // theta
+        marks.append(5 * sum(load.frames[slot] for slot in range(first, last)))
+    assert latencies == [12 * MS + theta for theta in thetas]
+    assert marks == [NS_PER_S / theta for theta in thetas]
+    assert latencies == sorted(latencies)
+    assert marks == sorted(marks, reverse=True)

@@ -1,0 +1,280 @@
+"""Paper 000 §7: a bound x on how many consecutive datagrams of a sender are lost; gaps, but one order and no delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, product
+
+import pytest
+from tests.paper.gapped_group import MS, PLENTY, Gapped, fixed, random_churn
+
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.orders.vbr_gaps import VbrGaps
+from unisono.sim.network import Flight, Link, everything, opposed
+from unisono.wire.frame import LAST
+
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+BOUND_NS = 19 * MS
+FIRST = 1_700_000_000_000 * MS
+
+
+class Scripted:
+    """Loses datagrams of one link by a script, from a time on; afterwards none."""
+
+    def __init__(self, sender: int, receiver: int, lost: Sequence[bool], from_ns: int) -> None:
+        self.hits = 0
+        self._link = (sender, receiver)
+        self._lost = list(lost)
+        self._from_ns = from_ns
+
+    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
+        if (link.sender, link.receiver) != self._link or now < self._from_ns or not self._lost:
+            return flights
+        lost = self._lost.pop(0)
+        self.hits += lost
+        return [] if lost else flights
+
+
+def lossy(
+    lost: Sequence[bool],
+    *,
+    loss_burst: int,
+    members: int = 2,
+    timing: Timing = TIMING,
+    orders: dict[int, type[VbrGaps]] | None = None,
+    max_frame: int = 1400,
+) -> Gapped:
+    """Member 2 has no luck on its way to member 1, from slot 10 on."""
+    numbers = tuple(range(1, members + 1))
+    network = opposed(numbers, everything(MS), timing.delta_ns)
+    network.faults = (Scripted(2, 1, lost, FIRST + 10 * timing.theta_ns + 1),)
+    return Gapped(
+        timing,
+        fixed(dict.fromkeys(numbers, 0)),
+        network,
+        loss_burst=loss_burst,
+        orders=orders,
+        max_frame=max_frame,
+        start_ns=FIRST,
+    )
+
+
+def longest_row(lost: Sequence[bool]) -> int:
+    return max((len(list(row)) for hit, row in groupby(lost) if hit), default=0)
+
+
+def patterns(length: int, loss_burst: int) -> list[tuple[bool, ...]]:
+    """Every way in which datagrams are lost with at most so many in a row."""
+    return [lost for lost in product((False, True), repeat=length) if longest_row(lost) <= loss_burst]
+
+
+# -- 000-28: the threshold -------------------------------------------------------------------------------------------
+
+
+def test_000_28_at_most_x_losses_in_a_row_make_at_most_x_silent_slots_and_exactly_x_occur() -> None:
+    """Every pattern over ten datagrams, in slots of one, two or three of them."""
+    for loss_burst, per_slot in product(range(4), (1, 2, 3)):
+        rows = [
+            longest_row([all(lost[at : at + per_slot]) for at in range(0, len(lost) - per_slot + 1, per_slot)])
+            for lost in patterns(10, loss_burst)
+        ]
+        assert max(rows) == loss_burst // per_slot <= loss_burst
+        assert max(rows) == loss_burst or per_slot > 1
+
+
+@pytest.mark.parametrize(("loss_burst", "count"), [(1, 34), (2, 81)])
+@pytest.mark.parametrize("theta_ns", [5 * MS, 40 * MS])
+def test_000_28_within_the_bound_no_correct_member_is_removed_in_any_pattern(
+    loss_burst: int, count: int, theta_ns: int
+) -> None:
+    """With Θ above Δ+Γ slots are given up by the time-out, below it by the frame that follows."""
+    timing = Timing(10 * MS, 2 * MS, theta_ns)
+    tried = patterns(7, loss_burst)
+    assert len(tried) == count
+    for lost in tried:
+        group = lossy(lost, loss_burst=loss_burst, timing=timing)
+        for slot in range(9, 20):
+            group.send(group.at(2, slot) + MS, 2, 10)
+        group.run(group.at(1, 24))
+        assert not group.wrongly_removed(), lost
+        assert not group.received_not_delivered(), lost
+        assert len(group.of(1).delivered) == 11 - sum(lost), lost
+        assert group.latency() <= group.bound_ns, lost
+        assert not group.broken(), lost
+
+
+@pytest.mark.parametrize("loss_burst", [1, 2, 3])
+def test_000_28_removal_comes_after_x_plus_1_silent_slots_and_not_before(loss_burst: int) -> None:
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)  # no later frame comes before a slot's time-out
+    for silent in range(1, loss_burst + 3):
+        group = lossy([True] * silent, loss_burst=loss_burst, timing=timing)
+        group.run(group.at(1, 30))
+        # The mark of slot 9, sent at the first instant of slot 10, was the last to arrive.
+        assert group.of(1).removed() == ([(group.number(10 + loss_burst + 1), 2)] if silent > loss_burst else [])
+        assert group.of(1).order.view.members == (1, 2), "and it is taken back when it is heard again"
+
+
+def test_000_28_silent_slots_count_only_if_they_follow_each_other() -> None:
+    """One in three is lost for a long time, and each slot is given up by its time-out."""
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)
+    group = lossy([True, False, False] * 10, loss_burst=1, timing=timing)
+    group.run(group.at(1, 45))
+    assert not group.of(1).removed()
+
+
+def test_000_28_a_control_frame_that_arrives_is_a_sign_of_life() -> None:
+    """Of marks and HELLOs by turns each mark is lost: never two in a row, and for many slots no data at all.
+
+    The HELLOs go on because member 3 never comes up.
+    """
+    group = lossy([True, False] * 12, loss_burst=1, members=3, timing=Timing(10 * MS, 2 * MS, 10 * MS))
+    group.crash(FIRST, 3)
+    group.run(group.at(1, 40))
+    assert 2 not in [gone for _, gone in group.of(1).removed()]
+
+
+# -- how loss is told ------------------------------------------------------------------------------------------------
+
+
+def test_section_7_loss_is_told_from_silence_by_what_follows_and_costs_one_slot_not_the_time_out() -> None:
+    """Member 1's mark of slot 10 is lost on its way to member 2: the next mark shows that by FIFO order."""
+    network = opposed((1, 2), everything(MS), TIMING.delta_ns)
+    network.faults = (Scripted(1, 2, [True], FIRST + 11 * TIMING.theta_ns),)
+    group = Gapped(TIMING, fixed({1: 0, 2: 0}), network, loss_burst=1, start_ns=FIRST)
+    group.send(group.at(2, 10), 2, 10)
+    group.run(group.at(1, 20))
+    took = {member: ns for ns, _, member in group.latencies()}
+    assert took == {1: TIMING.theta_ns + MS, 2: 2 * TIMING.theta_ns + MS}
+
+
+def test_section_7_loss_is_told_by_the_time_out_when_nothing_follows_in_time() -> None:
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)
+    network = opposed((1, 2), everything(MS), timing.delta_ns)
+    network.faults = (Scripted(1, 2, [True], FIRST + 11 * timing.theta_ns),)
+    group = Gapped(timing, fixed({1: 0, 2: 0}), network, loss_burst=1, start_ns=FIRST - FIRST % timing.theta_ns)
+    group.send(group.at(2, 10), 2, 10)
+    group.run(group.at(1, 16))
+    assert group.latency() == timing.theta_ns + timing.delta_ns + timing.gamma_ns
+
+
+def test_section_7_latency_remains_that_of_theorem_5_and_is_attained() -> None:
+    """The sender's clock is fast, the receiver's slow, and a third member's mark is lost."""
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)
+    network = opposed((1, 2, 3), everything(MS), timing.delta_ns)
+    network.faults = (Scripted(1, 2, [True], FIRST + 11 * timing.theta_ns),)
+    clocks = fixed({1: 0, 2: -MS, 3: MS})
+    group = Gapped(timing, clocks, network, loss_burst=1, start_ns=FIRST - FIRST % timing.theta_ns)
+    group.send(group.at(3, 10), 3, 10)
+    group.run(group.at(1, 16))
+    assert max(group.latencies()) == (timing.delta_ns + 2 * timing.gamma_ns + timing.theta_ns, (3, 1, 0), 2)
+    assert not group.wrongly_removed()
+
+
+@pytest.mark.parametrize("lost", range(11))
+def test_section_7_behind_a_gap_whole_messages_are_delivered_and_halves_are_not(lost: int) -> None:
+    """001-6 too. Three messages of 700 bytes in pieces of 208, small ones between; each frame is lost in its turn.
+
+    The world compares every delivery with what was sent, byte for byte.
+    """
+    sizes = (700, 30, 700, 30, 700)
+    script = [number == lost for number in range(lost + 1)]
+    group = lossy(script, loss_burst=1, max_frame=256)
+    group.send(group.at(2, 10) + MS, 2, *sizes)
+    group.run(group.at(1, 20))
+    account = group.of(1)
+    assert list(account.delivered) == sorted(account.received())
+    assert len(account.delivered) == 4, "the message that the frame had a part of, and no other, is missing"
+    assert not group.broken(), "the same message has the same place at both members"
+
+
+def test_section_7_every_header_carries_the_rate_marks_included() -> None:
+    group = lossy([], loss_burst=2)
+    rate = Rate(PLENTY, 3)
+    group.send(group.at(2, 8) + MS, 2, 10, 10)
+    group.world.new_rate(group.at(2, 10) + MS, 2, rate)
+    group.run(group.at(1, 16))
+    frames = group.of(1).frames
+    assert {frame.burst for (_, _, slot, _), frame in frames.items() if slot <= group.number(10)} == {8}
+    assert {frame.burst for (_, _, slot, _), frame in frames.items() if slot > group.number(10)} == {3}
+    assert any(frame.run is None and frame.flags & LAST for frame in frames.values()), "there are dummies among them"
+
+
+@pytest.mark.parametrize("loss_burst", [0, 1, 3])
+def test_section_7_a_join_is_sent_x_plus_1_times_and_one_arrives(loss_burst: int) -> None:
+    """The first x datagrams of the joiner are lost on every link."""
+    network = opposed((1, 2, 3), everything(MS), TIMING.delta_ns)
+    network.faults = tuple(Scripted(3, to, [True] * loss_burst, FIRST) for to in (1, 2))
+    clocks = fixed(dict.fromkeys((1, 2, 3), 0))
+    group = Gapped(TIMING, clocks, network, loss_burst=loss_burst, start_ns=FIRST, starts_ns={3: FIRST + 71 * MS})
+    group.run(group.at(1, 30))
+    assert group.of(3).joins_sent == loss_burst + 1
+    assert group.of(1).joins_sent == group.of(2).joins_sent == loss_burst + 1, "their own; nobody asks for a merge"
+    first = group.of(3).first_slot
+    for member in (1, 2):
+        assert [slot for slot in group.of(member).added(3) if slot == first]
+
+
+# -- Definition 2 under loss, by chance ------------------------------------------------------------------------------
+
+
+def definition_2_under_loss(seeds: range) -> int:
+    messages = 0
+    for seed in seeds:
+        loss_burst = 1 + seed % 3
+        plan, group = random_churn(seed, loss_burst=loss_burst)
+        told = f"random_churn({seed}, loss_burst={loss_burst}) is {plan}"
+        assert not group.unordered(), told
+        assert not group.broken(), f"{group.broken()}\n{told}"
+        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{told}"
+        assert not group.wrongly_removed(), f"{group.wrongly_removed()[0]}\n{told}"
+        assert not group.violations(), f"{group.violations()[0]}\n{told}"
+        assert group.latency() <= group.bound_ns, told
+        messages += sum(len(account.sent_ns) for account in group.accounts.values())
+    return messages
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_definition_2_holds_under_loss_in_120_random_schedules(part: int) -> None:
+    assert definition_2_under_loss(range(part * 40, (part + 1) * 40)) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(20))
+def test_definition_2_holds_under_loss_in_10000_random_schedules(part: int) -> None:
+    definition_2_under_loss(range(10_000 + part * 500, 10_000 + (part + 1) * 500))
+
+
+# -- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+class RemovesAtX(VbrGaps):
+    """Takes x silent slots for a crash."""
+
+    def _given_up(self, now: int, sender: int) -> bool:
+        gone = super()._given_up(now, sender)
+        if gone and sender != self._policy.member and self._deliver_slot - self._heard[sender] == 1:
+            self._failed.append(sender)
+        return gone
+
+
+class NumbersWhatItHas(VbrGaps):
+    """Gives what comes behind a gap the number of what is missing."""
+
+    def _deliver(self, sender: int, frames: object) -> None:
+        super(VbrGaps, self)._deliver(sender, frames)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bug", [RemovesAtX, NumbersWhatItHas])
+def test_a_planted_bug_is_caught(bug: type[VbrGaps]) -> None:
+    timing = Timing(10 * MS, 2 * MS, 40 * MS)
+    group = lossy([False, True, False], loss_burst=1, timing=timing, orders={1: bug}, max_frame=256)
+    group.send(group.at(2, 11) + MS, 2, 200, 200, 200, 200)
+    group.run(group.at(1, 20))
+    if bug is RemovesAtX:
+        group = lossy([True], loss_burst=1, timing=timing, orders={1: bug})
+        group.run(group.at(1, 20))
+        assert group.wrongly_removed()
+    else:
+        assert set(group.broken()) == {"total_order"}

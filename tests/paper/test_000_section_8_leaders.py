@@ -1,0 +1,211 @@
+"""Paper 000 §8: the latency of both leader algorithms, from both sides, as errata 000-30 and 000-31 correct them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from tests.paper.led_group import MS, LedGroup, unrelated_clocks
+
+from unisono.model.offers import Ask
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.orders import leader as leader_order
+from unisono.orders import timestamp as timestamp_order
+from unisono.orders.leader import Leader
+from unisono.orders.led import Led
+from unisono.orders.timestamp import Timestamp, constant_delay_bound_ns, latency_bound_ns
+from unisono.sim.network import Adversary, everything
+
+ORDERS: tuple[type[Led], ...] = (Leader, Timestamp)
+LEADER = 1
+NAMES = [order.__name__ for order in ORDERS]
+
+
+def worst(group: LedGroup) -> int:
+    assert not group.broken()
+    return max(group.latencies())[0]
+
+
+def random_schedule(order: type[Led], seed: int) -> LedGroup:
+    """Any delays within Δ, clocks that have nothing to do with one another, bursts whenever."""
+    chance = Random(seed)
+    count = chance.randint(2, 5)
+    timing = Timing(chance.choice((0, 1, 10 * MS, chance.randint(0, 10 * MS))), 0, chance.randint(1, 10) * MS)
+    delta = timing.delta_ns
+    corner = chance.random() < 0.5
+
+    def delays(*_: int) -> int:
+        return chance.choice((0, delta)) if corner else chance.randint(0, delta)
+
+    group = LedGroup(
+        order,
+        timing,
+        count,
+        delays,
+        processing_ns=chance.choice((0, MS, 8 * MS)),
+        offsets_ns=unrelated_clocks(chance, range(1, count + 1)),
+        fifo=chance.random() < 0.7,
+        rate=Rate(1e9, chance.choice((1, 3, 8))),
+        max_message=2500,
+    )
+    for _ in range(8):
+        sizes = [chance.choice((0, 10, 200, 2500)) for _ in range(chance.randint(1, 3))]
+        group.send(chance.randint(0, 4 * timing.theta_ns), chance.randint(1, count), *sizes)
+    return group
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_no_schedule_is_slower_than_the_bound(order: type[Led], first: int) -> None:
+    for seed in range(first, first + 50):
+        group = random_schedule(order, seed).run(40 * MS)
+        assert not group.broken(), f"random_schedule({order.__name__}, {seed}): {group.broken()}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+def test_ten_thousand_schedules(order: type[Led]) -> None:
+    for seed in range(1000, 11_000):
+        group = random_schedule(order, seed).run(40 * MS)
+        assert not group.broken(), f"random_schedule({order.__name__}, {seed}): {group.broken()}"
+
+
+# -- 8.1 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("members", "processing_ms"), [(2, 0), (2, 7), (8, 1), (64, 1)])
+def test_8_1_leader_broadcast_takes_2_delta_plus_p_whatever_the_group(members: int, processing_ms: int) -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Leader, timing, members, everything(timing.delta_ns), processing_ns=processing_ms * MS)
+    group.send(3 * MS, members, 100)
+    assert worst(group.run()) == 20 * MS + processing_ms * MS == group.bound_ns
+
+
+def test_8_1_order_is_the_order_of_arrival_at_the_leader() -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+
+    def delays(sender: int, receiver: int, *_: int) -> int:
+        return 10 * MS if sender == 2 and receiver == LEADER else 0
+
+    group = LedGroup(Leader, timing, 3, delays)
+    group.send(0, 2, 10)
+    group.send(9 * MS, 3, 10)
+    group.run()
+    assert group.delivered() == {member: [(3, 0), (2, 0)] for member in (1, 2, 3)}
+
+
+def test_8_1_each_message_is_sent_twice_and_a_frame_is_forwarded_whole() -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Leader, timing, 3, everything(MS))
+    before = None
+    for _ in range(2):
+        group.world.run(group.base + 2 * MS)
+        frames = {m: sum(load.frames.values()) + load.control_frames for m, load in group.ledger.loads.items()}
+        if before is None:
+            before = frames
+            group.world.send(group.base + MS, 2, [100] * 8)
+    assert before is not None
+    assert frames[2] - before[2] == 1
+    assert frames[LEADER] - before[LEADER] == 1
+    assert frames[3] == before[3]
+
+
+# -- 8.2 ---------------------------------------------------------------------------------------------------------
+
+
+def overtaking(delta: int) -> Adversary:
+    """Erratum 000-30: what 2 asks for takes Δ; what 3 asks for takes no time, what it sends otherwise Δ."""
+
+    def delays(sender: int, receiver: int, *_: int) -> int:
+        return 0 if (sender, receiver) == (3, LEADER) else delta
+
+    return delays
+
+
+@pytest.mark.parametrize(("processing_ms", "theta_ms", "published_ms", "bound_ms"), [(1, 5, 21, 25), (3, 20, 30, 40)])
+def test_8_2_a_request_can_be_overtaken_000_30(
+    processing_ms: int, theta_ms: int, published_ms: int, bound_ms: int
+) -> None:
+    timing = Timing(10 * MS, 0, theta_ms * MS)
+    group = LedGroup(Timestamp, timing, 4, overtaking(10 * MS), processing_ns=processing_ms * MS)
+    group.send(0, 2, 10)
+    # It must be there before, so the supremum is approached to the nanosecond, and not reached.
+    group.send(10 * MS - 1, 3, 10)
+    slowest, message, _ = max(group.run(timing.theta_ns).latencies())
+    assert not group.broken()
+    assert constant_delay_bound_ns(timing, processing_ms * MS) == published_ms * MS
+    assert latency_bound_ns(timing, processing_ms * MS) == bound_ms * MS == group.bound_ns
+    assert (slowest, message) == (bound_ms * MS - 1, (2, 0))
+
+
+@pytest.mark.parametrize("members", [3, 64])
+def test_8_2_if_every_delay_is_delta_it_is_as_published(members: int) -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Timestamp, timing, members, everything(10 * MS), processing_ns=MS)
+    for member in range(1, min(members, 6) + 1):
+        group.send(member, member, 10)
+    assert worst(group.run(timing.theta_ns)) == 21 * MS == constant_delay_bound_ns(timing, MS)
+
+
+def test_8_2_constant_delays_with_long_slots_approach_30() -> None:
+    timing = Timing(10 * MS, 0, 20 * MS)
+    group = LedGroup(Timestamp, timing, 4, everything(10 * MS), processing_ns=3 * MS)
+    group.send(0, 3, 10)
+    group.send(1, 2, 10)
+    assert worst(group.run(timing.theta_ns)) == 30 * MS - 1
+
+
+def test_8_2_a_leader_slower_than_a_slot_makes_the_bound_exact() -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Timestamp, timing, 4, everything(10 * MS), processing_ns=7 * MS)
+    group.send(0, 3, 10)
+    assert worst(group.run(timing.theta_ns)) == 27 * MS == group.bound_ns
+
+
+def test_8_2_one_release_gives_back_all_stamps_000_31() -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Timestamp, timing, 3, everything(10 * MS), rate=Rate(1e9, 100))
+    group.send(0, 2, 10)
+    group.send(7 * MS, 3, 10)
+    group.run(20 * MS)
+    frames = group.ledger.loads[2].frames
+    assert list(frames.values()) == [2], "the message and one release, for 99 stamps"
+    assert group.delivered()[LEADER] == [(2, 0), (3, 0)]
+    places = group.trace().deliveries().place.tolist()
+    assert sorted(set(places)) == [0, 100], "stamps that were given back are nobody's"
+
+
+def test_8_2_a_full_burst_needs_no_release() -> None:
+    timing = Timing(10 * MS, 0, 5 * MS)
+    group = LedGroup(Timestamp, timing, 3, everything(10 * MS), rate=Rate(1e9, 4))
+    group.send(0, 2, 10, 10, 10, 10)
+    group.run(20 * MS)
+    assert list(group.ledger.loads[2].frames.values()) == [1]
+
+
+# -- the arithmetic ----------------------------------------------------------------------------------------------
+
+
+def test_offers_state_the_bounds_and_why() -> None:
+    ask = Ask(5, Rate(50, 8), Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=MS)
+    broadcast, stamps = leader_order.offer(ask), timestamp_order.offer(ask)
+    assert (broadcast.latency_bound_ns, broadcast.feasible) == (21 * MS, True)
+    assert (stamps.latency_bound_ns, stamps.feasible) == (25 * MS, True)
+    assert broadcast.avg_rate == 2 * 50 + 200, "each message twice, and a beat per slot"
+    assert stamps.avg_rate == 50 + 3 * 200 + 200, "three more per slot, and a beat"
+    assert stamps.max_burst == 8 + 2 + 1
+    assert "2Δ+p = 2·10ms + 1ms = 21ms" in broadcast.why[0]
+    assert "2Δ+max(p, Θ) = 2·10ms + max(1ms, 5ms) = 25ms" in stamps.why[0]
+
+
+def test_offers_refuse_what_the_assumptions_rule_out() -> None:
+    rate, timing = Rate(50, 8), Timing(10 * MS, 2 * MS, 5 * MS)
+    for offer in (leader_order.offer, timestamp_order.offer):
+        assert not offer(Ask(5, rate, timing, loss=0.01)).feasible
+        assert not offer(Ask(4, rate, timing, failures=2)).feasible
+        assert offer(Ask(5, rate, timing, failures=2)).feasible
+        late = offer(Ask(5, rate, timing, failures=1, deadline_ns=60 * MS))
+        assert not late.feasible
+        assert "when the leader dies" in late.why[0]

@@ -1,0 +1,307 @@
+"""Paper 001 §5.1, the forward-error-correction layer, as errata 001-1, -2, -4, -6 and -7 reconstruct it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+import pytest
+from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.layers.fec import Fec, net_avg_per_slot, net_max_burst, order_policy, packets
+from unisono.layers.skew import Skew
+from unisono.model.delays import Chance
+from unisono.model.faults import Duplication, Loss, Reordering, Span
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.scenario import EPOCH_NS
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.vbr import Vbr
+from unisono.sim.clocks import Clock, FixedClock
+from unisono.sim.faults import LinkFault, link_fault
+from unisono.sim.network import Adversary, corners, everything, opposed
+from unisono.sim.world import World
+from unisono.stack import Stack
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.wire.control import encode_probe
+from unisono.wire.door import Door
+from unisono.wire.frame import Frame, Kind, encode, unpack_header
+
+MS = 1_000_000
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+BOUND = TIMING.delta_ns + TIMING.gamma_ns + TIMING.theta_ns
+PROBE = encode(Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)), GROUP)
+
+
+# -- 001-1 and 001-4: the loss model, exhaustively -----------------------------------------------------------
+
+
+def within(fates: Sequence[bool], a: int, b: int) -> bool:
+    """Whether at most a of any b consecutive datagrams are lost (True)."""
+    return all(sum(fates[at : at + b]) <= a for at in range(max(1, len(fates) - b + 1)))
+
+
+def bounded(length: int, a: int, b: int) -> Iterator[tuple[bool, ...]]:
+    """Every pattern of fates that the loss bound allows."""
+    return (fates for fates in product((False, True), repeat=length) if within(fates, a, b))
+
+
+def drawn(chance: Random, length: int, a: int, b: int) -> tuple[bool, ...]:
+    """A pattern with many losses."""
+    fates: list[bool] = []
+    for _ in range(length):
+        fates.append(sum(fates[len(fates) - b + 1 :] if len(fates) >= b else fates) < a and chance.random() < 0.7)
+    return tuple(fates)
+
+
+@pytest.mark.parametrize(("a", "b"), [(a, b) for b in range(2, 7) for a in range(1, b)])
+def test_001_1_any_a_of_any_b_consecutive_may_be_lost_across_blocks_and_slots(a: int, b: int) -> None:
+    """A full block, a slot's last one and an empty slot; every pattern up to blocks of 4, many for longer ones."""
+    sender, expected, datagrams = Sender(fec=(a, b)), [], []
+    for slot, count in enumerate((b - a + 1, 1), SLOT):
+        frames = slot_frames([5] * (count - 1) + [-1], slot)
+        expected += [seen(frame) for frame in frames]
+        datagrams += sender.send(frames)
+    length, chance = len(datagrams), Random(f"{a} {b}")
+    patterns = bounded(length, a, b) if b <= 4 else (drawn(chance, length, a, b) for _ in range(400))
+    tried = 0
+    for fates in patterns:
+        assert within(fates, a, b)
+        receiver = Receiver()
+        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
+        assert sorted(up) == sorted(expected), fates
+        tried += 1
+    assert tried >= length
+
+
+def test_001_4_a_control_frame_between_the_shares_of_a_block_would_let_more_than_a_of_it_be_lost() -> None:
+    """The erratum's counterexample, and that the layer leaves no room for it."""
+    frames = slot_frames([1, 2])
+    first, second, redundant = Sender(fec=(1, 3)).send(frames)
+    torn = [first, second, PROBE, redundant]
+    fates = (True, False, False, True)
+    assert fates in set(bounded(4, 1, 3))
+    receiver = Receiver()
+    up = receiver.take(data for data, lost in zip(torn, fates, strict=True) if not lost)
+    assert seen(frames[0]) not in up, "torn apart, the block does not survive what the network may do"
+
+    fec = Sender(fec=(1, 3)).fec
+    for frame in slot_frames([1] * 5):
+        fec.from_above(0, Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)))
+        fec.from_above(0, frame)
+    kinds = "".join(frame.kind.name[0] for frame in fec.down)
+    assert kinds.replace("P", "") == "F" * packets(5, 1, 3)
+    assert all(len(run) in {0, 3, 5} for run in kinds.split("P")), "whole blocks between the others"
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 2), (1, 3), (2, 4), (2, 5)])
+def test_001_4_control_frames_between_blocks_do_no_harm_whatever_is_lost(a: int, b: int) -> None:
+    sender, expected, datagrams = Sender(fec=(a, b)), [], []
+    for slot in (SLOT, SLOT + 1):
+        frames = slot_frames([7] * (b - a) if slot == SLOT else [-1], slot)
+        expected += [seen(frame) for frame in frames]
+        datagrams += [*sender.send(frames), PROBE]
+    for fates in bounded(len(datagrams), a, b):
+        receiver = Receiver()
+        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
+        assert set(expected) <= set(up), fates
+
+
+# -- 001-2: rates --------------------------------------------------------------------------------------------
+
+
+def test_001_2_rates_are_kept_and_net_max_burst_is_attained() -> None:
+    chance = Random(2)
+    for _ in range(60):
+        a = chance.randint(1, 4)
+        b = a + chance.randint(1, 8)
+        burst = chance.randint(1, 20)
+        sent = [chance.randint(0, burst) for _ in range(30)] + [burst]
+        counts = []
+        sender = Sender(fec=(a, b))
+        for slot, count in enumerate(sent, SLOT):
+            # The order's dummy is the layer's: a slot without messages has one frame.
+            counts.append(len(sender.send(slot_frames([0] * count or [-1], slot))))
+        assert max(counts) == net_max_burst(burst, a, b) == packets(burst, a, b)
+        assert sum(counts) / len(counts) <= net_avg_per_slot(sum(sent) / len(sent), a, b)
+
+
+def test_001_2_net_avg_rate_is_approached() -> None:
+    """Empty slots attain the bound; full ones with one original more than fills blocks stay 1+a/(b-a) below it."""
+    for a, b in ((1, 3), (2, 10)):
+        assert packets(0, a, b) == net_avg_per_slot(0, a, b)
+        many = 1000 * (b - a) + 1
+        assert net_avg_per_slot(many, a, b) - packets(many, a, b) == pytest.approx(1 + a / (b - a))
+
+
+# -- 001-6: a crashed sender ---------------------------------------------------------------------------------
+
+
+def test_001_6_of_a_crashed_senders_block_what_came_is_above_in_index_order_without_waiting() -> None:
+    frames = slot_frames([1, 2, 3, 4])
+    datagrams = Sender(fec=(2, 6)).send(frames)
+    receiver = Receiver()
+    up = receiver.take([datagrams[1], datagrams[3]])
+    assert up == [seen(frames[1]), seen(frames[3])]
+    assert receiver.fec.wake_at() is None, "nothing waits for a time-out here"
+
+
+# -- end to end ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A group in the simulator, each member a Stack of Vbr over [Fec, Skew]."""
+
+    world: World
+    memory: MemoryTrace
+    fecs: dict[int, Fec]
+    members: tuple[int, ...]
+    base: int
+    """The true start of the first slot in which all may send."""
+
+    def verdicts(self) -> dict[str, Verdict]:
+        meta = RunMeta(
+            run="fec",
+            group="g",
+            order="vbr",
+            members=self.members,
+            delta_ns=TIMING.delta_ns,
+            gamma_ns=TIMING.gamma_ns,
+            theta_ns=TIMING.theta_ns,
+            bound_ns=BOUND,
+            reliable=True,
+            source="sim",
+        )
+        return check_all(self.memory.trace(meta), until_ns=self.world.now)
+
+
+def group(
+    fec: tuple[int, int],
+    faults: Sequence[Loss | Duplication | Reordering],
+    chance: Chance,
+    *,
+    adversary: Adversary,
+    offsets: dict[int, int],
+    max_message: int = 1000,
+) -> Run:
+    """Formed without faults, which begin with the first slot that is sent."""
+    members = tuple(offsets)
+    start = EPOCH_NS - EPOCH_NS % TIMING.theta_ns
+    memory = MemoryTrace("fec", "g")
+    network = opposed(members, adversary, TIMING.delta_ns)
+    world = World(network, start_ns=start, memory=memory, payloads=True)
+    fecs, orders = {}, []
+    for member in members:
+        policy = Policy(
+            "g",
+            member,
+            View(members),
+            TIMING,
+            Rate(1e9, 40),
+            max_message=max_message,
+            max_frame=400,
+            probe_every_ns=7 * MS,
+            fec=fec,
+        )
+        order, layer, skew = Vbr(order_policy(policy), Unlimited()), Fec(policy), Skew(policy)
+        stack = Stack(policy, order, [layer, skew], skew)
+        stack.door = Door(group_key("g"), member, members, fec=True)
+        fecs[member] = layer
+        orders.append(order)
+        clock: Clock = FixedClock(offsets[member])
+        world.add(member, stack, clock, TIMING)
+    while not all(order.running() for order in orders):
+        world.run(world.now + TIMING.theta_ns)
+    parts: list[LinkFault] = [link_fault(fault, world.now, TIMING.delta_ns, chance) for fault in faults]
+    network.faults = tuple(parts)
+    base = TIMING.start_of(max(TIMING.slot_of(world.now) + 2, orders[0].view.first_slot + 1))
+    return Run(world, memory, fecs, members, base)
+
+
+def losing(a: int, b: int) -> Loss:
+    return Loss(Span(), 0.6, at_most=a, of=b)
+
+
+@pytest.mark.parametrize("fec", [(1, 2), (1, 4), (2, 5), (2, 10), (3, 4), (4, 12)])
+@pytest.mark.parametrize("seed", range(4))
+def test_001_a_group_over_a_lossy_network_delivers_everything_in_one_order_and_on_time(
+    fec: tuple[int, int], seed: int
+) -> None:
+    """Heavy loss within the bound, duplicates, probes of clocks in between, messages in pieces, empty slots."""
+    chance = Random(f"{fec} {seed}")
+    half = TIMING.gamma_ns // 2
+    offsets = {member: chance.choice((-half, 0, half)) for member in (1, 2, 5)}
+    run = group(
+        fec,
+        [losing(*fec), Duplication(Span(), 0.1)],
+        chance,
+        adversary=corners(chance, TIMING.delta_ns),
+        offsets=offsets,
+    )
+    last = run.base
+    for member in run.members:
+        for _ in range(25):
+            at = run.base + chance.randrange(12 * TIMING.theta_ns)
+            last = max(last, at)
+            run.world.send(at, member, [chance.choice((0, 1, 50, 300, 1000)) for _ in range(chance.randint(1, 3))])
+    run.world.run(last + BOUND)
+    verdicts = run.verdicts()
+    assert {name: v.status for name, v in verdicts.items()} == dict.fromkeys(verdicts, Status.VALID), verdicts
+    assert {"gap_freedom", "latency", "total_order"} <= verdicts.keys()
+    nodes = run.world.nodes.values()
+    assert len({node.delivered for node in nodes}) == 1
+    assert {node.delivered for node in nodes} == {sum(node.accepted for node in nodes)}
+    assert sum(fec.recovered for fec in run.fecs.values()) > 20
+    assert not any(node.violations for node in nodes)
+
+
+def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> None:
+    """The negative: lose one more than a of b, and something stays lost; nothing false is delivered."""
+    chance = Random(1)
+    run = group((1, 4), [losing(3, 4)], chance, adversary=everything(MS), offsets={1: 0, 2: 0})
+    for number in range(20):
+        run.world.send(run.base + number * MS, 1 + number % 2, [300, 300])
+    run.world.run(run.base + 40 * TIMING.theta_ns)
+    assert any(node.violations for node in run.world.nodes.values())
+    verdicts = run.verdicts()
+    assert verdicts["gap_freedom"].status is Status.VIOLATED
+    assert verdicts["total_order"].status is Status.VALID
+    assert verdicts["integrity"].status is Status.VALID
+
+
+def test_001_7_holding_back_leaves_the_latency_bound_as_it_is_and_the_tight_schedule_attains_it() -> None:
+    """Figure 8's schedule of paper 000 with a loss in every block: Δ+Γ+Θ, exactly."""
+    half = TIMING.gamma_ns // 2
+    run = group((1, 3), [losing(1, 3)], Random(3), adversary=everything(TIMING.delta_ns), offsets={1: -half, 2: half})
+    at = run.world.nodes[2].clock.true_at(run.base)
+    run.world.send(at, 2, [100])
+    run.world.run(at + BOUND - 1)
+    assert run.world.nodes[2].delivered == 0
+    run.world.run(at + BOUND)
+    assert run.world.nodes[2].delivered == 1
+    assert run.verdicts()["latency"].status is Status.VALID
+
+
+def test_001_data_goes_in_shares_and_in_no_other_way() -> None:
+    sent: list[bytes] = []
+    run = group((2, 5), [], Random(1), adversary=everything(0), offsets={1: 0, 2: 0})
+    arrive = run.world.nodes[2].stack.receive
+
+    def spy(now: int, data: bytes) -> None:
+        sent.append(data)
+        arrive(now, data)
+
+    run.world.nodes[2]._receive = spy
+    run.world.send(run.base, 1, [900] * 3)
+    run.world.run(run.base + 3 * TIMING.theta_ns)
+    kinds = {unpack_header(data, 0)[1] for data in sent}
+    assert kinds <= {Kind.FEC, Kind.PROBE, Kind.ECHO}
+    assert max(map(len, sent)) == 400, "max_frame holds for what is sent"

@@ -1,0 +1,223 @@
+"""`unisono demo` as a user runs it: real member processes, the verdict, and nobody left behind whatever happens."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.cli.main import main
+from unisono.cluster.judge import ORDER_CHECKS
+from unisono.trace.files import read_trace
+
+COMMAND = (sys.executable, "-c", "from unisono.cli.main import run; run()")
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_quickstart.toml"
+PATIENCE_S = 120
+FIELDS = {
+    "order",
+    "members",
+    "sent",
+    "delivered",
+    "verdict",
+    "latency_ms",
+    "bound_ms",
+    "late",
+    "longest_gap_ms",
+    "trace",
+}
+"""What DESIGN says that the demo's JSON has at least."""
+
+
+def unisono(*arguments: str) -> tuple[int, str, str]:
+    """Run a command to its end: exit status, standard output, standard error."""
+
+    async def run() -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=PIPE, stderr=PIPE)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                out, err = await process.communicate()
+        finally:
+            await _kill(process)
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    return asyncio.run(run())
+
+
+async def _kill(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.communicate()
+
+
+def assert_figures(result: dict[str, Any], members: int) -> None:
+    assert result.keys() >= FIELDS
+    assert result["members"] == members
+    assert result["verdict"] == "valid", result["checks"]
+    assert result["same_sequence"] is True
+    assert result["left_in_order"] is True
+    assert result["sent"] > 0
+    assert set(result["delivered"].values()) == {result["sent"]}
+    assert len(result["delivered"]) == members
+    assert list(result["latency_ms"]) == ["p50", "p99", "p999", "max"]
+    assert {"delta_measured_ms", "timer_lateness_ms", "gamma_measured_ms"} <= result.keys()
+
+
+def test_the_demo_is_valid_and_everyone_has_the_same_sequence(tmp_path: Path) -> None:
+    status, out, err = unisono("demo", "--json", "--seconds", "2", "--out", str(tmp_path / "kept"))
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert_figures(result, 5)
+    assert result["order"] == "vbr"
+    assert result["trace"] == str(tmp_path / "kept")
+    trace = read_trace(result["trace"])
+    again = check_all(trace)
+    assert {name: again[name].status for name in ORDER_CHECKS} == dict.fromkeys(ORDER_CHECKS, Status.VALID)
+    assert trace.dropped == 0
+    assert (tmp_path / "kept" / "scenario.toml").is_file()
+
+
+def test_one_scenario_in_the_simulator_and_with_real_processes(tmp_path: Path) -> None:
+    """The same file, the same checkers, both valid: the evidence that both run one protocol."""
+    text = SCENARIO.read_text(encoding="utf-8")
+    assert main(["simulate", str(SCENARIO), "--json", "--trace", str(tmp_path / "simulated")]) == 0
+    status, out, _ = unisono("demo", str(SCENARIO), "--json", "--out", str(tmp_path / "real"))
+    assert status == 0
+    assert_figures(json.loads(out), 5)
+    assert (tmp_path / "real" / "scenario.toml").read_text(encoding="utf-8") == text
+    traces = {name: read_trace(tmp_path / name) for name in ("simulated", "real")}
+    for name, trace in traces.items():
+        verdicts = check_all(trace)
+        assert verdicts.keys() >= set(ORDER_CHECKS)
+        for check in ORDER_CHECKS:
+            assert verdicts[check].status is Status.VALID, (name, verdicts[check])
+        assert set(trace.sends().member.tolist()) >= {1, 2, 3, 4}
+    assert traces["simulated"].meta.source != traces["real"].meta.source
+
+
+def test_the_demo_by_multicast_and_for_people(tmp_path: Path) -> None:
+    options = ("--multicast", "--members", "3", "--seconds", "0.5", "--out", str(tmp_path))
+    status, out, err = unisono("demo", *options)
+    assert status == 0, err
+    assert "verdict: valid" in out
+    for name in ("total order", "integrity", "fifo", "gap freedom"):
+        assert f"✓ {name}" in out
+    assert "3 members run" in err
+    assert "own datagram" not in out
+
+
+# -- nobody is left behind -----------------------------------------------------------------------------------------
+
+
+def _field(pid: int, name: str) -> str:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "")
+
+
+def children(parent: int) -> list[int]:
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in numbers if _field(pid, "PPid") == str(parent)]
+
+
+async def until_gone(pids: Iterable[int]) -> None:
+    while any(_field(pid, "State") not in {"", "Z", "X"} for pid in pids):
+        await asyncio.sleep(0.02)
+
+
+async def _running_demo(*arguments: str) -> tuple[Process, list[int]]:
+    """A demo in mid-run, and its member processes."""
+    command = (*COMMAND, "demo", "--members", "2", "--seconds", "600", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    assert process.stderr is not None
+    while b"members run" not in (line := await process.stderr.readline()):
+        assert line, "the demo ended before its members ran"
+    return process, children(process.pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", ["member killed", "demo interrupted", "demo ended", "demo killed"])
+def test_whatever_is_killed_no_process_is_left(how: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        process, members = await _running_demo("--out", str(tmp_path))
+        try:
+            assert len(members) == 2
+            if how == "member killed":
+                os.kill(members[1], signal.SIGKILL)
+            else:
+                number = {"interrupted": signal.SIGINT, "ended": signal.SIGTERM, "killed": signal.SIGKILL}
+                process.send_signal(number[how.split()[1]])
+            _, err = await process.communicate()
+            await until_gone(members)
+        finally:
+            await _kill(process)
+            for pid in members:
+                if _field(pid, "State") not in {"", "Z", "X"}:
+                    os.kill(pid, signal.SIGKILL)
+        text = err.decode()
+        assert "Traceback" not in text
+        if how == "member killed":
+            assert process.returncode == 3
+            assert "was killed by SIGKILL" in text
+        elif how == "demo killed":
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 130
+
+    async def in_time() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await scene()
+
+    asyncio.run(in_time())
+
+
+def test_nothing_heavy_is_loaded_while_the_group_runs(tmp_path: Path) -> None:
+    """A first import holds the interpreter for long, which the group would see as latency."""
+    code = f"""
+import asyncio, sys
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.group import new_incarnation
+from unisono.trace.writer import ParquetWriter
+
+async def main():
+    life = new_incarnation()
+    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, life=life, flush_s=0)
+    joining = unisono.join(
+        "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=life
+    )
+    group = await joining
+    before = set(sys.modules)
+    await group.send(b"x")
+    async for event in group:
+        if isinstance(event, unisono.Delivery):
+            break
+    while not writer.written:
+        await asyncio.sleep(0.01)
+    await group.leave()
+    writer.close()
+    print(sorted(set(sys.modules) - before))
+
+asyncio.run(main())
+"""
+
+    async def run() -> str:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=PIPE)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                out, _ = await process.communicate()
+        finally:
+            await _kill(process)
+        return out.decode().strip()
+
+    assert asyncio.run(run()) == "[]"

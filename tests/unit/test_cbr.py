@@ -1,0 +1,628 @@
+"""The CBR automaton of paper 000 §4, one member at a time: its peers are frames that the test makes by hand."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from typing import Any
+
+import pytest
+
+from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
+from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.offers import Ask
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reservation
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.cbr import HORIZON_NS, Cbr
+from unisono.orders.cbr_modes import CHANGES, RUNNING, TAKES, Action, Input, Mode
+from unisono.orders.cbr_offer import offer
+from unisono.orders.porder import CYCLE_NS, RATE_MAX, by_sorting, cycle_and_turn, due_ns, turn_number
+from unisono.orders.rate_exchange import members_key
+from unisono.orders.renegotiation import reservation
+from unisono.stack import build
+from unisono.wire.control import (
+    Hello,
+    decode_new_rate,
+    decode_reserved,
+    encode_hello,
+    encode_new_rate,
+    encode_reserved,
+)
+from unisono.wire.door import Door, Refusal
+from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind, encode
+from unisono.wire.run import OwnRun
+
+MS = 1_000_000
+T0 = 10**18
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+CYCLE = T0 // CYCLE_NS + 1
+EPOCH = CYCLE * CYCLE_NS
+
+
+class Network:
+    """Notes what is reserved; refuses when told to."""
+
+    def __init__(self) -> None:
+        self.reserved: list[Reservation] = []
+        self.full = False
+
+    def reserve(self, asked: Reservation) -> None:
+        if self.full:
+            raise ReservationRefused(asked.avg_bytes_per_s, 1, 2)
+        self.reserved.append(asked)
+
+
+class Probe:
+    """A Cbr and its network, with short questions. The peers' rate is 2."""
+
+    def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
+        fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(4, 1), "max_message": 1000, "max_frame": 256}
+        fields.update(changes)
+        self.policy = Policy("g", me, View(members), order="cbr", **fields)
+        self.network = Network()
+        self.cbr = Cbr(self.policy, self.network)
+
+    def hello(self, sender: int, *, avg: float = 2.0, theta_ns: int = CYCLE_NS, incarnation: int = 1) -> Frame:
+        key = members_key(self.policy.view.members)
+        hello = Hello(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, key, avg, 1, 1000, CYCLE, True, ())
+        return Frame(Kind.HELLO, sender, incarnation, 0, 0, 0, body=encode_hello(hello))
+
+    def begin(self) -> Probe:
+        """Into DeliverMessages, before the epoch; what that said and sent is forgotten."""
+        self.cbr.wake(T0)
+        for member in self.policy.view.members:
+            if member != self.policy.member:
+                self.cbr.from_below(T0, self.hello(member))
+        assert self.cbr.mode in RUNNING
+        (view,) = self.events()
+        assert view == ViewChange(View(self.policy.view.members, TIMING.slot_of(EPOCH)), joined=(1, 2))
+        self.sent()
+        return self
+
+    def sent(self, kind: Kind = Kind.DATA) -> list[Frame]:
+        """The frames of one kind since the last question."""
+        frames, self.cbr.down[:] = self.cbr.down[:], []
+        return [frame for frame in frames if frame.kind is kind]
+
+    def events(self) -> list[StackEvent]:
+        events, self.cbr.events[:] = self.cbr.events[:], []
+        return events
+
+    def delivered(self) -> list[bytes]:
+        return [m for event in self.events() if isinstance(event, Batch) for m in event.messages]
+
+    def peer(self, *turns: int, cycle: int = CYCLE, now: int = EPOCH) -> None:
+        """Dummies of member 2 arrive."""
+        for turn in turns:
+            self.cbr.from_below(now, data(2, turn, cycle=cycle))
+
+    def wake(self, now: int) -> None:
+        self.cbr.wake(now)
+        due = self.cbr.wake_at()
+        assert due is None or due > now, "a wake makes progress"
+
+
+def data(
+    sender: int, turn: int, *messages: bytes, cycle: int = CYCLE, number: int = 0, flags: int = LAST, burst: int = 2
+) -> Frame:
+    run = OwnRun(list(messages), False) if messages else None
+    return Frame(Kind.DATA, sender, 1, 0, turn_number(cycle, turn), number, flags, burst, 7, 0, run)
+
+
+def due(turn: int, rate: int = 4, cycle: int = CYCLE) -> int:
+    return due_ns(cycle, turn, rate)
+
+
+# -- modes and inputs ----------------------------------------------------------------------------------------------
+
+
+def in_mode(mode: Mode) -> Probe:
+    probe = Probe(reservation="receiver" if mode is Mode.FIRST_RESERVE else "sender")
+    if mode in {Mode.FIRST_RESERVE, Mode.DET_ORDER}:
+        probe.cbr.wake(T0)
+    elif mode in RUNNING:
+        probe.begin()
+        if mode is Mode.RESERVE:
+            probe.cbr.new_rate(T0, Rate(5, 1))
+    elif mode is Mode.LEFT:
+        probe.cbr.leave(T0)
+    assert probe.cbr.mode is mode
+    probe.sent()
+    probe.events()
+    return probe
+
+
+@pytest.mark.parametrize(("mode", "what"), list(product(Mode, Input)))
+def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: Mode, what: Input) -> None:
+    probe = in_mode(mode)
+    cbr, now = probe.cbr, EPOCH + 1
+    reservations = len(probe.network.reserved)
+    if what is Input.SUBMIT:
+        effect = cbr.submit(now, [b"x"]) > 0
+    elif what is Input.HELLO:
+        cbr.from_below(now, probe.hello(2, theta_ns=CYCLE_NS + 1))
+        effect = any(isinstance(event, Violation) for event in probe.events())
+    elif what is Input.DATA:
+        cbr.exchange._incarnations[2] = 1
+        cbr.from_below(now, data(2, 0))
+        effect = not cbr.ignored
+    elif what is Input.RESERVATION:
+        cbr.exchange._incarnations[2] = 1
+        cbr.from_below(now, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
+        effect = bool(probe.sent(Kind.RESERVED))
+    elif what is Input.NEW_RATE:
+        cbr.new_rate(now, Rate(3, 1))
+        effect = len(probe.network.reserved) > reservations or cbr._rates.wish == 3
+    else:
+        cbr.leave(now)
+        effect = cbr._leaving or any(isinstance(event, Left) for event in probe.events())
+    assert effect == (what in TAKES[mode])
+    assert set(TAKES) == set(Mode)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_wake_makes_progress_in_every_mode(mode: Mode) -> None:
+    probe = in_mode(mode)
+    for now in (T0, EPOCH, EPOCH + 1, due(1), due(0, cycle=CYCLE + 3)):
+        probe.wake(now)
+    assert (probe.cbr.wake_at() is None) == (mode is Mode.LEFT)
+
+
+def test_every_mode_can_be_left_and_reached() -> None:
+    assert {mode for mode, _ in CHANGES} == set(Mode) - {Mode.LEFT}
+    assert set(CHANGES.values()) == set(Mode)
+    assert all(CHANGES[mode, Action.LEAVE] is Mode.LEFT for mode in Mode if mode is not Mode.LEFT)
+
+
+# -- what can be asked for -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("avg", [0.5, 1.5, RATE_MAX + 1, 1e9])
+def test_rates_are_whole_messages_per_second(avg: float) -> None:
+    with pytest.raises(InvalidPolicy, match=r"rate\.avg: .*whole number"):
+        Probe(rate=Rate(avg, 1))
+    probe = Probe().begin()
+    with pytest.raises(InvalidPolicy, match="whole number"):
+        probe.cbr.new_rate(T0, Rate(avg, 1))
+    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+
+
+@pytest.mark.parametrize("asked", [{"failures": True}, {"loss_burst": 1}, {"fec": (1, 4)}])
+def test_failures_and_loss_are_refused_at_once(asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPolicy, match="tolerates neither failures nor loss"):
+        Probe(**asked)
+
+
+def test_a_message_that_needs_too_many_frames_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="max_message: a turn would need"):
+        Probe(max_message=16 * 1024 * 1024)
+
+
+def test_who_reserves_is_sender_or_receiver() -> None:
+    with pytest.raises(InvalidPolicy, match="reservation: sender or receiver is possible, not 'both'"):
+        Probe(reservation="both")
+
+
+def test_the_stack_builds_it_by_name() -> None:
+    stack = build(Policy("g", 1, View((1, 2)), TIMING, Rate(4, 1), "cbr"))
+    assert isinstance(stack.order, Cbr)
+    assert stack.order.bound_ns() == 12 * MS + 250 * MS
+    assert stack.order.reliable()
+
+
+# -- starting ------------------------------------------------------------------------------------------------------
+
+
+def test_the_group_starts_with_a_cycle_and_porder_is_known() -> None:
+    probe = Probe().begin()
+    assert probe.cbr.porder == by_sorting({1: 4, 2: 2})
+    assert (probe.cbr.cycle, probe.cbr.current) == (CYCLE, 0)
+    assert probe.cbr.wake_at() is not None
+    probe.wake(EPOCH - 1)
+    assert not probe.sent(), "init-rate is outside the cadence (000-7)"
+    probe.wake(EPOCH)
+    (first,) = probe.sent()
+    assert cycle_and_turn(first.slot) == (CYCLE, 0)
+
+
+@pytest.mark.parametrize("avg", [2.5, 0.25, RATE_MAX + 1.0])
+def test_a_peer_with_a_rate_that_this_order_cannot_have_is_refused_once(avg: float) -> None:
+    probe = Probe()
+    probe.cbr.wake(T0)
+    for _ in range(2):
+        probe.cbr.from_below(T0, probe.hello(2, avg=avg))
+    (violation,) = probe.events()
+    assert isinstance(violation, Violation)
+    assert violation.kind == "rate refused"
+    assert probe.cbr.mode is Mode.DET_ORDER
+    assert probe.cbr.waiting_for() == (2,)
+    assert "member 2 declares" in probe.cbr.complaint()
+
+
+def test_a_member_of_another_order_is_told_apart() -> None:
+    probe = Probe()
+    probe.cbr.wake(T0)
+    probe.cbr.from_below(T0, probe.hello(2, theta_ns=5 * MS))
+    (violation,) = probe.events()
+    assert isinstance(violation, Violation)
+    assert violation.kind == "policy differs"
+
+
+def test_data_that_comes_before_the_last_hello_is_kept() -> None:
+    probe = Probe(members=(1, 2))
+    probe.cbr.wake(T0)
+    probe.cbr.exchange._incarnations[2] = 1
+    probe.peer(0)
+    probe.cbr.from_below(T0, probe.hello(2))
+    probe.wake(EPOCH)
+    assert probe.cbr.processed == 2
+
+
+# -- sending -------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_leaves_with_the_next_turn_and_dummies_fill_the_others() -> None:
+    probe = Probe().begin()
+    probe.wake(EPOCH)
+    assert probe.cbr.submit(EPOCH + 1, [b"a", b"b"]) == 1
+    assert probe.cbr.submit(EPOCH + 2, [b"b"]) == 0, "one message per period"
+    probe.wake(due(1))
+    assert probe.cbr.submit(due(1), [b"b"]) == 1
+    probe.wake(due(3))
+    frames = probe.sent()
+    assert [frame.run.messages() if frame.run else None for frame in frames] == [None, [b"a"], [b"b"], None]
+    assert [frame.first_sequence for frame in frames] == [0, 0, 1, 2]
+    assert all(frame.flags == LAST and frame.burst == 4 for frame in frames)
+
+
+def test_a_message_handed_in_at_the_turns_own_instant_does_not_wait() -> None:
+    probe = Probe().begin()
+    assert probe.cbr.submit(EPOCH, [b"a", b"b", b"c"]) == 2, "one for this turn, one for the next"
+    (frame,) = probe.sent()
+    assert frame.run is not None
+    assert frame.run.messages() == [b"a"]
+
+
+def test_nothing_is_taken_more_than_a_period_before_its_turn() -> None:
+    probe = Probe().begin()
+    assert probe.cbr.submit(EPOCH - 250 * MS - 1, [b"a"]) == 0
+    assert probe.cbr.submit(EPOCH - 250 * MS, [b"a"]) == 1
+
+
+def test_a_clock_that_leapt_sends_every_turn_that_is_due() -> None:
+    probe = Probe().begin()
+    probe.wake(due(1, cycle=CYCLE + 1))
+    assert [cycle_and_turn(frame.slot) for frame in probe.sent()] == [
+        *((CYCLE, turn) for turn in range(4)),
+        *((CYCLE + 1, turn) for turn in range(2)),
+    ]
+
+
+def test_a_large_message_goes_in_pieces_that_are_one_turn() -> None:
+    probe = Probe().begin()
+    message = bytes(range(250)) * 4
+    assert probe.cbr.submit(EPOCH, [message]) == 1
+    frames = probe.sent()
+    assert len({frame.slot for frame in frames}) == 1
+    assert [frame.number for frame in frames] == list(range(5))
+    assert frames[0].flags == PIECE | FIRST | MORE
+    assert frames[-1].flags == PIECE | LAST
+    probe.peer(0)
+    assert probe.delivered() == [message]
+
+
+def test_too_large_a_message_is_refused() -> None:
+    with pytest.raises(MessageTooLarge):
+        Probe().begin().cbr.submit(EPOCH, [bytes(1001)])
+
+
+def test_a_member_whose_turns_are_not_delivered_is_pushed_back() -> None:
+    probe = Probe().begin()
+    taken = sum(probe.cbr.submit(due(turn) + 1, [b"x"]) for turn in range(12))
+    assert taken == probe.cbr.window_slots == 4
+    for cycle in range(CYCLE, CYCLE + 3):
+        probe.peer(0, 1, cycle=cycle, now=due(12))
+    assert probe.cbr.submit(due(12), [b"x"]) == 1
+
+
+# -- delivering ----------------------------------------------------------------------------------------------------
+
+
+def test_turns_are_delivered_in_the_order_of_porder() -> None:
+    probe = Probe().begin()
+    for turn in range(4):
+        probe.cbr.submit(due(turn), [b"1.%d" % turn])
+    for turn in range(2):
+        probe.cbr.from_below(due(3), data(2, turn, b"2.%d" % turn))
+    probe.wake(due(3))
+    batches = [event for event in probe.events() if isinstance(event, Batch)]
+    assert [batch.messages for batch in batches] == [[b"1.0"], [b"2.0"], [b"1.1"], [b"1.2"], [b"2.1"], [b"1.3"]]
+    assert [batch.first_place for batch in batches] == list(range(6)), "the k of Lemma 4.1"
+    assert [batch.first_index for batch in batches] == list(range(6))
+    slots = [TIMING.slot_of(EPOCH + k * 250 * MS) for k in (0, 0, 1, 2, 2, 3)]
+    assert [batch.slot for batch in batches] == slots
+
+
+def test_dummies_are_consumed_in_silence_but_take_their_place() -> None:
+    probe = Probe().begin()
+    probe.peer(0)
+    probe.cbr.submit(due(1), [b"x"])
+    (batch,) = probe.events()
+    assert isinstance(batch, Batch)
+    assert (batch.first_place, batch.first_index) == (2, 0)
+
+
+def test_frames_may_come_in_any_order_and_twice() -> None:
+    frames = [data(2, 0, b"a"), data(2, 1, b"b"), data(2, 0, b"c", cycle=CYCLE + 1)]
+    for order in permutations([*frames, frames[0]]):
+        probe = Probe().begin()
+        probe.wake(due(0, cycle=CYCLE + 1))
+        for frame in order:
+            probe.cbr.from_below(due(0, cycle=CYCLE + 1), frame)
+        assert probe.delivered() == [b"a", b"b", b"c"]
+        assert sum(probe.cbr.ignored.values()) == 1
+
+
+def test_pieces_may_come_in_any_order() -> None:
+    bodies = [b"aa", b"bb", b"c"]
+    flags = [PIECE | FIRST | MORE, PIECE | MORE, PIECE | LAST]
+    pieces = [
+        Frame(Kind.DATA, 2, 1, 0, turn_number(CYCLE, 0), number, flags[number], 2, 0, 0, None, bodies[number])
+        for number in range(3)
+    ]
+    for order in permutations(pieces):
+        probe = Probe().begin()
+        probe.wake(EPOCH)
+        for frame in order:
+            probe.cbr.from_below(EPOCH, frame)
+        assert probe.delivered() == [b"aabbc"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (data(2, 0, b"a", b"b"), "no turn of this order"),
+        (data(2, 0, burst=0), "no turn of this order"),
+        (data(2, 0, burst=RATE_MAX + 1), "no turn of this order"),
+        (data(2, RATE_MAX), "no turn of this order"),
+        (data(2, 0, cycle=CYCLE - 1), "turn already delivered"),
+        (Frame(Kind.DATA, 2, 9, 0, turn_number(CYCLE, 0), 0, LAST, 2), "another incarnation or epoch"),
+        (Frame(Kind.DATA, 2, 1, 9, turn_number(CYCLE, 0), 0, LAST, 2), "another incarnation or epoch"),
+        (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "a kind that this order does not have"),
+    ],
+)
+def test_a_frame_that_cannot_be_used_is_counted_by_its_reason(frame: Frame, reason: str) -> None:
+    probe = Probe().begin()
+    probe.wake(EPOCH)
+    probe.cbr.from_below(EPOCH, frame)
+    assert probe.cbr.ignored == {reason: 1}
+    assert probe.cbr.processed == 1
+
+
+def test_a_turn_later_than_delta_plus_gamma_is_a_violation_and_one_at_that_instant_is_not() -> None:
+    probe = Probe().begin()
+    probe.wake(EPOCH)
+    probe.wake(EPOCH + 12 * MS)
+    assert not probe.events()
+    probe.wake(EPOCH + 12 * MS + 1)
+    probe.wake(EPOCH + 12 * MS + 2)
+    (violation,) = probe.events()
+    assert isinstance(violation, Violation)
+    assert (violation.kind, violation.member, violation.slot) == ("late", 2, TIMING.slot_of(EPOCH))
+
+
+def test_a_turn_further_ahead_than_a_right_sender_could_be_is_absurd() -> None:
+    probe = Probe().begin()
+    latest = probe.cbr.latest_slot(EPOCH)
+    assert cycle_and_turn(latest)[0] == CYCLE + (TIMING.gamma_ns + HORIZON_NS) // CYCLE_NS + 1
+    assert latest > TIMING.slot_of(EPOCH), "frames that measure clocks count slots of Θ"
+
+
+# -- renegotiation -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_rate_is_declared_at_once_and_holds_from_the_next_cycle_on() -> None:
+    probe = Probe().begin()
+    probe.wake(EPOCH)
+    probe.cbr.new_rate(EPOCH + 1, Rate(2, 1))
+    assert probe.cbr.mode is Mode.RESERVE
+    probe.wake(due(0, cycle=CYCLE + 1))
+    frames = probe.sent()
+    assert [frame.burst for frame in frames] == [4, 2, 2, 2, 2]
+    assert [cycle_and_turn(frame.slot) for frame in frames][-1] == (CYCLE + 1, 0)
+    reserved = [asked.avg_bytes_per_s for asked in probe.network.reserved]
+    expected = [reservation(probe.policy, rate).avg_bytes_per_s for rate in (4, 4, 2)]
+    assert reserved == expected, "the larger rate is held until the smaller one is in force"
+
+
+def test_the_last_of_several_new_rates_counts_and_a_refused_one_changes_nothing() -> None:
+    probe = Probe().begin()
+    probe.cbr.new_rate(EPOCH, Rate(9, 1))
+    probe.network.full = True
+    with pytest.raises(ReservationRefused):
+        probe.cbr.new_rate(EPOCH, Rate(50, 1))
+    probe.network.full = False
+    probe.cbr.new_rate(EPOCH, Rate(6, 1))
+    probe.wake(due(3))
+    assert probe.sent()[-1].burst == 6
+
+
+def test_receivers_change_porder_when_the_cycle_is_over() -> None:
+    probe = Probe().begin()
+    probe.cbr.from_below(EPOCH, data(2, 0, burst=5))
+    probe.cbr.from_below(EPOCH, data(2, 1, burst=3))
+    probe.wake(due(2))
+    assert probe.cbr.porder == by_sorting({1: 4, 2: 2})
+    assert (probe.cbr.cycle, probe.cbr.processed) == (CYCLE, 5)
+    probe.wake(due(3))
+    assert (probe.cbr.cycle, probe.cbr.processed) == (CYCLE + 1, 6)
+    assert probe.cbr.porder == by_sorting({1: 4, 2: 3}), "the last turn decides"
+    peer = probe.cbr.peer_rate(2)
+    assert peer is not None
+    assert peer.avg == 3
+    assert probe.cbr.bound_ns() == 12 * MS + 333_333_334
+
+
+def granting(probe: Probe, granted: bool = True, serial: int = 1) -> Frame:
+    return Frame(Kind.RESERVED, 2, 1, 0, 0, 0, body=encode_reserved(serial, granted))
+
+
+def test_a_receiver_based_sender_asks_again_each_cycle_and_switches_when_confirmed() -> None:
+    probe = Probe(reservation="receiver").begin()
+    probe.cbr.new_rate(EPOCH, Rate(8, 1))
+    (asked,) = probe.sent(Kind.NEW_RATE)
+    assert (asked.to, decode_new_rate(bytes(asked.body))) == (2, (1, 8))
+    probe.wake(due(0, cycle=CYCLE + 1))
+    frames, probe.cbr.down[:] = probe.cbr.down[:], []
+    assert [frame.burst for frame in frames if frame.kind is Kind.DATA] == [4] * 4
+    assert [frame.kind for frame in frames].count(Kind.NEW_RATE) == 1
+    probe.cbr.from_below(due(0, cycle=CYCLE + 1), granting(probe, serial=9))
+    probe.wake(due(1, cycle=CYCLE + 1))
+    assert probe.sent()[-1].burst == 4, "an answer to another request is none"
+    probe.cbr.from_below(due(1, cycle=CYCLE + 1), granting(probe))
+    probe.wake(due(0, cycle=CYCLE + 2))
+    assert [frame.burst for frame in probe.sent()] == [8, 8, 8]
+    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+
+
+def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back() -> None:
+    probe = Probe(reservation="receiver").begin()
+    probe.cbr.new_rate(EPOCH, Rate(8, 1))
+    probe.sent()
+    probe.cbr.from_below(EPOCH, granting(probe, granted=False))
+    (back,) = probe.sent(Kind.NEW_RATE)
+    assert decode_new_rate(bytes(back.body)) == (2, 4)
+    (violation,) = probe.events()
+    assert isinstance(violation, Violation)
+    assert violation.kind == "reservation refused"
+    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("by", "full", "granted"), [("receiver", False, 1), ("receiver", True, 0), ("sender", False, 0)]
+)
+def test_a_receiver_reserves_what_it_is_asked_for_and_answers(by: str, full: bool, granted: int) -> None:
+    probe = Probe(reservation=by).begin()
+    probe.network.full = full
+    probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(5, 6)))
+    (answer,) = probe.sent(Kind.RESERVED)
+    assert (answer.to, decode_reserved(bytes(answer.body))) == (2, (5, bool(granted)))
+    if granted:
+        assert probe.network.reserved[-1] == reservation(probe.policy, 6)
+        probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(6, 2)))
+        assert probe.network.reserved[-1] == reservation(probe.policy, 2), "a wish withdrawn is given back"
+
+
+def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
+    probe = Probe(reservation="receiver")
+    probe.network.full = True
+    probe.cbr.wake(T0)
+    probe.cbr.from_below(T0, probe.hello(2))
+    assert probe.cbr.mode is Mode.FIRST_RESERVE
+    assert "no room to receive" in probe.cbr.complaint()
+    probe.network.full = False
+    probe.cbr.from_below(T0, probe.hello(2))
+    assert probe.cbr.running()
+
+
+# -- leaving -------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_ends_with_the_cycle_and_sends_what_was_taken() -> None:
+    probe = Probe().begin()
+    probe.cbr.submit(EPOCH + 1, [b"last"])
+    probe.cbr.leave(EPOCH + 2)
+    assert probe.cbr.submit(due(1), [b"more"]) == 0
+    probe.wake(due(3, cycle=CYCLE + 5))
+    frames = probe.sent()
+    assert [frame.flags for frame in frames] == [LAST, LAST, LAST, LAST | FINAL]
+    probe.peer(0, 1, now=due(3))
+    events = probe.events()
+    assert isinstance(events[0], Batch | Violation)
+    assert events[-1] == Left(TIMING.slot_of(due(0, cycle=CYCLE + 1) - 1))
+    assert probe.cbr.wake_at() is None
+
+
+def test_a_peer_that_leaves_is_gone_from_the_next_cycle_on() -> None:
+    probe = Probe().begin()
+    probe.cbr.from_below(EPOCH, data(2, 0))
+    probe.cbr.from_below(EPOCH, data(2, 1, flags=LAST | FINAL))
+    probe.wake(due(1, cycle=CYCLE + 1))
+    change = probe.events()[-1]
+    assert change == ViewChange(View((1,), TIMING.slot_of(due(0, cycle=CYCLE + 1))), left=(2,))
+    assert probe.cbr.porder == (1,) * 4
+    assert probe.cbr.processed == 8
+    probe.peer(0, cycle=CYCLE + 2)
+    probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
+    assert probe.cbr.ignored == {"sender has left": 2}
+    assert not probe.sent(Kind.RESERVED), "a request that its sender's departure overtook is not refused but void"
+
+
+def test_a_departure_and_new_rates_at_one_boundary() -> None:
+    """A rate of 0 among the others once confused the merge of a later one."""
+    probe = Probe(members=(1, 2, 3))
+    probe.cbr.wake(T0)
+    for member in (2, 3):
+        probe.cbr.from_below(T0, probe.hello(member))
+    for turn, flags in ((0, LAST), (1, LAST | FINAL)):
+        probe.cbr.from_below(EPOCH, data(2, turn, flags=flags))
+        probe.cbr.from_below(EPOCH, data(3, turn, burst=7))
+    probe.wake(due(3))
+    assert probe.cbr.porder == by_sorting({1: 4, 3: 7})
+
+
+# -- the wire ------------------------------------------------------------------------------------------------------
+
+
+def test_reservation_messages_pass_the_door_and_crooked_ones_do_not() -> None:
+    door = Door(1, 1, (1, 2))
+
+    def admitted(kind: Kind, body: bytes) -> Frame | None:
+        datagram = encode(Frame(kind, 2, 1, 0, 5, 0, body=body), 1)
+        return door.admit(datagram, 0, len(datagram), 10)
+
+    assert decode_new_rate(encode_new_rate(3, 70)) == (3, 70)
+    assert decode_reserved(encode_reserved(3, True)) == (3, True)
+    assert admitted(Kind.NEW_RATE, encode_new_rate(3, 70)) is not None
+    assert admitted(Kind.RESERVED, encode_reserved(3, False)) is not None
+    crooked = [
+        (Kind.NEW_RATE, encode_new_rate(3, 0)),
+        (Kind.NEW_RATE, b"\0" * 7),
+        (Kind.NEW_RATE, b"\1" * 9),
+        (Kind.RESERVED, encode_reserved(3, True)[:-1] + b"\2"),
+        (Kind.RESERVED, b""),
+    ]
+    for kind, body in crooked:
+        assert admitted(kind, body) is None
+    assert door.refused == {Refusal.BAD_CONTROL: len(crooked)}
+
+
+# -- the algebra ---------------------------------------------------------------------------------------------------
+
+
+def test_the_offer_is_theorem_1_a_period_per_message_of_a_burst_and_the_rate_itself() -> None:
+    found = offer(Ask(5, Rate(50, 1), TIMING))
+    assert found.feasible
+    assert found.latency_bound_ns == 12 * MS + 20 * MS
+    assert (found.avg_rate, found.max_burst, found.gap_free, found.reliability) == (50.0, 1, True, 1.0)
+    assert any("Δ+Γ = 10ms + 2ms = 12ms" in line for line in found.why)
+    assert offer(Ask(5, Rate(50, 8), TIMING)).latency_bound_ns == 12 * MS + 160 * MS
+    assert offer(Ask(64, Rate(50, 1), TIMING)).latency_bound_ns == found.latency_bound_ns
+    assert offer(Ask(5, Rate(1000, 1), TIMING)).max_burst == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"failures": 1}, "1 failures: none is tolerated"),
+        ({"loss": 0.01}, "loss: none is tolerated"),
+        ({"loss_burst": 2}, "loss: none is tolerated"),
+        ({"fec": (1, 4)}, "loss: none is tolerated"),
+        ({"rate": Rate(2.5, 1)}, "whole number of messages per second"),
+    ],
+)
+def test_what_it_cannot_give_is_refused_with_the_reason(asked: dict[str, Any], reason: str) -> None:
+    found = offer(Ask(**{"members": 5, "rate": Rate(50, 1), "timing": TIMING, **asked}))
+    assert not found.feasible
+    assert reason in found.why[0]

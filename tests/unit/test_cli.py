@@ -1,0 +1,166 @@
+"""The command line: help, exit statuses, and messages that name what is wrong. Real processes: tests/process/."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.cli.main import Exit, main
+from unisono.cli.member import parse_peers
+from unisono.errors import InvalidPolicy
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_quickstart.toml"
+PEERS = "1=127.0.0.1:9001,2=127.0.0.1:9002"
+
+
+def status(*arguments: str) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as left:  # argparse's own way out
+        return int(left.code or 0)
+
+
+@pytest.mark.parametrize("verb", ["demo", "member", "simulate"])
+def test_help_of_each_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(verb, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"usage: unisono {verb}" in text
+    assert "--json" in text
+
+
+def test_help_tells_units_and_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--help") == 0
+    text = capsys.readouterr().out
+    assert "Durations carry a unit: 5ms, 200us, 2s" in text.replace("\n", " ")
+    for verb in ("demo", "member"):
+        assert status(verb, "--help") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        for expected in ("default 5ms", "default 50ms", "messages per second", "messages per slot", "bytes"):
+            assert expected in text
+
+
+def test_statuses_are_the_published_ones() -> None:
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 130]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "VERB"),
+        (["dance"], "dance"),
+        (["demo", "--order", "chaos"], "order"),
+        (["demo", "--slot", "5"], "--slot"),
+        (["demo", "--slot", "fast"], "--slot"),
+        (["demo", "--delta", "-5ms"], "--delta"),
+        (["demo", "--gamma", "1h"], "--gamma"),
+        (["demo", "--members", "0"], "--members"),
+        (["demo", "--members", "65"], "--members"),
+        (["demo", "--members", "many"], "--members"),
+        (["demo", "--seconds", "0"], "--seconds"),
+        (["demo", "--seconds", "nan"], "--seconds"),
+        (["demo", "--rate", "0"], "rate"),
+        (["demo", "--burst", "0"], "burst"),
+        (["demo", "--size", "5000"], "size"),
+        (["demo", "--max-message", "0"], "max_message"),
+        (["demo", "nowhere.toml"], "nowhere.toml"),
+        (["demo", "--burst", "1000000"], "rate.burst"),
+        (["simulate"], "scenario"),
+        (["simulate", "nowhere.toml"], "nowhere.toml"),
+        (["simulate", str(SCENARIO), "--seeds", "5"], "--seeds"),
+        (["simulate", str(SCENARIO), "--seeds", "5..1"], "--seeds"),
+        (["simulate", str(SCENARIO), "--seed", "x"], "--seed"),
+        (["member"], "--id"),
+        (["member", "--id", "1", "--peers", "nonsense"], "--peers"),
+        (["member", "--id", "1", "--peers", "1=127.0.0.1:9001,1=127.0.0.1:9002"], "--peers"),
+        (["member", "--id", "1", "--peers", "1=127.0.0.1"], "peers[1]"),
+        (["member", "--id", "3", "--peers", PEERS], "peers"),
+        (["member", "--id", "1", "--peers", PEERS, "--order", "chaos"], "order"),
+        (["member", "--id", "1", "--peers", PEERS, "--timeout", "long"], "timeout"),
+        (["member", "--id", "1", "--peers", PEERS, "--deadline", "60"], "deadline"),
+        (["member", "--id", "1", "--peers", PEERS, "--multicast", "239.1.1.1"], "multicast"),
+        (["member", "--id", "1", "--peers", PEERS, "--rate", "-1"], "rate.avg"),
+    ],
+)
+def test_bad_input_is_status_2_and_names_the_field(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(*arguments) == Exit.BAD_INPUT
+    captured = capsys.readouterr()
+    assert named in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("members = 5", "members = ", "TOML"),
+        ('slot = "5ms"', 'slot = "5"', "group.slot"),
+        ('order = "vbr"', 'order = "vbr"\ncolour = "red"', "colour"),
+        ('order = "vbr"', 'order = "chaos"', "order"),
+        ("[rate]", "[rates]", "rate.avg"),
+        ("burst = 8               #", 'burst = "eight" #', "rate.burst"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["simulate", "demo"])
+def test_a_wrong_scenario_names_file_and_field(
+    old: str, new: str, named: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wrong.toml"
+    text = SCENARIO.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert status(verb, str(path)) == Exit.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "wrong.toml" in told or named == "order"
+    assert "Traceback" not in told
+    assert named in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["member", "--id", "1", "--peers", PEERS, "--deadline", "60ms"], "what can be offered"),
+        (["member", "--id", "1", "--peers", PEERS, "--burst", "10000"], "B/s free"),
+        (["demo", "--burst", "4000"], "B/s free"),
+    ],
+)
+def test_what_is_infeasible_is_status_1(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(*arguments) == Exit.VIOLATED
+    assert told in capsys.readouterr().err
+
+
+def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    monkeypatch.setattr(Path, "read_text", interrupted)
+    assert status("simulate", str(SCENARIO)) == Exit.INTERRUPTED
+
+
+def test_simulate_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("simulate", str(SCENARIO), "--json", "--trace", str(tmp_path)) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert captured.err == ""
+    assert result["verdict"] == "valid"
+    assert result["witness"] is None
+    assert {"seed", "deliveries", "latency_max_ms", "bound_ms", "overhead"} <= result.keys()
+    assert {"avg_rate", "max_burst"} <= result["overhead"].keys()
+    assert list(tmp_path.rglob("*.parquet"))
+
+
+def test_simulate_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("simulate", str(SCENARIO), "--seeds", "1..2") == 0
+    text = capsys.readouterr().out
+    assert "2 seeds: 2 valid" in text
+    assert "verdict: valid" in text
+
+
+def test_peers_are_read() -> None:
+    assert parse_peers(" 1=127.0.0.1:9001, 2=[::1]:9002") == {1: "127.0.0.1:9001", 2: "[::1]:9002"}
+    with pytest.raises(InvalidPolicy, match="member 1 is listed twice"):
+        parse_peers("1=a:1,1=b:2")

@@ -1,0 +1,129 @@
+"""Delay models: text, quantiles against the distribution, draws against quantiles, truncation at Δ."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import InvalidPolicy
+from unisono.model.delays import (
+    Constant,
+    DelayModel,
+    Empirical,
+    Exponential,
+    Lognormal,
+    Truncated,
+    Uniform,
+    parse_delay,
+    within,
+)
+from unisono.model.histogram import Histogram
+
+MS = 1_000_000
+SAID = {
+    "constant:2ms": Constant(2 * MS),
+    "uniform:1ms..5ms": Uniform(MS, 5 * MS),
+    "exponential:1ms": Exponential(MS),
+    "lognormal:2ms,0.5": Lognormal(2 * MS, 0.5),
+    "empirical:1ms,2ms,2ms,9ms": Empirical((MS, 2 * MS, 9 * MS), (1, 2, 1)),
+}
+MODELS = list(SAID.values())
+
+
+@pytest.mark.parametrize(("text", "model"), SAID.items())
+def test_text_and_model_say_the_same(text: str, model: DelayModel) -> None:
+    assert parse_delay(text) == model
+    assert parse_delay(model.text()) == model
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("2ms", "kinds: constant, uniform"),
+        ("gamma:2ms", "kinds: constant, uniform"),
+        ("constant:2", "a duration with a unit"),
+        ("uniform:1ms", "SHORTEST..LONGEST"),
+        ("uniform:5ms..1ms", "from its shortest delay to its longest, not 5ms..1ms"),
+        ("exponential:0ms", "above zero"),
+        ("lognormal:2ms", "no number for sigma"),
+        ("lognormal:2ms,-1", "between 0 and 10"),
+        ("lognormal:2ms,nan", "between 0 and 10"),
+        ("empirical:", "a duration with a unit"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_field(text: str, part: str) -> None:
+    with pytest.raises(InvalidPolicy, match=r"^network\.delay: ") as raised:
+        parse_delay(text, "network.delay")
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(q=st.floats(0, 0.999_999))
+def test_a_quantile_is_the_shortest_delay_that_covers_its_share(model: DelayModel, q: float) -> None:
+    at = model.quantile(q)
+    assert model.cdf(at) >= q - 1e-9
+    assert at == 0 or model.cdf(at - 2) <= q + 1e-9
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_draws_follow_the_distribution(model: DelayModel) -> None:
+    chance = Random(7)
+    drawn = [model.sample(chance) for _ in range(4000)]
+    for q in (0.1, 0.5, 0.9, 0.99):
+        at = model.quantile(q)
+        assert sum(delay <= at for delay in drawn) / len(drawn) == pytest.approx(model.cdf(at), abs=0.03)
+
+
+@pytest.mark.parametrize("model", [Exponential(MS), Lognormal(MS, 1.0)])
+def test_an_unbounded_delay_has_no_longest(model: DelayModel) -> None:
+    with pytest.raises(InvalidPolicy, match="no upper bound"):
+        model.quantile(1.0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_shares_lie_between_0_and_1(model: DelayModel) -> None:
+    with pytest.raises(InvalidPolicy, match="between 0 and 1"):
+        model.quantile(1.5)
+
+
+@pytest.mark.parametrize("limit", [MS // 100, MS, 3 * MS])
+@pytest.mark.parametrize("model", [Exponential(MS), Lognormal(MS, 1.0), Uniform(0, 9 * MS)])
+def test_truncation_keeps_the_shape_below_the_limit(model: DelayModel, limit: int) -> None:
+    held = within(model, limit)
+    assert isinstance(held, Truncated)
+    chance = Random(3)
+    drawn = [held.sample(chance) for _ in range(3000)]
+    assert max(drawn) <= limit
+    assert held.cdf(limit) == 1.0
+    assert held.quantile(1.0) == limit
+    middle = held.quantile(0.5)
+    assert model.cdf(middle) == pytest.approx(0.5 * model.cdf(limit), rel=0.02)
+    assert sum(delay <= middle for delay in drawn) / len(drawn) == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_never_exceeds_the_limit_is_left_as_it_is() -> None:
+    assert within(Uniform(0, MS), MS) == Uniform(0, MS)
+
+
+def test_a_delay_that_is_never_within_the_limit_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="never within the network's largest delay, 1ms"):
+        within(Constant(2 * MS), MS)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
+def test_an_empirical_delay_of_a_histogram_has_its_quantiles(values: list[int]) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    model = Empirical.of_histogram(histogram)
+    assert sum(model.counts) == len(values)
+    for q in (0.25, 0.5, 0.9, 1.0):
+        assert model.quantile(q) == histogram.quantile(q)
+
+
+def test_an_empirical_delay_needs_samples() -> None:
+    with pytest.raises(InvalidPolicy, match="at least one sample"):
+        Empirical((), ())
+    with pytest.raises(InvalidPolicy, match="ascending"):
+        Empirical((2, 1), (1, 1))

@@ -1,0 +1,163 @@
+"""What the documentation shows is run or parsed here, and its tables are compared with the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import overall
+from unisono.cli.main import main, parser
+from unisono.model.durations import NS_PER_S
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.scenario_text import parse_scenario
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.packing import reservation
+from unisono.orders.vbr import TAKES, Input, Mode, latency_bound_ns
+from unisono.sim.run import run
+
+PROJECT = Path(__file__).parents[2]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+MS = 1_000_000
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^(?=\[)", re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return [body for word, body in _FENCE.findall(page.read_text(encoding="utf-8")) if word == language]
+
+
+def table_after(page: Path, mark: str) -> list[str]:
+    """The table that a comment in the page announces."""
+    after = page.read_text(encoding="utf-8").split(f"<!-- {mark} -->\n", 1)[1]
+    return after.split("\n\n", 1)[0].splitlines()
+
+
+SCENARIOS_PAGE = PROJECT / "docs" / "scenarios.md"
+SMALLEST = blocks(SCENARIOS_PAGE, "toml")[0]
+EXAMPLES = [
+    pytest.param(text, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, text in enumerate(blocks(page, "toml"), 1)
+]
+
+
+def completed(example: str) -> str:
+    """An example, with what the smallest scenario has beyond it: whole tables, and fields of tables that both have."""
+    given = tomllib.loads(example)
+    for part in filter(None, _SECTION.split(SMALLEST)):
+        header, *lines = part.strip().splitlines()
+        name = header.strip("[]")
+        if name not in given:
+            example = f"{part}\n{example}"
+        elif f"{header}\n" in example:
+            lacking = [line for line in lines if line.split(" = ")[0] not in given[name]]
+            example = example.replace(f"{header}\n", "\n".join([header, *lacking, ""]), 1)
+    return example
+
+
+def commands() -> list[list[str]]:
+    """Every `unisono …` line of the shell examples, as arguments."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words and Path(words[0]).name == "unisono":
+                    found.append(words[1:])
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(EXAMPLES) >= 10
+    assert {words[0] for words in commands()} >= {"simulate", "demo", "member"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_toml_example_is_a_scenario_and_ends_as_it_says(example: str) -> None:
+    scenario = parse_scenario(completed(example), "the example")
+    result = run(scenario)
+    assert overall(check_all(result.trace, until_ns=result.until_ns)).value == scenario.expect.verdict
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_a_command_that_the_documentation_shows_is_understood(words: list[str]) -> None:
+    options = parser().parse_args(words)
+    scenario = getattr(options, "scenario", None)
+    assert scenario is None or (PROJECT / scenario).is_file()
+
+
+@pytest.mark.parametrize("words", [words for words in commands() if words[0] == "simulate"], ids=" ".join)
+def test_a_simulation_that_the_documentation_shows_ends_as_its_scenario_says(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    scenario = parse_scenario(Path(words[1]).read_text(encoding="utf-8"), words[1])
+    # Two seeds of a range show as much as all.
+    shortened = [re.sub(r"^(\d+)\.\.\d+$", lambda found: f"{found[1]}..{int(found[1]) + 1}", word) for word in words]
+    assert main(shortened) == (0 if scenario.expect.verdict == "valid" else 1)
+    said = capsys.readouterr().out
+    assert scenario.expect.verdict in said
+    assert "not what the scenario expects" not in said
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "scenarios").glob("*.toml")), ids=lambda path: path.stem)
+def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> None:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        shown = re.match(r"#\s+(unisono .*)", line)
+        if shown:
+            options = parser().parse_args(shlex.split(shown[1])[1:])
+            assert (PROJECT / options.scenario).is_file()
+
+
+def fields_read() -> set[str]:
+    """The names of fields that the reader of scenarios asks a table for."""
+    tree = ast.parse((PROJECT / "src/unisono/model/scenario_text.py").read_text(encoding="utf-8"))
+    asking = {"text", "flag", "whole", "wholes", "number", "duration", "choice", "member", "taken", "table", "tables"}
+    return {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in asking
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+    }
+
+
+def test_every_field_of_a_scenario_is_documented() -> None:
+    page = SCENARIOS_PAGE.read_text(encoding="utf-8")
+    assert len(fields_read()) > 30
+    missing = [field for field in sorted(fields_read()) if not re.search(rf"`(\[+[a-z.]*)?{field}\]*`", page)]
+    assert not missing, f"docs/scenarios.md does not explain {', '.join(missing)}"
+
+
+def test_the_modes_table_is_the_automatons_own() -> None:
+    wanted = [f"| mode | {' | '.join(what.value for what in Input)} |", "|---" * (len(Input) + 1) + "|"]
+    for mode in Mode:
+        taken = " | ".join("takes" if what in TAKES[mode] else "" for what in Input)
+        wanted.append(f"| {mode.value} | {taken} |")
+    assert table_after(PROJECT / "docs" / "vbr.md", "modes") == wanted
+
+
+def test_the_trade_off_table_is_what_the_code_computes() -> None:
+    wanted = ["| Θ | bound | marks per second | overhead | reserved |", "|---" * 5 + "|"]
+    for theta in (1, 2, 5, 10, 20, 50):
+        timing = Timing(20 * MS, 2 * MS, theta * MS)
+        policy = Policy("table", 1, View((1, 2)), timing, Rate(50, 8), max_message=1000)
+        silent = reservation(policy, Rate(1e-6, 1)).avg_bytes_per_s
+        reserved = reservation(policy, policy.rate).avg_bytes_per_s
+        marks = NS_PER_S // timing.theta_ns
+        bound = latency_bound_ns(timing) // MS
+        wanted.append(f"| {theta} ms | {bound} ms | {marks} | {silent / 1e3:.1f} kB/s | {reserved / 1e3:.1f} kB/s |")
+    assert table_after(PROJECT / "docs" / "vbr.md", "trade-off") == wanted

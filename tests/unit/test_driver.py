@@ -1,0 +1,161 @@
+"""The driver's own duties: a defect ends the group loudly, queues are bounded, the clock is followed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.runtime import driver as driver_module
+
+Break = Callable[[pytest.MonkeyPatch, unisono.Group], None]
+
+
+def planted(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+def scene(part: Callable[[unisono.Group], Awaitable[None]], **options: Any) -> None:
+    async def play() -> None:
+        async with asyncio.timeout(60):
+            peers = free_addresses((1,))
+            group = await unisono.join("one", member=1, peers=peers, **options)
+            try:
+                await part(group)
+            finally:
+                await group.leave()
+
+    asyncio.run(play())
+
+
+BREAKS: dict[str, Break] = {
+    "wake": lambda patch, group: patch.setattr(group._stack, "wake", planted),
+    "events": lambda patch, group: patch.setattr(group._stack, "events", planted),
+    "outgoing": lambda patch, group: patch.setattr(group._stack, "outgoing", planted),
+    "wake_at": lambda patch, group: patch.setattr(group._stack, "wake_at", planted),
+    "submit": lambda patch, group: patch.setattr(group._stack, "submit", planted),
+    "socket": lambda patch, group: patch.setattr(group._driver.transport, "send", planted),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_defect_ends_the_group_and_everyone_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders, iterations and whoever leaves: nobody is left waiting, and the cause is kept."""
+
+    async def part(group: unisono.Group) -> None:
+        waiting = asyncio.create_task(group.send_many([b"x"] * 1000))
+        reading = asyncio.create_task(_drain(group))
+        await asyncio.sleep(0)
+        BREAKS[name](monkeypatch, group)
+        for task in (waiting, reading):
+            with pytest.raises(unisono.UnisonoError, match="driver stopped: ZeroDivisionError") as told:
+                await task
+            assert isinstance(told.value.__cause__, ZeroDivisionError)
+        with pytest.raises(unisono.UnisonoError, match="driver stopped"):
+            await group.send(b"x")
+        assert await group.leave() is False
+
+    scene(part)
+
+
+async def _drain(group: unisono.Group) -> None:
+    async for _ in group.batches():
+        pass
+
+
+def test_a_datagram_that_breaks_the_stack_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def part(group: unisono.Group) -> None:
+        monkeypatch.setattr(group._stack, "receive", planted)
+        transport = group._driver.transport
+        loop = asyncio.get_running_loop()
+        enemy, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=transport.address)
+        enemy.sendto(b"anything")
+        with pytest.raises(unisono.UnisonoError, match="driver stopped"):
+            await _drain(group)
+        enemy.close()
+
+    scene(part)
+
+
+def test_a_recorder_that_fails_ends_the_group_loudly() -> None:
+    class Failing:
+        delivered = sent = event = staticmethod(planted)
+
+    async def part() -> None:
+        with pytest.raises(unisono.UnisonoError, match="driver stopped: ZeroDivisionError"):
+            await unisono.join("one", member=1, peers=free_addresses((1,)), recorder=Failing())  # type: ignore[arg-type]
+
+    asyncio.run(part())
+
+
+def test_a_long_submission_is_not_measured_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is offered at once does not grow with what waits: else each slot would cost more than it carries."""
+    offered: list[int] = []
+
+    async def part(group: unisono.Group) -> None:
+        submit = group._stack.submit
+
+        def noted(now: int, messages: Any) -> int:
+            offered.append(len(messages))
+            return submit(now, messages)
+
+        monkeypatch.setattr(group._stack, "submit", noted)
+        waiting = asyncio.create_task(group.send_many([b"x"] * 100_000))
+        while group.stats().sent < 50:
+            await asyncio.sleep(0.001)
+        assert await group.leave()
+        with pytest.raises(unisono.GroupClosed, match="left before this was sent"):
+            await waiting
+
+    scene(part, rate=unisono.Rate(avg=5000, burst=8))
+    assert offered
+    assert max(offered) <= driver_module._OFFER_LEAST
+
+
+def test_reports_count_in_the_queue_too() -> None:
+    """Every queue is bounded: an application that does not look is not told of lateness without end."""
+
+    async def part(group: unisono.Group) -> None:
+        for number in range(10):
+            group._driver.announce(unisono.Violation("late", f"report {number}"))
+        await group.send(b"x")
+        while not group._driver._held:
+            await asyncio.sleep(0.001)
+        kinds = []
+        async for event in group:
+            kinds.append(type(event))
+            if isinstance(event, unisono.Delivery):
+                break
+        assert kinds.count(unisono.Violation) >= 10
+        assert not group._driver._held
+
+    scene(part, queue_messages=5)
+
+
+def test_a_clock_that_was_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def part(group: unisono.Group) -> None:
+        driver = group._driver
+        monkeypatch.setattr(driver.clock, "follow", lambda: -3_600_000_000_000)
+        driver._follow_clock()
+        driver._follow_clock()
+        texts = []
+        while (event := driver.pop()) is not None:
+            if isinstance(event, unisono.Violation) and event.kind == "clock":
+                texts.append(event.text)
+        assert len(texts) == 1
+        assert "3600s behind" in texts[0]
+
+    scene(part)
+
+
+def test_the_clock_is_followed_while_the_group_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = asyncio.Event()
+
+    async def part(group: unisono.Group) -> None:
+        monkeypatch.setattr(group._driver.clock, "follow", lambda: followed.set() or 0)  # type: ignore[func-returns-value]
+        group._driver._follow_clock_at = 0
+        await followed.wait()
+
+    scene(part)

@@ -1,0 +1,584 @@
+"""Forward error correction by its parts: blocks, reconstruction, what is kept, the door, the algebra."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from random import Random
+from typing import Any
+
+import pytest
+
+from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.layers.fec import (
+    HELD_BYTES_MAX,
+    SILENT_NS,
+    Fec,
+    above_fec,
+    checked_fec,
+    net_avg_per_slot,
+    net_max_burst,
+    order_policy,
+    packets,
+    residual_loss,
+    through_fec,
+)
+from unisono.model.ids import group_key
+from unisono.model.offers import Ask, Offer
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.wire import fec as code
+from unisono.wire.control import encode_probe
+from unisono.wire.door import Door, Refusal
+from unisono.wire.fec import Share, pack_place, redundant_shares, unpack_place
+from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
+from unisono.wire.run import OwnRun
+
+MS = 1_000_000
+T0 = 10**18
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+SLOT = TIMING.slot_of(T0)
+MEMBERS = (1, 2, 3)
+ME = 1
+GROUP = group_key("g")
+SMALL = [(a, b) for b in range(2, 7) for a in range(1, b)]
+
+Seen = tuple[int | bytes, ...]
+"""All that an order sees of a frame."""
+
+
+def policy(member: int = ME, fec: tuple[int, int] | None = (2, 5), **changes: Any) -> Policy:
+    return Policy("g", member, View(MEMBERS), TIMING, Rate(1000, 8), fec=fec, **changes)
+
+
+def slot_frames(sizes: Sequence[int], slot: int = SLOT, sender: int = 2, **fields: Any) -> list[Frame]:
+    """A slot as an order sends it: runs of these sizes, the last one with the end-of-slot mark; -1 is no run."""
+    chance = Random(f"{slot} {sender}")
+    frames = []
+    for number, size in enumerate(sizes):
+        run = OwnRun([chance.randbytes(size)], uniform=True) if size >= 0 else None
+        flags = LAST if number == len(sizes) - 1 else 0
+        frames.append(Frame(Kind.DATA, sender, 3, 0, slot, number, flags, 8, 7 * number, T0 + number, run))
+    return [replace(frame, **fields) for frame in frames]
+
+
+def seen(frame: Frame) -> Seen:
+    """What the order sees of a frame, on either side."""
+    payload = b"\0".join(frame.run.messages()) if frame.run is not None else bytes(frame.body)
+    head = (frame.kind, frame.sender, frame.incarnation, frame.epoch, frame.slot, frame.number, frame.flags)
+    return (*head, frame.burst, frame.first_sequence, frame.sent_ns, frame.run is None, payload)
+
+
+class Sender:
+    """The layer of a member that sends, and the datagrams that it makes."""
+
+    def __init__(self, member: int = 2, fec: tuple[int, int] = (2, 5)) -> None:
+        self.fec = Fec(policy(member, fec))
+
+    def send(self, frames: Iterable[Frame], now: int = T0) -> list[bytes]:
+        for frame in frames:
+            self.fec.from_above(now, frame)
+        datagrams = [encode(frame, GROUP) for frame in self.fec.down]
+        self.fec.down.clear()
+        return datagrams
+
+
+class Receiver:
+    """Door and layer of a member that receives, and what its order gets to see."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.door = Door(GROUP, ME, MEMBERS, fec=True)
+        self.fec = Fec(policy(), **changes)
+
+    def take(self, datagrams: Iterable[bytes], now: int = T0, multicast: bool = False) -> list[Seen]:
+        """What goes up, in order."""
+        for data in datagrams:
+            frame = self.door.admit(b"before" + data + b"behind", 6, 6 + len(data), SLOT + 1000)
+            if frame is not None:
+                frame.multicast = multicast
+                self.fec.from_below(now, frame)
+        up = [seen(frame) for frame in self.fec.up]
+        self.fec.up.clear()
+        return up
+
+
+def blocks(datagrams: Sequence[bytes]) -> list[list[bytes]]:
+    """Datagrams by block; each begins with index 0."""
+    found: list[list[bytes]] = []
+    for data in datagrams:
+        if unpack_place(struct.unpack_from("!Q", data, 32)[0])[2] == 0:
+            found.append([])
+        found[-1].append(data)
+    return found
+
+
+def losses(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Every set of at most `most` of `total` datagrams."""
+    for lost in range(most + 1):
+        yield from combinations(range(total), lost)
+
+
+# -- blocks --------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_cut_when_one_original_more_is_waiting_and_the_mark_sends_the_rest() -> None:
+    sender, frames = Sender(fec=(2, 5)), slot_frames([10, 20, 30, 40, 50])
+    assert [len(sender.send([frame])) for frame in frames] == [0, 0, 0, 5, 4]
+    empty = sender.send(slot_frames([-1], SLOT + 1))
+    assert len(empty) == 3, "one dummy and a redundant"
+    full = sender.send(slot_frames([1] * 3, SLOT + 2))
+    assert len(full) == 5, "exactly b-a originals are one block, which is the last"
+    assert [len(block) for block in blocks(sender.send(slot_frames([1] * 7, SLOT + 3)))] == [5, 5, 3]
+
+
+def test_the_layout_of_a_share() -> None:
+    frames = slot_frames([3, 1])
+    first, second, redundant = Sender(fec=(1, 3)).send(frames, T0 + 9)
+    assert first[:4].hex() == "01050100", "version, kind, the end mark on all shares of the last block"
+    assert [struct.unpack_from("!H", data, 6)[0] for data in (first, second, redundant)] == [0, 1, 2]
+    assert first[HEADER_BYTES:] == encode(frames[0], GROUP), "an original travels as it is"
+    assert second[HEADER_BYTES:] == encode(frames[1], GROUP)
+    assert len(redundant) == len(first), "as long as the longest original"
+    assert first[32:40].hex() == "00003700" + "00" + "00" + "02" + "01"  # size; block, index, originals, redundant
+    assert second[32:40].hex() == "00003500" + "00" + "01" + "02" + "01"
+    assert redundant[35:40].hex() == "0000" + "02" + "02" + "01", "behind the code over the sizes"
+    assert struct.unpack_from("!Q", first, 40)[0] == T0 + 9, "sent when the block was cut"
+    assert struct.unpack_from("!I", first, 20)[0] == 8, "the burst is in every header"
+    place = (51_000, 65_535, 255, 200, 56)
+    assert unpack_place(pack_place(*place)) == place
+
+
+def test_shares_go_by_multicast_only_if_all_of_their_block_may() -> None:
+    fec, frames = Fec(policy(2, (1, 3))), slot_frames([1, 2, 3])
+    for frame, may in zip(frames, (True, False, True), strict=True):
+        frame.multicast = may
+        fec.from_above(T0, frame)
+    assert [share.multicast for share in fec.down] == [False] * 3 + [True] * 2
+
+
+def test_what_is_not_the_orders_data_to_everyone_passes_at_once_between_blocks() -> None:
+    fec, frames = Fec(policy(2, (1, 4))), slot_frames([1] * 5)
+    probe = Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5))
+    whispered = replace(frames[0], to=3)
+    for frame in [*frames[:2], probe, *frames[2:4], whispered, frames[4], probe]:
+        fec.from_above(T0, frame)
+    assert [f.kind.name[0] for f in fec.down] == list("PFFFFDFFFP"), "never between the shares of a block"
+    receiver = Receiver()
+    assert len(receiver.take([encode(probe, GROUP), encode(whispered, GROUP)])) == 2
+    assert not receiver.fec.held_bytes()
+
+
+def test_an_order_that_goes_on_without_a_mark_leaves_its_block_unended() -> None:
+    """After a pause an order may open a later slot; what it had sent before is not held for ever."""
+    sender = Sender(fec=(1, 4))
+    early, later = slot_frames([1, 2, 3]), slot_frames([4], SLOT + 9)
+    assert sender.send(early[:2]) == []
+    datagrams = sender.send(later)
+    assert [len(block) for block in blocks(datagrams)] == [3, 2]
+    receiver = Receiver()
+    assert receiver.take(datagrams[1:]) == [seen(early[1]), seen(early[0]), seen(later[0])]
+
+
+# -- reconstruction ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("a", "b"), SMALL)
+def test_every_loss_of_at_most_a_of_a_block_is_made_good(a: int, b: int) -> None:
+    """Exhaustive: every number of originals up to three blocks, every block, every pattern."""
+    chance = Random(f"{a} {b}")
+    for count in range(1, 2 * (b - a) + 2):
+        sizes = [chance.choice((0, 1, 40, 1300)) for _ in range(count)]
+        sizes[-1] = chance.choice((-1, 5))
+        frames = slot_frames(sizes)
+        expected = [seen(frame) for frame in frames]
+        cut = blocks(Sender(fec=(a, b)).send(frames))
+        assert sum(map(len, cut)) == packets(count, a, b)
+        assert len(cut[-1]) > a, "the last block is never empty"
+        for hit, block in enumerate(cut):
+            for lost in losses(len(block), a):
+                receiver = Receiver()
+                arrived = [
+                    data for n, each in enumerate(cut) for i, data in enumerate(each) if n != hit or i not in lost
+                ]
+                up = receiver.take(arrived)
+                assert sorted(up) == sorted(expected), (sizes, hit, lost)
+                assert receiver.fec.recovered == sum(index < len(block) - a for index in lost)
+                assert receiver.fec.held_bytes() == 0
+                assert not receiver.fec.ignored
+
+
+def test_originals_go_up_as_they_arrive_and_missing_ones_as_soon_as_they_can() -> None:
+    frames = slot_frames([5, 6, 7])
+    o0, o1, o2, r0, r1 = Sender(fec=(2, 5)).send(frames)
+    receiver = Receiver()
+    assert receiver.take([o0]) == [seen(frames[0])]
+    assert receiver.take([o2]) == [seen(frames[2])], "behind a gap too"
+    assert receiver.take([r1]) == [seen(frames[1])]
+    assert receiver.take([r0, o1]) == [], "what comes when all is here is discarded"
+    assert receiver.fec.surplus == 2
+
+
+def test_more_lost_than_a_what_arrived_is_handed_up_and_nothing_is_invented() -> None:
+    frames = slot_frames([5, 0, 900, 7, 8, -1])
+    expected = [seen(frame) for frame in frames]
+    first, second = blocks(Sender(fec=(1, 4)).send(frames))
+    for lost in losses(4, 4):
+        if len(lost) < 2:
+            continue
+        receiver = Receiver()
+        up = receiver.take([data for index, data in enumerate(first) if index not in lost] + second)
+        assert up == [each for index, each in enumerate(expected) if index >= 3 or index not in lost]
+        assert receiver.fec.recovered == 0
+
+
+def test_reordered_and_doubled_shares_of_two_senders_and_several_slots() -> None:
+    chance = Random(5)
+    for _ in range(40):
+        expected, datagrams = [], []
+        for member in (2, 3):
+            sender = Sender(member, (2, 6))
+            for slot in range(SLOT, SLOT + 4):
+                frames = slot_frames([chance.choice((0, 9, 300)) for _ in range(chance.randint(1, 9))], slot, member)
+                expected += [seen(frame) for frame in frames]
+                for block in blocks(sender.send(frames)):
+                    lost = chance.sample(range(len(block)), chance.randint(0, 2))
+                    datagrams += [data for index, data in enumerate(block) if index not in lost]
+        datagrams += chance.choices(datagrams, k=20)
+        chance.shuffle(datagrams)
+        receiver = Receiver()
+        assert sorted(receiver.take(datagrams)) == sorted(expected), "each once"
+        assert receiver.fec.held_bytes() == 0
+        assert receiver.fec.ignored.keys() <= {"duplicate"}
+
+
+def test_a_reconstructed_frame_is_the_frame_pieces_marks_and_all() -> None:
+    piece = slot_frames([-1, -1, -1, -1])
+    flags = (PIECE | FIRST | MORE, PIECE | MORE, PIECE, LAST | FINAL)
+    frames = [replace(frame, flags=flag) for frame, flag in zip(piece, flags, strict=True)]
+    for frame, body in zip(frames, (b"x" * 300, b"y\0\0", b"\0", b""), strict=True):
+        frame.body = body
+    datagrams = Sender(fec=(4, 8)).send(frames)
+    receiver = Receiver()
+    assert receiver.take(datagrams[4:], multicast=True) == [seen(frame) for frame in frames]
+    receiver.take(datagrams[4:7])
+    assert receiver.fec.recovered == 4
+
+
+def test_a_frame_that_went_up_says_whether_it_came_by_multicast() -> None:
+    datagrams = Sender(fec=(1, 3)).send(slot_frames([1, 2]))
+    receiver = Receiver()
+    for data, multicast in ((datagrams[0], False), (datagrams[2], True)):
+        frame = receiver.door.admit(data, 0, len(data), SLOT)
+        assert frame is not None
+        frame.multicast = multicast
+        receiver.fec.from_below(T0, frame)
+    assert [frame.multicast for frame in receiver.fec.up] == [False, True]
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 256), (255, 256), (128, 256), (56, 256)])
+def test_the_largest_blocks(a: int, b: int) -> None:
+    frames = slot_frames([n % 50 for n in range(b - a + 1)])
+    first, last = blocks(Sender(fec=(a, b)).send(frames))
+    lost = Random(a).sample(range(b), a)
+    up = Receiver().take([data for index, data in enumerate(first) if index not in lost] + last[a:])
+    assert sorted(up) == sorted(seen(frame) for frame in frames)
+
+
+# -- what is kept --------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_of_finished_slots_and_little_of_their_being_finished() -> None:
+    receiver, sender = Receiver(), Sender(fec=(1, 3))
+    for slot in range(SLOT, SLOT + 900):
+        receiver.take(sender.send(slot_frames([1, 2, 3], slot))[1:])
+    (stream,) = receiver.fec._streams.values()
+    assert (stream.slots, stream.finished, stream.held_bytes) == ({}, set(), 0)
+    assert stream.floor == SLOT + 900
+
+
+def test_incomplete_blocks_are_given_up_when_their_sender_is_far_ahead() -> None:
+    receiver, sender = Receiver(), Sender(fec=(1, 3))
+    kept = receiver.fec._kept_slots
+    assert kept * TIMING.theta_ns >= TIMING.delta_ns + TIMING.gamma_ns + 10**9
+    lame = sender.send(slot_frames([1, 2]))
+    assert len(receiver.take(lame[:1])) == 1
+    for slot in range(SLOT + 1, SLOT + kept + 1):
+        receiver.take(sender.send(slot_frames([1], slot)))
+    assert (receiver.fec.given_up, receiver.fec.held_bytes() > 0) == (0, True)
+    receiver.take(sender.send(slot_frames([1], SLOT + kept + 1)))
+    assert (receiver.fec.given_up, receiver.fec.held_bytes()) == (1, 0)
+    assert len(receiver.take(lame[1:2])) == 1, "a late original goes up for the order to judge"
+    assert receiver.take(lame[2:]) == []
+
+
+def test_a_pause_of_ours_gives_nothing_up_that_is_still_in_the_socket() -> None:
+    receiver = Receiver()
+    datagrams = Sender(fec=(1, 3)).send(slot_frames([1, 2]))
+    receiver.take(datagrams[:1])
+    later = T0 + 3 * 10**9
+    receiver.fec.wake(later)
+    assert len(receiver.take(datagrams[2:], later)) == 1
+    assert receiver.fec.recovered == 1
+
+
+def test_what_a_silent_sender_left_is_given_up_in_time() -> None:
+    receiver = Receiver()
+    receiver.fec.wake(T0)
+    receiver.take(Sender(fec=(1, 3)).send(slot_frames([1, 2]))[:1])
+    assert receiver.fec.wake_at() is None
+    receiver.fec.wake(T0 + SILENT_NS // 2)
+    assert receiver.fec.held_bytes() > 0
+    receiver.fec.wake(T0 + 2 * SILENT_NS)
+    assert (receiver.fec.given_up, receiver.fec.held_bytes()) == (1, 0)
+
+
+def test_what_is_kept_of_a_sender_is_bounded_and_the_oldest_goes_first() -> None:
+    assert HELD_BYTES_MAX < 2**30
+    receiver, sender = Receiver(held_bytes_max=20_000), Sender(fec=(2, 10))
+    halves = []
+    for slot in range(SLOT, SLOT + 20):
+        datagrams = sender.send(slot_frames([1000] * 8, slot))
+        halves.append(datagrams[5:])
+        assert len(receiver.take(datagrams[:5])) == 5
+        assert receiver.fec.held_bytes() <= 20_000
+    assert receiver.fec.given_up == 18
+    ups = [len(receiver.take(half[1:])) for half in halves]
+    assert ups == [2] * 18 + [3] * 2, "the last ones can still be reconstructed; of the others, what is readable"
+
+
+def test_a_new_life_begins_anew_and_an_old_one_is_left_to_the_order() -> None:
+    receiver = Receiver()
+    old, new = slot_frames([1, 2]), slot_frames([3, 4], incarnation=4)
+    sent_old, sent_new = Sender(fec=(1, 3)).send(old), Sender(fec=(1, 3)).send(new)
+    assert receiver.take(sent_old[:1]) == [seen(old[0])]
+    assert receiver.take(sent_new[1:]) == [seen(new[1]), seen(new[0])], "no share is mixed with another life's"
+    assert receiver.take(sent_old[1:]) == [seen(old[1])]
+    assert receiver.fec.recovered == 1
+
+
+# -- the door, and shares that lie ---------------------------------------------------------------------------
+
+
+def good() -> list[bytes]:
+    return Sender(fec=(1, 4)).send(slot_frames([9, 8, 7, 6, 5]))
+
+
+def placed(which: int, **changes: int) -> Callable[[], bytes]:
+    def make() -> bytes:
+        data = bytearray(good()[which])
+        names = ("size", "block", "index", "originals", "redundant")
+        fields = dict(zip(names, unpack_place(struct.unpack_from("!Q", data, 32)[0]), strict=True)) | changes
+        struct.pack_into("!Q", data, 32, pack_place(*(fields[name] for name in names)))
+        return bytes(data)
+
+    return make
+
+
+def patched(which: int, offset: int, layout: str, value: int) -> Callable[[], bytes]:
+    def make() -> bytes:
+        data = bytearray(good()[which])
+        struct.pack_into(layout, data, offset, value)
+        return bytes(data)
+
+    return make
+
+
+INNER = HEADER_BYTES
+LIES: list[tuple[str, Refusal, Callable[[], bytes]]] = [
+    ("no share", Refusal.BAD_SHARE, lambda: good()[0][:HEADER_BYTES]),
+    ("half a header inside", Refusal.BAD_SHARE, lambda: good()[3][: HEADER_BYTES + 47]),
+    ("a flag that shares do not have", Refusal.BAD_SHARE, patched(0, 2, "!B", FINAL)),
+    ("no originals", Refusal.BAD_SHARE, placed(3, originals=0)),
+    ("no redundant", Refusal.BAD_SHARE, placed(0, redundant=0)),
+    ("index beyond the block", Refusal.BAD_SHARE, placed(3, index=4)),
+    ("a block too long", Refusal.BAD_SHARE, placed(3, originals=255, redundant=2)),
+    ("number 1, index 0, block 0", Refusal.BAD_SHARE, patched(0, 6, "!H", 1)),
+    ("number before its index", Refusal.BAD_SHARE, patched(4, 6, "!H", 0)),
+    ("blocks of 2 1/2", Refusal.BAD_SHARE, placed(3, block=2)),
+    ("a block longer than those before", Refusal.BAD_SHARE, placed(4, originals=4)),
+    ("an original of another size", Refusal.BAD_SHARE, placed(0, size=60)),
+    ("a size beyond 16 bits", Refusal.BAD_SHARE, patched(3, 32, "!B", 1)),
+    ("an original cut short", Refusal.BAD_SHARE, lambda: good()[0][:-1]),
+    ("an original of another version", Refusal.BAD_SHARE, patched(0, INNER, "!B", 9)),
+    ("an original that is no data", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.PROBE)),
+    ("a share in a share", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.FEC)),
+    ("an end inside the slot", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", LAST)),
+    ("a last original without the mark", Refusal.BAD_SHARE, patched(5, INNER + 2, "!B", 0)),
+    ("unknown flags inside", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", 0x80)),
+    ("a byte that is 0", Refusal.BAD_SHARE, patched(0, INNER + 3, "!B", 1)),
+    ("another sender inside", Refusal.BAD_SHARE, patched(0, INNER + 4, "!H", 3)),
+    ("another group inside", Refusal.BAD_SHARE, patched(0, INNER + 8, "!I", 3)),
+    ("another epoch inside", Refusal.BAD_SHARE, patched(0, INNER + 12, "!I", 3)),
+    ("another incarnation inside", Refusal.BAD_SHARE, patched(0, INNER + 16, "!I", 9)),
+    ("another slot inside", Refusal.BAD_SHARE, patched(0, INNER + 24, "!Q", SLOT - 1)),
+    ("an absurd sequence inside", Refusal.BAD_SHARE, patched(0, INNER + 32, "!Q", 2**63)),
+    ("an absurd time inside", Refusal.BAD_SHARE, patched(0, INNER + 40, "!Q", 2**63)),
+    ("lengths that lie inside", Refusal.LYING_LENGTHS, patched(0, INNER + 48, "!H", 2)),
+    ("a slot in the far future", Refusal.ABSURD_SLOT, patched(0, 24, "!Q", SLOT + 1001)),
+    ("a stranger's", Refusal.STRANGER, patched(0, 4, "!H", 77)),
+]
+
+
+@pytest.mark.parametrize(("what", "why", "make"), LIES, ids=[what for what, _, _ in LIES])
+def test_the_door_refuses_shares_that_lie(what: str, why: Refusal, make: Callable[[], bytes]) -> None:
+    receiver = Receiver()
+    assert receiver.take([make()]) == []
+    assert receiver.door.refused == {why: 1}
+    assert receiver.fec.held_bytes() == 0
+
+
+def test_without_the_layer_no_share_comes_in() -> None:
+    door, data = Door(GROUP, ME, MEMBERS), good()[0]
+    assert door.admit(data, 0, len(data), SLOT) is None
+    assert door.refused == {Refusal.UNKNOWN_KIND: 1}
+
+
+def test_an_admitted_share_says_where_it_stands() -> None:
+    data = good()[6]
+    share = Door(GROUP, ME, MEMBERS, fec=True).admit(data, 0, len(data), SLOT)
+    assert isinstance(share, Share)
+    assert (share.block, share.index, share.originals, share.redundant) == (1, 2, 2, 1)
+    assert (share.number, share.last, share.original) == (6, True, None)
+
+
+def test_shares_that_contradict_their_block_or_slot_are_not_used() -> None:
+    frames = slot_frames([9, 8, 7, 6, 5])
+    first, last = blocks(Sender(fec=(1, 4)).send(frames))
+    other_block = blocks(Sender(fec=(1, 5)).send(frames))[0]
+    ended = Sender(fec=(1, 4)).send(slot_frames([1, 2, 3]))
+    middle = blocks(Sender(fec=(1, 4)).send(slot_frames([1] * 7)))[1]
+    for honest, lie in (
+        ([first[0]], other_block[4]),  # a redundant share of a longer block
+        ([first[0]], ended[1]),  # the same block, but the slot's last
+        ([first[0], last[1]], ended[1]),
+        ([last[0]], ended[0]),  # another end
+        ([middle[0]], ended[0]),  # an end before what has come
+        ([*ended[:2]], last[0]),  # a block behind the end
+    ):
+        receiver = Receiver()
+        receiver.take(honest)
+        before = receiver.fec.held_bytes()
+        assert receiver.take([lie]) == []
+        assert receiver.fec.held_bytes() == before
+        assert receiver.fec.ignored == {"contradicts its block or slot": 1}
+    receiver = Receiver()
+    assert len(receiver.take([first[0], other_block[4], *first[2:], *last[:2]])) == 5, "the rest is as before"
+
+
+@pytest.mark.parametrize("lie", ["size code", "bytes", "too short", "too long"])
+def test_a_redundant_share_that_lies_invents_nothing(lie: str) -> None:
+    frames = slot_frames([90, 80, 70])
+    datagrams = Sender(fec=(1, 4)).send(frames)
+    forged = bytearray(datagrams[3])
+    if lie == "size code":
+        forged[33] ^= 0xFF
+    elif lie == "bytes":
+        forged[HEADER_BYTES + 8] ^= 0x40
+    elif lie == "too short":
+        del forged[HEADER_BYTES + 60 :]
+    else:
+        forged += bytes(9)
+    receiver = Receiver()
+    up = receiver.take([*datagrams[1:3], bytes(forged)])
+    assert up[:2] == [seen(frame) for frame in frames[1:]]
+    if lie == "too long":
+        assert len(up) == 2 or up[2] == seen(frames[0])
+    else:
+        assert len(up) == 2
+        assert receiver.fec.ignored.total() >= 1
+    assert receiver.fec.held_bytes() == 0
+
+
+def test_two_redundant_shares_of_different_lengths_are_of_no_one_block() -> None:
+    datagrams = Sender(fec=(2, 4)).send(slot_frames([90, 80]))
+    receiver = Receiver()
+    assert receiver.take([datagrams[2], datagrams[3] + b"\0"]) == []
+    assert receiver.fec.ignored == {"shares of no one block": 2}
+
+
+# -- the algebra ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fec", [(0, 3), (3, 3), (4, 3), (-1, 2), (1, 257)])
+def test_an_impossible_redundancy_is_refused_with_its_field(fec: tuple[int, int]) -> None:
+    with pytest.raises(InvalidPolicy, match=f"{fec[0]}/{fec[1]}") as caught:
+        checked_fec(fec)
+    assert caught.value.field == "fec"
+    with pytest.raises(InvalidPolicy):
+        Fec(replace(policy(), fec=fec))
+
+
+def test_the_layer_needs_a_redundancy() -> None:
+    with pytest.raises(InvalidPolicy, match="fec"):
+        Fec(policy(fec=None))
+
+
+def test_without_zfec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zfec", None)
+    code._encoder.cache_clear()
+    with pytest.raises(EnvironmentLacks, match=r"unisono\[fec\]"):
+        Fec(policy())
+
+
+def test_packets_are_what_is_sent() -> None:
+    for a, b in SMALL:
+        for count in range(1, 20):
+            assert len(Sender(fec=(a, b)).send(slot_frames([0] * count))) == packets(count, a, b)
+        assert packets(0, a, b) == packets(1, a, b) == 1 + a, "the dummy's"
+    assert net_max_burst(8, 2, 10) == 10
+    assert net_max_burst(9, 2, 10) == 13
+    with pytest.raises(InvalidPolicy, match="65,535"):
+        net_max_burst(50_000, 2, 5)
+
+
+OFFER = Offer("vbr", True, 17 * MS, 250.0, 8, 48, True, "none", 1.0, ("Theorem 3",))
+
+
+def test_an_offer_through_the_layer() -> None:
+    theta_s = 0.005
+    offer = replace(OFFER, avg_rate=50 + 1 / theta_s)
+    through = through_fec(offer, (2, 10), 5 * MS)
+    assert through.avg_rate * theta_s == pytest.approx(net_avg_per_slot(50 * theta_s, 2, 10))
+    assert (through.max_burst, through.header_bytes) == (10, 96)
+    assert through.latency_bound_ns == offer.latency_bound_ns, "001-7"
+    assert (through.feasible, through.gap_free) == (True, True)
+    assert through.loss_tolerance == "at most 2 of any 10 consecutive datagrams of a sender"
+    assert through.why[0] == "Theorem 3"
+    assert "8 + 2·⌈8/8⌉ = 10" in through.why[1]
+    crowded = through_fec(replace(OFFER, max_burst=50_000), (2, 5), 5 * MS)
+    assert not crowded.feasible
+    assert "65,535" in crowded.why[-1]
+    with pytest.raises(InvalidPolicy):
+        through_fec(OFFER, (5, 5), 5 * MS)
+
+
+def test_the_order_above_is_asked_over_what_stays_lost() -> None:
+    ask = Ask(5, Rate(50, 8), TIMING, loss=0.01, fec=(2, 10))
+    above = above_fec(ask)
+    # Lost itself, and at least two of the other nine.
+    assert above.loss == pytest.approx(0.01 * (1 - 0.99**9 - 9 * 0.01 * 0.99**8))
+    assert (above.fec, above.rate, above.members) == (None, ask.rate, 5)
+    plain = replace(ask, fec=None)
+    assert above_fec(plain) is plain
+    assert residual_loss(0, 1, 2) == 0
+    assert residual_loss(0.5, 1, 2) == pytest.approx(0.25), "both copies lost"
+
+
+def test_frames_of_the_order_leave_room_for_the_header() -> None:
+    above = order_policy(policy(max_frame=1400))
+    assert above.max_frame == 1352
+    frames = slot_frames([above.max_frame - HEADER_BYTES - 4, 5])
+    assert max(map(len, Sender(fec=(1, 3)).send(frames))) == 1400
+    with pytest.raises(InvalidPolicy, match="max_frame"):
+        order_policy(policy(max_frame=256))
+
+
+def test_shares_of_equal_frames_are_made_without_padding() -> None:
+    originals = [bytes([n]) * 100 for n in range(3)]
+    shares = redundant_shares(originals, 2)
+    assert [(size, len(data)) for size, data in shares] == [(100, 100), (100, 100)], "the code keeps what is equal"

@@ -1,0 +1,106 @@
+"""What `join` refuses before there is a socket: each refusal names the field and what could be had instead."""
+
+from typing import Any
+
+import pytest
+
+import unisono
+from unisono.group import Joining
+
+PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
+
+
+def join(**options: Any) -> Joining:
+    return unisono.join("table", **{"member": 1, "peers": PEERS, "max_message": 500, **options})
+
+
+def slot_ns(joining: Joining) -> int:
+    return joining._setup.timing.theta_ns
+
+
+def test_joining_holds_nothing_until_it_is_entered() -> None:
+    link = unisono.Link("100Mbit/s")
+    join(link=link)
+    assert link.free_bytes_per_s == link.capacity_bytes_per_s
+
+
+def test_a_deadline_chooses_the_longest_slot_that_keeps_it() -> None:
+    assert slot_ns(join(deadline="60ms", delta="20ms", gamma="2ms")) == 38_000_000
+    assert slot_ns(join(deadline="25ms", delta="20ms", gamma="2ms")) == 3_000_000
+    assert slot_ns(join(deadline="10s", delta="20ms", gamma="2ms")) == 50_000_000, "no slot is longer than that"
+    assert slot_ns(join(deadline="60ms", slot="5ms")) == 5_000_000, "a slot that was asked for stays"
+    assert slot_ns(join()) == 5_000_000
+    assert slot_ns(join(deadline=22_500_000, delta="20ms", gamma="2ms")) == 500_000
+
+
+def test_a_deadline_that_cannot_be_kept_says_what_could_be_offered() -> None:
+    with pytest.raises(
+        unisono.Infeasible, match=r"Δ\+Γ\+Θ = 20ms \+ 2ms \+ 500us; what can be offered is 22\.5 ms"
+    ) as no:
+        join(deadline="22ms", delta="20ms", gamma="2ms")
+    assert (no.value.asked_ns, no.value.offered_ns) == (22_000_000, 22_500_000)
+    join(deadline=no.value.offered_ns, delta="20ms", gamma="2ms")
+    with pytest.raises(unisono.Infeasible, match="what can be offered is 32 ms"):
+        join(deadline="30ms", slot="10ms", delta="20ms", gamma="2ms")
+
+
+def test_a_rate_that_the_link_has_no_room_for_says_what_is_free() -> None:
+    link = unisono.Link("10Mbit/s")
+    with pytest.raises(unisono.ReservationRefused, match="1,250,000 B/s free") as no:
+        join(link=link, rate=unisono.Rate(avg=50, burst=8), max_message=4096)
+    assert no.value.free_bytes_per_s == 1_250_000
+    assert link.free_bytes_per_s == 1_250_000
+    join(link=link, rate=unisono.Rate(avg=50, burst=2), slot="50ms")
+
+
+def test_multicast_leaves_in_one_copy() -> None:
+    rate, link = unisono.Rate(avg=50, burst=2), unisono.Link("700kB/s")
+    options: dict[str, Any] = {"rate": rate, "link": link, "max_message": 1000, "slot": "5ms"}
+    join(**options, multicast="239.1.2.3:9000")
+    with pytest.raises(unisono.ReservationRefused):
+        join(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"member": 4}, "peers"),
+        ({"peers": {1: "127.0.0.1"}}, "peers[1]"),
+        ({"peers": {1: "127.0.0.1:"}}, "peers[1]"),
+        ({"peers": {1: "127.0.0.1:70000"}}, "peers[1]"),
+        ({"peers": {1: "127.0.0.1:port"}}, "peers[1]"),
+        ({"peers": {1: ":9001"}}, "peers[1]"),
+        ({"peers": {1: ("127.0.0.1", 0)}}, "peers[1]"),
+        ({"peers": {1: ("127.0.0.1", 65536)}}, "peers[1]"),
+        ({"peers": {1: "127.0.0.1:9001", 2: ("127.0.0.1", 9001)}}, "peers"),
+        ({"peers": {0: "127.0.0.1:9001"}, "member": 0}, "member"),
+        ({"order": "chaos"}, "order"),
+        ({"multicast": "239.1.1.1"}, "multicast"),
+        ({"deadline": "soon"}, "deadline"),
+        ({"slot": "5"}, "slot"),
+        ({"slot": 10}, "slot"),
+        ({"delta": -1}, "delta"),
+        ({"gamma": "2 parsecs"}, "gamma"),
+        ({"timeout": "never"}, "timeout"),
+        ({"max_message": 0}, "max_message"),
+        ({"max_frame": 100}, "max_frame"),
+        ({"queue_messages": 0}, "queue_messages"),
+        ({"incarnation": -1}, "incarnation"),
+        ({"rate": unisono.Rate(avg=1, burst=1, burst_bytes=10)}, "rate.burst_bytes"),
+    ],
+)
+def test_bad_policies_name_their_field(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(unisono.InvalidPolicy) as no:
+        join(**options)
+    assert no.value.field == field
+    assert str(no.value).startswith(f"{field}: ")
+
+
+def test_bracketed_addresses_are_taken_apart() -> None:
+    assert join(peers={1: "[::1]:9001"})._setup.addresses == {1: ("::1", 9001)}
+
+
+@pytest.mark.parametrize("rate", [(0, 1), (float("nan"), 1), (50, 0), (float("inf"), 1)])
+def test_rates_without_sense_are_refused(rate: tuple[float, int]) -> None:
+    with pytest.raises(unisono.InvalidPolicy, match=r"^rate\."):
+        unisono.Rate(*rate)

@@ -1,0 +1,363 @@
+"""Leader broadcast as an automaton: its modes, its budget, what it refuses, and how reigns follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from unisono.errors import MessageTooLarge, ReservationRefused
+from unisono.model.events import Batch, Left, ViewChange, Violation
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.leader import Leader
+from unisono.orders.led import TAKES, Input, Led, Mode
+from unisono.orders.signs import gap_bound_ns, poll_ns, silence_ns
+from unisono.orders.stream import WINDOW
+from unisono.orders.timestamp import Timestamp
+from unisono.stack import ORDERS, Stack, build
+from unisono.wire.door import Door, Refusal
+from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
+from unisono.wire.succession import (
+    ORDERED_BYTES,
+    Beat,
+    Cut,
+    Lack,
+    Need,
+    Place,
+    Request,
+    Roll,
+    Vote,
+    What,
+    decode_ask,
+    decode_beat,
+    decode_need,
+    decode_place,
+    decode_request,
+    decode_roll,
+    decode_vote,
+    encode_ask,
+    encode_beat,
+    encode_need,
+    encode_place,
+    encode_request,
+    encode_roll,
+    encode_vote,
+)
+
+MS = 1_000_000
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+START = 1_700_000_000_000 * MS
+
+
+def policy(member: int, members: int = 3, order: str = "leader", rate: Rate | None = None) -> Policy:
+    view = View(tuple(range(1, members + 1)))
+    return Policy("unit", member, view, TIMING, rate or Rate(1e9, 4), order=order, max_message=100)
+
+
+class Bench:
+    """Stacks that exchange datagrams at once, at one time, unless a test keeps some back."""
+
+    def __init__(self, members: int = 3, order: str = "leader", rate: Rate | None = None) -> None:
+        self.now = START
+        self.stacks: dict[int, Stack] = {m: build(policy(m, members, order, rate)) for m in range(1, members + 1)}
+        self.deaf: set[int] = set()
+        self.seen: list[object] = []
+        self.events: dict[int, list[object]] = {m: [] for m in self.stacks}
+        for stack in self.stacks.values():
+            stack.wake(self.now)
+            stack.wake(self.now)
+        self.pass_on()
+
+    def order(self, member: int) -> Led:
+        order = self.stacks[member].order
+        assert isinstance(order, Led)
+        return order
+
+    def pass_on(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for member, stack in self.stacks.items():
+                for datagram in stack.outgoing():
+                    for other in [datagram.to] if datagram.to else list(self.stacks):
+                        if other != member and not {member, other} & self.deaf:
+                            self.stacks[other].receive(self.now, datagram.data)
+                    moved = True
+                self.events[member] += stack.events()
+
+    def wait(self, until: int) -> None:
+        """Time goes by in steps of a quarter of a slot."""
+        while self.now < START + until:
+            self.now = min(self.now + TIMING.theta_ns // 4, START + until)
+            for member, stack in self.stacks.items():
+                if member not in self.deaf:
+                    stack.wake(self.now)
+            self.pass_on()
+
+    def texts(self, member: int) -> list[bytes]:
+        return [text for event in self.events[member] if isinstance(event, Batch) for text in event.messages]
+
+    def violations(self, member: int) -> list[str]:
+        return [event.kind for event in self.events[member] if isinstance(event, Violation)]
+
+
+@pytest.mark.parametrize("order", ["leader", "timestamp"])
+def test_members_deliver_in_one_order(order: str) -> None:
+    bench = Bench(order=order)
+    assert bench.stacks[2].submit(bench.now, [b"a", b"b"]) == 2
+    assert bench.stacks[1].submit(bench.now, [b"c"]) == 1
+    bench.pass_on()
+    bench.wait(30 * MS)
+    assert len(bench.texts(1)) == 3
+    assert bench.texts(1) == bench.texts(2) == bench.texts(3)
+
+
+@pytest.mark.parametrize("order", ["leader", "timestamp"])
+def test_a_group_of_one_needs_nobody(order: str) -> None:
+    bench = Bench(1, order)
+    assert bench.stacks[1].submit(bench.now, [b"alone"]) == 1
+    bench.pass_on()
+    bench.wait(10 * MS)
+    assert bench.texts(1) == [b"alone"]
+    bench.stacks[1].leave(bench.now)
+    bench.pass_on()
+    assert isinstance(bench.events[1][-1], Left)
+
+
+def test_every_mode_takes_what_the_table_says() -> None:
+    def fresh(mode: Mode) -> Leader:
+        order = Leader(policy(1, 1), Unlimited())
+        if mode is Mode.DET_RATE:
+            order = Leader(policy(1, 2), Unlimited())
+            order.wake(START)
+        if mode in {Mode.DELIVER_MESSAGES, Mode.LEFT}:
+            order.wake(START)
+        if mode is Mode.LEFT:
+            order.leave(START)
+        assert order.mode is mode
+        return order
+
+    for mode, takes in TAKES.items():
+        assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in takes)
+        order = fresh(mode)
+        order.new_rate(START, Rate(1e9, 2))
+        assert (order._new_rate is not None) == (Input.NEW_RATE in takes)
+        order = fresh(mode)
+        before = len(order.events)
+        order.leave(START)
+        assert (len(order.events) > before) == (Input.LEAVE in takes)
+
+
+def test_a_slot_takes_the_burst_and_no_more() -> None:
+    bench = Bench()
+    assert bench.stacks[2].submit(bench.now, [b"x"] * 9) == 4
+    assert bench.stacks[2].submit(bench.now, [b"x"]) == 0
+    bench.pass_on()
+    bench.wait(5 * MS)
+    assert bench.stacks[2].submit(bench.now, [b"x"] * 9) == 4
+
+
+@pytest.mark.parametrize("order", [Leader, Timestamp])
+def test_a_message_that_was_not_declared_is_refused(order: type[Led]) -> None:
+    with pytest.raises(MessageTooLarge):
+        order(policy(1), Unlimited()).submit(START, [b"x" * 101])
+
+
+class Full:
+    def reserve(self, reservation: Reservation) -> None:
+        raise ReservationRefused(reservation.peak_bytes_per_s, 0, 1)
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.asked: list[Reservation] = []
+
+    def reserve(self, reservation: Reservation) -> None:
+        self.asked.append(reservation)
+
+
+@pytest.mark.parametrize("order", [Leader, Timestamp])
+def test_a_network_without_room_is_not_joined(order: type[Led]) -> None:
+    with pytest.raises(ReservationRefused):
+        order(policy(1), Full())
+    first, second = Counting(), Counting()
+    order(policy(1), first)
+    order(policy(2), second)
+    assert first.asked[0].burst_bytes_per_slot > second.asked[0].burst_bytes_per_slot, "the leader sends for all"
+
+
+def test_without_a_leader_senders_are_pushed_back() -> None:
+    bench = Bench()
+    bench.deaf = {1, 3}
+    taken = 0
+    for _ in range(100):
+        taken += bench.stacks[2].submit(bench.now, [b"x"])
+        bench.wait(bench.now - START + 5 * MS)
+    assert taken <= bench.order(2).window_slots + 2
+    assert bench.stacks[2].submit(bench.now, [b"x"]) == 0
+    assert "late" in bench.violations(2)
+
+
+@pytest.mark.parametrize("order", ["leader", "timestamp"])
+def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str) -> None:
+    bench = Bench(4, order)
+    bench.stacks[1].submit(bench.now, [b"first"])
+    stale = bench.stacks[1].outgoing()
+    bench.deaf = {1}
+    bench.wait(gap_bound_ns(TIMING) + 10 * MS)
+    assert [bench.order(m).succession.leader for m in (2, 3, 4)] == [2, 2, 2]
+    assert bench.order(2).succession.reign == 1
+    assert bench.violations(3) == ["leader lost"]
+    assert [e.left for e in bench.events[4] if isinstance(e, ViewChange)][-1] == (1,)
+    before = bench.order(3).ignored["an old reign"]
+    ordered = [datagram.data for datagram in stale if datagram.data[1] in {Kind.ORDERED, Kind.BEAT}]
+    for data in ordered:
+        bench.stacks[3].receive(bench.now, data)
+    assert ordered
+    assert bench.order(3).ignored["an old reign"] == before + len(ordered)
+
+
+def test_a_vote_is_given_only_in_silence_and_once() -> None:
+    bench = Bench(4)
+    voter = bench.order(3).succession
+
+    def ask(reign: int, sender: int) -> list[Kind]:
+        frame = Frame(Kind.ASK, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_ask(reign))
+        bench.order(3).from_below(bench.now, frame)
+        kinds = [frame.kind for frame in bench.order(3).down]
+        bench.order(3).down.clear()
+        return kinds
+
+    assert Kind.VOTE not in ask(1, 2), "the leader has just been heard"
+    bench.deaf = {1, 2, 4}
+    bench.now += 2 * TIMING.delta_ns
+    while voter.promised == 0 and bench.now < START + 200 * MS:
+        bench.now += MS
+        bench.order(3).wake(bench.now)
+    assert voter.promised == 1, "silence has lasted: it votes for who had asked"
+    bench.order(3).down.clear()
+    assert Kind.VOTE not in ask(1, 3), "reign 1 is not member 3's"
+    assert ask(1, 2) == [Kind.VOTE], "the same vote again, if it was lost"
+    assert Kind.VOTE not in ask(0, 1)
+
+
+def test_reigns_have_one_owner_each() -> None:
+    succession = Bench(4).order(1).succession
+    assert [succession.roster.owner(reign) for reign in range(6)] == [1, 2, 3, 4, 1, 2]
+
+
+def test_who_can_reach_less_than_a_majority_orders_nothing() -> None:
+    bench = Bench(2)
+    bench.deaf = {2}
+    bench.wait(100 * MS)
+    assert bench.stacks[1].submit(bench.now, [b"x"]) == 1
+    bench.pass_on()
+    assert bench.texts(1) == []
+    assert "no majority" in bench.violations(1)
+    bench.deaf = set()
+    bench.wait(200 * MS)
+    assert bench.texts(1) == bench.texts(2) == [b"x"]
+
+
+def test_a_leader_is_not_ahead_of_the_slowest_by_more_than_the_window() -> None:
+    order = Bench(3).order(1)
+    assert order.succession.may_order(START + MS)
+    order.succession.stream.position = WINDOW
+    assert not order.succession.may_order(START + MS)
+
+
+def test_leaving_before_the_beginning_is_departing() -> None:
+    order = Leader(policy(1), Unlimited())
+    order.leave(START)
+    assert order.mode is Mode.LEFT
+    assert order.wake_at() is None
+
+
+def test_spans_add_up() -> None:
+    assert silence_ns(TIMING) == 21 * MS
+    assert poll_ns(TIMING) == 24 * MS
+    assert gap_bound_ns(TIMING) == 69 * MS
+
+
+def test_both_are_on_the_list_of_orders() -> None:
+    assert {"leader", "timestamp"} <= ORDERS.keys()
+
+
+# -- wire --------------------------------------------------------------------------------------------------------
+
+PLACE = Place(3, 7, 2, 1, What.RELAY, 2, 1, 40, 0, 9)
+
+
+def test_control_messages_come_back_as_they_were() -> None:
+    beat, vote, need = Beat(1, 2, 3, 4, True), Vote(5, 6, 4), Need(1, Lack.FRAMES, 2, 3, 4)
+    assert decode_beat(encode_beat(beat)) == beat
+    assert decode_ask(encode_ask(7)) == 7
+    assert decode_vote(encode_vote(vote)) == vote
+    assert decode_need(encode_need(need)) == need
+    assert decode_request(encode_request(Request(1, 2, 3))) == Request(1, 2, 3)
+    assert decode_place(encode_place(PLACE)) == PLACE
+    roll = Roll((1, 5, 9), (Cut(2, 3, 4), Cut(3, 1, 0)))
+    assert decode_roll(encode_roll(roll)) == roll
+
+
+@pytest.mark.parametrize(
+    ("decode", "body"),
+    [
+        (decode_beat, b""),
+        (decode_beat, encode_beat(Beat(1, 2**63, 0, 0, False))),
+        (decode_beat, encode_beat(Beat(1, 2, 3, 4, False))[:-1] + b"\2"),
+        (decode_ask, b"123"),
+        (decode_vote, encode_vote(Vote(5, 6, 5))),
+        (decode_vote, b"x"),
+        (decode_need, encode_need(Need(1, Lack.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2)),
+        (decode_need, b""),
+        (decode_request, encode_request(Request(1, 2, 0))),
+        (decode_request, b"?"),
+        (decode_roll, b""),
+        (decode_roll, encode_roll(Roll(()))),
+        (decode_roll, encode_roll(Roll((2, 1)))),
+        (decode_roll, encode_roll(Roll((0, 1)))),
+        (decode_roll, encode_roll(Roll((1, 2)))[:-1]),
+        (decode_place, b""),
+        (decode_place, encode_place(Place(1, 7, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
+        (decode_place, encode_place(Place(3, 0, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
+        (decode_place, encode_place(Place(3, 7, 2, 1, What.GRANT, 2, 1, 40, 0, 9))),
+        (decode_place, encode_place(Place(3, 2**63, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
+    ],
+)
+def test_what_contradicts_itself_is_nothing(decode: Callable[[bytes], object], body: bytes) -> None:
+    assert decode(body) is None
+
+
+def admitted(body: bytes, flags: int = 0, kind: Kind = Kind.ORDERED) -> Frame | Refusal:
+    door = Door(group_key("unit"), 3, (1, 2, 3))
+    frame = Frame(kind, 1, 1, 0, 5, 0, flags, sent_ns=1, body=body)
+    found = door.admit(data := encode(frame, group_key("unit")), 0, len(data), 10)
+    return found if found is not None else next(iter(door.refused))
+
+
+def test_the_door_takes_an_entry_apart_before_it_lets_it_in() -> None:
+    run = b"\0\1\0\3abc"
+    frame = admitted(encode_place(PLACE) + run)
+    assert isinstance(frame, Frame)
+    assert frame.run is not None
+    assert frame.run.messages() == [b"abc"]
+    assert bytes(frame.body[ORDERED_BYTES:]) == run
+    assert isinstance(admitted(encode_place(PLACE), LAST | FINAL), Frame)
+    assert admitted(encode_place(PLACE) + b"\0\2\0\3abc") is Refusal.LYING_LENGTHS
+    assert admitted(encode_place(PLACE)) is Refusal.TRUNCATED
+    assert admitted(b"short") is Refusal.BAD_CONTROL
+    stranger = Place(3, 7, 2, 1, What.RELAY, 9, 1, 40, 0, 9)
+    assert admitted(encode_place(stranger) + run) is Refusal.STRANGER
+    grant = encode_place(Place(3, 7, 2, 1, What.GRANT, 2, 1, 40, 8, 9))
+    assert isinstance(admitted(grant), Frame)
+    assert admitted(grant + b"x") is Refusal.BAD_CONTROL
+    assert admitted(grant, LAST) is Refusal.BAD_CONTROL
+    roll = encode_place(Place(3, 7, 2, 1, What.ROLL, 2, 1, 40, 0, 9))
+    assert isinstance(admitted(roll + encode_roll(Roll((1, 3)))), Frame)
+    assert admitted(roll + encode_roll(Roll((1, 4)))) is Refusal.BAD_CONTROL
+    assert admitted(b"", kind=Kind.BEAT) is Refusal.BAD_CONTROL

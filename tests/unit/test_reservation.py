@@ -1,0 +1,77 @@
+"""Admission control: what a link has room for, who holds it, and what a refusal says."""
+
+import pytest
+
+from unisono.errors import InvalidPolicy, ReservationRefused
+from unisono.model.rates import Reservation
+from unisono.qos.reservation import Link, capacity_bytes_per_s
+
+THETA_NS = 10_000_000
+
+
+def asking(burst_bytes: int) -> Reservation:
+    """A reservation whose peak is 100 times its burst, per second."""
+    return Reservation(1, burst_bytes, THETA_NS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100Mbit/s", 12_500_000),
+        ("12MB/s", 12_000_000),
+        (" 1.5 Gbit/s ", 187_500_000),
+        ("8bit/s", 1),
+        ("2kB/s", 2000),
+        (77, 77),
+    ],
+)
+def test_a_capacity_has_a_unit(text: str | int, expected: int) -> None:
+    assert capacity_bytes_per_s(text) == expected
+
+
+@pytest.mark.parametrize("text", ["100", "fast", "1Tbit/s", "-1MB/s", "100 mbit/s", "1bit/s", 0, -5])
+def test_a_capacity_without_sense_is_refused(text: str | int) -> None:
+    with pytest.raises(InvalidPolicy, match=r"^capacity: "):
+        Link(text)
+
+
+def test_reservations_are_granted_while_the_link_lasts() -> None:
+    link = Link(1_000_000)
+    first, second = link.share(copies=2), link.share(copies=1)
+    first.reserve(asking(3_000))
+    assert link.free_bytes_per_s == 400_000
+    with pytest.raises(
+        ReservationRefused, match=r"500,000 B/s asked for, 400,000 B/s free of .* 1,000,000 B/s"
+    ) as caught:
+        second.reserve(asking(5_000))
+    assert (caught.value.asked_bytes_per_s, caught.value.free_bytes_per_s) == (500_000, 400_000)
+    assert caught.value.capacity_bytes_per_s == 1_000_000
+    second.reserve(asking(4_000))
+    assert link.free_bytes_per_s == 0
+    first.release()
+    first.release()
+    assert link.free_bytes_per_s == 600_000
+
+
+def test_a_new_reservation_takes_the_place_of_the_old_one() -> None:
+    link = Link(1_000_000)
+    share = link.share(copies=1)
+    share.reserve(asking(8_000))
+    share.reserve(asking(9_000))
+    assert link.free_bytes_per_s == 100_000
+    with pytest.raises(ReservationRefused) as caught:
+        share.reserve(asking(10_001))
+    assert caught.value.free_bytes_per_s == 1_000_000, "what it holds itself would be free for it"
+    assert link.free_bytes_per_s == 100_000, "a refusal changes nothing"
+
+
+def test_a_group_without_multicast_after_all_needs_room_for_its_copies() -> None:
+    link = Link(1_000_000)
+    share = link.share(copies=1)
+    share.reserve(asking(3_000))
+    share.leave_in(3)
+    assert link.free_bytes_per_s == 100_000
+    with pytest.raises(ReservationRefused):
+        share.leave_in(4)
+    share.reserve(asking(2_000))
+    assert link.free_bytes_per_s == 400_000

@@ -1,0 +1,509 @@
+"""The VBR automaton with failures (paper 000 §6, §7), one member at a time: its peers are frames made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.vbr import Mode
+from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
+from unisono.wire.control import Join, JoinStep, decode_join, encode_join
+from unisono.wire.frame import FINAL, LAST, Frame, Kind
+from unisono.wire.run import OwnRun
+
+MS = 1_000_000
+T0 = 10**18
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+FIRST = TIMING.smax(T0)
+
+
+def start(slot: int) -> int:
+    return TIMING.start_of(slot)
+
+
+def end(slot: int) -> int:
+    return TIMING.end_of(slot)
+
+
+def time_out(slot: int) -> int:
+    return TIMING.end_of(slot) + TIMING.delta_ns + TIMING.gamma_ns
+
+
+class Probe:
+    """A member, with short questions."""
+
+    def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2, 3), **changes: Any) -> None:
+        fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
+        fields |= {"failures": True, "incarnation": 5}
+        self.policy = Policy("g", me, View(members), **(fields | changes))
+        self.order = VbrGaps(self.policy, Unlimited())
+
+    def begin(self) -> Probe:
+        """Into DeliverMessages at slot FIRST; what that said and sent is forgotten."""
+        self.wake(T0)
+        assert not self.order.running()
+        self.wake(start(FIRST))
+        assert self.order.running()
+        self.events()
+        self.sent()
+        return self
+
+    def wake(self, now: int) -> None:
+        self.order.wake(now)
+        due = self.order.wake_at()
+        assert due is None or due > now, "a wake makes progress"
+
+    def sent(self, kind: Kind = Kind.DATA) -> list[Frame]:
+        frames, self.order.down[:] = self.order.down[:], []
+        return [frame for frame in frames if frame.kind is kind]
+
+    def joins(self) -> list[tuple[int, Join]]:
+        """To whom, and what."""
+        found = [(frame.to, decode_join(bytes(frame.body))) for frame in self.sent(Kind.JOIN)]
+        return [(to, join) for to, join in found if join is not None]
+
+    def events(self) -> list[StackEvent]:
+        events, self.order.events[:] = self.order.events[:], []
+        return events
+
+    def delivered(self) -> list[bytes]:
+        return [m for event in self.events() if isinstance(event, Batch) for m in event.messages]
+
+    def complaints(self) -> list[str]:
+        return [event.kind for event in self.events() if isinstance(event, Violation)]
+
+    def peer(
+        self, sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = LAST, now: int = 0
+    ) -> None:
+        """A data frame of a peer arrives."""
+        now = now or end(slot)
+        sent = min(now, end(slot))
+        self.order.from_below(now, data(sender, slot, *messages, life=life, number=number, flags=flags, sent_ns=sent))
+
+    def join(
+        self,
+        sender: int,
+        slot: int,
+        *,
+        now: int,
+        life: int = 1,
+        step: JoinStep = JoinStep.JOIN,
+        known: int = 0,
+        sent_ns: int | None = None,
+        answers_ns: int = 0,
+        theta_ns: int = TIMING.theta_ns,
+    ) -> None:
+        """A JOIN of a peer arrives."""
+        body = encode_join(Join(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, slot, 50.0, 3, 3000, step, known))
+        sent = now if sent_ns is None else sent_ns
+        frame = Frame(Kind.JOIN, sender, life, 0, TIMING.slot_of(sent), 0, 0, 3, answers_ns, sent, None, body)
+        self.order.from_below(now, frame)
+
+    def slot_over(self, slot: int, *absent: int) -> None:
+        """A slot passes in which all listed peers but these end it with an empty mark."""
+        self.wake(end(slot))
+        for member in self.order.view.members:
+            if member != self.policy.member and member not in absent:
+                self.peer(member, slot)
+        self.wake(time_out(slot))
+
+
+def data(
+    sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = LAST, sent_ns: int = 0
+) -> Frame:
+    run = OwnRun(list(messages), False) if messages else None
+    return Frame(Kind.DATA, sender, life, 0, slot, number, flags, 3, 100 * slot + number, sent_ns or end(slot), run)
+
+
+def test_theorem_5_is_its_bound_and_gaps_are_admitted() -> None:
+    order = Probe().order
+    assert order.bound_ns() == latency_bound_ns(TIMING) == 19 * MS
+    assert not order.reliable()
+    assert order.waiting_for() == (), "a group of one is a group"
+
+
+# -- giving up -------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_timer_gives_anybody_up() -> None:
+    """000-22: what has arrived is read before the timer, however late both are."""
+    probe = Probe().begin()
+    probe.wake(end(FIRST))
+    late = time_out(FIRST) + 40 * MS
+    probe.peer(2, FIRST, b"a", now=late)
+    assert probe.order.view.members == (1, 2, 3)
+    probe.peer(3, FIRST, b"b", now=late)
+    assert probe.delivered() == [b"a", b"b"]
+    assert probe.order.view.members == (1, 2, 3)
+
+
+@pytest.mark.parametrize("early_ns", [0, 1])
+def test_the_time_out_is_delta_gamma_after_the_slots_end(early_ns: int) -> None:
+    probe = Probe().begin()
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST, b"a")
+    probe.wake(time_out(FIRST) - early_ns)
+    changes = [event for event in probe.events() if isinstance(event, ViewChange)]
+    assert changes == ([] if early_ns else [ViewChange(View((1, 2), FIRST + 1), left=(3,))])
+
+
+def test_000_26_what_is_queued_of_a_failed_member_is_dropped_from_the_next_slot_on() -> None:
+    probe = Probe().begin()
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST)
+    probe.peer(3, FIRST, b"some", flags=0)  # and no end
+    probe.peer(3, FIRST + 1, b"more", now=end(FIRST))
+    probe.wake(time_out(FIRST))
+    assert probe.delivered() == [b"some"]
+    probe.slot_over(FIRST + 1)
+    assert probe.delivered() == []
+    assert not probe.order._rqueues[3].slots
+
+
+def test_001_6_what_came_behind_a_gap_is_delivered_at_the_time_out_in_its_order_and_in_its_place() -> None:
+    probe = Probe().begin()
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST)
+    probe.peer(3, FIRST, b"fourth", number=3, flags=0)
+    probe.peer(3, FIRST, b"second", number=1, flags=0)
+    assert probe.delivered() == []
+    probe.wake(time_out(FIRST))
+    batches = [event for event in probe.events() if isinstance(event, Batch)]
+    assert [batch.messages for batch in batches] == [[b"second"], [b"fourth"]]
+    assert [batch.first_place - (3 << 32) for batch in batches] == [
+        batch.first_sequence % (1 << 32) for batch in batches
+    ]
+
+
+def test_a_slot_is_not_over_before_our_clock_has_passed_it() -> None:
+    """000-24: everybody has ended early, and a JOIN for the next slot is still in time."""
+    probe = Probe(rate=Rate(1e6, 1)).begin()
+    now = start(FIRST) + MS
+    assert probe.order.submit(now, [b"all"]) == 1
+    probe.peer(2, FIRST, now=now)
+    probe.peer(3, FIRST, now=now)
+    assert probe.delivered() == [b"all"]
+    assert probe.order.wake_at() == end(FIRST)
+    probe.join(3, FIRST + 1, now=end(FIRST) - 1, life=2)
+    probe.wake(end(FIRST))
+    assert probe.complaints() == []
+    probe.peer(3, FIRST + 1, b"new", life=2)
+    assert probe.order._lives[3] == 2
+
+
+# -- joining ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_burst", [0, 2])
+def test_a_member_names_smax_when_it_wakes_and_begins_there(loss_burst: int) -> None:
+    probe = Probe(loss_burst=loss_burst)
+    probe.order.wake(T0)
+    assert [(to, join.step, join.slot) for to, join in probe.joins()] == [(0, JoinStep.JOIN, FIRST)] * (loss_burst + 1)
+    probe.wake(start(FIRST) - 1)
+    assert not probe.order.running()
+    assert probe.order.submit(start(FIRST) - 1, [b"x"]) == 0
+    probe.wake(start(FIRST))
+    assert probe.events() == [ViewChange(View((1, 2, 3), FIRST), joined=(1, 2, 3))]
+
+
+def test_a_rate_change_before_the_first_slot_is_no_pause() -> None:
+    probe = Probe()
+    probe.wake(T0)
+    probe.sent()
+    probe.order.new_rate(T0 + MS, Rate(1e6, 2))
+    assert probe.events() == []
+    assert probe.joins() == []
+    probe.wake(start(FIRST))
+    assert probe.order.max_send() == 2
+
+
+def test_joining_twice_changes_nothing() -> None:
+    probe = Probe().begin()
+    probe.slot_over(FIRST, 3)
+    assert probe.order.view.members == (1, 2)
+    at = FIRST + 4
+    for _ in range(3):
+        probe.join(3, at, now=time_out(FIRST), life=7)
+    probe.events()
+    for slot in range(FIRST + 1, at):
+        probe.slot_over(slot)
+    assert probe.events() == [ViewChange(View((1, 2, 3), at), joined=(3,))]
+    probe.join(3, at, now=end(at) - 1, life=7)
+    probe.peer(3, at, b"hello", life=7)
+    assert probe.complaints() == []
+    assert probe.joins() == []
+
+
+def test_a_join_that_is_late_is_reported_and_takes_effect_at_the_next_slot() -> None:
+    probe = Probe().begin()
+    probe.slot_over(FIRST, 3)
+    probe.events()
+    probe.join(3, FIRST, now=time_out(FIRST), life=7)
+    (late,) = probe.events()
+    assert isinstance(late, Violation)
+    assert (late.kind, late.member, late.slot) == ("late join", 3, FIRST + 2)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_join_for_an_absurd_slot_is_ignored(early: bool) -> None:
+    probe = Probe()
+    probe.wake(T0)
+    if not early:
+        probe.wake(start(FIRST))
+        probe.slot_over(FIRST, 3)
+    probe.join(3, FIRST + 10**6, now=time_out(FIRST), life=7)
+    assert probe.order.ignored["join at an absurd slot"] == 1
+    assert not probe.order._joins
+
+
+def test_a_join_of_another_timing_or_epoch_is_not_taken() -> None:
+    probe = Probe().begin()
+    probe.join(3, FIRST + 3, now=start(FIRST), life=7, theta_ns=TIMING.theta_ns + 1)
+    assert not probe.order._joins
+
+
+def test_an_old_incarnation_in_flight_never_enters() -> None:
+    probe = Probe().begin()
+    at = FIRST + 2
+    probe.peer(3, FIRST, b"old", life=1)
+    probe.join(3, at, now=end(FIRST), life=2)
+    probe.peer(3, at, b"new", life=2, now=end(at))
+    probe.peer(3, at, b"stale", life=1, now=end(at))
+    probe.peer(3, FIRST + 1, b"too soon", life=2, now=end(at))
+    for slot in (FIRST, FIRST + 1, at):
+        probe.wake(end(slot))
+        probe.peer(2, slot)
+        probe.wake(time_out(slot))
+    assert probe.delivered() == [b"old", b"new"]
+    probe.peer(3, at + 1, b"stale", life=1, now=end(at + 1))
+    assert probe.order.ignored["not in the list, or another incarnation"] == 3
+
+
+def test_a_life_that_ended_before_our_first_slot_is_not_taken_for_the_present_one() -> None:
+    """Its frames arrive while we join; the JOIN of the next life was sent before we woke."""
+    probe = Probe()
+    probe.wake(T0)
+    probe.peer(3, FIRST - 2, b"old", life=1, now=T0 + MS)
+    probe.wake(start(FIRST))
+    probe.events()
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST)
+    probe.peer(3, FIRST, b"new", life=2)
+    assert probe.delivered() == [b"new"]
+
+
+def test_000_25_a_joiner_tells_one_that_begins_before_it() -> None:
+    probe = Probe()
+    probe.wake(T0)
+    probe.sent()
+    probe.join(2, FIRST - 1, now=T0 + MS)
+    probe.join(2, FIRST - 1, now=T0 + MS)
+    probe.join(3, FIRST + 1, now=T0 + MS)
+    assert [(to, join.step, join.slot) for to, join in probe.joins()] == [(2, JoinStep.ANSWER, FIRST)]
+
+
+def test_a_leave_while_joining_ends_with_the_first_slot() -> None:
+    probe = Probe()
+    probe.wake(T0)
+    probe.order.leave(T0 + 1)
+    probe.wake(start(FIRST))
+    assert probe.order.submit(start(FIRST), [b"x"]) == 0
+    probe.sent()
+    probe.wake(end(FIRST))
+    (mark,) = probe.sent()
+    assert (mark.slot, mark.flags) == (FIRST, LAST | FINAL)
+    probe.wake(time_out(FIRST))
+    assert probe.events()[-1] == Left(FIRST)
+    assert probe.order.wake_at() is None
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+
+
+def alone() -> Probe:
+    """A member that has given up everybody else."""
+    probe = Probe().begin()
+    probe.slot_over(FIRST, 2, 3)
+    assert probe.order.view.members == (1,)
+    probe.events()
+    probe.sent()
+    return probe
+
+
+def test_000_27_who_is_heard_but_not_listed_is_asked_once_until_the_answer_must_be_here() -> None:
+    probe = alone()
+    now = time_out(FIRST)
+    for _ in range(5):
+        probe.order.from_below(now, data(2, TIMING.slot_of(now), sent_ns=now))
+    assert [(to, join.step, join.slot, join.known) for to, join in probe.joins()] == [
+        (2, JoinStep.MERGE, TIMING.smax(now), 0)
+    ]
+    later = now + 2 * TIMING.delta_ns
+    probe.order.from_below(later, data(2, TIMING.slot_of(later), sent_ns=later))
+    assert probe.joins() == []
+    later = start(TIMING.smax(now)) + TIMING.delta_ns
+    probe.order.from_below(later, data(2, TIMING.slot_of(later), sent_ns=later))
+    assert len(probe.joins()) == 1
+
+
+def test_000_27_a_request_is_answered_once_and_an_answer_never() -> None:
+    probe = alone()
+    now = time_out(FIRST)
+    at = TIMING.smax(now)
+    for _ in range(3):
+        probe.join(2, at, now=now, step=JoinStep.MERGE, known=5)
+    assert [(to, join.step) for to, join in probe.joins()] == [(2, JoinStep.ANSWER)]
+    probe.join(3, at, now=now, step=JoinStep.ANSWER, known=5)
+    assert probe.joins() == []
+    assert probe.order._joins == {2: (at, 1), 3: (at, 1)}
+
+
+# -- one number twice ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_hears_of_a_later_process_with_its_number_says_so_and_leaves() -> None:
+    probe = Probe().begin()
+    probe.join(2, FIRST + 4, now=end(FIRST), step=JoinStep.MERGE, known=6)
+    complaint, left = probe.events()
+    assert isinstance(complaint, Violation)
+    assert (complaint.kind, complaint.member) == ("number taken", 1)
+    assert isinstance(left, Left)
+    assert probe.joins() == []
+
+
+def test_the_older_of_two_processes_with_one_number_is_told_and_never_delivered() -> None:
+    probe = Probe().begin()
+    probe.peer(3, FIRST, b"newer", life=9)
+    probe.peer(3, FIRST, b"older", life=8)
+    assert [(to, join.step, join.known) for to, join in probe.joins()] == [(3, JoinStep.MERGE, 9)]
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST)
+    assert probe.delivered() == [b"newer"]
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beyond_ns", [0, 1])
+def test_a_clock_may_be_ahead_by_gamma_and_not_by_more(beyond_ns: int) -> None:
+    probe = Probe().begin()
+    now = start(FIRST) + MS
+    sent = now + TIMING.gamma_ns + beyond_ns
+    probe.order.from_below(now, data(2, FIRST, b"x", sent_ns=sent))
+    assert probe.complaints() == ["clock"] * beyond_ns
+    answers = [(f.to, f.first_sequence) for f in probe.sent(Kind.JOIN)]
+    assert answers == [(2, sent)] * beyond_ns, "it is told, with the reading that shows it"
+    probe.slot_over(FIRST)
+    assert probe.order.view.members == ((1, 3) if beyond_ns else (1, 2, 3))
+    if beyond_ns:
+        probe.join(2, FIRST + 6, now=time_out(FIRST), step=JoinStep.MERGE)
+        assert not probe.order._joins, "it stays out in this life"
+        assert len(probe.joins()) == 1, "and is answered, so that it can see why"
+        probe.join(2, FIRST + 6, now=time_out(FIRST), life=2)
+        assert probe.order._joins == {2: (FIRST + 6, 2)}, "and is welcome in the next"
+
+
+@pytest.mark.parametrize("beyond_ns", [0, 1])
+def test_an_answer_shows_a_clock_that_is_behind_by_more_than_gamma(beyond_ns: int) -> None:
+    probe = Probe().begin()
+    asked, now = end(FIRST), end(FIRST) + 4 * MS
+    sent = asked - TIMING.gamma_ns - beyond_ns
+    probe.join(2, FIRST + 5, now=now, step=JoinStep.ANSWER, sent_ns=sent, answers_ns=asked)
+    assert probe.complaints() == ["clock"] * beyond_ns
+
+
+def test_when_most_clocks_differ_ours_is_wrong() -> None:
+    probe = Probe(members=(1, 2, 3, 4)).begin()
+    now = start(FIRST)
+    for member in (2, 3):
+        probe.order.from_below(now, data(member, FIRST, sent_ns=now + 3 * MS))
+    assert probe.complaints() == ["clock", "clock", "own clock"]
+    assert probe.order.mode is Mode.LEFT
+    probe.peer(4, FIRST)
+    probe.join(4, FIRST + 5, now=now, step=JoinStep.MERGE)
+    assert probe.events() == []
+
+
+def test_a_frame_of_a_slot_that_its_own_clock_has_not_reached_is_ignored() -> None:
+    probe = Probe().begin()
+    probe.order.from_below(end(FIRST), data(2, FIRST + 50, b"x", sent_ns=end(FIRST)))
+    assert not probe.order._rqueues[2].slots
+
+
+# -- pauses ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beyond_ns", [0, 1])
+def test_after_a_pause_longer_than_the_time_out_a_member_joins_again_and_holds_its_messages_until_then(
+    beyond_ns: int,
+) -> None:
+    probe = Probe().begin()
+    assert probe.order.submit(start(FIRST), [b"held"]) == 1
+    now = time_out(FIRST) + beyond_ns
+    probe.wake(now)
+    if not beyond_ns:
+        assert probe.sent()[0].slot == FIRST, "late, and not too late for a clock that leapt by Γ"
+        return
+    assert "paused" in probe.complaints()
+    at = TIMING.smax(now)
+    (frame,) = [frame for frame in probe.order.down if frame.kind is Kind.JOIN]
+    join = decode_join(bytes(frame.body))
+    assert join is not None
+    assert (join.step, join.slot) == (JoinStep.JOIN, at)
+    assert probe.sent() == []
+    assert probe.order.submit(start(at) - 1, [b"x"]) == 0
+    assert probe.order.submit(start(at), [b"x", b"y", b"z"]) == 2, "what was held back counts against the burst"
+    (last,) = probe.sent()
+    assert last.run is not None
+    assert (last.slot, last.run.messages(), last.first_sequence) == (at, [b"held", b"x", b"y"], 0)
+
+
+def test_a_listed_member_that_stands_still_is_expected_again_at_the_slot_that_it_names() -> None:
+    """Its JOIN comes before we have given it up: the slots in between are its gap, and no merge is needed."""
+    probe = Probe().begin()
+    probe.peer(3, FIRST, b"before")
+    at = FIRST + 5
+    probe.join(3, at, now=end(FIRST) + MS)
+    probe.slot_over(FIRST)
+    for slot in range(FIRST + 1, at):
+        probe.slot_over(slot, 3)
+    gone = ViewChange(View((1, 2), FIRST + 2), left=(3,))
+    back = ViewChange(View((1, 2, 3), at), joined=(3,))
+    assert [event for event in probe.events() if isinstance(event, ViewChange)] == [gone, back]
+
+
+# -- loss ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_burst", [1, 2, 3])
+def test_000_28_x_silent_slots_are_borne_and_one_more_is_not(loss_burst: int) -> None:
+    probe = Probe(loss_burst=loss_burst).begin()
+    for slot in range(FIRST, FIRST + loss_burst):
+        probe.slot_over(slot, 3)
+    assert probe.order.view.members == (1, 2, 3)
+    probe.slot_over(FIRST + loss_burst, 3)
+    assert probe.order.view.members == (1, 2)
+
+
+def test_000_28_rows_of_silence_do_not_add_up() -> None:
+    probe = Probe(loss_burst=1).begin()
+    for slot in range(FIRST, FIRST + 20, 2):
+        probe.slot_over(slot, 3)
+        probe.slot_over(slot + 1)
+    assert probe.order.view.members == (1, 2, 3)
+
+
+def test_section_7_a_frame_of_a_later_slot_shows_that_nothing_more_comes() -> None:
+    probe = Probe(loss_burst=1).begin()
+    probe.wake(end(FIRST))
+    probe.peer(2, FIRST, b"half", number=1, flags=0)
+    probe.peer(3, FIRST, b"whole")
+    assert probe.delivered() == []
+    probe.peer(2, FIRST + 1, now=end(FIRST) + MS)
+    assert probe.delivered() == [b"half", b"whole"], "without the time-out"
