@@ -12,9 +12,10 @@ from unisono.errors import (
     ReservationRefused,
     UnisonoError,
 )
-from unisono.group import Event, Group, Stats, join
+from unisono.group import Event, Group, join
 from unisono.model.events import Batch, Delivery, ViewChange, Violation
 from unisono.model.rates import Rate
+from unisono.model.stats import Stats
 from unisono.model.views import View
 from unisono.qos.reservation import Link
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from unisono.errors import FormationTimeout, Infeasible, InvalidPolicy
+from unisono.errors import FormationTimeout, GroupClosed, Infeasible, InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text
 from unisono.model.events import Batch, Delivery, ViewChange, Violation
-from unisono.model.histogram import Histogram
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
+from unisono.model.stats import Stats
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.packing import reservation
@@ -33,24 +33,10 @@ Event: TypeAlias = Delivery | ViewChange | Violation
 SLOT_DEFAULT_NS = 5_000_000
 SLOT_LARGEST_NS = 50_000_000
 SLOT_SMALLEST_NS = 500_000
+INCARNATIONS_FROM_NS = 1_735_689_600 * NS_PER_S
 START_MARGIN_NS = 100_000_000
 PROBE_EVERY_NS = NS_PER_S
 LEAVE_PATIENCE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a running member has measured of itself and of its network."""
-
-    sent: int
-    delivered: int
-    bound_ns: int
-    delays: Histogram
-    lateness: Histogram
-    gamma_ns: int | None
-    refused: Mapping[str, int]
-    ignored: Mapping[str, int]
-    multicast: bool
 
 
 def join(
@@ -82,6 +68,7 @@ def join(
     `peers` maps every member's number, this one's included, to its address (`"10.0.0.7:9001"`). `delta` is the
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
+    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp.
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
     redundancy against a lost of any b consecutive ones. `processing` is what a leader takes over one message.
@@ -101,7 +88,7 @@ def join(
     if queue_messages < 1:
         raise InvalidPolicy("queue_messages", f"room for at least one message is needed, not {queue_messages}")
     skew = duration_ns(gamma, "gamma")
-    timing = _timing(deadline, slot, duration_ns(delta, "delta"), skew, 2 * skew if failures else skew)
+    timing = _timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
     setup = _Setup(
         group=group,
         member=member,
@@ -127,8 +114,8 @@ def join(
 
 
 def new_incarnation() -> int:
-    """Milliseconds of the clock: a restarted member is a new incarnation without anything kept on disk."""
-    return WallClock().now() // 1_000_000 % 2**32
+    """Eighths of seconds since 2025, which last until 2042: a restarted member is later without anything on disk."""
+    return (WallClock().now() - INCARNATIONS_FROM_NS) // 125_000_000 % 2**32
 
 
 def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
@@ -138,15 +125,17 @@ def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _timing(deadline: str | int | None, slot: str | int | None, delta_ns: int, gamma_ns: int, skew_ns: int) -> Timing:
-    """Δ, Γ and, unless it is given, the longest slot with which Δ, `skew_ns` and Θ keep the deadline."""
-    if slot is not None or deadline is None:
+def _timing(
+    order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
+) -> Timing:
+    """Δ, Γ and, unless it is given, the longest slot that keeps the deadline; `skews_ns`: Γ, and how much counts."""
+    gamma_ns, skew_ns = skews_ns
+    if slot is not None or deadline is None or order not in {"auto", "vbr"}:
         return Timing(delta_ns, gamma_ns, SLOT_DEFAULT_NS if slot is None else duration_ns(slot, "slot"))
     limit = duration_ns(deadline, "deadline")
     theta_ns = min(limit - delta_ns - skew_ns, SLOT_LARGEST_NS)
     if theta_ns < SLOT_SMALLEST_NS:
-        terms = (delta_ns, skew_ns, SLOT_SMALLEST_NS)
-        word = "2Γ" if skew_ns > gamma_ns else "Γ"
+        terms, word = (delta_ns, skew_ns, SLOT_SMALLEST_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
         raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
     return Timing(delta_ns, gamma_ns, theta_ns)
 
@@ -179,7 +168,9 @@ class _Setup:
         bound_ns = build(self.policy(self.max_frame or 1400), share).order.bound_ns()
         share.release()
         if deadline_ns is not None and bound_ns > deadline_ns:
-            raise Infeasible(deadline_ns, bound_ns, f"the order {self.order} promises no less than its own bound")
+            raise Infeasible(
+                deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
+            )
 
     def policy(self, max_frame: int) -> Policy:
         return Policy(
@@ -286,10 +277,12 @@ class Group:
 
     async def send_many(self, messages: Sequence[bytes]) -> None:
         """Multicast many messages in this order; far cheaper per message than `send`."""
+        messages = tuple(messages)  # ours: the caller may go on to change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
             odd = next(type(message).__name__ for message in messages if type(message) is not bytes)
             raise TypeError(f"messages are bytes, not {odd}; encode what you send")
-        await self._driver.submit(messages)
+        if messages:
+            await self._driver.submit(messages)
 
     def renegotiate(self, rate: Rate) -> None:
         """Change this member's rate from its next slot on; ReservationRefused leaves the old one in force."""
@@ -363,6 +356,8 @@ class Group:
             gamma_ns=stack.skew.gamma_ns(),
             refused={reason.value: count for reason, count in stack.door.refused.items()},
             ignored=dict(stack.order.ignored),
+            dropped=driver.transport.dropped(),
+            errors=dict(driver.transport.errors),
             multicast=stack.order.by_multicast(),
         )
 
@@ -373,9 +368,11 @@ class Group:
         try:
             driver.start()
             async with asyncio.timeout(timeout_s):
-                while not order.running():
+                while not order.running() and driver.left is None:
                     await driver.changed()
             driver.raise_if_failed()
+            if not order.running():
+                raise GroupClosed(f"this member could not join: {driver.reason()}")
             if self._stack.policy.multicast and not order.by_multicast():
                 # Some peer cannot be reached by multicast, so each gets a copy: what the link must have room for.
                 self._share.leave_in(len(self._stack.policy.view.members) - 1)

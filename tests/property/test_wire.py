@@ -13,8 +13,9 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.modes import Mode
 from unisono.orders.rate_exchange import members_key
-from unisono.orders.vbr import Mode, Vbr
+from unisono.orders.vbr import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.control import (
     Heard,

@@ -21,7 +21,7 @@ from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.meta import RunMeta
 
-SEEDS, SLOW_SEEDS = range(96), range(10_000, 30_000)
+SEEDS, SLOW_SEEDS = range(72), range(10_000, 30_000)
 CHUNK = 12
 
 
@@ -96,7 +96,7 @@ def test_in_20000_runs_there_is_no_violation(seeds: range) -> None:
 
 def test_the_swarm_is_not_tame() -> None:
     """Each kind of trouble occurs, alone and with others."""
-    scenarios = [churning(seed) for seed in SEEDS]
+    scenarios = [churning(seed) for seed in range(100)]
     happened = [
         {type(part).__name__ for part in (*scenario.faults, *scenario.steps)} | {f"x={scenario.loss_burst}"}
         for scenario in scenarios

@@ -19,8 +19,9 @@ from unisono.model.rates import Rate
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import reservation
-from unisono.orders.vbr import TAKES, Input, Mode, latency_bound_ns
+from unisono.orders.vbr import latency_bound_ns
 from unisono.sim.run import run
 
 PROJECT = Path(__file__).parents[2]

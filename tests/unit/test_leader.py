@@ -14,7 +14,8 @@ from unisono.model.rates import Rate, Reservation, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.leader import Leader
-from unisono.orders.led import TAKES, Input, Led, Mode
+from unisono.orders.led import Led
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.signs import gap_bound_ns, poll_ns, silence_ns
 from unisono.orders.stream import WINDOW
 from unisono.orders.timestamp import Timestamp

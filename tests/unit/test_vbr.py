@@ -13,9 +13,10 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import reservation
 from unisono.orders.rate_exchange import members_key
-from unisono.orders.vbr import HORIZON_NS, TAKES, Input, Mode, Vbr
+from unisono.orders.vbr import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
 from unisono.wire.frame import FINAL, LAST, MORE, PIECE, Frame, Kind
 from unisono.wire.frame import FIRST as FIRST_PIECE
@@ -154,7 +155,7 @@ def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: Mode, wha
 @pytest.mark.parametrize("mode", Mode)
 def test_a_wake_makes_progress_in_every_mode(mode: Mode) -> None:
     probe = in_mode(mode)
-    for now in (T0, start(FIRST), end(FIRST), end(FIRST) + 20 * MS, end(FIRST + 50)):
+    for now in (T0, start(FIRST), end(FIRST), end(FIRST) + 20 * MS, end(FIRST + 5)):
         probe.wake(now)
     assert (probe.vbr.wake_at() is None) == (mode is Mode.LEFT)
 
@@ -586,6 +587,18 @@ def test_a_sender_has_never_more_than_the_window_of_slots_under_way() -> None:
     assert probe.vbr.submit(start(slot), [b"y"]) == 0
     probe.peer(2, FIRST)
     assert probe.vbr.submit(start(slot), [b"y"]) == 1
+
+
+def test_marks_stop_two_windows_ahead_so_that_no_queue_grows_for_ever() -> None:
+    probe = Probe().begin()
+    window = probe.vbr.window_slots
+    for slot in range(FIRST, FIRST + 10 * window):
+        probe.vbr.wake(end(slot))
+    marks = [frame.slot for frame in probe.sent()]
+    assert marks == list(range(FIRST, FIRST + 2 * window))
+    assert probe.vbr.wake_at() is None, "nothing is due before the peer is heard"
+    probe.peer(2, FIRST, now=end(FIRST + 10 * window))
+    assert [frame.slot for frame in probe.sent()] == [FIRST + 2 * window], "as it catches up, marks go on"
 
 
 def test_the_window_does_not_bind_while_delays_keep_to_delta() -> None:

@@ -21,6 +21,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """The verb's command line."""
     verb = verbs.add_parser(
         "member",
+        allow_abbrev=False,
         help="one member: reads lines, prints what the group delivers",
         description="Take part in a group. Each line of standard input is multicast; each delivery is printed, in the "
         "same order at every member. The group starts when all peers are up; end of input or Ctrl-C leaves it.",

@@ -22,6 +22,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """The verb's command line."""
     verb = verbs.add_parser(
         "plan",
+        allow_abbrev=False,
         help="what each order would offer, and which fits",
         description="List every order with its latency bound, rate, burst and reliability for a group that does not "
         "exist yet, with the arithmetic behind each figure, and choose the cheapest that fits.",

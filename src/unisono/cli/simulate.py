@@ -23,6 +23,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """The verb's command line."""
     verb = verbs.add_parser(
         "simulate",
+        allow_abbrev=False,
         help="a scenario in the deterministic simulator",
         description="Run a scenario file in the simulator and check what happened. The same seed gives the same run, "
         "byte for byte; over many seeds, the first that violates anything is named with the command that replays it.",

@@ -47,15 +47,18 @@ class Measured:
         return max(bounds)
 
 
-def measured(finals: Mapping[int, Report]) -> Measured:
-    """The members' measurements taken together."""
+def measured(finals: Mapping[int, Report], gamma_ns: int) -> Measured:
+    """The members' measurements taken together; Γ as declared where a peer was gone before it could be probed."""
     delays = Histogram()
     for final in finals.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
     return Measured(
         delays.quantile(DELTA_QUANTILE),
         max((final["lateness_max_ns"] for final in finals.values()), default=0),
-        max((final["gamma_ns"] or 0 for final in finals.values()), default=0),
+        max(
+            (gamma_ns if final["gamma_ns"] is None else final["gamma_ns"] for final in finals.values()),
+            default=gamma_ns,
+        ),
     )
 
 
@@ -128,7 +131,7 @@ def note_crashes(scenario: Scenario, run: str, directory: Path, killed: Mapping[
 
 def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Report]) -> Judgement:
     """Complete the recorded trace with what was measured, and check it."""
-    what = measured(finals)
+    what = measured(finals, scenario.timing.gamma_ns)
     bound_ns = what.bound_ns(scenario)
     meta = RunMeta(
         run=run,

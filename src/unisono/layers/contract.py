@@ -74,6 +74,9 @@ class Order(Timed, Protocol):
     def reliable(self) -> bool:
         """Whether the order is promised to be free of gaps (Definition 1), or may have them (Definition 2)."""
 
+    def returning(self) -> bool:
+        """Whether somebody who is not in the list may come back into it, and so must go on hearing us."""
+
     def waiting_for(self) -> tuple[int, ...]:
         """The members without whom the group has not begun yet; empty when it runs."""
 

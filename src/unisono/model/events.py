@@ -77,7 +77,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """The membership from `view.first_slot` on; comes at the same place in the order at every member."""
+    """The membership from `view.first_slot` on; comes between two slots.
+
+    Without failures that is the same place in the order at every member; with them each sees for itself who is gone.
+    """
 
     view: View
     joined: tuple[int, ...] = ()

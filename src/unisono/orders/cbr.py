@@ -412,6 +412,10 @@ class Cbr:
         known = [*self.rate.values(), self._rates.rate, self._rates.declared()]
         return latency_bound_ns(self._timing, min(known))
 
+    def returning(self) -> bool:
+        """Who has left has left."""
+        return False
+
     def reliable(self) -> bool:
         """Without failures there are no gaps (Definition 1)."""
         return True

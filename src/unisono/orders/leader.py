@@ -18,7 +18,8 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.led import Led, Mode, fitting
+from unisono.orders.led import Led, fitting
+from unisono.orders.modes import Mode
 from unisono.orders.packing import Load, reservation
 from unisono.orders.signs import gap_bound_ns
 from unisono.orders.stream import Entry

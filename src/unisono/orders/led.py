@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
@@ -20,6 +19,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.views import View
 from unisono.orders.election import Succession
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import Load, Packer
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.signs import gap_bound_ns
@@ -33,34 +33,6 @@ from unisono.wire.frame import (
 )
 from unisono.wire.run import WholeMessage
 from unisono.wire.succession import ORDERED_BYTES
-
-
-class Mode(StrEnum):
-    """As in the VBR order: the exchange of rates, the work, the end."""
-
-    GET_RATE = "GetRate"
-    DET_RATE = "DetRate"
-    DELIVER_MESSAGES = "DeliverMessages"
-    LEFT = "Left"
-
-
-class Input(StrEnum):
-    """What can happen to the automaton."""
-
-    SUBMIT = "app-mcast"
-    HELLO = "rate received"
-    DATA = "net-receive"
-    NEW_RATE = "new-rate"
-    LEAVE = "leave"
-
-
-TAKES: dict[Mode, frozenset[Input]] = {
-    Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DET_RATE: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DELIVER_MESSAGES: frozenset(Input),
-    Mode.LEFT: frozenset(),
-}
-"""Which inputs have an effect in which mode; any other pair is ignored."""
 
 _SUCCESSION = frozenset({Kind.BEAT, Kind.ASK, Kind.VOTE, Kind.NEED, Kind.ORDERED})
 
@@ -361,6 +333,10 @@ class Led(ABC):
     def latest_slot(self, now: int) -> int:
         """Clocks are not compared, so any slot that a clock can show."""
         return ((1 << 63) - 1) // self._timing.theta_ns
+
+    def returning(self) -> bool:
+        """Who was given up may be back, and has to hear us for that."""
+        return True
 
     def reliable(self) -> bool:
         """Survivors deliver all that survivors send, also when the leader dies (Definition 1)."""

@@ -59,6 +59,8 @@ class RateExchange:
         if self._incarnations.get(peer) != frame.incarnation:
             self._by_multicast[peer] = False
             self._hellos.pop(peer, None)
+            if self._restarts:
+                self._next_hello = now  # whoever is new here has to hear from everyone
         was_complete, known = self.complete, self._hellos.get(peer)
         self._incarnations[peer] = frame.incarnation
         self._by_multicast[peer] = self._by_multicast.get(peer, False) or frame.multicast
@@ -198,6 +200,9 @@ class RateExchange:
     def heard_by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""
         me = self._policy.member
-        return self._policy.multicast and all(
-            any(h.member == me and h.by_multicast for h in hello.heard) for hello in self._hellos.values()
+        heard_all = len(self._hellos) == len(self._peers)
+        return (
+            self._policy.multicast
+            and heard_all
+            and all(any(h.member == me and h.by_multicast for h in hello.heard) for hello in self._hellos.values())
         )

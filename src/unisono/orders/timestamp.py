@@ -25,7 +25,8 @@ from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.timing import Timing
 from unisono.orders.election import PATIENCE
 from unisono.orders.leader import led_offer
-from unisono.orders.led import Led, Mode, fitting
+from unisono.orders.led import Led, fitting
+from unisono.orders.modes import Mode
 from unisono.orders.packing import Load, reservation
 from unisono.orders.rqueue import Rqueue, SlotFrames
 from unisono.orders.stream import RETAINED, Entry

@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
@@ -25,6 +24,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import Load, Packer, reservation
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.rqueue import Rqueue, SlotFrames
@@ -33,34 +33,6 @@ from unisono.wire.run import WholeMessage
 
 HORIZON_NS = NS_PER_S
 """A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
-
-
-class Mode(StrEnum):
-    """The modes of figure 6, and the end that the paper leaves out."""
-
-    GET_RATE = "GetRate"
-    DET_RATE = "DetRate"
-    DELIVER_MESSAGES = "DeliverMessages"
-    LEFT = "Left"
-
-
-class Input(StrEnum):
-    """What can happen to the automaton."""
-
-    SUBMIT = "app-mcast"
-    HELLO = "rate received"
-    DATA = "net-receive"
-    NEW_RATE = "new-rate"
-    LEAVE = "leave"
-
-
-TAKES: dict[Mode, frozenset[Input]] = {
-    Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DET_RATE: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DELIVER_MESSAGES: frozenset(Input),
-    Mode.LEFT: frozenset(),
-}
-"""Which inputs have an effect in which mode; any other pair is ignored (a submission is not taken, and waits)."""
 
 
 def latency_bound_ns(timing: Timing) -> int:
@@ -113,7 +85,7 @@ class Vbr:
         self._roll(now)
         # A mark that left just now may have been all that a delivery waited for, whether or not anything is taken.
         self._advance(now)
-        if self._closed or now < self._timing.start_of(self._slot):
+        if self._closed or self._blocked() or now < self._timing.start_of(self._slot):
             return 0
         if self._pacer.count == 0 and len(self._own_slots) >= self.window_slots:
             return 0
@@ -224,7 +196,7 @@ class Vbr:
         due = self.exchange.wake_at()
         if self.mode is Mode.DELIVER_MESSAGES:
             times = [] if due is None else [due]
-            if self._policy.member not in self._final_slots:
+            if self._policy.member not in self._final_slots and not self._blocked():
                 times.append(self._timing.end_of(self._slot))
             if not self._late_reported:
                 # An arrival at that very instant still counts (erratum 000-22).
@@ -263,11 +235,15 @@ class Vbr:
     def _roll(self, now: int) -> None:
         """next-slot, for each slot that is over."""
         while self.mode is Mode.DELIVER_MESSAGES and self._timing.end_of(self._slot) <= now:
-            if self._policy.member in self._final_slots:
+            if self._policy.member in self._final_slots or self._blocked():
                 return
             if not self._closed:
                 self._close(now)
             self._open(self._slot + 1)
+
+    def _blocked(self) -> bool:
+        """Whether this slot has to wait: a mark also says that its sender is not far behind, or queues had no bound."""
+        return self._slot >= self._deliver_slot + 2 * self.window_slots
 
     def _open(self, slot: int) -> None:
         self._slot, self._number, self._closed = slot, 0, False
@@ -325,6 +301,8 @@ class Vbr:
         while self.mode is Mode.DELIVER_MESSAGES:
             members = self.view.members
             if self._current == len(members):
+                if not self._slot_over(now):
+                    return
                 self._finish_slot(now)
                 continue
             sender = members[self._current]
@@ -335,6 +313,9 @@ class Vbr:
                 return
             self._current += 1
             self._count = 0
+
+    def _slot_over(self, now: int) -> bool:
+        return True  # everyone has ended it
 
     def _given_up(self, now: int, sender: int) -> bool:
         return False  # nobody fails, so nobody is gone on without
@@ -378,6 +359,7 @@ class Vbr:
         self.exchange.stop()
         while self._own_slots and self._own_slots[0] <= slot:
             self._own_slots.popleft()
+        self._roll(now)
         gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
         if not gone:
             return
@@ -413,6 +395,10 @@ class Vbr:
     def bound_ns(self) -> int:
         """Theorem 2."""
         return latency_bound_ns(self._timing)
+
+    def returning(self) -> bool:
+        """Who has left has left."""
+        return False
 
     def reliable(self) -> bool:
         """Without failures there are no gaps (Definition 1)."""

@@ -18,9 +18,10 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.rqueue import Rqueue, SlotFrames
-from unisono.orders.vbr import TAKES, Input, Mode, Vbr
+from unisono.orders.vbr import Vbr
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
 from unisono.wire.frame import Frame, Kind
 
@@ -67,7 +68,7 @@ class VbrGaps(Vbr):
         if ahead_ns > self._timing.gamma_ns and self._fence(sender, frame.incarnation, ahead_ns):
             self._say_join(now, JoinStep.ANSWER, self._timing.smax(now), to=sender, answers_ns=frame.sent_ns)
         if frame.kind is not Kind.DATA:
-            if frame.incarnation >= self._lives.get(sender, 0):
+            if ahead_ns <= self._timing.gamma_ns and frame.incarnation >= self._lives.get(sender, 0):
                 self._hear(sender, self._timing.slot_of(frame.sent_ns))
             if frame.kind is Kind.JOIN:
                 self._on_join(now, frame)
@@ -123,15 +124,18 @@ class VbrGaps(Vbr):
         super().wake(now)
 
     def wake_at(self) -> int | None:
-        """As without failures; and the slot being delivered is over Δ+Γ after its end, whoever is missing."""
-        due, timing = super().wake_at(), self._timing
-        if self.mode is Mode.DET_RATE:
-            at = timing.start_of(self._first_slot)
-        elif self.mode is Mode.DELIVER_MESSAGES:
+        """The end of the slot being sent, our first slot, a HELLO; and Δ+Γ after its end a slot is over for all."""
+        timing = self._timing
+        if self.mode is Mode.DELIVER_MESSAGES:
             done = self._current == len(self.view.members)
             at = timing.end_of(self._deliver_slot) if done else self._late_at()
+            if self._policy.member not in self._final_slots:
+                at = min(at, timing.end_of(self._slot))
+        elif self.mode is Mode.DET_RATE:
+            at = timing.start_of(self._first_slot)
         else:
-            return due
+            return super().wake_at()
+        due = self.exchange.wake_at()
         return at if due is None else min(due, at)
 
     def latest_slot(self, now: int) -> int:
@@ -241,26 +245,12 @@ class VbrGaps(Vbr):
 
     # -- giving up -------------------------------------------------------------------------------------------
 
-    def _advance(self, now: int) -> None:
-        """As without failures, but a slot is not over before our clock has passed it.
+    def _slot_over(self, now: int) -> bool:
+        """Not before our clock has passed it: until then a JOIN for the next slot may come (000-24).
 
-        Until then a JOIN for the next slot may come (000-24), though everybody has used up its burst and ended early.
+        That matters when everybody has used up its burst and ended the slot early.
         """
-        while self.mode is Mode.DELIVER_MESSAGES:
-            members = self.view.members
-            if self._current == len(members):
-                if now < self._timing.end_of(self._deliver_slot):
-                    return
-                self._finish_slot(now)
-                continue
-            sender = members[self._current]
-            frames = self._rqueues[sender].slots.get(self._deliver_slot)
-            if frames is not None and frames.waiting:
-                self._deliver(sender, frames)
-            if (frames is None or not frames.ended()) and not self._given_up(now, sender):
-                return
-            self._current += 1
-            self._count = 0
+        return now >= self._timing.end_of(self._deliver_slot)
 
     def _given_up(self, now: int, sender: int) -> bool:
         """Go on without the rest: Δ+Γ after the slot's end, or when FIFO shows that there is no rest (§7)."""
@@ -366,11 +356,18 @@ class VbrGaps(Vbr):
             self._depart(self._deliver_slot)
         return True
 
+    def _blocked(self) -> bool:
+        return False  # who is far behind is given up
+
     # -- questions -------------------------------------------------------------------------------------------
 
     def bound_ns(self) -> int:
         """Theorem 5."""
         return latency_bound_ns(self._timing)
+
+    def returning(self) -> bool:
+        """Who was given up may be back, and has to hear us for that."""
+        return True
 
     def reliable(self) -> bool:
         """A crash may leave gaps (Definition 2)."""

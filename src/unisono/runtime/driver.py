@@ -2,7 +2,8 @@
 
 No protocol decision is made here. The driver's own duties are order (what arrived is taken in before timers fire,
 erratum 000-22), bounds (an application that does not consume stops the reading of the socket and the sending of
-end-of-slot marks, which holds the whole group back instead of losing anything) and the trace.
+end-of-slot marks: without failures that holds the whole group back instead of losing anything, with them the others go
+on without this member) and the trace.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Driver:
         self._send_slot = self._send_place = 0
         self._follow_clock_at = 0
         self._clock_was_set = False
+        self._loss_was_told = False
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -106,7 +108,15 @@ class Driver:
         self._settle()
 
     def _follow_clock(self) -> None:
-        """Slew toward the system's clock; when somebody has set that, say so once."""
+        """Slew toward the system's clock; when somebody has set that, say so once. Likewise for lost datagrams."""
+        lost = self.transport.dropped() + sum(self.transport.errors.values())
+        if lost and not self._loss_was_told:
+            self._loss_was_told = True
+            text = (
+                f"this member's own sockets have lost datagrams: {self.transport.dropped()} arrived when the receive "
+                f"buffer was full, errors in sending: {dict(self.transport.errors) or 'none'}"
+            )
+            self.announce(Violation("socket", text, self.stack.policy.member))
         ahead = self.clock.follow()
         if ahead and not self._clock_was_set:
             way = "ahead of" if ahead > 0 else "behind"
@@ -132,6 +142,8 @@ class Driver:
             return
         if self.left is not None:
             self._changed.set()  # whoever leaves waits for the last datagrams to go out
+            if not self._leaving and self.transport.writable():
+                self.close()  # thrown out: the reason is in the queue, which can still be read
 
     # -- to and from the application -------------------------------------------------------------------------
 
@@ -191,7 +203,8 @@ class Driver:
                 # What was said before this still goes to those who leave: they wait for the marks of their last slot.
                 self.transport.send(self.stack.outgoing())
                 self.view = event.view
-                self.transport.set_active(event.view.members)
+                if not self.stack.order.returning():
+                    self.transport.set_active(event.view.members)
             self._enqueue(event)
         self._changed.set()
         if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
@@ -267,6 +280,12 @@ class Driver:
         """Tell the application of something that the driver's surroundings do not hold."""
         self._enqueue(violation)
         self._changed.set()
+
+    def reason(self) -> str:
+        """What was said last of what does not hold."""
+        return next(
+            (event.text for event in reversed(self._queue) if isinstance(event, Violation)), "no reason is known"
+        )
 
     @property
     def closed(self) -> bool:

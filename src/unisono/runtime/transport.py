@@ -72,6 +72,7 @@ class UdpTransport:
         self._receive: Receive | None = None
         self._after: Callable[[], None] | None = None
         self._paused = self._closed = self._reading = False
+        self._dropped = 0
 
     def _join(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
         # A socket that is bound to every address hears the group where the others reach this member.
@@ -120,7 +121,9 @@ class UdpTransport:
 
     def dropped(self) -> int:
         """Datagrams that arrived when the receive buffers were full; the kernel threw them away."""
-        return 0 if self._closed else sum(map(kernel_drops, self._sockets))
+        if not self._closed:
+            self._dropped = sum(map(kernel_drops, self._sockets))
+        return self._dropped
 
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer, and the multicast group, in one piece."""
@@ -228,6 +231,7 @@ class UdpTransport:
         """Send what still waits, for a tenth of a second at most, and close the sockets."""
         if self._closed:
             return
+        self.dropped()  # the last count that the sockets can give
         self._closed = True
         self._unwatch()
         self._outbox.close()

@@ -1,0 +1,100 @@
+"""Members of a real group that are cut off, killed and started later: the others go on, and whoever is back is back.
+
+Δ is generous, so that a busy machine does not look like a failure; no latency is asserted.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.stack import Datagram
+
+PATIENCE_S = 30.0
+
+
+async def joined(member: int, peers: dict[int, tuple[str, int]]) -> unisono.Group:
+    return await unisono.join("table", member=member, peers=peers, failures=True, delta="300ms", slot="20ms")
+
+
+async def seen(groups: Sequence[unisono.Group], what: Callable[[], bool]) -> None:
+    """Consume what happens in all groups until it is so."""
+
+    async def consume(group: unisono.Group) -> None:
+        async for event in group.batches():
+            del event
+
+    consuming = [asyncio.create_task(consume(group)) for group in groups]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not what():
+                await asyncio.wait(consuming, timeout=0.02)
+    finally:
+        for task in consuming:
+            task.cancel()
+        await asyncio.gather(*consuming, return_exceptions=True)
+
+
+def test_a_partition_heals_and_both_sides_are_one_group_again() -> None:
+    """Paper 000 §6.6, over sockets: whoever was given up is still sent to, or no merge could begin."""
+
+    async def part() -> None:
+        peers = free_addresses((1, 2, 3))
+        groups = list(await asyncio.gather(*(joined(member, peers) for member in peers)))
+        await seen(groups, lambda: all(group.members == (1, 2, 3) for group in groups))
+        transport = groups[0]._driver.transport
+        send, take = transport.send, groups[0]._driver.stack.receive
+
+        def nothing_out(datagrams: Sequence[Datagram]) -> None:
+            del datagrams
+
+        def nothing_in(now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
+            del now, data, start, end, multicast
+
+        transport.send = nothing_out  # type: ignore[method-assign]
+        groups[0]._driver.stack.receive = nothing_in  # type: ignore[method-assign]
+        await seen(groups, lambda: [group.members for group in groups] == [(1,), (2, 3), (2, 3)])
+        transport.send = send  # type: ignore[method-assign]
+        groups[0]._driver.stack.receive = take  # type: ignore[method-assign]
+        await seen(groups, lambda: all(group.members == (1, 2, 3) for group in groups))
+        before = [group.stats().delivered for group in groups]
+        await groups[0].send(b"back")
+        await seen(groups, lambda: all(g.stats().delivered > n for g, n in zip(groups, before, strict=True)))
+        await asyncio.gather(*(group.leave() for group in groups))
+
+    asyncio.run(part())
+
+
+def test_a_later_member_joins_a_group_that_runs() -> None:
+    async def part() -> None:
+        peers = free_addresses((1, 2, 3))
+        groups = list(await asyncio.gather(*(joined(member, peers) for member in (1, 2))))
+        await seen(groups, lambda: all(group.members == (1, 2) for group in groups))
+        groups.append(await joined(3, peers))
+        await seen(groups, lambda: all(group.members == (1, 2, 3) for group in groups))
+        await groups[2].send(b"hello")
+        await seen(groups, lambda: all(group.stats().delivered >= 1 for group in groups))
+        await asyncio.gather(*(group.leave() for group in groups))
+
+    asyncio.run(part())
+
+
+def test_the_demo_kills_a_member_and_lets_another_join(tmp_path: Path) -> None:
+    words = ["demo", "--json", "--seconds", "3", "--members", "3", "--kill", "2@1s", "--join", "4@1500ms"]
+    words += ["--delta", "300ms", "--slot", "20ms", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", "from unisono.cli.main import run; run()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "valid"
+    assert sorted(result["delivered"]) == ["1", "3", "4"], "the one killed has no last word"
+    assert all(count > 0 for count in result["delivered"].values())
+    assert {name: check["verdict"] for name, check in result["checks"].items() if name != "latency"} == {
+        "total_order": "valid",
+        "integrity": "valid",
+        "fifo": "valid",
+    }
