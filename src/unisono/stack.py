@@ -24,7 +24,7 @@ from unisono.orders.timestamp import Timestamp
 from unisono.orders.vbr import Vbr
 from unisono.orders.vbr_gaps import VbrGaps
 from unisono.wire.door import Door
-from unisono.wire.frame import Frame, Kind, encode
+from unisono.wire.frame import LAST, Frame, Kind, encode
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
@@ -69,7 +69,7 @@ class Stack:
         self.order = order
         self.skew = skew
         self.delays = Histogram()
-        """One-way delays of data frames as the clocks show them, without correction for skew."""
+        """One-way delays of end-of-slot marks, which deliveries wait for, as the clocks show them, skew and all."""
         self._layers = tuple(layers)
         """From the order down to the network."""
         self._out: list[Frame] = []
@@ -88,11 +88,13 @@ class Stack:
         frame = self.door.admit(data, start, len(data) if end is None else end, self.order.latest_slot(now))
         if frame is None:
             return
-        if frame.kind is Kind.DATA or frame.kind is Kind.FEC:
+        if frame.flags & LAST:
             self.delays.add(now - frame.sent_ns)
         frame.multicast = multicast
-        self._takers[frame.kind].from_below(now, frame)
-        self._pump(now)
+        taker = self._takers[frame.kind]
+        taker.from_below(now, frame)
+        if taker is not self.order or self.order.down:
+            self._pump(now)
 
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""

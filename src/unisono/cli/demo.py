@@ -95,9 +95,12 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         raise InvalidPolicy("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
     kills, joins = _moments("--kill", options.kill), _moments("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
-    for member in kills:
-        if member not in members:
-            raise InvalidPolicy("--kill", f"there is no member {member} among {members}")
+    for option, moments in (("--kill", kills), ("--join", joins)):
+        for member, at_ns in moments.items():
+            if member not in members:
+                raise InvalidPolicy(option, f"there is no member {member} among {members}")
+            if at_ns >= options.seconds * NS_PER_S:
+                raise InvalidPolicy(option, f"{duration_text(at_ns)} is after the end of the run")
     failures = bool(options.failures or kills or joins or options.loss_burst)
     events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
     events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
@@ -106,7 +109,7 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
 [group]
 name = "demo"
-order = "{options.order}"
+order = "{"vbr" if options.order == "auto" else options.order}"
 members = {members}
 failures = {str(failures).lower()}
 loss_burst = {options.loss_burst}
@@ -261,8 +264,11 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         f" with Δ {ms(what.delay_ns + what.lateness_ns):.2f} (network 99.99 % {ms(what.delay_ns):.2f} + timer lateness "
         f"{ms(what.lateness_ns):.2f}), Γ {ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
     )
+    total = judgement.verdicts["latency"].figures["deliveries"]
+    out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
-        f"  late           {result['late']:,} of {judgement.verdicts['latency'].figures['deliveries']:,} deliveries\n"
+        f"  declared       {result['declared_bound_ms']:g} ms with Δ {ms(scenario.timing.delta_ns):g}, Γ "
+        f"{ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later than that: {result['late_declared']:,}\n"
     )
     out.write(f"  longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member\n")
     for text in result["violations"][:5]:

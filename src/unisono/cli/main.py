@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status, problem = Exit.ENVIRONMENT, error
     except (UnisonoError, OSError) as error:
         status, problem = Exit.BAD_INPUT, error
+    if isinstance(problem, OSError) and problem.filename is not None:
+        problem = UnisonoError(f"{problem.filename}: {problem.strerror}")
     sys.stderr.write(f"unisono {options.verb}: {problem}\n")
     return status
 

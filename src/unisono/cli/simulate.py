@@ -101,8 +101,9 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
     return row, verdicts
 
 
-def _badness(row: dict[str, Any]) -> int:
-    return {"valid": 0, "unknown": 1, "violated": 2}[row["verdict"]]
+def _badness(row: dict[str, Any]) -> tuple[int, float]:
+    """By verdict, then by latency."""
+    return ("valid", "unknown", "violated").index(row["verdict"]), row["latency_max_ms"]
 
 
 def _progress(done: int, total: int, rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -131,7 +132,8 @@ def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[
     )
     for member, texts in list(worst["violations"].items())[:5]:
         out.write(f"  ! member {member}: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}\n")
-    expected = "" if worst["expected"] else " (not what the scenario expects)"
+    wanted = "as the scenario expects" if worst["expected"] else "not what the scenario expects"
+    expected = "" if worst["expected"] and worst["verdict"] == "valid" else f" ({wanted})"
     out.write(f"verdict: {worst['verdict']}{expected}\n")
     if worst["verdict"] != "valid":
         out.write(f"replay:  {replay}\n")

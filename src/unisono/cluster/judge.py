@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.check.latency import latency
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cluster.local import Report
@@ -70,6 +71,9 @@ class Judgement:
     verdicts: dict[str, Verdict]
     measured: Measured
     bound_ns: int
+    """With Δ and Γ as measured."""
+    declared_bound_ns: int
+    """With Δ and Γ as they were declared: what the members promised before the first message."""
     finals: Mapping[int, Report]
 
     @property
@@ -96,11 +100,13 @@ class Judgement:
             "verdict": self.verdict.value,
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
             "same_sequence": self.same_sequence(),
-            "sent": sum(final["sent"] for final in self.finals.values()),
+            "sent": len(self.trace.sends()),
             "delivered": {str(member): final["delivered"] for member, final in self.finals.items()},
             "latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
             "bound_ms": ms(self.bound_ns),
             "late": figures["late"],
+            "declared_bound_ms": ms(self.declared_bound_ns),
+            "late_declared": int(latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"]),
             "delta_measured_ms": ms(self.measured.delay_ns),
             "timer_lateness_ms": ms(self.measured.lateness_ns),
             "gamma_measured_ms": ms(self.measured.gamma_ns),
@@ -147,4 +153,5 @@ def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Re
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
-    return Judgement(trace, check_all(trace), what, bound_ns, finals)
+    declared_ns = max(build(scenario.policy_for(m)).order.bound_ns() for m in scenario.members)
+    return Judgement(trace, check_all(trace), what, bound_ns, declared_ns, finals)

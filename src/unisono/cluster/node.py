@@ -32,6 +32,9 @@ from unisono.trace.writer import ParquetWriter
 
 _STAMP = struct.Struct("!Q")
 PROGRESS_EVERY_S = 0.1
+HERE = b"here:"
+"""A member's roll call: the numbers of those whose roll calls it has delivered."""
+ROLL_CALL_EVERY_S = 0.05
 GATHER_S = 20.0
 FAREWELL_S = 2.0
 BYE = b"bye"
@@ -87,9 +90,10 @@ class MemberRun:
         self._last_delivery_ns = 0
         self._byes = 0
         self._all_said_bye = asyncio.Event()
-        self._everyone_here = asyncio.Event()
-        self._expected = frozenset(setup.get("expected", ()))
-        """Who is to be in the list before this member sends; a group with failures begins without waiting."""
+        self._expected = frozenset(setup.get("expected", ())) if self.scenario.failures else frozenset()
+        """Who is to be there before this member sends; a group with failures begins without waiting for anybody."""
+        self._roll_calls: dict[int, frozenset[int]] = {}
+        """By member, whom it has heard according to its last roll call."""
         self._run_ns = self.scenario.run_ns - int(setup.get("late_ns", 0))
         self.incarnation = new_incarnation()
         self.writer = ParquetWriter(
@@ -143,8 +147,6 @@ class MemberRun:
 
     async def _consume(self, group: Group) -> None:
         async for event in group.batches():
-            if self._expected <= set(group.members):
-                self._everyone_here.set()
             if isinstance(event, Batch):
                 now = time.time_ns()
                 if self._last_delivery_ns:
@@ -154,6 +156,8 @@ class MemberRun:
                 for message in event.messages:
                     if message == BYE:
                         self._byes += 1
+                    elif message.startswith(HERE):
+                        self._roll_calls[event.sender] = frozenset(message[len(HERE) :])
                     elif len(message) >= _STAMP.size:
                         self.latencies.add(now - _STAMP.unpack_from(message)[0])
             elif isinstance(event, Violation):
@@ -164,8 +168,7 @@ class MemberRun:
     async def _send(self, group: Group) -> None:
         """The workload, then goodbye; a member that leaves by script goes without."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(GATHER_S):
-            await self._everyone_here.wait()
+        await self._gather(group)
         begin = loop.time()
         chance = random.Random(f"{self.scenario.seed}/{self.member}")
         for at_ns, what in timeline(self.scenario, self.member, chance, self._run_ns):
@@ -178,6 +181,13 @@ class MemberRun:
             else:
                 await group.send_many([stamped(size) for size in what])
         await group.send(BYE)
+
+    async def _gather(self, group: Group) -> None:
+        """Call the roll until everybody who is expected is known to hear everybody who is expected."""
+        async with asyncio.timeout(GATHER_S):
+            while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
+                await group.send(HERE + bytes(sorted(m for m in self._roll_calls if m < 256)))
+                await asyncio.sleep(ROLL_CALL_EVERY_S)
 
     async def _report_progress(self, group: Group) -> None:
         while True:

@@ -138,7 +138,7 @@ class Vbr:
             self.ignored["slot already delivered"] += 1
         elif not self._rqueues[sender].add(frame):
             self.ignored["duplicate"] += 1
-        elif frame.slot == self._deliver_slot:
+        elif frame.slot == self._deliver_slot and sender == self.view.members[self._current]:
             self._advance(now)
 
     def new_rate(self, now: int, rate: Rate) -> None:
