@@ -101,6 +101,7 @@ declarations the one that delivers most in a short trial is measured. *Declared*
     "latency": f"""\
 {latency.MEMBERS} processes, each sending {latency.RATE:g} messages/s (Poisson, 100 B). From handing in to \
 delivery, out of the recorded trace. The bound is Δ+Γ+Θ: Δ is the measured 99.99 % quantile of the network's delay \
+(of end-of-slot marks, the frames that deliveries wait for; at this rate every frame is one) \
 plus the latest that any timer of any member fired, Γ is as measured in-band, Θ is the slot. The target is that \
 nothing is late on a machine that does nothing else.""",
     "simulator": f"""\

@@ -16,7 +16,7 @@ class Stats:
     delivered: int
     bound_ns: int
     delays: Histogram
-    """One-way delays of datagrams, as the clocks show them."""
+    """One-way delays of end-of-slot marks, as the clocks show them."""
     lateness: Histogram
     """How late this member's timers fired."""
     gamma_ns: int | None
