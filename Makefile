@@ -72,13 +72,13 @@ demo: $(BASE)  ## set up, then run a group of real member processes on this mach
 
 .PHONY: test
 test: lint types  ## set up, then lint, types and every test that is not slow
-	$(BIN)/pytest -n 2 -m "not slow" --ignore=tests/process
-	$(BIN)/pytest -m "not slow" tests/process
+	$(BIN)/pytest -n 2 -m "not slow" --ignore=tests/process --ignore=tests/pipeline
+	$(BIN)/pytest -m "not slow" tests/process tests/pipeline
 
 .PHONY: test-all
 test-all: lint types  ## the same with the slow tests
-	$(BIN)/pytest -n 2 --ignore=tests/process
-	$(BIN)/pytest tests/process
+	$(BIN)/pytest -n 2 --ignore=tests/process --ignore=tests/pipeline
+	$(BIN)/pytest tests/process tests/pipeline
 
 .PHONY: lint
 lint: $(DEV)
@@ -92,6 +92,10 @@ types: $(DEV)
 .PHONY: bench
 bench: $(DEV)  ## measure against the references, side by side
 	@$(BIN)/python -m benchmarks
+
+.PHONY: figures
+figures: $(DEV)  ## draw the documentation's figures anew
+	@$(BIN)/python -m benchmarks.figures
 
 .PHONY: fmt
 fmt: $(DEV)  ## format the code and apply the safe fixes

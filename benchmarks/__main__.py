@@ -11,16 +11,36 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import group_size, hot_spots, latency, simulator, throughput
+from benchmarks import (
+    consensus,
+    failures,
+    fec,
+    group_size,
+    hot_spots,
+    kill,
+    latency,
+    monitoring,
+    priority,
+    rmcast,
+    simulator,
+    throughput,
+)
 from benchmarks.progress import done, to_stderr
-from benchmarks.report import DOCUMENT, document, machine_facts, tables
+from benchmarks.report import DOCUMENT, document, machine_facts, revised, tables
 
 BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "throughput": throughput.rows,
     "latency": latency.rows,
+    "failures": failures.rows,
+    "kill": kill.rows,
+    "fec": fec.rows,
     "simulator": simulator.rows,
     "group_size": group_size.rows,
+    "monitoring": monitoring.rows,
+    "rmcast": rmcast.rows,
     "hot_spots": hot_spots.rows,
+    "consensus": consensus.rows,
+    "priority": priority.rows,
 }
 
 
@@ -33,7 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="short runs: shows that it works, the figures are rough")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--write", action="store_true", help=f"put the figures into {DOCUMENT.name}; needs a full run")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"put the figures into {DOCUMENT.name}; with --only, into these sections alone",
+    )
     return parser
 
 
@@ -42,29 +66,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     chosen = options.only or list(BENCHMARKS)
-    if options.write and (options.quick or options.only):
-        parser.error("--write needs all benchmarks at full length: the document is one run")
+    if options.write and options.quick:
+        parser.error("--write needs benchmarks at full length")
     facts = machine_facts()
     results: dict[str, list[dict[str, Any]]] = {}
-    failures: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for name in chosen:
         try:
             results[name] = BENCHMARKS[name](quick=options.quick, say=to_stderr)
         except Exception as error:  # noqa: BLE001 - one benchmark that fails must not hide the others' figures
-            failures[name] = f"{type(error).__name__}: {error}"
+            problems[name] = f"{type(error).__name__}: {error}"
         finally:
             done()
     if options.json:
         rows = [{"benchmark": name, **row} for name, found in results.items() for row in found]
-        sys.stdout.write(json.dumps({"machine": facts, "rows": rows, "failures": failures}) + "\n")
+        sys.stdout.write(json.dumps({"machine": facts, "rows": rows, "failures": problems}) + "\n")
     else:
         sys.stdout.write(tables(results))
-    for name, why in failures.items():
+    for name, why in problems.items():
         sys.stderr.write(f"bench: {name} could not be measured: {why}\n")
-    if options.write and not failures:
-        DOCUMENT.write_text(document(facts, results), encoding="utf-8")
+    if options.write and not problems:
+        page = document(facts, results)
+        if options.only:
+            page = revised(DOCUMENT.read_text(encoding="utf-8"), facts, results)
+        DOCUMENT.write_text(page, encoding="utf-8")
         sys.stderr.write(f"bench: wrote {DOCUMENT}\n")
-    return 1 if failures else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 `code` is the erasure code alone, as zfec does it; `layer` is all that a frame meets: encoding, cutting blocks, headers
 and coding on the way down, the door, bookkeeping and reconstruction on the way up. Receiving is measured without loss
-and with the first `a` shares of every block lost, which is the most work. Run: python -m benchmarks.fec
+and with the first `a` shares of every block lost, which is the most work. Run: python -m benchmarks --only fec
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
+from benchmarks.progress import Say, silence
 from unisono.layers.fec import Fec
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
@@ -78,7 +80,7 @@ class Coding:
         self.slots = [slot_frames(size, self.originals, slot) for slot in range(1, 9)]
         self.fec = Fec(policy(1, (a, b)))
         self.datagrams = [[encode(share, self.key) for share in self._sent(slot)] for slot in range(len(self.slots))]
-        door = Door(self.key, 2, (1, 2), fec=True)
+        door = Door(self.key, 2, (1, 2), layered=frozenset({Kind.FEC}))
         admitted = [door.admit(data, 0, len(data), 2**62) for data in self.datagrams[0][: b + 1]]
         shares = [share for share in admitted if isinstance(share, Share) and share.block == 0]
         self.block = [bytes(share.body) for share in shares[: b - a]]
@@ -104,7 +106,7 @@ class Coding:
         return len(self.slots) * self.originals * self.size
 
     def receive(self, lost: int) -> int:
-        fec, door = Fec(policy(2, (self.a, self.b))), Door(self.key, 2, (1, 2), fec=True)
+        fec, door = Fec(policy(2, (self.a, self.b))), Door(self.key, 2, (1, 2), layered=frozenset({Kind.FEC}))
         for datagrams in self.datagrams:
             for position, data in enumerate(datagrams):
                 if position % self.b < lost:
@@ -118,18 +120,29 @@ class Coding:
         return len(self.datagrams) * self.originals * self.size
 
 
-def main() -> None:
-    """The table."""
-    out = sys.stdout.write
-    out(f"{'a/b':>6} {'frame':>7} {'code':>8} {'decode':>8} {'send':>8} {'receive':>8} {'with loss':>9}   MB/s\n")
-    for a, b in ((2, 10), (2, 12), (1, 5)):
-        for size in (1400, 60_000):
+CODED = ((2, 12), (2, 10), (1, 5))
+"""(a, b): blocks of ten originals with two redundant shares, and two smaller ones."""
+SIZES = (1400, 60_000)
+TARGET_MB = 200
+"""For blocks of ten with two redundant."""
+
+
+def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
+    """One row per (a, b) and size of frames."""
+    found = []
+    for a, b in CODED[:1] if quick else CODED:
+        for size in SIZES:
+            say(f"fec: {a}/{b}, frames of {size} bytes")
             coding = Coding(size, a, b)
-            figures = [rate_mb(coding.code), rate_mb(coding.decode), rate_mb(coding.send)]
-            figures += [rate_mb(lambda lost=lost, c=coding: c.receive(lost)) for lost in (0, a)]  # type: ignore[misc]
-            code, decode, send, whole, lossy = figures
-            out(f"{a:>3}/{b:<2} {size:>7} {code:8.0f} {decode:8.0f} {send:8.0f} {whole:8.0f} {lossy:9.0f}\n")
-
-
-if __name__ == "__main__":
-    main()
+            row: dict[str, Any] = {
+                "work": f"{a}/{b}, {size:,} B",
+                "code": rate_mb(coding.code),
+                "decode": rate_mb(coding.decode),
+                "send": rate_mb(coding.send),
+                "receive": rate_mb(partial(coding.receive, 0)),
+                "lossy": rate_mb(partial(coding.receive, a)),
+            }
+            found.append({name: round(value) if isinstance(value, float) else value for name, value in row.items()})
+            if (a, b) == CODED[0]:
+                found[-1]["target"] = TARGET_MB
+    return found

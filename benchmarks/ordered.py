@@ -21,8 +21,7 @@ WARM_S = 0.5
 """Left out at the start, while processes and caches warm up."""
 STALL_S = 5.0
 """Without any delivery for this long the group has stopped: something was lost, or nobody gets to run."""
-
-
+GATHER_S = 20.0
 PROFILED = 1
 """The member that is profiled: if all were, the group would crawl."""
 
@@ -34,7 +33,7 @@ class MemberRun:
         self.setup = setup
         self.me = int(setup["member"])
         self.seconds = float(setup["seconds"])
-        self.from_others = self.own = self.batches = 0
+        self.from_others = self.own = self.batches = self.given_up = 0
         self.counted_from = self.counted_to = self.last = 0.0
         self.violations: list[str] = []
         self.stalled = False
@@ -60,6 +59,7 @@ class MemberRun:
             max_message=size,
             max_frame=int(setup["max_frame"]),
             link=unisono.Link("400Gbit/s"),
+            monitor=bool(setup.get("monitor")),
         )
         transport = group._driver.transport
         self._begin = self.last = time.monotonic()
@@ -86,7 +86,14 @@ class MemberRun:
             "lateness_max_ms": group.stats().lateness.largest / 1e6,
             "refused": dict(group.stats().refused),
             "ignored": dict(group.stats().ignored),
+            "given_up": self.given_up,
         }
+
+    async def _gather(self, group: unisono.Group) -> None:
+        """Where members come and go a group begins with whoever is there; this waits for all, as others do anyway."""
+        async with asyncio.timeout(GATHER_S):
+            while len(group.members) < len(self.setup["peers"]):
+                await asyncio.sleep(0.01)
 
     async def _send(self, group: unisono.Group, burst: int, size: int) -> None:
         messages = [bytes([n % 256]) * size for n in range(burst)]
@@ -100,6 +107,8 @@ class MemberRun:
         async for event in group.batches():
             if isinstance(event, unisono.Violation):
                 self.violations.append(f"{event.kind}: {event.text}")
+            if isinstance(event, unisono.ViewChange) and time.monotonic() < end:
+                self.given_up += len(event.left)
             if not isinstance(event, unisono.Batch):
                 continue
             number = len(event.messages)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
 import simpy
 
-from benchmarks import group_size, latency, simulator, throughput
+from benchmarks import consensus, group_size, kill, latency, rmcast, simulator, throughput
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
@@ -50,6 +51,44 @@ COLUMNS: dict[str, dict[str, str]] = {
         "verdict": "order",
         "load_before": "load before",
     },
+    "failures": {
+        "system": "system",
+        "work": "work",
+        "messages_per_s": "messages/s per member",
+        "ratio": "ratio to no failures",
+        "ratio_low": "lowest",
+        "ratio_high": "highest",
+        "target": "target",
+        "cpu_us_per_message": "CPU µs per message",
+        "cpu_ratio": "ratio by CPU",
+        "cores_busy": "cores busy",
+        "burst": "burst",
+        "slot_ms": "slot ms",
+        "delta_ms": "Δ ms",
+        "given_up": "given up",
+        "stalled": "rounds stalled",
+        "why": "why",
+    },
+    "kill": {
+        "run": "run",
+        "killed": "killed",
+        "gap_ms": "longest silence ms",
+        "theorem_5_ms": "Δ+2Γ+Θ ms",
+        "timer_lateness_ms": "timer lateness ms",
+        "bound_ms": "both ms",
+        "within": "within",
+        "verdict": "order",
+        "load_before": "load before",
+    },
+    "fec": {
+        "work": "a/b, frame",
+        "code": "code",
+        "decode": "decode",
+        "send": "send",
+        "receive": "receive",
+        "lossy": "receive with loss",
+        "target": "target of code",
+    },
     "simulator": {
         "system": "system",
         "events": "events",
@@ -70,6 +109,33 @@ COLUMNS: dict[str, dict[str, str]] = {
         "slice_ns_per_delivery": "slicing ns per message",
         "cpu_us_per_delivery": "all CPU µs per delivery",
     },
+    "monitoring": {
+        "frame_bytes": "largest frame B",
+        "messages_per_s_off": "messages/s without",
+        "messages_per_s_on": "messages/s with",
+        "throughput_lost": "share lost",
+        "throughput_lost_low": "lowest",
+        "throughput_lost_high": "highest",
+        "cpu_us_off": "CPU µs per message without",
+        "cpu_us_on": "with",
+        "cpu_added": "CPU added",
+        "rounds": "rounds",
+        "stalled": "rounds stalled",
+    },
+    "rmcast": {
+        "rho": "ρ",
+        "eta_ms": "η ms",
+        "omega_ms": "ω ms",
+        "loss": "lost",
+        "multicasts": "multicasts",
+        "within_ms": "D ms",
+        "negotiated": "negotiated within D",
+        "measured": "measured within D",
+        "measured_ever": "measured at all",
+        "missed": "missed by somebody",
+        "once": "each once",
+        "load_before": "load before",
+    },
     "hot_spots": {
         "work": "work",
         "where": "where",
@@ -78,14 +144,39 @@ COLUMNS: dict[str, dict[str, str]] = {
         "with_callees_ms": "with callees ms",
         "share": "share of own time",
     },
+    "consensus": {
+        "fsync": "fsync",
+        "batches_per_s": "batches decided/s",
+        "messages_per_s": "messages/s",
+        "batches_per_cpu_s": "batches per CPU second, all members",
+        "cpu": "cores busy",
+        "syncs_per_s": "fsyncs/s, leader",
+        "leaders": "leaders",
+    },
+    "priority": {
+        "order": "form",
+        "members": "members",
+        "bytes": "bytes",
+        "unprioritised_ms": "without priorities, ms",
+        "urgent_ms": "urgent, ms",
+        "ratio": "ratio",
+        "paper_ms": "paper, ms (Figure 5)",
+    },
 }
 
 TITLES = {
     "throughput": "(a) Throughput",
     "latency": "(b) Latency against the bound",
+    "failures": "Throughput with failures allowed",
+    "kill": "A member is killed",
+    "fec": "Forward error correction, MB/s of one core",
     "simulator": "(c) The simulator's event rate",
     "group_size": "(d) Cost against group size and messages per slot",
+    "monitoring": "(e) What metric collectors cost",
+    "rmcast": "(f) Reliable multicast with datagrams lost on purpose",
     "hot_spots": "Where a member of (a) spends its time",
+    "consensus": "(g) Consensus",
+    "priority": "(h) An urgent message into the queues of all members",
 }
 
 METHODS = {
@@ -104,6 +195,20 @@ delivery, out of the recorded trace. The bound is Δ+Γ+Θ: Δ is the measured 9
 (of end-of-slot marks, the frames that deliveries wait for; at this rate every frame is one) \
 plus the latest that any timer of any member fired, Γ is as measured in-band, Θ is the slot. The target is that \
 nothing is late on a machine that does nothing else.""",
+    "failures": """\
+The order of (a) with `failures` against the one without, both declaring the same, by turns; nobody fails. Δ is longer \
+than in (a), so that a member that waits for a processor is not given up for dead (*given up* counts how often one \
+was). The ratio is the median of the rounds' ratios.""",
+    "kill": f"""\
+{kill.MEMBERS} processes, each sending a message per slot; one is killed with SIGKILL. The longest time between two \
+deliveries at any survivor, from {kill.BEFORE_NS / 1e6:g} ms before the kill to {kill.AFTER_NS / 1e6:g} ms after it, \
+out of the recorded trace, against Δ+2Γ+Θ as declared (Theorem 5) plus the latest that any timer of a survivor \
+fired.""",
+    "fec": """\
+In MB of originals per second of one core's time; each figure is the best of three stretches. *Code* and *decode* are \
+the erasure code alone (zfec), *send* and *receive* all that a frame meets in the layer: encoding, cutting blocks, \
+headers and coding down, the door, bookkeeping and reconstruction up; *with loss*, the first a shares of every \
+block are lost, which is the most work.""",
     "simulator": f"""\
 {len(simulator.MEMBERS)} members; each sends a datagram to all others at each slot's end, which arrives after a \
 random delay. SimPy {simpy.__version__} runs the very same events (times and counts are compared by checksum) in \
@@ -119,6 +224,24 @@ of Python and C functions in the order, layers, door and stack: it is exact and 
 slot fits one frame ({group_size.ONE_FRAME:,} B) it does not change with the number of messages per slot, so per \
 message it falls; with frames of {group_size.ETHERNET:,} B it grows with the frames, not with the messages. Times \
 are the lowest of three runs.""",
+    "monitoring": """\
+The group of (a) with messages of 100 B, with and without metric collectors in turns; the shares are medians of the \
+rounds' own ratios. *CPU added* compares processor time per message and is the steadier of the two on a machine that \
+others use. Frames of an Ethernet's size are the hard case: collecting is work per datagram.""",
+    "rmcast": f"""\
+{rmcast.MEMBERS} processes, each multicasting {rmcast.RATE:g} messages/s without a total order; {rmcast.LOSS:.0%} of \
+all datagrams that arrive are thrown away on purpose. What one datagram takes is measured first, without loss; from \
+that, the loss and a share of {rmcast.SHARE:g} negotiation gives ρ, η, ω and the D within which that share of all \
+multicasts has reached everyone. *Negotiated* is r_D, which counts on the sender alone; receivers that take over make \
+it more.""",
+    "consensus": f"""\
+{len(consensus.MEMBERS)} processes on this machine over loopback UDP, each handing in batches of \
+{consensus.BATCH} messages of {consensus.SIZE} B as fast as they are taken; a batch counts when it is decided. \
+*fsync* is the storage's policy; \"no storage\" keeps nothing. Of three runs the best.""",
+    "priority": """\
+All members in one process over loopback, median of 50 rounds. *Without priorities*: into empty queues, until everyone \
+has consumed it. *Urgent*: into queues of three messages of low priority, until everyone has consumed it, ahead of \
+them. The paper's figure is for six machines on an Ethernet of 1995.""",
     "hot_spots": """\
 cProfile within one member of (a). Profiling itself slows Python functions down, so shares are a guide, not a \
 measurement.""",
@@ -185,13 +308,26 @@ def document(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
         f"load average before the run {facts['load_before']}.\n\n",
         _noise(facts),
     ]
-    for name, rows in results.items():
-        grid = _grid(name, rows)
-        parts.append(f"## {TITLES[name]}\n\n{METHODS[name]}\n\n")
-        parts.append("| " + " | ".join(grid[0]) + " |\n|" + "---|" * len(grid[0]) + "\n")
-        parts.extend("| " + " | ".join(line) + " |\n" for line in grid[1:])
-        parts.append("\n")
+    parts.extend(_section(name, rows) for name, rows in results.items())
     return "".join(parts).rstrip() + "\n"
+
+
+def _section(name: str, rows: list[Row], note: str = "") -> str:
+    grid = _grid(name, rows)
+    lines = ["| " + " | ".join(grid[0]) + " |", "|" + "---|" * len(grid[0])]
+    lines += ["| " + " | ".join(line) + " |" for line in grid[1:]]
+    return f"## {TITLES[name]}\n\n{METHODS[name]}{note}\n\n" + "\n".join(lines) + "\n\n"
+
+
+def revised(page: str, facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
+    """The page with some sections measured anew, each with its own date; the others stay as they are."""
+    head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    titles = {title: name for name, title in TITLES.items()}
+    known = {titles.get(section.splitlines()[0].removeprefix("## "), section): section for section in sections}
+    note = f" Measured on {facts['date']}, load average before {facts['load_before']}."
+    known |= {name: _section(name, rows, note) for name, rows in results.items()}
+    order = [*(name for name in TITLES if name in known), *(name for name in known if name not in TITLES)]
+    return head + "".join(known[name].rstrip() + "\n\n" for name in order).rstrip() + "\n"
 
 
 def _noise(facts: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def _start(
 def _setups(size: int, seconds: float, **more: Any) -> list[dict[str, Any]]:
     peers = free_addresses(MEMBERS)
     return [
-        {"member": m, "peers": peers, "size": size, "seconds": seconds, "max_frame": FRAME_BYTES, **more}
+        {"max_frame": FRAME_BYTES, **more, "member": m, "peers": peers, "size": size, "seconds": seconds}
         for m in MEMBERS
     ]
 
@@ -120,9 +120,9 @@ def raw(size: int, seconds: float) -> list[dict[str, Any]]:
     return _results(processes, seconds)
 
 
-def ordered(load: Load, seconds: float, profile_to: str = "") -> list[dict[str, Any]]:
+def ordered(load: Load, seconds: float, profile_to: str = "", **more: Any) -> list[dict[str, Any]]:
     """The members' figures, in one order; raises Stalled if the group stopped."""
-    setups = _setups(load.size, seconds, slot_ns=load.slot_ns, burst=load.burst, delta_ns=load.delta_ns)
+    setups = _setups(load.size, seconds, slot_ns=load.slot_ns, burst=load.burst, delta_ns=load.delta_ns, **more)
     results = _results(_start("benchmarks.ordered", setups, {"UNISONO_PROFILE": profile_to}), seconds)
     if any(r["stalled"] for r in results):
         complaints = sorted({text for r in results for text in r["violations"]})

@@ -10,11 +10,14 @@ from unisono.errors import (
     InvalidPolicy,
     MessageTooLarge,
     ReservationRefused,
+    SlaError,
     UnisonoError,
 )
 from unisono.group import Event, Group, join
-from unisono.model.events import Batch, Delivery, ViewChange, Violation
+from unisono.model.events import Batch, Delivery, Notice, SlaCleared, SlaViolation, TimingChange, ViewChange, Violation
+from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
 from unisono.model.stats import Stats
 from unisono.model.views import View
 from unisono.qos.reservation import Link
@@ -31,9 +34,16 @@ __all__ = [
     "InvalidPolicy",
     "Link",
     "MessageTooLarge",
+    "MetricRow",
+    "Notice",
     "Rate",
+    "Redundancy",
     "ReservationRefused",
+    "SlaCleared",
+    "SlaError",
+    "SlaViolation",
     "Stats",
+    "TimingChange",
     "UnisonoError",
     "View",
     "ViewChange",

@@ -70,6 +70,10 @@ class GroupClosed(UnisonoError):
     """The group has been left, or its driver has stopped."""
 
 
+class StorageError(UnisonoError):
+    """Stable storage is missing, damaged, read-only or full; the message names the file and says what to do."""
+
+
 class EnvironmentLacks(UnisonoError):
     """This machine lacks something that the work needs; the message says what to do."""
 
@@ -80,5 +84,16 @@ class ScenarioError(UnisonoError, ValueError):
     def __init__(self, source: str, field: str, problem: str) -> None:
         super().__init__(f"{source}: {field}: {problem}")
         self.source = source
+        self.field = field
+        self.problem = problem
+
+
+class SlaError(UnisonoError, ValueError):
+    """A file of service level agreements is wrong; names the file, the line, the field and what was expected."""
+
+    def __init__(self, source: str, line: int, field: str, problem: str) -> None:
+        super().__init__(f"{source}:{line}: {field}: {problem}")
+        self.source = source
+        self.line = line
         self.field = field
         self.problem = problem

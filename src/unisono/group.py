@@ -3,56 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from unisono.errors import FormationTimeout, GroupClosed, Infeasible, InvalidPolicy
-from unisono.model.durations import NS_PER_S, duration_ns, duration_text
-from unisono.model.events import Batch, Delivery, ViewChange, Violation
-from unisono.model.policy import Policy
+from unisono.errors import FormationTimeout, GroupClosed, InvalidPolicy
+from unisono.model.durations import NS_PER_S, duration_ns
+from unisono.model.events import Batch, Delivery, Notice, TimingChange, ViewChange, Violation
+from unisono.model.metrics import MetricRow
+from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
+from unisono.model.rest import Rest
+from unisono.model.sla import SlaSet
 from unisono.model.stats import Stats
-from unisono.model.timing import Timing
-from unisono.model.views import View
+from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.orders.packing import reservation
+from unisono.qos.oversight import Listener
 from unisono.qos.reservation import Link, LinkShare
-from unisono.runtime.clock import WallClock
+from unisono.runtime.clock import WallClock, new_incarnation
+from unisono.runtime.discovery import Responder
 from unisono.runtime.driver import Driver, Happening
+from unisono.runtime.injection import Injection
+from unisono.runtime.place import Peers, where
+from unisono.runtime.setup import MetricSink, Setup, address_of, slas_of, timing_for
+from unisono.runtime.sockets import resolve_soon
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
 
-Event: TypeAlias = Delivery | ViewChange | Violation
+Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 """What iterating over a group gives."""
 
-SLOT_DEFAULT_NS = 5_000_000
-SLOT_LARGEST_NS = 50_000_000
-SLOT_SMALLEST_NS = 500_000
-INCARNATIONS_FROM_NS = 1_735_689_600 * NS_PER_S
-START_MARGIN_NS = 100_000_000
-PROBE_EVERY_NS = NS_PER_S
 LEAVE_PATIENCE_S = 1.0
 
 
 def join(
     group: str,
     *,
-    member: int,
-    peers: Mapping[int, str | tuple[str, int]],
+    member: int | None = None,
+    peers: Peers = None,
+    members: int | None = None,
+    beacon: str | None = None,
+    interface: str | None = None,
     order: str = "auto",
     rate: Rate | None = None,
     deadline: str | int | None = None,
     slot: str | int | None = None,
-    delta: str | int = "20ms",
-    gamma: str | int = "2ms",
+    delta: str | int = DELTA_DEFAULT,
+    gamma: str | int = GAMMA_DEFAULT,
     failures: bool = False,
     loss_burst: int = 0,
     fec: tuple[int, int] | None = None,
+    reliable: Redundancy | None = None,
     processing: str | int = 0,
     max_message: int = 4096,
     max_frame: int | None = None,
@@ -62,37 +71,48 @@ def join(
     incarnation: int | None = None,
     timeout: str | int = "30s",
     queue_messages: int = 1_000_000,
+    injection: Injection | None = None,
+    sla: SlaSet | str | os.PathLike[str] | None = None,
+    monitor: bool | MetricSink = False,
+    storage: str | Path | None = None,
+    fsync: str = "always",
 ) -> Joining:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
-    `peers` maps every member's number, this one's included, to its address (`"10.0.0.7:9001"`). `delta` is the
+    `group` is a name, or a reference (`Group.reference`). `peers` maps every member's number, this one's included, to
+    its address (`"10.0.0.7:9001"`), or is `"dns:NAME:PORT"`; without it `members` processes find each other by an IP
+    multicast `beacon` on `interface`, and `member` is the number that this one insists on. `delta` is the
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
-    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp.
+    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp, consensus.
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
-    redundancy against a lost of any b consecutive ones. `processing` is what a leader takes over one message.
+    redundancy against a lost of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
+    times, and `delta` is then the time within which that reaches everyone. `processing` is what a leader takes over
+    one message.
     `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
     capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
-    happens; its `life` must be the `incarnation` given here.
+    happens; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
+    `sla` names a file of service level agreements (or is what `parse_slas` made of one): they are judged while the
+    group runs, and violations come as events. `monitor` turns the metric collectors on without any agreement; a
+    function is given the rows of each collecting interval.
+    `storage` is the file in which this member keeps its promises (consensus), so that it may come back after a crash;
+    `fsync` says when it is made durable: "always" before anything rests on it, in a "batch" soon after, "never".
 
-    Raises InvalidPolicy, Infeasible or ReservationRefused at once, and FormationTimeout if the others do not come.
+    Raises SlaError, InvalidPolicy, Infeasible or ReservationRefused at once, FormationTimeout if the others do not
+    come, and StorageError if the storage cannot be trusted.
     """
-    addresses = {number: _address(f"peers[{number}]", peer) for number, peer in peers.items()}
-    if member not in addresses:
-        raise InvalidPolicy("peers", f"member {member} itself must be among the peers {sorted(addresses)}")
-    owners: dict[tuple[str, int], int] = {}
-    for number, address in addresses.items():
-        if owners.setdefault(address, number) != number:
-            raise InvalidPolicy("peers", f"members {owners[address]} and {number} have the same address")
+    place = where(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
         raise InvalidPolicy("queue_messages", f"room for at least one message is needed, not {queue_messages}")
     skew = duration_ns(gamma, "gamma")
-    timing = _timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
-    setup = _Setup(
-        group=group,
-        member=member,
-        addresses=addresses,
+    timing = timing_for(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
+    setup = Setup(
+        group=place.group,
+        member=place.member,
+        addresses=place.addresses,
+        salt=place.salt,
+        search=place.search,
         order="vbr" if order == "auto" else order,
         rate=rate or Rate(avg=50, burst=8),
         timing=timing,
@@ -101,123 +121,28 @@ def join(
         failures=failures,
         loss_burst=loss_burst,
         fec=fec,
+        reliable=reliable,
         processing_ns=duration_ns(processing, "processing"),
-        multicast=None if multicast is None else _address("multicast", multicast),
+        multicast=None if multicast is None else address_of("multicast", multicast),
         link=link or Link(),
         recorder=recorder,
         incarnation=incarnation if incarnation is not None else new_incarnation(),
         timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
         queue_messages=queue_messages,
+        injection=injection,
+        slas=slas_of(sla),
+        monitor=monitor,
+        storage=None if storage is None else Path(storage),
+        fsync=fsync,
     )
     setup.check(None if deadline is None else duration_ns(deadline, "deadline"))
     return Joining(setup)
 
 
-def new_incarnation() -> int:
-    """Eighths of seconds since 2025, which last until 2042: a restarted member is later without anything on disk."""
-    return (WallClock().now() - INCARNATIONS_FROM_NS) // 125_000_000 % 2**32
-
-
-def _address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidPolicy(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
-    return host.strip("[]"), int(port)
-
-
-def _timing(
-    order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
-) -> Timing:
-    """Δ, Γ and, unless it is given, the longest slot that keeps the deadline; `skews_ns`: Γ, and how much counts."""
-    gamma_ns, skew_ns = skews_ns
-    if slot is not None or deadline is None or order not in {"auto", "vbr"}:
-        return Timing(delta_ns, gamma_ns, SLOT_DEFAULT_NS if slot is None else duration_ns(slot, "slot"))
-    limit = duration_ns(deadline, "deadline")
-    theta_ns = min(limit - delta_ns - skew_ns, SLOT_LARGEST_NS)
-    if theta_ns < SLOT_SMALLEST_NS:
-        terms, word = (delta_ns, skew_ns, SLOT_SMALLEST_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
-        raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
-    return Timing(delta_ns, gamma_ns, theta_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Setup:
-    group: str
-    member: int
-    addresses: dict[int, tuple[str, int]]
-    order: str
-    rate: Rate
-    timing: Timing
-    max_message: int
-    max_frame: int | None
-    failures: bool
-    loss_burst: int
-    fec: tuple[int, int] | None
-    processing_ns: int
-    multicast: tuple[str, int] | None
-    link: Link
-    recorder: Recorder | None
-    incarnation: int
-    timeout_s: float
-    queue_messages: int
-
-    def check(self, deadline_ns: int | None) -> None:
-        """Refuse what can be refused before there is a socket."""
-        copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
-        share = self.link.share(copies)
-        bound_ns = build(self.policy(self.max_frame or 1400), share).order.bound_ns()
-        share.release()
-        if deadline_ns is not None and bound_ns > deadline_ns:
-            raise Infeasible(
-                deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
-            )
-
-    def policy(self, max_frame: int) -> Policy:
-        return Policy(
-            group=self.group,
-            member=self.member,
-            view=View(tuple(sorted(self.addresses))),
-            timing=self.timing,
-            rate=self.rate,
-            order=self.order,
-            incarnation=self.incarnation,
-            max_message=self.max_message,
-            max_frame=max_frame,
-            start_margin_ns=START_MARGIN_NS,
-            probe_every_ns=PROBE_EVERY_NS,
-            multicast=self.multicast is not None,
-            failures=self.failures,
-            loss_burst=self.loss_burst,
-            fec=self.fec,
-            processing_ns=self.processing_ns,
-        )
-
-
-class _Rest:
-    """What is left of the messages that travelled together."""
-
-    def __init__(self, messages: list[bytes]) -> None:
-        self._messages = messages
-
-    @property
-    def count(self) -> int:
-        return len(self._messages)
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(map(len, self._messages))
-
-    def messages(self) -> list[bytes]:
-        return self._messages
-
-    def sizes(self) -> list[int]:
-        return list(map(len, self._messages))
-
-
 class Joining:
     """What `join` gives: enter it or await it."""
 
-    def __init__(self, setup: _Setup) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._group: Group | None = None
 
@@ -235,22 +160,46 @@ class Joining:
             await self._group.leave()
 
     async def _open(self) -> Group:
-        setup = self._setup
-        clock = WallClock()
-        transport = UdpTransport(setup.member, setup.addresses, multicast=setup.multicast)
-        share = None
+        setup, found = await self._setup.complete()
+        injection = setup.injection
+        clock = WallClock(ahead_ns=0 if injection is None else injection.clock_offset_ns)
         try:
+            addresses = await resolve_soon(setup.addresses, setup.timeout_s)
+            bound = None if found is None else found.bound
+            transport = UdpTransport(
+                setup.member, addresses, multicast=setup.multicast, injection=injection, bound=bound
+            )
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        share = storage = None
+        try:
+            storage = setup.open_storage()
             by_multicast = setup.multicast is not None and transport.multicast_error is None
             share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
             max_frame = setup.max_frame or transport.max_frame()
-            stack = build(setup.policy(max_frame), share)
-            driver = Driver(stack, transport, clock, recorder=setup.recorder, queue_messages=setup.queue_messages)
+            stack = build(setup.policy(max_frame), share, None if storage is None else storage.memory)
+            driver = Driver(
+                stack,
+                transport,
+                clock,
+                recorder=setup.recorder,
+                oversight=setup.oversight(stack),
+                on_metrics=None if isinstance(setup.monitor, bool) else setup.monitor,
+                storage=storage,
+                queue_messages=setup.queue_messages,
+            )
         except BaseException:
             transport.close()
+            if storage is not None:
+                storage.close()
             if share is not None:
                 share.release()
+            if found is not None:
+                found.close()
             raise
-        group = Group(driver, stack, share)
+        group = Group(driver, stack, share, setup, None if found is None else found.responder)
         await group._form(setup.timeout_s)
         return group
 
@@ -258,8 +207,11 @@ class Joining:
 class Group:
     """A group that this process is a member of."""
 
-    def __init__(self, driver: Driver, stack: Stack, share: LinkShare) -> None:
+    def __init__(
+        self, driver: Driver, stack: Stack, share: LinkShare, setup: Setup, responder: Responder | None
+    ) -> None:
         self._driver = driver
+        self._setup, self._responder = setup, responder
         self._stack = stack
         self._share = share
         self._opened: Batch | None = None
@@ -268,25 +220,40 @@ class Group:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, message: bytes, *, priority: int = 0) -> None:
         """Multicast one message; waits while the declared rate has no room for it.
 
-        A message that was not taken when the group ends, or when this is cancelled, is not sent.
+        Of this member's messages that wait, those of higher `priority` go first; that is all it does, except in the
+        priority order. A message that was not taken when the group ends, or when this is cancelled, is not sent.
         """
-        await self.send_many((message,))
+        await self.send_many((message,), priority=priority)
 
-    async def send_many(self, messages: Sequence[bytes]) -> None:
+    async def send_many(self, messages: Sequence[bytes], *, priority: int = 0) -> None:
         """Multicast many messages in this order; far cheaper per message than `send`."""
         messages = tuple(messages)  # ours: the caller may go on to change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
             odd = next(type(message).__name__ for message in messages if type(message) is not bytes)
             raise TypeError(f"messages are bytes, not {odd}; encode what you send")
+        if not 0 <= priority <= PRIORITY_MAX:
+            raise InvalidPolicy("priority", f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority}")
         if messages:
-            await self._driver.submit(messages)
+            await self._driver.submit(messages, priority)
 
-    def renegotiate(self, rate: Rate) -> None:
-        """Change this member's rate from its next slot on; ReservationRefused leaves the old one in force."""
+    def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
+        """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
+
+        The wish for a `slot` is taken at once and travels in the order; awaiting the result waits until slots have
+        that length here, with the new `rate` if one was given too. A TimingChange then comes between two slots.
+        ReservationRefused and InvalidPolicy leave everything as it was. With a group that is left before, GroupClosed.
+        """
+        if slot is not None:
+            return self._driver.new_slot(duration_ns(slot, "slot"), rate)
+        if rate is None:
+            raise InvalidPolicy("rate", "a rate, a slot or both are to be changed, and neither was given")
         self._driver.new_rate(rate)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -295,6 +262,8 @@ class Group:
         driver = self._driver
         while True:
             event = self._rest_of_batch() or driver.pop()
+            if event is None and self._stack.pulls:
+                event = driver.consume()
             if event is not None:
                 yield event
             elif driver.closed:
@@ -312,6 +281,17 @@ class Group:
             else:
                 yield happening
 
+    async def consume(self) -> Delivery:
+        """In the priority order: pull the next message, which is delivered by this; iterating pulls too.
+
+        Waits while the queue is empty or its first message is locked. Other events are left for those who iterate.
+        """
+        driver = self._driver
+        while (batch := driver.consume()) is None:
+            driver.raise_if_closed()
+            await driver.changed()
+        return batch.deliveries()[0]
+
     def _rest_of_batch(self) -> Batch | None:
         """What an iteration by event that was broken off has left of its batch."""
         opened, rest = self._opened, self._rest
@@ -324,7 +304,7 @@ class Group:
             first_place=opened.first_place + given,
             first_index=opened.first_index + given,
             count=len(rest),
-            runs=[_Rest([delivery.payload for delivery in rest])],
+            runs=[Rest([delivery.payload for delivery in rest])],
         )
 
     # -- facts -----------------------------------------------------------------------------------------------
@@ -333,6 +313,11 @@ class Group:
     def member(self) -> int:
         """This member's number."""
         return self._stack.policy.member
+
+    @property
+    def reference(self) -> str:
+        """A text that says where this group's members are: `join(reference, member=…)` takes it as the group."""
+        return self._setup.reference()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -360,6 +345,18 @@ class Group:
             errors=dict(driver.transport.errors),
             multicast=stack.order.by_multicast(),
         )
+
+    def metrics(self) -> tuple[MetricRow, ...]:
+        """The rows of the last collecting interval that is over; empty where nothing is collected."""
+        oversight = self._driver.oversight
+        return () if oversight is None else oversight.latest
+
+    def on_sla(self, sla: str, listener: Listener) -> None:
+        """Call `listener` with each SlaViolation and SlaCleared of one agreement, as it is found."""
+        oversight = self._driver.oversight
+        if oversight is None:
+            raise InvalidPolicy("sla", "this group was joined without service level agreements")
+        oversight.register(sla, listener)
 
     # -- the beginning and the end ---------------------------------------------------------------------------
 
@@ -436,6 +433,8 @@ class Group:
 
     def _close(self) -> None:
         self._driver.close()
+        if self._responder is not None:
+            self._responder.close()
         self._share.release()
 
     async def __aenter__(self) -> Self:

@@ -7,49 +7,90 @@ The simulator and the asyncio driver use these and nothing else; no protocol dec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.errors import InvalidPolicy
-from unisono.layers.contract import Layer, Order
-from unisono.layers.fec import Fec, order_policy
+from unisono.layers import fec, rmcast
+from unisono.layers.causal import Causal
+from unisono.layers.contract import Layer, Lost, Order, Watcher
+from unisono.layers.fec import Fec
+from unisono.layers.fifo import Fifo
+from unisono.layers.rmcast import Rmcast
+from unisono.layers.service import Service
 from unisono.layers.skew import Skew
-from unisono.model.events import StackEvent
+from unisono.layers.uniform import Uniform
+from unisono.layers.views import views_of
+from unisono.model.events import Batch, Left, StackEvent, Violation
+from unisono.model.grid import Grid
 from unisono.model.histogram import Histogram
-from unisono.model.ids import group_key
+from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import Policy
+from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate, Reserver, Unlimited
+from unisono.model.services import SERVICES
+from unisono.model.settings import Settings
+from unisono.model.writes import Memory, Write
 from unisono.orders.cbr import Cbr
+from unisono.orders.consensus_log import ConsensusLog
+from unisono.orders.insertion import Form
 from unisono.orders.leader import Leader
+from unisono.orders.led import Led
+from unisono.orders.priority import Priority
+from unisono.orders.slotted import Slotted
 from unisono.orders.timestamp import Timestamp
+from unisono.orders.unordered import Unordered
 from unisono.orders.vbr import Vbr
 from unisono.orders.vbr_gaps import VbrGaps
+from unisono.wire.demand import encode_settings
 from unisono.wire.door import Door
-from unisono.wire.frame import LAST, Frame, Kind, encode
+from unisono.wire.frame import LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
     return (VbrGaps if policy.failures else Vbr)(policy, reserver)
 
 
+def _priority(policy: Policy, reserver: Reserver) -> Order:
+    form = Form.COORDINATOR if policy.order == "priority_coordinator" else Form.ALL
+    return Priority(policy, reserver, views_of(policy), form=form)
+
+
 ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "cbr": Cbr,
+    "consensus": ConsensusLog,
     "leader": Leader,
+    **dict.fromkeys(PRIORITY_ORDERS, _priority),
     "timestamp": Timestamp,
     "vbr": _vbr,
+    **dict.fromkeys(SERVICES, Unordered),
 }
+_SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": Uniform}
 
 
 HONOURS: dict[str, frozenset[str]] = {
-    "cbr": frozenset({"reservation"}),
-    "leader": frozenset({"processing_ns", "failures"}),
-    "timestamp": frozenset({"processing_ns", "failures"}),
-    "vbr": frozenset({"failures", "loss_burst", "fec"}),
+    "cbr": frozenset({"reservation", "reliable"}),
+    "consensus": frozenset({"failures"}),
+    "leader": frozenset({"processing_ns", "failures", "reliable"}),
+    **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),
+    "timestamp": frozenset({"processing_ns", "failures", "reliable"}),
+    "vbr": frozenset({"failures", "loss_burst", "fec", "reliable"}),
+    **dict.fromkeys(SERVICES, frozenset({"failures", "reliable"})),
 }
 """What each order does about the policies that not every order knows; what it does not honour is refused.
 
-The leader orders outlive crashes with and without `failures`. Forward error correction needs the VBR order's marks.
+The leader orders, consensus and the services without an order outlive crashes with and without `failures`. Forward
+error correction needs the VBR order's marks.
 """
-_UNASKED = {"failures": False, "loss_burst": 0, "fec": None, "processing_ns": 0, "reservation": "sender"}
+RESIZABLE = frozenset({"vbr"})
+"""The orders whose slots' length can be changed while the group runs."""
+_UNASKED = {
+    "failures": False,
+    "loss_burst": 0,
+    "fec": None,
+    "processing_ns": 0,
+    "reservation": "sender",
+    "reliable": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +113,79 @@ class Stack:
         """One-way delays of end-of-slot marks, which deliveries wait for, as the clocks show them, skew and all."""
         self._layers = tuple(layers)
         """From the order down to the network."""
+        self._names = tuple(type(layer).__name__.lower() for layer in layers)
+        self.watcher: Watcher | None = None
+        """Who collects metrics, if anybody does."""
+        self._serial = self._now = 0
         self._out: list[Frame] = []
         self._takers = {kind: self._taker(kind, len(self._layers)) for kind in Kind}
         self._group = group_key(policy.group)
-        self.door = Door(self._group, policy.member, policy.view.members, fec=policy.fec is not None)
+        layered = frozenset(kind for layer in self._layers for kind in layer.opens)
+        self.door = Door(self._group, policy.member, policy.view.members, layered)
+        self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
+        self._notices: list[StackEvent] = []
+        """What layers have to tell the application."""
+        self._slotted = order if isinstance(order, Slotted) else None
+        self._pulled = order if isinstance(order, Priority) else None
+        self._declared = Grid.of(policy.timing)
 
-    def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take application messages; how many, from the first on. The rest is to be offered again later."""
-        taken = self.order.submit(now, messages)
+    def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
+        """Take application messages; how many, from the first on. The rest is to be offered again later.
+
+        Only the priority order takes the priority into account.
+        """
+        self._now = now
+        if self._pulled is None:
+            taken = self.order.submit(now, messages)
+        else:
+            taken = self._pulled.submit_at(now, messages, priority)
+        if self.watcher is not None:
+            self.watcher.submitted(now, messages, taken)
         self._pump(now)
         return taken
 
+    @property
+    def pulls(self) -> bool:
+        """Whether the application pulls its messages, by `consume`."""
+        return self._pulled is not None
+
+    def queued(self) -> int:
+        """How many messages wait to be pulled, locked or not."""
+        return 0 if self._pulled is None else len(self._pulled.core.queue)
+
+    def consumable(self) -> bool:
+        """Whether `consume` would give a message."""
+        return self._pulled is not None and self._pulled.consumable()
+
+    def consume(self, now: int) -> Batch | None:
+        """The next message in the priority order, which is delivered by this; None if none can be had now."""
+        if self._pulled is None:
+            raise InvalidPolicy("order", f"the order {self.policy.order} hands messages out; nothing is to be pulled")
+        batch = self._pulled.consume(now)
+        if batch is not None:
+            if self.watcher is not None:
+                self.watcher.delivered(now, [batch])
+            self._pump(now)
+        return batch
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The order, and the services under it that take its frames, by name."""
+        services = [name for name, layer in zip(self._names, self._layers, strict=True) if layer.wraps]
+        return (self.policy.order, *services)
+
     def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
         """Take the datagram in data[start:end]."""
-        frame = self.door.admit(data, start, len(data) if end is None else end, self.order.latest_slot(now))
+        latest = self.order.latest_slot(now)
+        frame = self.door.admit(data, start, len(data) if end is None else end, latest)
         if frame is None:
             return
         if frame.flags & LAST:
             self.delays.add(now - frame.sent_ns)
         frame.multicast = multicast
+        self._now = now
+        if self.watcher is not None:
+            self.watcher.arrived(now, frame, data[start + SERIAL_AT])
         taker = self._takers[frame.kind]
         taker.from_below(now, frame)
         if taker is not self.order or self.order.down:
@@ -98,28 +193,75 @@ class Stack:
 
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""
+        self._now = now
         self.order.wake(now)
         for layer in self._layers:
             layer.wake(now)
+        if self.watcher is not None and now >= self.watcher.due:
+            self.watcher.wake(now)
         self._pump(now)
 
     def wake_at(self) -> int | None:
         """The clock reading at which to call `wake`."""
         due = [at for part in (self.order, *self._layers) if (at := part.wake_at()) is not None]
+        if self.watcher is not None:
+            due.append(self.watcher.due)
         return min(due, default=None)
 
     def outgoing(self) -> list[Datagram]:
         """The datagrams to send, in order; they are handed out once."""
+        if isinstance(self.order, ConsensusLog):
+            self._flush(self.order)
         if not self._out:
             return []
-        datagrams = [Datagram(frame.to, frame.multicast, encode(frame, self._group)) for frame in self._out]
+        datagrams, group, serial, size = [], self._group, self._serial, 0
+        for frame in self._out:
+            if frame.to == EVERYONE:
+                serial = serial % SERIALS + 1
+                data = encode(frame, group, serial)
+            else:
+                data = encode(frame, group)
+            size += len(data)
+            datagrams.append(Datagram(frame.to, frame.multicast, data))
+        self._serial = serial
         self._out.clear()
+        if self.watcher is not None:
+            self.watcher.departed(len(datagrams), size)
         return datagrams
+
+    def writes(self) -> list[Write]:
+        """What is to be durable before `outgoing` and `events` are asked for what they have now; handed out once."""
+        order = self.order
+        if not isinstance(order, ConsensusLog):
+            return []
+        self._flush(order)
+        writes = order.writes[:]
+        order.writes.clear()
+        return writes
+
+    def _flush(self, order: ConsensusLog) -> None:
+        order.flush()
+        if order.down:
+            self._pump(order.now)
 
     def events(self) -> list[StackEvent]:
         """What has happened for the application, in order; handed out once."""
-        events = self.order.events[:]
+        events = self._notices + self.order.events
+        self._notices.clear()
         self.order.events.clear()
+        if self._rmcast is not None and events and isinstance(events[-1], Left) and self._rmcast.speaking():
+            # Whoever leaves stays until the copies of its last messages are out: nobody should have to take over.
+            self.order.events.append(events.pop())
+        if self._slotted is not None and self._slotted.demanded:
+            demanded, self._slotted.demanded[:] = self._slotted.demanded[:], []
+            for demand in demanded:
+                if self.watcher is not None:
+                    self.watcher.demanded(self._now, demand)
+        if self.watcher is not None:
+            self.watcher.delivered(self._now, events)
+            if self.watcher.events:
+                events += self.watcher.events
+                self.watcher.events.clear()
         return events
 
     def new_rate(self, now: int, rate: Rate) -> None:
@@ -127,10 +269,53 @@ class Stack:
         self.order.new_rate(now, rate)
         self._pump(now)
 
+    def new_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
+        """Ask the group for slots of another length, and for another rate of this member's with them.
+
+        A TimingChange says when it has them. ReservationRefused and InvalidPolicy change nothing.
+        """
+        if self._slotted is None:
+            others = " and ".join(sorted(RESIZABLE))
+            raise InvalidPolicy("slot", f"the order {self.policy.order} keeps its slot length; {others} can change it")
+        if self.policy.reliable is not None:
+            raise InvalidPolicy("slot", "over reliable multicast the slot length stays as declared")
+        self._slotted.new_slot(now, theta_ns, rate)
+        self._pump(now)
+
+    def demand(self, now: int, settings: Settings) -> None:
+        """Let everybody know which settings this member needs; the watcher hears when everybody does.
+
+        Called by the watcher while the stack is at work, so what it leads to is carried on by that.
+        """
+        if self._slotted is None:
+            raise InvalidPolicy("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
+        self._slotted.demand(now, encode_settings(settings))
+
+    def turn(self, settings: Settings, slot: int) -> None:
+        """Have these settings in force from a slot on that everybody has agreed on."""
+        for layer in self._layers:
+            if isinstance(layer, Rmcast) and settings.copies is not None and self.policy.reliable is not None:
+                rho, eta_ns, omega_ns = settings.copies
+                layer.change(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
+            elif isinstance(layer, Fec) and settings.fec is not None:
+                layer.change(settings.fec, slot)
+
+    @property
+    def grid(self) -> Grid:
+        """The slots as this member knows them."""
+        return self._declared if self._slotted is None else self._slotted.grid
+
     def leave(self, now: int) -> None:
         """Depart in order; a Left event says when it is done."""
         self.order.leave(now)
         self._pump(now)
+
+    def outage_ns(self, died: Sequence[int]) -> int:
+        """How much longer than the bound a message takes at most when these members die, in this order.
+
+        Nothing without a leader: then the bound holds through failures, or the order does not outlive them.
+        """
+        return self.order.outage_ns(died) if isinstance(self.order, Led) else 0
 
     def _pump(self, now: int) -> None:
         """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
@@ -148,15 +333,25 @@ class Stack:
                 if layer.up:
                     moved = True
                     frames, layer.up[:] = layer.up[:], []
+                    if self.watcher is not None:
+                        self.watcher.raised(self._names[position], frames)
                     for frame in frames:
-                        self._taker(frame.kind, position).from_below(now, frame)
+                        if isinstance(frame, Lost):
+                            self._notices.append(_told(frame))
+                            continue
+                        taker = self._taker(frame.kind, position)
+                        if self._rmcast is not None and taker is order and frame.flags & LAST:
+                            self.delays.add(now - frame.sent_ns)
+                        taker.from_below(now, frame)
 
     def _lower(self, now: int, frames: list[Frame], position: int) -> None:
         """Frames on their way down, to the first layer from `position` on that takes them, or out."""
         below = self._layers[position:]
         for frame in frames:
-            for layer in below:
+            for at, layer in enumerate(below, start=position):
                 if frame.kind in layer.wraps:
+                    if self.watcher is not None:
+                        self.watcher.lowered(self._names[at], 1)
                     layer.from_above(now, frame)
                     break
             else:
@@ -170,8 +365,16 @@ class Stack:
         return self.order
 
 
-def build(policy: Policy, reserver: Reserver | None = None) -> Stack:
-    """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate."""
+def durable(order: str) -> bool:
+    """Whether an order has something to keep on stable storage."""
+    return ORDERS.get(order) is ConsensusLog
+
+
+def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | None = None) -> Stack:
+    """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate.
+
+    `memory` is what a durable order kept in earlier lives; without it, it keeps nothing.
+    """
     make = ORDERS.get(policy.order)
     if make is None:
         raise InvalidPolicy("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
@@ -181,7 +384,37 @@ def build(policy: Policy, reserver: Reserver | None = None) -> Stack:
             raise InvalidPolicy(field, f"the order {policy.order} does not do that; {' and '.join(others)} can")
     if policy.loss_burst and not policy.failures:
         raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
-    skew = Skew(policy)
-    if policy.fec is None:
-        return Stack(policy, make(policy, reserver or Unlimited()), [skew], skew)
-    return Stack(policy, make(order_policy(policy), reserver or Unlimited()), [Fec(policy), skew], skew)
+    if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
+        raise InvalidPolicy("reliable", "one remedy against loss at a time: not with fec or loss_burst")
+    skew, reserver = Skew(policy), reserver or Unlimited()
+    if memory is not None:
+        if not durable(policy.order):
+            raise InvalidPolicy("storage", f"the order {policy.order} keeps nothing on stable storage; consensus does")
+        return Stack(policy, ConsensusLog(policy, reserver, memory), [skew], skew)
+    if policy.order in SERVICES or policy.reliable is not None:
+        return _over_rmcast(policy, make, reserver, skew)
+    if policy.fec is not None:
+        order = make(fec.order_policy(policy), reserver)
+        slots = (lambda: order.grid) if isinstance(order, Slotted) else None
+        return Stack(policy, order, [Fec(policy, slots=slots), skew], skew)
+    return Stack(policy, make(policy, reserver), [skew], skew)
+
+
+def _over_rmcast(policy: Policy, make: Callable[[Policy, Reserver], Order], reserver: Reserver, skew: Skew) -> Stack:
+    if policy.reliable is None:
+        raise InvalidPolicy("reliable", f"{policy.order} rests on reliable multicast, which needs ρ, η and ω")
+    services = SERVICES.get(policy.order, ())
+    if policy.reliable.last_copy is None:
+        policy = replace(policy, reliable=replace(policy.reliable, last_copy="uniform" in services))
+    layers: list[Layer] = [Rmcast(policy), skew]
+    above = rmcast.order_policy(policy)
+    for service in reversed(services):
+        layers.insert(0, _SERVICES[service](above))
+        above = _SERVICES[service].order_policy(above)
+    return Stack(policy, make(above, reserver), layers, skew)
+
+
+def _told(lost: Lost) -> Violation:
+    what = "message" if lost.count == 1 else "messages"
+    text = f"{lost.count} {what} of member {lost.sender}, up to number {lost.first_sequence}, {lost.why}"
+    return Violation("lost", text, lost.sender, lost.slot)

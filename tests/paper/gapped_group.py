@@ -26,7 +26,7 @@ from unisono.model.views import View
 from unisono.model.workloads import Offers
 from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.faults import Losing, Window
+from unisono.sim.faults import Losing
 from unisono.sim.network import Adversary, Network, corners, everything, opposed
 from unisono.sim.node import Node
 from unisono.sim.world import World
@@ -107,8 +107,8 @@ class Watched(Stack):
             self.account.woken_ns = self.world().now
         super().wake(now)
 
-    def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        taken = super().submit(now, messages)
+    def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
+        taken = super().submit(now, messages, priority)
         self.account.sent_ns.extend([self.world().now] * taken)
         return taken
 
@@ -453,5 +453,5 @@ def _random_network(chance: Random, timing: Timing, members: Sequence[int], loss
     network = opposed(members, adversaries[kind], delta, fifo=fifo)
     if loss_burst:
         loss = Loss(Span(), chance.choice((0.1, 0.5, 1.0)), loss_burst, loss_burst + 1)
-        network.faults = (Losing(loss, Window(Span(), 0), chance),)
+        network.faults = (Losing((loss,), 0, chance),)
     return f"{kind}{'' if fifo else ', not FIFO'}", network

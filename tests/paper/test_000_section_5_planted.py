@@ -85,13 +85,13 @@ class Spills(Vbr):
     spilled: tuple[int, Sequence[bytes]] = (0, ())
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        self.spilled = (self._timing.slot_of(now), messages)
+        self.spilled = (self.grid.slot_of(now), messages)
         return len(messages)
 
     def wake(self, now: int) -> None:
         super().wake(now)
         slot, messages = self.spilled
-        if messages and self._timing.slot_of(now) > slot:
+        if messages and self.grid.slot_of(now) > slot:
             self.spilled = (0, ())
             super().submit(now, messages)
 

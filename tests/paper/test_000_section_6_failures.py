@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 from tests.paper.gapped_group import MS, PLENTY, Gapped, fixed, random_churn
 
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Loss, Partition, Span
+from unisono.model.offers import Ask
+from unisono.model.policy import Policy
 from unisono.model.rates import Rate
+from unisono.model.scenario_text import parse_scenario
 from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.signs import outage_ns
 from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
+from unisono.qos.planner import lower_bound_ns, plan
+from unisono.sim import run as simulate
 from unisono.sim.clocks import FixedClock, SteppedClock
 from unisono.sim.faults import Dividing, Losing, Window
 from unisono.sim.network import Network, everything, mesh, opposed, table
 from unisono.sim.streams import Streams
+from unisono.stack import build
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 BOUND_NS = 19 * MS
@@ -73,6 +86,53 @@ def test_definition_2_and_theorem_5_hold_in_200_random_schedules_of_crashes_join
 @pytest.mark.parametrize("part", range(20))
 def test_definition_2_and_theorem_5_hold_in_10000_random_schedules(part: int) -> None:
     definition_2_and_theorem_5(range(10_000 + part * 500, 10_000 + (part + 1) * 500))
+
+
+def test_a_member_that_joins_leaves_and_is_back_before_others_deliver_its_first_slot_is_heard_in_both_lives() -> None:
+    """Slots are short: the others deliver one Δ+Γ after its end, when the next life's JOIN is here already."""
+    definition_2_and_theorem_5(range(13_486, 13_487))
+
+
+# -- Theorem 4 and Lemma 6.1 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 8])
+def test_theorem_4_no_gap_free_order_that_survives_f_crashes_promises_less_than_f_plus_1_delta(failures: int) -> None:
+    """The planner refuses to the nanosecond; and no order that it knows of offers a gap-free bound below that."""
+    least_ns = (failures + 1) * TIMING.delta_ns
+    ask = Ask(2 * failures + 1, Rate(50, 8), TIMING, failures=failures, reliable=True)
+    assert lower_bound_ns(ask) == least_ns
+    refused, not_refused = (plan(replace(ask, deadline_ns=ns)).refusal for ns in (least_ns - 1, least_ns))
+    assert "Theorem 4" in refused
+    assert "Theorem 4" not in not_refused
+    # Asked for any deadline at all, whoever promises none when somebody dies is out.
+    for offer in plan(replace(ask, deadline_ns=3600 * NS_PER_S)).candidates:
+        died = tuple(range(1, failures + 1))
+        if offer.feasible:
+            stack = build(Policy("p", 1, View(tuple(range(1, ask.members + 1))), TIMING, ask.rate, order=offer.order))
+            assert offer.latency_bound_ns + stack.outage_ns(died) >= least_ns, offer.order
+
+
+def test_theorem_4_a_gap_free_order_pays_for_two_crashes_what_the_scenario_says() -> None:
+    path = Path(__file__).parents[2] / "scenarios" / "theorem_4_lower_bound.toml"
+    scenario = parse_scenario(path.read_text("utf-8"), path.name)
+    assert scenario.bound_ns == 2 * TIMING.delta_ns + 2 * outage_ns(TIMING, 0)
+    result = simulate(scenario)
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
+    assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}, verdicts
+    assert verdicts["latency"].figures["max_ns"] == 155 * MS + 1 > 3 * TIMING.delta_ns
+
+
+def test_lemma_6_1_all_the_messages_received_by_a_process_are_delivered() -> None:
+    """(1) Who is not suspected and does not fail is not suspected after; (2) who is back is heard from its slot on."""
+    received = 0
+    for seed in range(200, 240):
+        plan_, group = random_churn(seed)
+        assert not group.received_not_delivered(), f"{group.received_not_delivered()[0]}\n{plan_}"
+        assert not group.wrongly_removed(), f"(1): {group.wrongly_removed()[0]}\n{plan_}"
+        assert not group.undelivered(), f"(2): {group.undelivered()[0]}\n{plan_}"
+        received += sum(len(account.received()) for account in group.correct())
+    assert received > 500
 
 
 # -- §6.2: detecting faults ------------------------------------------------------------------------------------------
@@ -448,7 +508,7 @@ def test_section_6_6_suspicion_on_one_side_only_is_mended(delay_ns: int) -> None
     network = opposed((1, 2, 3), everything(delay_ns), TIMING.delta_ns)
     span = Span(50 * MS, 90 * MS)
     loss = Loss(span, 1.0, senders=(1,), receivers=(2,))
-    network.faults = (Losing(loss, Window(span, FIRST), Streams(1).stream("loss")),)
+    network.faults = (Losing((loss,), FIRST, Streams(1).stream("loss")),)
     group = Gapped(TIMING, fixed({1: 0, 2: 0, 3: 0}), network)
     chatter(group, 4, 60)
     group.run(group.at(1, 80))
@@ -593,7 +653,7 @@ class GivesUpEarly(VbrGaps):
     """Waits for Δ instead of Δ+Γ."""
 
     def _late_at(self) -> int:
-        return super()._late_at() - self._timing.gamma_ns
+        return super()._late_at() - self.grid.gamma_ns
 
 
 class WaitsLonger(VbrGaps):

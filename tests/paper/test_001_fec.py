@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,20 +15,22 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.layers.fec import Fec, net_avg_per_slot, net_max_burst, order_policy, packets
 from unisono.layers.skew import Skew
-from unisono.model.delays import Chance
+from unisono.model.delays import Chance, Constant
 from unisono.model.faults import Duplication, Loss, Reordering, Span
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
-from unisono.model.scenario import EPOCH_NS
+from unisono.model.scenario import EPOCH_NS, Network, Scenario, Start, Workload
+from unisono.model.scenario_text import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.vbr import Vbr
+from unisono.sim import run as simulate
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.faults import LinkFault, link_fault
 from unisono.sim.network import Adversary, corners, everything, opposed
 from unisono.sim.world import World
-from unisono.stack import Stack
+from unisono.stack import Stack, build
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 from unisono.wire.control import encode_probe
@@ -213,7 +216,7 @@ def group(
         )
         order, layer, skew = Vbr(order_policy(policy), Unlimited()), Fec(policy), Skew(policy)
         stack = Stack(policy, order, [layer, skew], skew)
-        stack.door = Door(group_key("g"), member, members, fec=True)
+        stack.door = Door(group_key("g"), member, members, layered=frozenset({Kind.FEC}))
         fecs[member] = layer
         orders.append(order)
         clock: Clock = FixedClock(offsets[member])
@@ -263,6 +266,38 @@ def test_001_a_group_over_a_lossy_network_delivers_everything_in_one_order_and_o
     assert not any(node.violations for node in nodes)
 
 
+@pytest.mark.parametrize("fec", [(1, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize("failures", [False, True])
+def test_001_4_what_goes_outside_fec_is_sent_a_plus_1_times_so_that_a_group_begins_in_time(
+    fec: tuple[int, int], failures: bool
+) -> None:
+    """The network loses all that it may, from the first datagram on: HELLO and JOIN go uncoded, and one arrives."""
+    members = (1, 2, 3)
+    scenario = Scenario(
+        source="fec",
+        group="g",
+        order="vbr",
+        members=members,
+        timing=TIMING,
+        rates=dict.fromkeys(members, Rate(1000, 5)),
+        workloads=dict.fromkeys(members, Workload("cbr", 10, 10, rate=200)),
+        network=Network(Constant(10 * MS)),
+        run_ns=150 * MS,
+        fec=fec,
+        failures=failures,
+        faults=(Loss(Span(), 1.0, *fec),),
+        steps=(Start(2, 3 * MS), Start(3, 11 * MS)),
+    )
+    result = simulate(scenario, payloads=True)
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
+    assert {v.status for v in verdicts.values()} == {Status.VALID}, verdicts
+    assert not any(result.violations.values()), result.violations
+    assert result.fault_hits[0] > 50
+    assert min(result.delivered.values()) > 30
+    if failures:
+        assert verdicts["gaps_explained"].figures["unlisted"] == verdicts["gaps_explained"].figures["given_up"] == 0
+
+
 def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> None:
     """The negative: lose one more than a of b, and something stays lost; nothing false is delivered."""
     chance = Random(1)
@@ -288,6 +323,33 @@ def test_001_7_holding_back_leaves_the_latency_bound_as_it_is_and_the_tight_sche
     run.world.run(at + BOUND)
     assert run.world.nodes[2].delivered == 1
     assert run.verdicts()["latency"].status is Status.VALID
+
+
+@pytest.mark.parametrize(
+    ("name", "bound_ms"), [("theorem_2_figure_8", 17), ("theorem_5_figure_9", 19)], ids=["no failures", "failures"]
+)
+@pytest.mark.parametrize("fec", [(1, 2), (2, 5)])
+def test_001_8_the_figures_of_the_largest_delay_hold_over_fec_to_the_nanosecond(
+    name: str, bound_ms: int, fec: tuple[int, int]
+) -> None:
+    """Δ+Θ+Γ, and Δ+Θ+2Γ when process failures are tolerated: as without the layer, attained and not exceeded."""
+    path = Path(__file__).parents[2] / "scenarios" / f"{name}.toml"
+    scenario = replace(parse_scenario(path.read_text("utf-8"), path.name), fec=fec)
+    result = simulate(scenario)
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
+    assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}, verdicts
+    assert verdicts["latency"].figures["max_ns"] == bound_ms * MS
+
+
+def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network() -> None:
+    policy = Policy("g", 1, View((1, 2)), TIMING, Rate(1000, 8), fec=(1, 3))
+    stack = build(policy)
+    order, (fec, *_) = stack.order, stack._layers
+    assert isinstance(order, Vbr)
+    assert isinstance(fec, Fec)
+    assert fec.wraps == {Kind.DATA}, "what the ordering layer sends goes through it"
+    assert fec.opens == {Kind.FEC}, "and what comes of it goes up as it was"
+    assert build(replace(policy, fec=None))._layers != stack._layers
 
 
 def test_001_data_goes_in_shares_and_in_no_other_way() -> None:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 import unisono
 from unisono.cluster.local import free_addresses
 from unisono.stack import Datagram
@@ -97,4 +99,21 @@ def test_the_demo_kills_a_member_and_lets_another_join(tmp_path: Path) -> None:
         "total_order": "valid",
         "integrity": "valid",
         "fifo": "valid",
+        "gaps_explained": "valid",
     }
+
+
+def test_when_the_demo_kills_the_leader_the_gap_that_this_costs_is_part_of_the_bound(tmp_path: Path) -> None:
+    words = ["demo", "--json", "--seconds", "3", "--members", "3", "--kill", "1@1s", "--order", "leader"]
+    words += ["--delta", "100ms", "--slot", "20ms", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", "from unisono.cli.main import run; run()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "valid", result["checks"]
+    assert sorted(result["delivered"]) == ["2", "3"], "the leader has no last word"
+    # Δ on the way to the leader that dies, Θ+5Δ+7Γ in which nobody leads, as declared; and 2Δ to the next and from it.
+    usual_ms = 2 * (result["delta_measured_ms"] + result["timer_lateness_ms"])
+    assert result["declared_bound_ms"] == 100 + 20 + 500 + 7 * 5 + 200
+    assert result["bound_ms"] >= result["declared_bound_ms"]
+    assert result["outage_bound_ms"] == pytest.approx(result["bound_ms"] - usual_ms)

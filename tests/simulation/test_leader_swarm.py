@@ -16,11 +16,12 @@ from tests.paper.led_group import MS, SAFETY, LedGroup, unrelated_clocks
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
+from unisono.model.delays import Constant
 from unisono.model.events import Batch
 from unisono.model.faults import Loss, Partition, Span
 from unisono.model.policy import Policy
-from unisono.model.rates import Reserver
-from unisono.model.scenario import Leave
+from unisono.model.rates import Rate, Reserver
+from unisono.model.scenario import Leave, Network, RateChange, Scenario, Start, Workload
 from unisono.model.timing import Timing
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
@@ -86,6 +87,21 @@ def test_a_leader_that_dies_at_any_instant(order: type[Led], first_us: int) -> N
             assert group.longest_gap_ns(member, 0) <= gap_bound_ns(TIMING) + group.bound_ns + 11 * MS
         for text in group.texts("leader lost"):
             assert 0 < float(text.split("for ")[1].split(" ms")[0]) <= gap_bound_ns(TIMING) / MS
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+@pytest.mark.parametrize("processing_ns", [0, 5 * MS, 20 * MS])
+def test_what_is_lost_with_a_leader_has_taken_its_time_before(order: type[Led], processing_ns: int) -> None:
+    """A message that comes to a leader just before it dies: more than the gap and the bound, and never Δ+p more."""
+    timing, slowest = Timing(10 * MS, 0, 5 * MS), 0
+    for at_us in range(18_000, 30_000, 500):
+        group = LedGroup(order, timing, 4, everything(10 * MS), processing_ns=processing_ns)
+        group.send(20 * MS, 3, 10)
+        group.crash(at_us * 1000, 1)
+        outage_ns = group.orders[3].outage_ns([1])
+        assert not group.run(200 * MS).broken(bound_ns=group.bound_ns + outage_ns), f"crash at {at_us} us"
+        slowest = max(slowest, *(taken for taken, _, _ in group.latencies()))
+    assert group.bound_ns + gap_bound_ns(timing) < slowest <= group.bound_ns + outage_ns
 
 
 def crashed(order: type[Led], seed: int) -> LedGroup:
@@ -198,6 +214,45 @@ def test_a_leader_that_leaves_hands_over(order: type[Led], first: int) -> None:
         assert not group.broken(bound_ns=LONG), f"seed {seed}: {group.broken(bound_ns=LONG)}"
         assert 1 not in group.orders[5].view.members
         assert not group.orders[1].running()
+
+
+def test_who_was_promised_a_reign_is_waited_for_though_the_leader_before_it_left() -> None:
+    """Slots are longer than Δ. Member 27 has voted for 14 and hears nothing of it for 2Δ; 14 has just begun to lead."""
+    scenario = Scenario(
+        source="handed over",
+        group="swarm",
+        order="timestamp",
+        members=(1, 14, 27, 40),
+        timing=Timing(1_379_465, 0, 4_138_396),
+        rates={
+            1: Rate(96.65580577595765, 2),
+            14: Rate(724.9185433196823, 5),
+            27: Rate(96.65580577595765, 2),
+            40: Rate(483.2790288797882, 2),
+        },
+        workloads={
+            1: Workload("cbr", 0, 29, rate=19.33116115519153),
+            14: Workload("bursts", 0, 100, burst=1, every_ns=13_333_333),
+            27: Workload("cbr", 0, 288, rate=144.98370866393645),
+            40: Workload("bursts", 0, 160, burst=2, every_ns=5_333_333),
+        },
+        network=Network(Constant(876_621), "corners"),
+        run_ns=50_674_437,
+        seed=12_371,
+        epoch_ns=1_700_000_000_019_517_163,
+        max_message=300,
+        max_frame=400,
+        steps=(
+            Start(1, 669_944),
+            RateChange(27, 16_717_822, Rate(241.6395144398941, 1)),
+            RateChange(40, 6_203_001, Rate(96.65580577595765, 2)),
+            Leave(1, 24_948_526),
+        ),
+    )
+    result = run(scenario)
+    verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=LONG)
+    assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}, verdicts
+    assert not [v for found in result.violations.values() for v in found if v.kind == "fenced out"]
 
 
 @pytest.mark.parametrize("order", ["leader", "timestamp"])

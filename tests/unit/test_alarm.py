@@ -75,6 +75,25 @@ def test_the_last_time_set_counts(precise: bool) -> None:
 
 
 @both
+def test_a_time_that_is_over_before_another_is_set_was_missed(precise: bool) -> None:
+    """Somebody else did what it was for: later than it was due, and that counts."""
+
+    async def scene() -> None:
+        time = 0
+        bench = Bench(precise, WallClock(monotonic=lambda: time, system=lambda: time))
+        bench.alarm.set(10 * MS)
+        time = 50 * MS
+        bench.alarm.set(3600 * SECOND)
+        assert (bench.alarm.lateness.total, bench.alarm.lateness.largest) == (1, 40 * MS)
+        bench.alarm.set(1800 * SECOND)
+        assert bench.alarm.lateness.total == 1, "one that is not over yet is only moved"
+        assert not bench.calls
+        bench.alarm.close()
+
+    asyncio.run(scene())
+
+
+@both
 def test_disarmed_and_closed_it_stays_silent(precise: bool) -> None:
     async def scene() -> None:
         silent, closed, witness = Bench(precise), Bench(precise), Bench(precise)

@@ -380,7 +380,12 @@ def test_clean_run_is_valid_in_every_respect() -> None:
 
 
 def test_only_what_was_promised_is_checked() -> None:
-    assert set(check_all(Run().trace(reliable=False, bound_ns=None))) == {"total_order", "integrity", "fifo"}
+    assert set(check_all(Run().trace(reliable=False, bound_ns=None))) == {
+        "total_order",
+        "integrity",
+        "fifo",
+        "gaps_explained",
+    }
 
 
 def test_nothing_recorded_is_unknown_and_silence_is_valid() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import unisono
+from unisono.cli import simulate
 from unisono.cli.main import Exit, main
 from unisono.cli.member import parse_peers
 from unisono.errors import InvalidPolicy
@@ -66,12 +68,28 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", "--max-message", "0"], "max_message"),
         (["demo", "nowhere.toml"], "nowhere.toml"),
         (["demo", "--burst", "1000000"], "rate.burst"),
+        (["demo", "--loss", "0.05"], "--fec a/b"),
+        (["demo", "--loss", "0.05"], "--loss-burst x"),
+        (["demo", "--loss", "0.05", "--failures"], "--loss-burst x"),
+        (["demo", "--degrade", "0.05@2s"], "--loss-burst x"),
+        (["demo", "--loss", "0.05", "--order", "cbr"], "choose the order vbr"),
+        (["demo", "--loss", "1.5", "--fec", "1/5"], "--loss"),
+        (["demo", "--loss", "nan", "--fec", "1/5"], "--loss"),
+        (["demo", "--degrade", "0.2", "--fec", "1/5"], "--degrade"),
+        (["demo", "--degrade", "much@4s", "--fec", "1/5"], "--degrade"),
+        (["demo", "--degrade", "0.2@40s", "--fec", "1/5"], "--degrade"),
+        (["demo", "--degrade", "2@4s", "--fec", "1/5"], "--degrade"),
+        (["demo", "--fec", "5", "--loss", "0.1"], "fec"),
+        (["demo", str(SCENARIO), "--members", "5"], "--members"),
+        (["demo", str(SCENARIO), "--slot", "5ms", "--kill", "1@1s"], "--slot"),
+        (["demo", str(SCENARIO), "--failures"], "--failures"),
+        (["demo", str(SCENARIO.with_name("faults_stall.toml"))], "--loss-burst x"),
         (["simulate"], "scenario"),
         (["simulate", "nowhere.toml"], "nowhere.toml"),
         (["simulate", str(SCENARIO), "--seeds", "5"], "--seeds"),
         (["simulate", str(SCENARIO), "--seeds", "5..1"], "--seeds"),
         (["simulate", str(SCENARIO), "--seed", "x"], "--seed"),
-        (["member"], "--id"),
+        (["member"], "members"),
         (["member", "--id", "1", "--peers", "nonsense"], "--peers"),
         (["member", "--id", "1", "--peers", "1=127.0.0.1:9001,1=127.0.0.1:9002"], "--peers"),
         (["member", "--id", "1", "--peers", "1=127.0.0.1"], "peers[1]"),
@@ -122,7 +140,7 @@ def test_a_wrong_scenario_names_file_and_field(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["member", "--id", "1", "--peers", PEERS, "--deadline", "60ms"], "what can be offered"),
+        (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "what can be offered is 55.5 ms"),
         (["member", "--id", "1", "--peers", PEERS, "--burst", "10000"], "B/s free"),
         (["demo", "--burst", "4000"], "B/s free"),
     ],
@@ -138,7 +156,11 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
         return ""
 
     monkeypatch.setattr(Path, "read_text", interrupted)
-    assert status("simulate", str(SCENARIO)) == Exit.INTERRUPTED
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        assert status("simulate", str(SCENARIO)) == Exit.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_simulate_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +180,43 @@ def test_simulate_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "2 seeds: 2 valid" in text
     assert "verdict: valid" in text
+
+
+def test_many_seeds_say_now_and_then_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulate, "PROGRESS_EVERY_S", 0.0)
+    assert status("simulate", str(SCENARIO), "--seeds", "1..3", "--json") == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "unisono simulate: 1 of 3 seeds, 0 not valid",
+        "unisono simulate: 2 of 3 seeds, 0 not valid",
+    ]
+    assert json.loads(captured.out)["verdict"] == "valid"
+    monkeypatch.setattr(simulate, "PROGRESS_EVERY_S", 3600.0)
+    assert status("simulate", str(SCENARIO), "--seeds", "1..3") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_member_passes_on_what_join_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def joined(group: str, **options: Any) -> None:
+        asked.update(options, group=group)
+        raise unisono.InvalidPolicy("stop", "here")
+
+    monkeypatch.setattr(unisono, "join", joined)
+    words = "--fec 1/5 --loss-burst 2 --processing 1ms --max-frame 1200 --link 2Gbit/s --queue 5 --deadline 90ms"
+    assert status("member", "--id", "1", "--peers", PEERS, *words.split()) == Exit.BAD_INPUT
+    assert {name: asked[name] for name in ("fec", "loss_burst", "failures", "processing", "max_frame")} == {
+        "fec": (1, 5),
+        "loss_burst": 2,
+        "failures": True,
+        "processing": 1_000_000,
+        "max_frame": 1200,
+    }
+    assert (asked["queue_messages"], asked["slot"]) == (5, None)
+    assert asked["link"].capacity_bytes_per_s == 250_000_000
 
 
 def test_peers_are_read() -> None:

@@ -9,14 +9,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from benchmarks import figures
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import overall
 from unisono.cli.main import main, parser
+from unisono.layers.fec import packets, residual_loss
 from unisono.model.durations import NS_PER_S
+from unisono.model.metrics import METRICS
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.scenario_text import parse_scenario
+from unisono.model.sla_text import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.modes import TAKES, Input, Mode
@@ -45,9 +49,11 @@ def table_after(page: Path, mark: str) -> list[str]:
 
 SCENARIOS_PAGE = PROJECT / "docs" / "scenarios.md"
 SMALLEST = blocks(SCENARIOS_PAGE, "toml")[0]
+SLA_PAGES = (PROJECT / "docs" / "sla.md", PROJECT / "docs" / "adaptation.md")
 EXAMPLES = [
     pytest.param(text, id=f"{page.name}-{number}")
     for page in PAGES
+    if page not in SLA_PAGES
     for number, text in enumerate(blocks(page, "toml"), 1)
 ]
 
@@ -90,6 +96,18 @@ def test_a_toml_example_is_a_scenario_and_ends_as_it_says(example: str) -> None:
     assert overall(check_all(result.trace, until_ns=result.until_ns)).value == scenario.expect.verdict
 
 
+@pytest.mark.parametrize("example", [text for page in SLA_PAGES for text in blocks(page, "toml")])
+def test_an_example_of_agreements_is_one(example: str) -> None:
+    assert parse_slas(example, "the example").slas
+
+
+def test_the_table_of_metrics_is_the_codes_own() -> None:
+    wanted = ["| metric | unit | shape | side | meaning |", "|---" * 5 + "|"]
+    for name, kind in METRICS.items():
+        wanted.append(f"| `{name}` | {kind.unit.value} | {kind.shape.value} | {kind.side.value} | {kind.meaning} |")
+    assert table_after(PROJECT / "docs" / "monitoring.md", "metrics") == wanted
+
+
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_that_the_documentation_shows_is_understood(words: list[str]) -> None:
     options = parser().parse_args(words)
@@ -117,7 +135,7 @@ def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> Non
         shown = re.match(r"#\s+(unisono .*)", line)
         if shown:
             options = parser().parse_args(shlex.split(shown[1])[1:])
-            assert (PROJECT / options.scenario).is_file()
+            assert options.verb == "plan" or (PROJECT / options.scenario).is_file()
 
 
 def fields_read() -> set[str]:
@@ -162,3 +180,49 @@ def test_the_trade_off_table_is_what_the_code_computes() -> None:
         bound = latency_bound_ns(timing) // MS
         wanted.append(f"| {theta} ms | {bound} ms | {marks} | {silent / 1e3:.1f} kB/s | {reserved / 1e3:.1f} kB/s |")
     assert table_after(PROJECT / "docs" / "vbr.md", "trade-off") == wanted
+
+
+def test_the_table_of_forward_error_correction_is_what_the_code_computes() -> None:
+    head = (
+        "a/b",
+        "datagrams of a silent slot",
+        "of a slot with 8 frames",
+        "redundancy when busy",
+        "stays lost of 1 %",
+        "of 5 %",
+    )
+    wanted = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for a, b in ((1, 2), (1, 5), (1, 10), (2, 10), (2, 12), (3, 10)):
+        lost = f"{residual_loss(0.01, a, b):.2g} | {residual_loss(0.05, a, b):.2g}"
+        wanted.append(f"| {a}/{b} | {packets(1, a, b)} | {packets(8, a, b)} | {a / (b - a):.0%} | {lost} |")
+    assert table_after(PROJECT / "docs" / "fec.md", "fec") == wanted
+
+
+@pytest.mark.parametrize("name", ["cbr", "vbr", "vbr_failures", "leader", "timestamp", "fec"])
+def test_a_page_says_what_is_promised_when_to_choose_it_and_what_it_costs(name: str) -> None:
+    page = (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for heading in ("What it promises", "When to choose it", "The trade-off"):
+        assert f"\n## {heading}\n" in page
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_of_the_slot_is_up_to_date() -> None:
+    """`make figures` draws it anew. The shortest slots are simulated only there: they take longest."""
+    drawn = figures.drawn_points()
+    assert [point.theta_ms for point in drawn] == list(figures.THETAS_MS)
+    for point in drawn:
+        timing = Timing(figures.DELTA_MS * MS, figures.GAMMA_MS * MS, point.theta_ms * MS)
+        assert point.bound_ms == latency_bound_ns(timing) / MS
+        assert point.latency_max_ms <= point.bound_ms
+        if point.theta_ms >= 20:
+            assert figures.point(point.theta_ms) == point
+
+
+def test_a_figure_is_drawn_and_carries_its_points(tmp_path: Path) -> None:
+    points = figures.drawn_points()
+    for name in ("one.svg", "two.svg"):
+        figures.draw(points, tmp_path / name)
+    assert figures.drawn_points(tmp_path / "one.svg") == points
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -92,7 +92,7 @@ class Receiver:
     """Door and layer of a member that receives, and what its order gets to see."""
 
     def __init__(self, **changes: Any) -> None:
-        self.door = Door(GROUP, ME, MEMBERS, fec=True)
+        self.door = Door(GROUP, ME, MEMBERS, layered=frozenset({Kind.FEC}))
         self.fec = Fec(policy(), **changes)
 
     def take(self, datagrams: Iterable[bytes], now: int = T0, multicast: bool = False) -> list[Seen]:
@@ -139,7 +139,7 @@ def test_a_block_is_cut_when_one_original_more_is_waiting_and_the_mark_sends_the
 def test_the_layout_of_a_share() -> None:
     frames = slot_frames([3, 1])
     first, second, redundant = Sender(fec=(1, 3)).send(frames, T0 + 9)
-    assert first[:4].hex() == "01050100", "version, kind, the end mark on all shares of the last block"
+    assert first[:4].hex() == "02050100", "version, kind, the end mark on all shares of the last block"
     assert [struct.unpack_from("!H", data, 6)[0] for data in (first, second, redundant)] == [0, 1, 2]
     assert first[HEADER_BYTES:] == encode(frames[0], GROUP), "an original travels as it is"
     assert second[HEADER_BYTES:] == encode(frames[1], GROUP)
@@ -295,22 +295,40 @@ def test_the_largest_blocks(a: int, b: int) -> None:
 def test_nothing_is_kept_of_finished_slots_and_little_of_their_being_finished() -> None:
     receiver, sender = Receiver(), Sender(fec=(1, 3))
     for slot in range(SLOT, SLOT + 900):
-        receiver.take(sender.send(slot_frames([1, 2, 3], slot))[1:])
+        receiver.take(sender.send(slot_frames([1, 2, 3], slot))[1:], TIMING.start_of(slot))
     (stream,) = receiver.fec._streams.values()
     assert (stream.slots, stream.finished, stream.held_bytes) == ({}, set(), 0)
     assert stream.floor == SLOT + 900
 
 
+def test_a_share_of_an_absurd_slot_does_not_make_the_others_old() -> None:
+    """Its original goes up, for the order to judge; redundancy goes on working for the slots that there are."""
+    receiver, sender = Receiver(), Sender(fec=(1, 3))
+    receiver.door = Door(GROUP, ME, MEMBERS, frozenset({Kind.FEC}))
+    far = sender.send(slot_frames([1, 2], SLOT + 10**6))
+    for data in far:
+        frame = receiver.door.admit(data, 0, len(data), 2**62)
+        assert frame is not None
+        receiver.fec.from_below(T0, frame)
+    assert receiver.fec.ignored == {"slot ahead of any clock": len(far)}
+    assert len(receiver.fec.up) == 2
+    receiver.fec.up.clear()
+    assert receiver.fec._streams == {}
+    frames = slot_frames([1, 2])
+    assert receiver.take(sender.send(frames)[1:]) != []
+    assert receiver.fec.recovered == 1, "one original was lost and is back"
+
+
 def test_incomplete_blocks_are_given_up_when_their_sender_is_far_ahead() -> None:
     receiver, sender = Receiver(), Sender(fec=(1, 3))
-    kept = receiver.fec._kept_slots
+    kept = receiver.fec.kept_slots(SLOT)
     assert kept * TIMING.theta_ns >= TIMING.delta_ns + TIMING.gamma_ns + 10**9
     lame = sender.send(slot_frames([1, 2]))
     assert len(receiver.take(lame[:1])) == 1
     for slot in range(SLOT + 1, SLOT + kept + 1):
-        receiver.take(sender.send(slot_frames([1], slot)))
+        receiver.take(sender.send(slot_frames([1], slot)), TIMING.start_of(slot))
     assert (receiver.fec.given_up, receiver.fec.held_bytes() > 0) == (0, True)
-    receiver.take(sender.send(slot_frames([1], SLOT + kept + 1)))
+    receiver.take(sender.send(slot_frames([1], SLOT + kept + 1)), TIMING.start_of(SLOT + kept + 1))
     assert (receiver.fec.given_up, receiver.fec.held_bytes()) == (1, 0)
     assert len(receiver.take(lame[1:2])) == 1, "a late original goes up for the order to judge"
     assert receiver.take(lame[2:]) == []
@@ -440,7 +458,7 @@ def test_without_the_layer_no_share_comes_in() -> None:
 
 def test_an_admitted_share_says_where_it_stands() -> None:
     data = good()[6]
-    share = Door(GROUP, ME, MEMBERS, fec=True).admit(data, 0, len(data), SLOT)
+    share = Door(GROUP, ME, MEMBERS, layered=frozenset({Kind.FEC})).admit(data, 0, len(data), SLOT)
     assert isinstance(share, Share)
     assert (share.block, share.index, share.originals, share.redundant) == (1, 2, 2, 1)
     assert (share.number, share.last, share.original) == (6, True, None)

@@ -1,10 +1,16 @@
 """What `join` refuses before there is a socket: each refusal names the field and what could be had instead."""
 
+import asyncio
+import socket
+import threading
+import time
 from typing import Any
 
 import pytest
 
 import unisono
+from unisono.cluster.local import free_addresses
+from unisono.errors import EnvironmentLacks
 from unisono.group import Joining
 
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
@@ -104,3 +110,82 @@ def test_bracketed_addresses_are_taken_apart() -> None:
 def test_rates_without_sense_are_refused(rate: tuple[float, int]) -> None:
     with pytest.raises(unisono.InvalidPolicy, match=r"^rate\."):
         unisono.Rate(*rate)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def named(monkeypatch: pytest.MonkeyPatch, answer: Any) -> dict[int, tuple[str, int]]:
+    """Members 1 and 2, of which member 2 has a name that `answer` answers for."""
+    peers = free_addresses((1, 2))
+    look_up = socket.getaddrinfo
+
+    def getaddrinfo(host: str, port: int, *rest: Any, **more: Any) -> Any:
+        return answer(port) if host == "two.example" else look_up(host, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return {1: peers[1], 2: ("two.example", peers[2][1])}
+
+
+def loopback(port: int) -> Any:
+    return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.0.1", port))]
+
+
+def test_a_slow_name_server_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slowly(port: int) -> Any:
+        asked.set()
+        may_answer.wait(30)
+        return loopback(port)
+
+    peers = named(monkeypatch, slowly)
+
+    async def scene() -> None:
+        async with asyncio.timeout(30):
+            opening = [asyncio.ensure_future(unisono.join("table", member=m, peers=peers)._open()) for m in (1, 2)]
+            while not asked.is_set():
+                await asyncio.sleep(0.001)
+            for _ in range(10):  # the loop goes on; nobody has joined
+                await asyncio.sleep(0.001)
+            assert not any(task.done() for task in opening)
+            may_answer.set()
+            groups = await asyncio.gather(*opening)
+            assert [group.members for group in groups] == [(1, 2), (1, 2)]
+            await asyncio.gather(*(group.leave() for group in groups))
+
+    asyncio.run(scene())
+
+
+def test_a_name_that_nobody_knows_is_told_with_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(port: int) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    peers = named(monkeypatch, unknown)
+
+    async def scene() -> None:
+        with pytest.raises(EnvironmentLacks, match=r"'two\.example' of member 2 cannot be resolved.*not known"):
+            await unisono.join("table", member=1, peers=peers)
+
+    asyncio.run(scene())
+
+
+def test_a_name_server_that_does_not_answer_in_time_is_told_with_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer = threading.Event()
+
+    def never(port: int) -> Any:
+        may_answer.wait(30)
+        return loopback(port)
+
+    peers = named(monkeypatch, never)
+
+    async def scene() -> None:
+        before = time.monotonic()
+        try:
+            with pytest.raises(EnvironmentLacks, match=r"'two\.example' of member 2 .*no answer within 0\.1 s"):
+                await unisono.join("table", member=1, peers=peers, timeout="100ms")
+            assert time.monotonic() - before < 20
+        finally:
+            may_answer.set()
+
+    asyncio.run(scene())

@@ -16,7 +16,7 @@ from unisono.model.views import View
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
 from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.signs import gap_bound_ns, poll_ns, silence_ns
+from unisono.orders.signs import gap_bound_ns, outage_ns, poll_ns, silence_ns
 from unisono.orders.stream import WINDOW
 from unisono.orders.timestamp import Timestamp
 from unisono.stack import ORDERS, Stack, build
@@ -282,6 +282,26 @@ def test_spans_add_up() -> None:
     assert silence_ns(TIMING) == 21 * MS
     assert poll_ns(TIMING) == 24 * MS
     assert gap_bound_ns(TIMING) == 69 * MS
+    assert outage_ns(TIMING, MS) == 80 * MS, "the dead leader's last message had waited for Δ+p"
+
+
+@pytest.mark.parametrize(
+    ("order", "died", "outage_ms"),
+    [
+        ("leader", (), 0),
+        ("leader", (3, 4), 0),
+        ("leader", (1,), 79),
+        ("leader", (3, 1), 79 + 24),
+        ("leader", (1, 2), 2 * 79),
+        ("timestamp", (), 0),
+        ("timestamp", (3,), 79),
+        ("timestamp", (1, 3), 79 + 24),
+        ("vbr", (1, 2), 0),
+    ],
+)
+def test_what_deaths_cost_is_stated_beside_the_bound(order: str, died: tuple[int, ...], outage_ms: int) -> None:
+    stack = build(Policy("led", 2, View((1, 2, 3, 4, 5)), TIMING, Rate(1000, 8), order=order))
+    assert stack.outage_ns(died) == outage_ms * MS
 
 
 def test_both_are_on_the_list_of_orders() -> None:

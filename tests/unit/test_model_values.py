@@ -170,4 +170,6 @@ def test_a_batch_numbers_its_messages_from_its_first_sequence() -> None:
     batch = Batch(2, 1, 7, 10, 0, 0, 3, [OwnRun([b"a", b"bb"], False), OwnRun([b"ccc"], True)])
     assert batch.messages == [b"a", b"bb", b"ccc"]
     assert batch.sizes() == [1, 2, 3]
-    assert batch.deliveries() == [Delivery(2, 10, 7, b"a"), Delivery(2, 11, 7, b"bb"), Delivery(2, 12, 7, b"ccc")]
+    wanted = [Delivery(2, 10, 7, b"a", 1), Delivery(2, 11, 7, b"bb", 1), Delivery(2, 12, 7, b"ccc", 1)]
+    assert batch.deliveries() == wanted
+    assert [delivery.id for delivery in wanted] == [(2, 1, 10), (2, 1, 11), (2, 1, 12)]

@@ -1,14 +1,19 @@
 """The planner: what each order offers side by side, what is chosen, and Theorem 4's refusal."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 
 from unisono.errors import InvalidPolicy
+from unisono.model.delays import Exponential
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
+from unisono.qos.agreement import Crashes
+from unisono.qos.over_rmcast import Wish
 from unisono.qos.planner import Plan, lower_bound_ns, plan
+from unisono.qos.rmcast import Network, reached
 
 MS = 1_000_000
 ASK = Ask(members=5, rate=Rate(50, 8), timing=Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=1 * MS)
@@ -83,8 +88,95 @@ def test_a_reliability_that_is_asked_for_decides() -> None:
     ask = replace(ASK, loss=0.01, failures=1, fec=(2, 10))
     found = plan(ask, reliability=0.999)
     assert not offered(found, "vbr with failures").feasible
+    assert offered(found, "vbr with failures over fec 2/10").feasible
+    # Two copies and a few takeovers cost less here than two shares more for each block of a slot.
     assert found.chosen is not None
-    assert found.chosen.order == "vbr with failures over fec 2/10"
+    assert found.chosen.order == "vbr with failures over rmcast ρ=1"
+
+
+def test_a_residue_rules_out_an_order_that_waits_only_if_a_session_would_meet_it() -> None:
+    """What stays lost stops the order that waits for it: the question is whether that happens while it runs."""
+    often = offered(plan(replace(ASK, loss=0.01, fec=(2, 10))), "vbr over fec 2/10")
+    assert not often.feasible
+    # 5 members, 250 datagrams a second each, for an hour, and nobody of 4 may miss one.
+    ask = replace(ASK, loss=1e-4, fec=(4, 10))
+    rarely = offered(plan(ask), "vbr over fec 4/10")
+    stays = 1e-4 * 126 * 1e-16
+    assert rarely.feasible
+    assert rarely.reliability == pytest.approx(exp(-5 * 250 * 3600 * 4 * stays), rel=1e-3)
+    assert not offered(plan(ask), "vbr").feasible
+    short = replace(ASK, loss=1e-4, session_ns=1)
+    assert offered(plan(short), "vbr").feasible
+
+
+def test_a_loss_burst_that_the_code_covers_is_none_above_it() -> None:
+    covered, beyond = (plan(replace(ASK, loss_burst=x, fec=(2, 10))) for x in (2, 3))
+    assert offered(covered, "vbr over fec 2/10").feasible
+    assert not offered(beyond, "vbr over fec 2/10").feasible
+
+
+LOSSY = replace(ASK, loss=0.05, delay=Exponential(MS), deadline_ns=60 * MS)
+
+
+def test_over_rmcast_delta_is_the_time_at_which_the_asked_share_is_reached() -> None:
+    found = plan(LOSSY, reliability=0.999)
+    assert found.chosen is not None
+    setting = found.chosen.redundancy
+    assert setting is not None
+    network = Network(Exponential(MS), 0.05)
+    delta = found.chosen.latency_bound_ns - 2 * 2 * MS - 5 * MS  # Δ+2Γ+Θ
+    assert found.chosen.order == f"vbr with failures over rmcast ρ={setting.rho}"
+    assert reached(5, network, setting, delta - 1) < 0.999 <= reached(5, network, setting, delta)
+    assert found.chosen.reliability == pytest.approx(0.999, abs=1e-9)
+    assert found.chosen.avg_rate == pytest.approx(250 * found.chosen.broadcasts)
+    assert found.chosen.broadcasts >= setting.rho + 1
+
+
+def test_every_order_is_listed_alone_and_over_rmcast_with_the_walk() -> None:
+    found = plan(LOSSY, reliability=0.999)
+    names = [candidate.order.split(" ρ=")[0] for candidate in found.candidates]
+    for order in ("cbr", "vbr", "vbr with failures", "leader", "timestamp"):
+        assert names.count(order) == 1
+        assert names.count(f"{order} over rmcast") == 1
+    assert found.chosen is not None
+    assert [line[0] for line in found.chosen.why if line[0] in "↓↑"] == list("↓↓↑↑↑")
+
+
+def test_two_multicasts_in_a_row_each_have_to_be_surer() -> None:
+    found = plan(LOSSY, reliability=0.999)
+    leader = next(offer for offer in found.candidates if offer.order.startswith("leader over"))
+    assert leader.feasible
+    assert leader.redundancy is not None
+    delta = leader.latency_bound_ns // 2  # 2Δ+p with p = 1ms
+    delta -= MS // 2
+    assert reached(5, Network(Exponential(MS), 0.05), leader.redundancy, delta) == pytest.approx(0.999**0.5, abs=1e-6)
+
+
+def test_a_deadline_that_no_redundancy_keeps_is_answered_with_what_could_be_had() -> None:
+    found = plan(replace(LOSSY, deadline_ns=12 * MS), reliability=0.999)
+    assert found.chosen is None
+    refused = next(offer for offer in found.candidates if offer.order == "vbr with failures over rmcast")
+    instead = next(line for line in refused.why if line.startswith("instead: "))
+    again = plan(replace(LOSSY, deadline_ns=refused.latency_bound_ns), reliability=0.999)
+    assert again.chosen is not None
+    assert f"{refused.latency_bound_ns / 1e6:.6g}ms" in instead
+
+
+def test_what_is_late_counts_against_an_order_alone() -> None:
+    slow = plan(replace(ASK, delay=Exponential(5 * MS), failures=1))
+    alone = offered(slow, "vbr with failures")
+    assert alone.reliability == pytest.approx((1 - exp(-2)) ** 4)
+
+
+def test_nothing_to_repair_nothing_over_rmcast() -> None:
+    assert not any("rmcast" in candidate.order for candidate in plan(ASK).candidates)
+
+
+def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
+    wish = Wish(0.999, crashes=Crashes(3_600_000 * MS, 1e-3))
+    found = plan(LOSSY, wish=wish)
+    assert found.chosen is not None
+    assert any("agreement but for" in line for line in found.chosen.why)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +188,7 @@ def test_a_reliability_that_is_asked_for_decides() -> None:
         ({"fec": (3, 3)}, "fec"),
         ({"fec": (0, 3)}, "fec"),
         ({"failures": -1}, "failures"),
+        ({"session_ns": 0}, "session"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(wrong: dict[str, object], field: str) -> None:

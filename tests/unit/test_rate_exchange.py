@@ -261,3 +261,41 @@ def test_multicast_is_used_only_when_every_peer_has_heard_it() -> None:
     assert not parts[1].heard_by_multicast()
     assert parts[2].heard_by_multicast()
     assert parts[3].heard_by_multicast()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"failures": True}, "has failures True, here it is False"),
+        ({"failures": True, "loss_burst": 2}, "has failures True, here it is False"),
+        ({"fec": (1, 4)}, "has fec 1/4, here it is none"),
+    ],
+    ids=str,
+)
+def test_policies_about_failures_and_loss_have_to_be_the_same(changes: dict[str, Any], problem: str) -> None:
+    part, other = RateExchange(policy(1)), RateExchange(policy(2, **changes))
+    other.wake(T0)
+    frame = other.down[0]
+    violation = part.from_below(T0, frame)
+    assert violation is not None
+    assert (violation.kind, violation.text) == ("policy differs", f"member 2 {problem}")
+    assert part.from_below(T0, frame) is None, "said once"
+    assert part.complaints == {2: problem}
+
+
+def test_a_loss_burst_has_to_be_the_same() -> None:
+    part = RateExchange(policy(1, failures=True, loss_burst=1))
+    other = RateExchange(policy(2, failures=True, loss_burst=2))
+    other.wake(T0)
+    violation = part.from_below(T0, other.down[0])
+    assert violation is not None
+    assert violation.text == "member 2 has loss_burst 2, here it is 1"
+
+
+def test_a_slot_that_was_changed_since_need_not_be_as_declared() -> None:
+    part, other = RateExchange(policy(1)), RateExchange(policy(2, timing=replace(TIMING, theta_ns=7 * MS)))
+    other.wake(T0)
+    assert part.from_below(T0, other.down[0]) is not None
+    part.changes = 1
+    assert part.from_below(T0, other.down[0]) is None
+    assert part.complaints == {}

@@ -32,13 +32,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runtime": ("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace"),
     "group": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "runtime"),
     "replica": ("errors", "model", "layers", "orders", "group"),
-    "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
+    "experiments": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
+    "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check", "experiments"),
     "dashboard": ("errors", "model", "trace"),
-    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "group"),
+    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
-        *("group", "cluster", "replica", "pipeline", "dashboard", "__init__"),
+        *("group", "cluster", "replica", "experiments", "pipeline", "dashboard", "__init__"),
     ),
 }
 
@@ -53,7 +54,7 @@ IMPURE_MODULES = frozenset(
 )
 
 # Here the same seed gives the same run, so nothing is iterated in the order of its hashes.
-SEEDED_ROOMS = PURE_ROOMS | {"sim", "trace", "replica"}
+SEEDED_ROOMS = PURE_ROOMS | {"sim", "trace", "replica", "experiments"}
 ORDER_KEEPING_CALLS = frozenset({"list", "tuple", "enumerate", "reversed", "iter"})
 
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common"})

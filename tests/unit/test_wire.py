@@ -6,18 +6,39 @@ from dataclasses import replace
 
 import pytest
 
+from unisono.model.grid import Segment
 from unisono.wire.control import (
     Heard,
     Hello,
+    Join,
+    JoinStep,
     decode_echo,
     decode_hello,
+    decode_join,
     decode_probe,
+    decode_wish,
     encode_echo,
     encode_hello,
+    encode_join,
     encode_probe,
+    encode_wish,
 )
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, VERSION, Frame, Kind, encode
+from unisono.wire.frame import (
+    FINAL,
+    FIRST,
+    HEADER_BYTES,
+    LAST,
+    MORE,
+    PIECE,
+    SERIAL_AT,
+    SERIALS,
+    VERSION,
+    WISH,
+    Frame,
+    Kind,
+    encode,
+)
 from unisono.wire.run import MIXED, OwnRun, PackedRun, WholeMessage, read_run
 
 GROUP = 0xCAFEBABE
@@ -51,11 +72,11 @@ def admitted(datagram: bytes) -> Frame:
     return frame
 
 
-def test_the_layout_of_version_1() -> None:
+def test_the_layout_of_version_2() -> None:
     """Golden bytes: other versions of this program read them."""
     datagram = encode(data_frame([b"ab", b"c"], LAST | FINAL), GROUP)
     assert datagram.hex(" ", -4) == (
-        "01010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags 0, sender number, group epoch ...
+        "02010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags serial, sender number, group ...
         " 00000000 000003de 00000000 0000003c 00000000 00001b58"  # slot, first sequence, sent
         " 0002ffff 00020001 616263"  # count MIXED, sizes, messages
     )
@@ -84,6 +105,41 @@ def test_dummies_and_pieces_arrive() -> None:
         assert piece.flags == flags
 
 
+def test_a_mark_can_carry_a_wish() -> None:
+    for flags in (WISH | LAST, WISH | LAST | FINAL):
+        frame = admitted(wish(flags, 5_000_000))
+        assert (frame.run, frame.flags) == (None, flags)
+        assert decode_wish(frame.body) == 5_000_000
+
+
+SEGMENTS = (Segment(0, 0, 5_000_000), Segment(100, 500_000_000, 10_000_000))
+JOIN = Join(5_000_000, 10_000_000, 2_000_000, 990, 50.0, 8, 800, JoinStep.ANSWER, 3, 1, SEGMENTS)
+
+
+def test_a_hello_carries_the_policies_that_have_to_be_the_same() -> None:
+    hello = replace(HELLO, failures=True, fec=(2, 256), loss_burst=3, changes=9)
+    assert decode_hello(encode_hello(hello)) == hello
+    assert decode_hello(encode_hello(HELLO)) == HELLO
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (Segment(0, 0, 999),),
+        (Segment(0, 0, 2**62),),
+        (Segment(2**62, 0, 5_000_000),),
+        (Segment(5, 5, 5_000_000), Segment(5, 6, 5_000_000)),
+        (Segment(5, 5, 5_000_000), Segment(6, 5, 5_000_000)),
+        (),
+        (*SEGMENTS, Segment(101, 600_000_000, 5_000_000), Segment(102, 700_000_000, 5_000_000)),
+    ],
+    ids=str,
+)
+def test_a_join_whose_slots_make_no_sense_is_refused(segments: tuple[Segment, ...]) -> None:
+    assert decode_join(encode_join(JOIN)) == JOIN
+    assert decode_join(encode_join(replace(JOIN, segments=segments))) is None
+
+
 def patched(offset: int, layout: str, value: int) -> Callable[[], bytes]:
     def make() -> bytes:
         datagram = bytearray(encode(data_frame([b"ab", b"c"]), GROUP))
@@ -91,6 +147,10 @@ def patched(offset: int, layout: str, value: int) -> Callable[[], bytes]:
         return bytes(datagram)
 
     return make
+
+
+def wish(flags: int, theta_ns: int) -> bytes:
+    return encode(replace(data_frame(flags=flags), body=encode_wish(theta_ns)), GROUP)
 
 
 def with_run(body: bytes, flags: int = LAST) -> Callable[[], bytes]:
@@ -115,7 +175,12 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("kind 0", Refusal.UNKNOWN_KIND, patched(1, "!B", 0)),
     ("kind 255", Refusal.UNKNOWN_KIND, patched(1, "!B", 255)),
     ("a new flag", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LAST | 0x80)),
-    ("the spare byte", Refusal.UNKNOWN_FLAGS, patched(3, "!B", 1)),
+    ("a wish that is not the mark", Refusal.BAD_CONTROL, lambda: wish(WISH, 5_000_000)),
+    ("a wish with a piece", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST | PIECE, 5_000_000)),
+    ("a wish for too short slots", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 999)),
+    ("a wish for too long slots", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 60_000_000_001)),
+    ("half a wish", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 5_000_000)[:-1]),
+    ("an empty wish", Refusal.BAD_CONTROL, lambda: encode(data_frame(flags=WISH | LAST), GROUP)),
     ("FIRST without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FIRST)),
     ("MORE without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE)),
     ("MORE without PIECE, no body", Refusal.UNKNOWN_FLAGS, lambda: encode(data_frame(flags=MORE), GROUP)),
@@ -194,7 +259,7 @@ def test_a_malformed_datagram_is_refused_and_counted_by_its_reason(reason: Refus
 
 
 def test_every_reason_has_a_crafted_datagram() -> None:
-    elsewhere = {"bad share"}  # with the tests of forward error correction
+    elsewhere = {"bad share", "bad copy"}  # with the tests of their layers
     assert {reason.value for _, reason, _ in CRAFTED} == {reason.value for reason in Refusal} - elsewhere
 
 
@@ -244,3 +309,11 @@ def test_a_run_knows_its_sizes_without_being_taken_apart() -> None:
             assert run.messages() == messages
     whole = WholeMessage([b"ab", memoryview(b"cde")])
     assert (whole.count, list(whole.sizes()), whole.payload_bytes, whole.messages()) == (1, [5], 5, [b"abcde"])
+
+
+def test_a_datagrams_serial_is_read_without_taking_it_apart() -> None:
+    frame = data_frame()
+    for serial in (0, 1, SERIALS):
+        datagram = b"xx" + encode(frame, GROUP, serial)
+        assert datagram[2 + SERIAL_AT] == serial
+        assert door().admit(datagram, 2, len(datagram), LATEST) is not None

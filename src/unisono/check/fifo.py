@@ -1,4 +1,7 @@
-"""FIFO: each member delivers the messages of one sender in the order in which they were sent."""
+"""FIFO: each member delivers the messages of one sender in the order in which they were sent.
+
+Where deliveries say their priority (paper 004 §4.2), that holds among those of one priority.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ NAME = "fifo"
 
 
 def fifo(trace: Trace) -> Verdict:
-    """At each member, each sender's (incarnation, sequence) strictly increases; gaps are allowed."""
+    """At each member, each sender's (incarnation, sequence) strictly increases, by priority; gaps are allowed."""
     deliveries = trace.deliveries()
-    pair = packed(log_codes(deliveries), deliveries.sender)
+    pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
     number = packed(deliveries.incarnation, deliveries.sequence)[order]
     falls = np.flatnonzero((np.diff(number) <= 0) & ~starts(pair[order])[1:])

@@ -17,6 +17,7 @@ from unisono.check.codes import (
     log_codes,
     message_at,
     message_codes,
+    packed,
     position_at,
     starts,
     stream_codes,
@@ -44,9 +45,17 @@ class _Required:
 
 
 def gap_freedom(
-    trace: Trace, *, until_slot: int | None = None, until_ns: int | None = None, bound_ns: int | None = None
+    trace: Trace,
+    *,
+    until_slot: int | None = None,
+    until_ns: int | None = None,
+    bound_ns: int | None = None,
+    whole: bool = False,
 ) -> Verdict:
-    """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due."""
+    """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due.
+
+    `whole` says that the logs are known to be dense though this trace is only a part of them.
+    """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
     known = {who: life for who, life in lives(trace).items() if life.log is not None}
@@ -62,7 +71,7 @@ def gap_freedom(
         absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
         if len(absent) == 0:
             continue
-        if life.dropped or not _dense(own):
+        if life.dropped or not (whole or dense(own)):
             doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
             continue
         missing.append((int(absent[0]), life))
@@ -81,7 +90,7 @@ def _required(
     known: dict[tuple[int, int], Life], sends: Rows, deliveries: Rows, until_slot: int | None
 ) -> tuple[Codes, Codes, _Required]:
     """The deliveries' message and key codes, and what correct members sent or delivered, in the order of keys."""
-    sends, settled = _as_delivered(sends, deliveries)
+    sends, settled = as_delivered(sends, deliveries)
     held = []
     for rows in (sends, deliveries):
         end = np.full(len(rows), FOREVER)
@@ -105,7 +114,7 @@ def _required(
     return message[len(sends) :], key[len(sends) :], required
 
 
-def _as_delivered(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
+def as_delivered(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
     """The sends with the slot and place of their deliveries, and which of them have any."""
     sent, delivered = message_codes(sends, deliveries)
     messages, first = np.unique(delivered, return_index=True)
@@ -122,7 +131,7 @@ def _due(life: Life, required: _Required, own: Rows, *, last_key: int, end_ns: i
     rows = required.rows
     due: Mask = required.settled & (required.key < last_key)
     if bound is None:  # without a bound, what nobody delivered is due where a later message of its sender was
-        due |= ~required.settled & _passed_over(rows, own)
+        due |= ~required.settled & passed_over(rows, own)
     elif not life.cut:  # a log that was not closed may lack its end: only what it passed over is missing
         due |= rows.real_ns + bound <= min(end_ns, life.end_ns)
     due &= (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
@@ -132,8 +141,13 @@ def _due(life: Life, required: _Required, own: Rows, *, last_key: int, end_ns: i
     return due
 
 
-def _passed_over(rows: Rows, own: Rows) -> Mask:
+def passed_over(rows: Rows, own: Rows) -> Mask:
+    """Messages behind which, in their sender's numbering of their priority, `own` has a delivery."""
     streams, own_streams = stream_codes(rows, own)
+    if (own.priority >= 0).any():  # where priorities decide the order, what is sent later may overtake
+        levels = np.concatenate([rows.priority, own.priority])
+        both = packed(np.concatenate([streams, own_streams]), levels)
+        streams, own_streams = both[: len(rows)], both[len(rows) :]
     last = {code: int(own.sequence[own_streams == code].max()) for code in np.unique(own_streams).tolist()}
     reached = np.full(len(rows), -1, dtype=np.int64)
     for code, sequence in last.items():
@@ -142,7 +156,8 @@ def _passed_over(rows: Rows, own: Rows) -> Mask:
     return passed
 
 
-def _dense(own: Rows) -> bool:
+def dense(own: Rows) -> bool:
+    """Whether the deliveries of one log are all there, as far as they go."""
     return bool((own.index == np.arange(len(own))).all()) and int(starts(log_codes(own)).sum()) <= 1
 
 

@@ -31,7 +31,7 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
     """Every delivery within `bound_ns` of its send; the run's own bound unless told. Figures: the statistics."""
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries = trace.deliveries()
-    matched, taken_ns = _latencies(trace, deliveries)
+    matched, taken_ns = latencies(trace, deliveries)
     statistics = _statistics(taken_ns, bound)
     figures: dict[str, int] = asdict(statistics)
     if bound is not None and statistics.late:
@@ -55,10 +55,10 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
 def latency_statistics(trace: Trace, *, bound_ns: int | None = None) -> LatencyStatistics:
     """How long deliveries took."""
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
-    return _statistics(_latencies(trace, trace.deliveries())[1], bound)
+    return _statistics(latencies(trace, trace.deliveries())[1], bound)
 
 
-def _latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
+def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
     """The deliveries whose send is recorded, by row, and the time that each took."""
     sends = trace.sends()
     sent, delivered = message_codes(sends, deliveries)

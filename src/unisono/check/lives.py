@@ -32,6 +32,11 @@ class Life:
         return self.fate is EventKind.CRASH
 
     @property
+    def started(self) -> bool:
+        """Whether a START says from which slot on it is held to the order."""
+        return self.first_slot > -FOREVER
+
+    @property
     def cut(self) -> bool:
         """Whether its log may lack its end: it was not closed."""
         return self.log is None or not self.log.closed
@@ -64,6 +69,27 @@ def lives(trace: Trace) -> dict[tuple[int, int], Life]:
         end_slot, end_ns, end = ends.get(who, (FOREVER, FOREVER, None))
         found[who] = Life(member, life, first.get(who, -FOREVER), end_slot, end_ns, end, logs.get(who))
     return found
+
+
+def unbound(trace: Trace) -> set[tuple[int, int]]:
+    """The members, each in one of its lives, whose deliveries bind nobody where delivery is not uniform.
+
+    They crashed, or the others went on without them, which they say themselves as a violation.
+    """
+    notices = trace.of_kind(EventKind.VIOLATION)
+    told = zip(notices.member.tolist(), notices.life.tolist(), notices.note.tolist(), strict=True)
+    excluded = {
+        (member, life) for member, life, note in told if note >= 0 and notices.notes[note].startswith("excluded:")
+    }
+    return excluded | {who for who, life in lives(trace).items() if life.crashed}
+
+
+def without_crashed(trace: Trace) -> Trace:
+    """The trace without what such members delivered."""
+    doubtful = np.zeros(len(trace), dtype=bool)
+    for member, life in sorted(unbound(trace)):
+        doubtful |= (trace.member == member) & (trace.life == life)
+    return trace.select(~doubtful | (trace.kind != EventKind.DELIVER.code))
 
 
 class Origin(IntEnum):

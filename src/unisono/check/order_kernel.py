@@ -10,7 +10,7 @@ that they share, gaps included:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,36 +119,58 @@ def merge(summaries: Iterable[OrderSummary]) -> OrderSummary:
         return NOTHING
     logs: dict[tuple[int, int], LogSpan] = {}
     streams: dict[tuple[int, int], StreamSpan] = {}
-    dense, ordered, before = True, True, None
     for part in ranges:
-        if before is not None and part.first_slot <= before:
-            raise ValueError(f"ranges overlap at slot {part.first_slot}")
-        before = part.last_slot
-        dense &= part.dense
-        ordered &= part.ordered
         for log in part.logs:
             known = logs.get((log.member, log.life))
-            if known is not None:
-                dense &= known.last_index + 1 == log.first_index
-                # Keys grow with the index across the edge, or a later range was delivered before an earlier.
-                ordered &= known.last_index < log.first_index
-                log = replace(known, last_index=log.last_index)  # noqa: PLW2901
-            logs[log.member, log.life] = log
+            logs[log.member, log.life] = log if known is None else replace(known, last_index=log.last_index)
         for stream in part.streams:
-            earlier = streams.get((stream.sender, stream.incarnation))
-            if earlier is not None:
-                ordered &= earlier.last_sequence < stream.first_sequence
-                stream = replace(earlier, last_sequence=stream.last_sequence)  # noqa: PLW2901
-            streams[stream.sender, stream.incarnation] = stream
+            who = (stream.sender, stream.incarnation)
+            earlier = streams.get(who)
+            streams[who] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
+    broken = list(joints(ranges))
     return OrderSummary(
         rows=sum(part.rows for part in ranges),
         first_slot=ranges[0].first_slot,
         last_slot=ranges[-1].last_slot,
-        dense=dense,
-        ordered=ordered,
+        dense=all(part.dense for part in ranges) and not any(joint.dense for joint in broken),
+        ordered=all(part.ordered for part in ranges) and not any(joint.ordered for joint in broken),
         logs=tuple(logs[key] for key in sorted(logs)),
         streams=tuple(streams[key] for key in sorted(streams)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Two ranges, by their place in the list, between which condition 1 (`dense`) or the order is broken."""
+
+    earlier: int
+    later: int
+    dense: bool
+    ordered: bool
+
+
+def joints(ranges: Sequence[OrderSummary]) -> Iterator[Joint]:
+    """Where ranges in the order of slots do not fit together."""
+    logs: dict[tuple[int, int], tuple[int, int]] = {}
+    streams: dict[tuple[int, int], tuple[int, int]] = {}
+    before: int | None = None
+    for number, part in enumerate(ranges):
+        if part.rows == 0:
+            continue
+        if before is not None and part.first_slot <= before:
+            raise ValueError(f"ranges overlap at slot {part.first_slot}")
+        before = part.last_slot
+        for log in part.logs:
+            at, last = logs.get((log.member, log.life), (number, log.first_index - 1))
+            # Keys grow with the index across the edge, or a later range was delivered before an earlier.
+            if last + 1 != log.first_index:
+                yield Joint(at, number, dense=True, ordered=last >= log.first_index)
+            logs[log.member, log.life] = (number, log.last_index)
+        for stream in part.streams:
+            at, last = streams.get((stream.sender, stream.incarnation), (number, stream.first_sequence - 1))
+            if last >= stream.first_sequence:
+                yield Joint(at, number, dense=False, ordered=True)
+            streams[stream.sender, stream.incarnation] = (number, stream.last_sequence)
 
 
 def from_zero(summary: OrderSummary) -> bool:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from unisono.check.agreement import agreement, uniform_agreement
+from unisono.check.causal import causal
 from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
+from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
+from unisono.check.lives import without_crashed
+from unisono.check.priority_accounting import priority_accounting
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Verdict
+from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
+
+_NO_BOUND = 1 << 62
 
 
 def check_all(
@@ -18,7 +29,9 @@ def check_all(
     until_slot: int | None = None,
     until_ns: int | None = None,
 ) -> dict[str, Verdict]:
-    """One verdict per promise: gap freedom where the run promised it, latency where it promised a bound.
+    """One verdict per promise: no gap where the run promised that, else none unexplained; latency within its bound.
+
+    Of a service without a total order (`model.services`) only what that service promises is judged.
 
     Deliveries of several grades are judged grade by grade, as `total_order[early]`.
     """
@@ -31,13 +44,39 @@ def check_all(
                 trace.graded(grade), bound_ns=bound_ns, until_slot=until_slot, until_ns=until_ns
             ).items()
         }
+    if trace.meta.order in PROMISES:
+        return _unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
+    # A member of the priority order that crashes may have consumed what the others put elsewhere (erratum 004-5).
+    by_priority = trace.meta.order in PRIORITY_ORDERS
+    binding = without_crashed(trace) if by_priority else trace
     verdicts = {
-        "total_order": total_order(trace),
+        "total_order": total_order(binding),
         "integrity": integrity(trace),
         "fifo": fifo(trace),
     }
+    if by_priority:
+        verdicts["priority_accounting"] = priority_accounting(trace)
     if trace.meta.reliable:
-        verdicts["gap_freedom"] = gap_freedom(trace, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns)
+        verdicts["gap_freedom"] = gap_freedom(binding, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns)
+    else:
+        verdicts["gaps_explained"] = gaps_explained(trace, until_ns=until_ns, bound_ns=bound_ns)
+    if trace.meta.bound_ns is not None or bound_ns is not None:
+        verdicts["latency"] = latency(trace, bound_ns=bound_ns)
+    elif by_priority:  # measured, and not judged: the consumers set the pace
+        verdicts["latency"] = replace(latency(trace, bound_ns=_NO_BOUND), reason="no bound is promised")
+    return verdicts
+
+
+def _unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
+    """What a service without a total order promises."""
+    checks = {
+        "agreement": lambda: agreement(trace, until_ns=until_ns, bound_ns=bound_ns),
+        "uniform_agreement": lambda: uniform_agreement(trace, until_ns=until_ns, bound_ns=bound_ns),
+        "fifo": lambda: fifo(trace),
+        "causal": lambda: causal(trace),
+    }
+    verdicts = {"integrity": integrity(trace)}
+    verdicts |= {name: checks[name]() for name in PROMISES[trace.meta.order]}
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     return verdicts

@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.check.verdict import Status
-from unisono.cli.options import add_json, add_rate, add_timing, duration, print_json
+from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, strike
+from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable, print_json
 from unisono.cluster.judge import Judgement, judge, note_crashes
-from unisono.cluster.local import LocalCluster, Report, free_addresses
+from unisono.cluster.local import LocalCluster, Node, Report, free_addresses
 from unisono.cluster.node import member_joining
+from unisono.cluster.playable import caution, fates, left_out, refuse_unplayable
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ms
-from unisono.model.faults import Crash
+from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
 from unisono.model.scenario_text import parse_scenario
+from unisono.model.sla_text import parse_slas
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 START_ALLOWANCE_S = 30.0
 MULTICAST_GROUP = "239.255.77.77"
+BESIDE_A_FILE = frozenset({"scenario", "out", "json", "multicast", "sla"})
+"""What may be said beside a scenario file."""
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,52 +43,98 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         description="Start member processes on this machine, let them multicast over UDP for some seconds, show what "
         "each delivers and how late, then check the recorded trace: one order, nothing lost, nothing doubled.",
     )
-    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file; then the other options come from it")
+    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file, in place of the options that it has")
     verb.add_argument("--members", type=int, default=5, help="how many member processes (default 5)")
-    verb.add_argument("--order", default="vbr", help="vbr, cbr, leader or timestamp (default vbr)")
+    verb.add_argument(
+        "--order",
+        default="vbr",
+        help="vbr, cbr, leader, timestamp, priority, or a service without an order: "
+        "reliable, fifo, causal, uniform (default vbr)",
+    )
     verb.add_argument("--seconds", type=float, default=10, help="how long to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
-    verb.add_argument("--failures", action="store_true", help="let members crash and join: the order may have gaps")
     verb.add_argument("--kill", action="append", default=[], metavar="M@T", help="kill member M after T, such as 3@2s")
     verb.add_argument("--join", action="append", default=[], metavar="M@T", help="member M joins after T, such as 6@4s")
-    verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
-    verb.add_argument("--loss-burst", type=int, default=0, metavar="x", help="most consecutive losses of one sender")
+    verb.add_argument(
+        "--loss",
+        type=float,
+        default=0.0,
+        metavar="p",
+        help="lose this share of the datagrams on purpose, within the bounds of --fec and --loss-burst; "
+        "with --reliable without bounds",
+    )
+    verb.add_argument("--degrade", metavar="p@T", help="from T on the share that is lost is p, such as 0.2@4s")
     verb.add_argument("--multicast", action="store_true", help="IP multicast on loopback in place of unicast fan-out")
+    verb.add_argument("--sla", type=Path, metavar="FILE", help="service level agreements to judge while it runs")
     verb.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
     verb.add_argument("--out", type=Path, help="where to keep the trace and the scenario (default: a new folder)")
-    add_timing(verb, "50ms", "5ms")
+    add_tolerance(verb)
+    add_options(verb)
+    add_timing(verb)
     add_rate(verb)
     add_json(verb)
-    verb.set_defaults(run=run, duration=duration)
+    # A scenario file says all that these say, so whether one was given has to show.
+    defaults = {name: value for name, value in vars(verb.parse_args([])).items() if name not in BESIDE_A_FILE}
+    verb.set_defaults(**dict.fromkeys(defaults), run=run, defaults=defaults)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the cluster, show it, judge it."""
+    _complete(options)
+    bargain = strike(options) if options.reliable == NEGOTIATED else None
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
+    refuse_unplayable(scenario)
     peers = free_addresses(scenario.members)
     multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
+    slas = None if bargain is None else (bargain.slas, "the demo's own agreements")
+    if options.sla is not None:
+        slas = options.sla.read_text(encoding="utf-8"), str(options.sla)
+    agreed = None if slas is None else parse_slas(*slas)
     for member in scenario.members:
-        member_joining(scenario, member, peers, multicast=multicast)
+        member_joining(scenario, member, peers, multicast=multicast, slas=agreed)
     directory = options.out or Path(tempfile.mkdtemp(prefix="unisono-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.toml").write_text(text, encoding="utf-8")
     show = sys.stdout.isatty() and not options.json
     view = _LiveView(scenario) if show else _Quiet(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
+    unplayed = left_out(scenario)
+    for note in (unplayed and f"not played with real processes: {', '.join(unplayed)}", caution(scenario)):
+        if note:
+            sys.stderr.write(f"unisono demo: {note}\n")
+    if bargain is not None:
+        view.negotiated(bargain, options.degrade)
     with view:
         common = {"scenario": text, "source": source, "trace": str(directory), "run": run_name}
-        setup = {**common, "peers": peers, "multicast": multicast}
+        setup = {**common, "peers": peers, "multicast": multicast, "slas": slas}
         finals, killed = asyncio.run(_run(scenario, setup, view))
     if killed:
         note_crashes(scenario, run_name, directory, killed)
-    judgement = judge(scenario, run_name, directory, finals)
+    judgement = judge(scenario, run_name, directory, finals, killed)
     result = {"order": scenario.order, "members": len(scenario.members), **judgement.to_json(), "trace": str(directory)}
+    if bargain is not None:
+        result["negotiation"] = bargain.to_json()
     if options.json:
         print_json(result)
     else:
         _print(scenario, judgement, result)
     return 0 if judgement.verdict is Status.VALID else 1
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Options that were not given have their defaults; beside a scenario file none may be given."""
+    given = [name for name in options.defaults if getattr(options, name) is not None]
+    if options.reliable == NEGOTIATED:
+        options.defaults = {**options.defaults, **USUAL}
+    if options.scenario is not None:
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise InvalidPolicy(names, f"{options.scenario} says that; change it there, or leave the file out")
+        return
+    for name, value in options.defaults.items():
+        if name not in given:
+            setattr(options, name, value)
 
 
 def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
@@ -104,6 +155,7 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     failures = bool(options.failures or kills or joins or options.loss_burst)
     events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
     events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
+    events += _losses(options)
     # Four fifths of the declared rate: a Poisson stream at the full average would be pushed back half of the time.
     return (
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
@@ -114,11 +166,12 @@ members = {members}
 failures = {str(failures).lower()}
 loss_burst = {options.loss_burst}
 fec = "{options.fec or ""}"
+processing = "{options.processing}ns"
 slot = "{options.slot}ns"
 delta = "{options.delta}ns"
 gamma = "{options.gamma}ns"
 max_message = {options.max_message}
-
+{_reliable(options)}
 [rate]
 avg = {float(options.rate)}
 burst = {options.burst}
@@ -127,7 +180,7 @@ burst = {options.burst}
 kind = "poisson"
 rate = {0.8 * options.rate}
 size = {options.size}
-
+{_consumers(options, len(members))}
 [network]
 delay = "uniform:{options.delta // 100}ns..{options.delta // 2}ns"
 
@@ -136,6 +189,54 @@ seconds = {float(options.seconds)}
 seed = {options.seed}
 {events}""",
         "demo",
+    )
+
+
+def _reliable(options: argparse.Namespace) -> str:
+    redundancy = parse_reliable(options.reliable)
+    if redundancy is None:
+        return ""
+    rho, eta, omega = redundancy.rho, redundancy.eta_ns, redundancy.omega_ns
+    return f'\n[reliable]\nrho = {rho}\neta = "{eta}ns"\nomega = "{omega}ns"\n'
+
+
+def _consumers(options: argparse.Namespace, members: int) -> str:
+    """In the priority order: consumers that hardly keep up, one slower than the rest; one message in five is urgent."""
+    if options.order not in PRIORITY_ORDERS:
+        return ""
+    each_ns = NS_PER_S / (0.8 * options.rate * members)
+    usual, slow = (f'consume = "{int(share * each_ns)}ns"' for share in (0.4, 0.7))
+    return f"\n[priority]\nlevels = [0, 0, 0, 0, 1]\n{usual}\n\n[priority.2]\n{slow}\n" if members > 1 else ""
+
+
+def _losses(options: argparse.Namespace) -> str:
+    """What is lost when, as faults of a scenario, within what the group has declared that it puts up with."""
+    shares = [(0, options.loss)]
+    if options.degrade is not None:
+        share, at, when = options.degrade.partition("@")
+        try:
+            shares.append((duration_ns(when, "--degrade"), float(share)))
+        except ValueError:
+            raise InvalidPolicy(
+                "--degrade", f"a share and a time such as 0.2@4s are needed, not {options.degrade!r}"
+            ) from None
+        if not at or not 0 < shares[1][0] < options.seconds * NS_PER_S:
+            raise InvalidPolicy(
+                "--degrade", f"a time within the run is needed, such as 0.2@4s, not {options.degrade!r}"
+            )
+    for option, (_, share) in zip(("--loss", "--degrade"), shares, strict=False):
+        if not 0 <= share <= 1:
+            raise InvalidPolicy(option, f"a share of the datagrams is from 0 to 1, not {share}")
+    bound, fec = "", parse_fec(options.fec)
+    if fec is not None:
+        bound = f"at_most = {min(fec[0], options.loss_burst or fec[0])}\nof = {fec[1]}\n"
+    elif options.loss_burst:
+        bound = f"burst = {options.loss_burst}\n"
+    ends = [f'to = "{at}ns"\n' for at, _ in shares[1:]] + [""]
+    return "".join(
+        f'\n[[fault]]\nkind = "loss"\nprobability = {share}\nfrom = "{at}ns"\n{end}{bound}'
+        for (at, share), end in zip(shares, ends, strict=True)
+        if share
     )
 
 
@@ -150,30 +251,17 @@ def _moments(option: str, texts: list[str]) -> dict[int, int]:
     return found
 
 
-async def _run(
-    scenario: Scenario, setup: dict[str, Any], view: _Quiet
-) -> tuple[dict[int, Report], dict[int, tuple[int, int | None]]]:
-    """Run it; the members' last words, and who was killed when in which incarnation."""
+async def _run(scenario: Scenario, setup: dict[str, Any], view: _Quiet) -> tuple[dict[int, Report], list[Node]]:
+    """Run it; the members' last words, and the processes that were killed."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    late = {step.member: step.at_ns for step in scenario.steps if isinstance(step, Start)}
-    kills = {fault.member: fault.at_ns / NS_PER_S for fault in scenario.faults if isinstance(fault, Crash)}
+    late = {step.member for step in scenario.steps if isinstance(step, Start)}
     first = [member for member in scenario.members if member not in late]
-    configurations = {
-        member: {
-            **setup,
-            "member": member,
-            "late_ns": late.get(member, 0),
-            "expected": [] if member in late else first,
-        }
-        for member in scenario.members
-    }
-    starts = {member: at_ns / NS_PER_S for member, at_ns in late.items()}
-    cluster = LocalCluster(configurations, view.report, starts_s=starts, kills_s=kills)
+    configurations = {member: {**setup, "member": member, "expected": first} for member in scenario.members}
+    cluster = LocalCluster(configurations, view.report, fates=fates(scenario))
     nodes = await cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S)
-    finals = {member: final for member, node in nodes.items() if (final := node.final()) is not None}
-    return finals, {member: (at_ns, nodes[member].life()) for member, at_ns in cluster.killed.items()}
+    return {member: final for member, node in nodes.items() if (final := node.final()) is not None}, cluster.killed
 
 
 class _Quiet:
@@ -187,10 +275,26 @@ class _Quiet:
 
     def report(self, member: int, report: Report) -> None:
         """A member has reported."""
-        if report["kind"] == "ready" and self.begun is None:
+        if report["kind"] == "begun" and self.begun is None:
             self.begun = time.monotonic()
             self._say(f"{len(self.scenario.members)} members run; sending for {duration_text(self.scenario.run_ns)} …")
-        self.latest[member] = report
+        if report["kind"] == "qos":
+            self.told(member, report)
+        else:
+            self.latest[member] = report
+
+    def told(self, member: int, report: Report) -> None:
+        """A member tells of an agreement."""
+        self._say(f"{self._clock()}member {member}: {report['what']}: {report['text']}")
+
+    def negotiated(self, bargain: Bargain, degrade: str) -> None:
+        """What was agreed before the first message, and what will be done to it."""
+        for line in [*bargain.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+            self._say(line)
+
+    def _clock(self) -> str:
+        """How long it has been running."""
+        return "" if self.begun is None else f"{time.monotonic() - self.begun:5.2f} s  "
 
     def _say(self, text: str) -> None:
         if self._stream is not None:
@@ -217,6 +321,14 @@ class _LiveView(_Quiet):
     def report(self, member: int, report: Report) -> None:
         super().report(member, report)
         self._live.update(self._table())
+
+    def told(self, member: int, report: Report) -> None:
+        text = f"{self._clock()}member {member}: {report['what']}: {report['text']}"
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def negotiated(self, bargain: Bargain, degrade: str) -> None:
+        for line in [*bargain.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+            self._live.console.print(line, markup=False, highlight=False)
 
     def _table(self) -> Table:
         from rich.table import Table  # noqa: PLC0415
@@ -253,10 +365,16 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
             continue
         mark = {"valid": "✓", "violated": "✗", "unknown": "?"}[check.status.value]
         detail = check.witness.text if check.witness else check.reason
-        out.write(f"  {mark} {name.replace('_', ' '):<14}{check.status.value}{': ' + detail if detail else ''}\n")
+        out.write(f"  {mark} {name.replace('_', ' '):<16}{check.status.value}{': ' + detail if detail else ''}\n")
     out.write(f"\n  latency ms     p50 {latency['p50']:.2f}   p99 {latency['p99']:.2f}   p99.9 {latency['p999']:.2f}")
     out.write(f"   max {latency['max']:.2f}\n")
     plain = scenario.order == "vbr" and not scenario.failures
+    if scenario.order in PRIORITY_ORDERS:
+        overtakings = judgement.verdicts["priority_accounting"].figures["overtakings"]
+        out.write(f"  overtakings    {overtakings:,}: consumed just before one that had come earlier\n")
+        out.write("  bound          none: the consumers set the pace\n")
+        out.write(f"\nverdict: {judgement.verdict.value}\ntrace:   {result['trace']}\n")
+        return
     out.write(
         f"  bound ms       {result['bound_ms']:.2f} = " + ("Δ+Γ+Θ" if plain else f"the bound of {scenario.order}")
     )
@@ -264,6 +382,9 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         f" with Δ {ms(what.delay_ns + what.lateness_ns):.2f} (network 99.99 % {ms(what.delay_ns):.2f} + timer lateness "
         f"{ms(what.lateness_ns):.2f}), Γ {ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
     )
+    if judgement.outage_ns:
+        out.write(f"                 of which {ms(judgement.outage_ns):.2f} for waiting as long as declared for ")
+        out.write("who died or was not heard\n")
     total = judgement.verdicts["latency"].figures["deliveries"]
     out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
@@ -271,6 +392,12 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         f"{ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later than that: {result['late_declared']:,}\n"
     )
     out.write(f"  longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member\n")
+    injected = result["injected"]
+    if injected["lost"]:
+        share = injected["lost"] / injected["datagrams"]
+        out.write(f"  lost on purpose {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}\n")
+    if result["missing"]:
+        out.write(f"  gaps           {result['missing']:,} deliveries missing where their member took part\n")
     for text in result["violations"][:5]:
         out.write(f"  ! {text}\n")
     out.write(f"\nverdict: {judgement.verdict.value}\ntrace:   {result['trace']}\n")

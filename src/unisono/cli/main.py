@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from unisono.cli import demo, member, plan, simulate
+from unisono.cli import demo, experiment, member, plan, simulate, verify
 from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
 
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "3 the machine lacks something, 130 interrupted.",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (demo, member, simulate, plan):
+    for verb in (demo, member, simulate, plan, verify, experiment):
         verb.add_parser(verbs)
     return top
 
@@ -64,3 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> None:
     """The console script."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -12,7 +12,7 @@ import sys
 import threading
 
 import unisono
-from unisono.cli.options import add_json, add_rate, add_timing
+from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import duration_text, ms
 
@@ -28,20 +28,46 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         epilog="Two terminals make a chat: unisono member --id 1 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002, and the "
         "same with --id 2.",
     )
-    verb.add_argument("--id", type=int, required=True, help="this member's number, from 1")
-    verb.add_argument("--peers", required=True, help="every member's address: 1=HOST:PORT,2=HOST:PORT,…")
-    verb.add_argument("--group", default="unisono", help="the group's name (default unisono)")
-    verb.add_argument("--order", default="auto", help="auto, vbr, cbr, leader or timestamp (default auto)")
-    verb.add_argument("--failures", action="store_true", help="let members crash, come and go: the order may have gaps")
+    verb.add_argument("--id", type=int, help="this member's number, from 1; without addresses the one it insists on")
+    verb.add_argument(
+        "--peers",
+        help="every member's address: 1=HOST:PORT,2=HOST:PORT,…; or dns:NAME:PORT; without it members find each other",
+    )
+    verb.add_argument("--members", type=int, metavar="N", help="how many members find each other")
+    verb.add_argument("--beacon", metavar="ADDRESS:PORT", help="where they do (default 239.255.77.76:7776)")
+    verb.add_argument("--interface", metavar="ADDRESS", help="the address of this machine that the others reach")
+    verb.add_argument("--group", default="unisono", help="the group's name, or a reference (default unisono)")
+    verb.add_argument(
+        "--order",
+        default="auto",
+        help="auto, vbr, cbr, leader, timestamp, or a service without an order: "
+        "reliable, fifo, causal, uniform (default auto)",
+    )
     verb.add_argument(
         "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group where it reaches everyone"
     )
-    verb.add_argument("--deadline", help="refuse to start unless every delivery is within this")
+    verb.add_argument(
+        "--deadline",
+        help="refuse to start unless every delivery is within this; without --slot the longest is chosen that does",
+    )
+    verb.add_argument("--sla", metavar="FILE", help="service level agreements to judge while the group runs")
     verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
-    add_timing(verb, "50ms", "20ms")
+    verb.add_argument(
+        "--max-frame", type=int, help="largest datagram in bytes (default: what the path to the peers takes)"
+    )
+    verb.add_argument("--link", default="1Gbit/s", help="capacity to reserve from (default 1Gbit/s)")
+    verb.add_argument(
+        "--queue",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="deliveries that may wait to be printed (default 1000000)",
+    )
+    add_tolerance(verb)
+    add_timing(verb)
     add_rate(verb)
     add_json(verb)
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=run, slot=None)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,8 +75,10 @@ def run(options: argparse.Namespace) -> int:
     return asyncio.run(_chat(options))
 
 
-def parse_peers(text: str) -> dict[int, str]:
-    """`1=HOST:PORT,2=HOST:PORT` as a mapping."""
+def parse_peers(text: str | None) -> dict[int, str] | str | None:
+    """`1=HOST:PORT,2=HOST:PORT` as a mapping; a DNS name as it is."""
+    if text is None or text.startswith("dns:"):
+        return text
     peers: dict[int, str] = {}
     for part in text.split(","):
         number, equals, address = part.strip().partition("=")
@@ -67,23 +95,35 @@ async def _chat(options: argparse.Namespace) -> int:
         options.group,
         member=options.id,
         peers=parse_peers(options.peers),
+        members=options.members,
+        beacon=options.beacon,
+        interface=options.interface,
         order=options.order,
         rate=unisono.Rate(avg=options.rate, burst=options.burst),
         deadline=options.deadline,
-        failures=options.failures,
+        failures=options.failures or options.loss_burst > 0,
+        loss_burst=options.loss_burst,
+        fec=parse_fec(options.fec),
+        reliable=parse_reliable(options.reliable),
+        processing=options.processing,
         slot=options.slot,
         delta=options.delta,
         gamma=options.gamma,
         max_message=options.max_message,
+        max_frame=options.max_frame,
         multicast=options.multicast,
+        link=unisono.Link(options.link),
+        queue_messages=options.queue,
         timeout=options.timeout,
+        sla=options.sla,
     )
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     if not options.json:
-        _note(f"member {options.id} of {options.group!r}: waiting for the others …")
+        who = f"member {options.id}" if options.id is not None else "a member"
+        _note(f"{who} of {options.group!r}: waiting for the others …")
     opening = asyncio.ensure_future(joining.__aenter__())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +133,9 @@ async def _chat(options: argparse.Namespace) -> int:
         return 130
     group = await opening
     if not options.json:
-        _note(f"members {', '.join(map(str, group.members))}; every delivery within {duration_text(group.bound_ns)}")
+        _note(f"member {group.member} of {group.reference}")
+        there = ", ".join(map(str, group.members))
+        _note(f"members {there}; every delivery within {duration_text(group.bound_ns)}")
     printing = asyncio.create_task(_print(group, options.json))
     reading = asyncio.create_task(_read(group))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,6 +201,11 @@ async def _print(group: unisono.Group, as_json: bool) -> None:
             sys.stdout.write(f"{event.sender}: {event.payload.decode(errors='replace')}\n")
         elif isinstance(event, unisono.Violation):
             _note(f"violation: {event.text}")
+        elif isinstance(event, unisono.Notice):
+            _note(event.text)
+        elif isinstance(event, unisono.TimingChange):
+            slot, bound = duration_text(event.timing.theta_ns), duration_text(event.bound_ns)
+            _note(f"slots are now {slot} long; every delivery within {bound}")
         else:
             _note(f"members are now {', '.join(map(str, event.view.members))}")
         sys.stdout.flush()
@@ -180,7 +227,20 @@ def _row(event: unisono.Event) -> dict[str, object]:
             "text": text,
         }
     if isinstance(event, unisono.Violation):
-        return {"event": "violation", "violation": event.kind, "text": event.text, "member": event.member}
+        row: dict[str, object] = {
+            "event": "violation",
+            "violation": event.kind,
+            "text": event.text,
+            "member": event.member,
+        }
+        if isinstance(event, unisono.SlaViolation):
+            row |= {"sla": event.sla, "metric": event.metric, "measured": event.measured, "offered": event.offered}
+        return row
+    if isinstance(event, unisono.Notice):
+        return {"event": "notice", "notice": event.kind, "text": event.text, "member": event.member}
+    if isinstance(event, unisono.TimingChange):
+        slot_ms, bound_ms = ms(event.timing.theta_ns), ms(event.bound_ns)
+        return {"event": "timing", "slot": event.slot, "slot_ms": slot_ms, "bound_ms": bound_ms}
     return {"event": "view", "members": event.view.members, "joined": event.joined, "left": event.left}
 
 

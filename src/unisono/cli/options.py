@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import duration_ns
+from unisono.model.redundancy import Redundancy
+from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
+
+if TYPE_CHECKING:
+    from unisono.pipeline.session import SparkChoice
 
 
 def duration(text: str) -> int:
@@ -24,15 +30,14 @@ def add_json(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
-def add_timing(verb: argparse.ArgumentParser, delta: str, gamma: str) -> None:
-    """`--slot`, `--delta`, `--gamma`."""
-    verb.add_argument("--slot", type=duration, default="5ms", metavar="Θ", help="length of a slot (default 5ms)")
-    verb.add_argument(
-        "--delta", type=duration, default=delta, metavar="Δ", help=f"the network's largest delay (default {delta})"
-    )
-    verb.add_argument(
-        "--gamma", type=duration, default=gamma, metavar="Γ", help=f"largest clock difference (default {gamma})"
-    )
+def add_timing(verb: argparse.ArgumentParser) -> None:
+    """`--slot`, `--delta`, `--gamma`; the defaults are those of `join`."""
+    for option, default, letter, what in (
+        ("--slot", SLOT_DEFAULT, "Θ", "length of a slot"),
+        ("--delta", DELTA_DEFAULT, "Δ", "the network's largest delay"),
+        ("--gamma", GAMMA_DEFAULT, "Γ", "largest difference between two clocks"),
+    ):
+        verb.add_argument(option, type=duration, default=default, metavar=letter, help=f"{what} (default {default})")
 
 
 def add_rate(verb: argparse.ArgumentParser) -> None:
@@ -40,6 +45,71 @@ def add_rate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--rate", type=float, default=50, help="messages per second and member, on average (default 50)")
     verb.add_argument("--burst", type=int, default=8, help="messages per slot and member, at most (default 8)")
     verb.add_argument("--max-message", type=int, default=4096, help="largest message in bytes (default 4096)")
+
+
+def add_spark(verb: argparse.ArgumentParser, default: str = "local[*]") -> None:
+    """`--master`, `--spark-config`."""
+    verb.add_argument(
+        "--master",
+        default=default,
+        help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect; "
+        f"none does without Spark (default {default})",
+    )
+    verb.add_argument("--spark-config", type=Path, metavar="FILE", help="TOML file with a table [spark] of settings")
+
+
+def spark_choice(options: argparse.Namespace) -> SparkChoice:
+    """What those two say."""
+    from unisono.pipeline.session import SparkChoice  # noqa: PLC0415 - only verbs that use Spark pay for it
+
+    return SparkChoice(options.master, options.spark_config)
+
+
+def add_tolerance(verb: argparse.ArgumentParser) -> None:
+    """`--failures`, `--fec`, `--loss-burst`, `--reliable`, `--processing`: what the order is to put up with."""
+    verb.add_argument("--failures", action="store_true", help="let members crash, come and go: the order may have gaps")
+    verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
+    verb.add_argument(
+        "--loss-burst",
+        type=int,
+        default=0,
+        metavar="x",
+        help="most consecutive losses of one sender; what is lost is a gap, so this allows for failures too",
+    )
+    verb.add_argument(
+        "--reliable",
+        metavar="ρ/η[/ω]",
+        help="multicast everything ρ+1 times, η apart, and take over for who falls silent, such as 4/6ms/2ms; "
+        "`demo` also takes rmcast, and negotiates and adapts them",
+    )
+    verb.add_argument(
+        "--processing",
+        type=duration,
+        default="0ms",
+        metavar="p",
+        help="what a leader takes over one message (default 0ms)",
+    )
+
+
+def parse_fec(text: str | None) -> tuple[int, int] | None:
+    """`a/b` as two numbers."""
+    if text is None:
+        return None
+    a, slash, b = text.partition("/")
+    if not slash or not a.isdigit() or not b.isdigit():
+        raise InvalidPolicy("--fec", f"a/b such as 2/10 is needed, not {text!r}")
+    return int(a), int(b)
+
+
+def parse_reliable(text: str | None) -> Redundancy | None:
+    """`ρ/η` or `ρ/η/ω` as what reliable multicast needs."""
+    if text is None:
+        return None
+    rho, *durations = text.split("/")
+    if not rho.isdigit() or not 1 <= len(durations) <= 2:
+        raise InvalidPolicy("--reliable", f"ρ/η or ρ/η/ω such as 4/6ms/2ms is needed, not {text!r}")
+    eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
+    return Redundancy(int(rho), eta_ns, sum(omega_ns))
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -6,13 +6,16 @@ import argparse
 import sys
 from typing import Any
 
-from unisono.cli.options import add_json, add_rate, duration, print_json
+from unisono.cli.options import add_json, add_rate, add_timing, duration, parse_fec, print_json
 from unisono.errors import InvalidPolicy
 from unisono.model.delays import parse_delay
-from unisono.model.durations import duration_text, ms
+from unisono.model.durations import duration_ns, duration_text, ms
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
-from unisono.model.timing import Timing
+from unisono.model.timing import DELTA_DEFAULT, Timing
+from unisono.qos.agreement import Crashes
+from unisono.qos.negotiation import Target
+from unisono.qos.over_rmcast import Wish
 from unisono.qos.planner import Plan, plan
 
 DELTA_QUANTILE = 0.9999
@@ -30,12 +33,10 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--failures 1 --deadline 60ms. Exit status 1: nothing fits.",
     )
     verb.add_argument("--members", type=int, default=5, help="how many members (default 5)")
-    verb.add_argument("--slot", type=duration, default="5ms", metavar="Θ", help="length of a slot (default 5ms)")
-    verb.add_argument("--delta", type=duration, metavar="Δ", help="the network's largest delay (default 10ms)")
+    add_timing(verb)
     verb.add_argument(
-        "--gamma", type=duration, default="2ms", metavar="Γ", help="largest clock difference (default 2ms)"
+        "--delay", help="a delay distribution, such as exponential:1ms; unless --delta is given, Δ is then its quantile"
     )
-    verb.add_argument("--delay", help="a delay distribution, such as exponential:1ms; Δ is then its quantile")
     verb.add_argument("--processing", type=duration, default="0ms", help="what a leader takes over one message (p)")
     verb.add_argument("--loss", type=float, default=0.0, help="the share of datagrams that is lost")
     verb.add_argument("--loss-burst", type=int, default=0, metavar="x", help="most consecutive losses of one sender")
@@ -44,19 +45,27 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--reliable", action="store_true", help="rule out gaps in the order")
     verb.add_argument("--deadline", type=duration, help="the latency that must be kept")
     verb.add_argument("--reliability", type=float, default=0.0, help="probability that a message reaches everyone")
+    verb.add_argument("--relative", metavar="U/S", help="once one has a message, everyone within S, with probability U")
+    verb.add_argument("--mttf", type=duration, help="mean time until a member crashes, for the figure of agreement")
+    verb.add_argument("--crash-in-send", type=float, default=1e-6, metavar="β", help="probability of a crash per send")
+    verb.add_argument("--session", type=duration, default="60min", help="how long the group is to run (default 60min)")
     add_rate(verb)
     add_json(verb)
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=run, delta=None)
 
 
-def parse_fec(text: str | None) -> tuple[int, int] | None:
-    """`a/b` as two numbers."""
+def parse_relative(text: str | None) -> Target | None:
+    """`U/S` as a probability and a duration."""
     if text is None:
         return None
-    a, slash, b = text.partition("/")
-    if not slash or not a.isdigit() or not b.isdigit():
-        raise InvalidPolicy("--fec", f"a/b such as 2/10 is needed, not {text!r}")
-    return int(a), int(b)
+    share, slash, within = text.partition("/")
+    try:
+        probability = float(share)
+    except ValueError:
+        probability = -1.0
+    if not slash or not 0 < probability < 1:
+        raise InvalidPolicy("--relative", f"U/S such as 0.99/20ms is needed, not {text!r}")
+    return Target(probability, duration_ns(within, "--relative"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,8 +86,11 @@ def run(options: argparse.Namespace) -> int:
         failures=options.failures,
         reliable=options.reliable,
         deadline_ns=options.deadline,
+        delay=parse_delay(options.delay, "--delay") if options.delay is not None else None,
+        session_ns=options.session,
     )
-    found = plan(ask, options.reliability)
+    crashes = Crashes(options.mttf, options.crash_in_send) if options.mttf else None
+    found = plan(ask, wish=Wish(options.reliability, parse_relative(options.relative), crashes))
     if options.json:
         print_json(_json(found, delta))
     else:
@@ -90,9 +102,11 @@ def _delta_ns(options: argparse.Namespace) -> int:
     if options.delta is not None:
         return int(options.delta)
     if options.delay is None:
-        return 10_000_000
-    # A hard bound is a quantile of a distribution: the share that may be later is what reliability leaves over.
-    return parse_delay(options.delay).quantile(max(options.reliability, DELTA_QUANTILE))
+        return duration_ns(DELTA_DEFAULT)
+    # A hard bound is a quantile of a distribution, here of the latest of the n-1 copies of a datagram: the share that
+    # may be later is what reliability leaves over.
+    share = max(options.reliability, DELTA_QUANTILE) ** (1 / max(options.members - 1, 1))
+    return parse_delay(options.delay, "--delay").quantile(share)
 
 
 def _json(found: Plan, delta_ns: int) -> dict[str, Any]:
@@ -115,7 +129,20 @@ def _row(offer: Offer) -> dict[str, Any]:
         "header_bytes": offer.header_bytes,
         "gap_free": offer.gap_free,
         "loss_tolerance": offer.loss_tolerance,
+        **_redundancy(offer),
         "why": list(offer.why),
+    }
+
+
+def _redundancy(offer: Offer) -> dict[str, Any]:
+    setting = offer.redundancy
+    if setting is None:
+        return {}
+    return {
+        "rho": setting.rho,
+        "eta_ms": ms(setting.eta_ns),
+        "omega_ms": ms(setting.omega_ns),
+        "broadcasts": offer.broadcasts,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from unisono.model.scenario_text import parse_scenario
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate
 from unisono.trace.files import write_trace
+
+PROGRESS_EVERY_S = 10.0
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,12 +45,14 @@ def run(options: argparse.Namespace) -> int:
     seeds = _seeds(options, scenario)
     rows: list[dict[str, Any]] = []
     worst: dict[str, Any] | None = None
+    progress = _Progress(len(seeds)) if len(seeds) > 1 else None
     for number, seed in enumerate(seeds, 1):
         row, verdicts = _one(scenario, seed, options.trace)
         rows.append(row)
         if worst is None or _badness(row) > _badness(worst):
             worst, worst_verdicts = row, verdicts
-        _progress(number, len(seeds), rows, options.json)
+        if progress is not None:
+            progress.note(number, rows)
     if worst is None:
         raise InvalidPolicy("--seeds", "there is no seed in this range")
     replay = f"unisono simulate {options.scenario} --seed {worst['seed']}"
@@ -106,10 +111,23 @@ def _badness(row: dict[str, Any]) -> tuple[int, float]:
     return ("valid", "unknown", "violated").index(row["verdict"]), row["latency_max_ms"]
 
 
-def _progress(done: int, total: int, rows: list[dict[str, Any]], as_json: bool) -> None:
-    if total > 1 and not as_json and sys.stderr.isatty():
+class _Progress:
+    """How far many seeds are, on standard error: a line that changes on a terminal, one now and then elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + PROGRESS_EVERY_S
+
+    def note(self, done: int, rows: list[dict[str, Any]]) -> None:
+        """One more seed is done."""
         bad = sum(row["verdict"] != "valid" for row in rows)
-        sys.stderr.write(f"\r{done} of {total} seeds, {bad} not valid" + ("\n" if done == total else ""))
+        text = f"{done} of {self._total} seeds, {bad} not valid"
+        if self._terminal:
+            sys.stderr.write(f"\r{text}" + ("\n" if done == self._total else ""))
+        elif time.monotonic() >= self._next and done < self._total:
+            self._next = time.monotonic() + PROGRESS_EVERY_S
+            sys.stderr.write(f"unisono simulate: {text}\n")
         sys.stderr.flush()
 
 
@@ -123,7 +141,7 @@ def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[
         )
     for name, check in verdicts.items():
         detail = check.witness.text if check.witness else check.reason
-        out.write(f"  {name.replace('_', ' '):<14}{check.status.value}{': ' + detail if detail else ''}\n")
+        out.write(f"  {name.replace('_', ' '):<16}{check.status.value}{': ' + detail if detail else ''}\n")
     out.write(
         f"  {worst['sent']:,} messages sent, {worst['deliveries']:,} deliveries; latency median "
         f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, bound {worst['bound_ms']:g} ms\n"

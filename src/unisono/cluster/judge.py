@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import numpy as np
 from unisono.check.latency import latency
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cluster.local import Report
+from unisono.cluster.local import Node, Report
 from unisono.model.durations import ms
+from unisono.model.faults import described
 from unisono.model.histogram import Histogram
+from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
 from unisono.stack import build
@@ -25,7 +27,17 @@ from unisono.trace.table import Trace
 from unisono.trace.writer import ParquetWriter
 
 DELTA_QUANTILE = 0.9999
-ORDER_CHECKS = ("total_order", "integrity", "fifo", "gap_freedom")
+ORDER_CHECKS = (
+    "total_order",
+    "integrity",
+    "fifo",
+    "priority_accounting",
+    "gap_freedom",
+    "gaps_explained",
+    "agreement",
+    "uniform_agreement",
+    "causal",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +51,14 @@ class Measured:
     gamma_ns: int
     """The largest clock difference that any member saw, errors included."""
 
-    def bound_ns(self, scenario: Scenario) -> int:
-        """The order's own bound, with Δ as measured: the network's quantile plus the driver's lateness."""
-        timing = Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.timing.theta_ns)
-        bounds = (
-            build(replace(scenario.policy_for(member), timing=timing)).order.bound_ns() for member in scenario.members
-        )
-        return max(bounds)
+    def timing(self, scenario: Scenario) -> Timing:
+        """Δ and Γ as measured: Δ is the network's quantile plus the driver's lateness."""
+        return Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.longest_slot_ns)
+
+    def waiting(self, scenario: Scenario) -> Timing:
+        """The same where somebody died or was not heard: who is missing is waited for as long as was declared."""
+        declared, gamma_ns = scenario.timing, max(scenario.timing.gamma_ns, self.gamma_ns)
+        return Timing(max(declared.delta_ns, self.delay_ns) + self.lateness_ns, gamma_ns, scenario.longest_slot_ns)
 
 
 def measured(finals: Mapping[int, Report], gamma_ns: int) -> Measured:
@@ -71,9 +84,11 @@ class Judgement:
     verdicts: dict[str, Verdict]
     measured: Measured
     bound_ns: int
-    """With Δ and Γ as measured."""
+    """With Δ and Γ as measured; if members died or were not heard, with what that cost."""
     declared_bound_ns: int
     """With Δ and Γ as they were declared: what the members promised before the first message."""
+    outage_ns: int
+    """How much of the bound is for members that died or were not heard."""
     finals: Mapping[int, Report]
 
     @property
@@ -93,6 +108,38 @@ class Judgement:
         first = sequences[0]
         return all(np.array_equal(first[0], s[0]) and np.array_equal(first[1], s[1]) for s in sequences)
 
+    def missing(self) -> int | None:
+        """Gaps: what somebody delivered and a member did not, of the slots in which that took part, in its last life.
+
+        Whoever was killed is not counted. None where no gaps are promised: there a checker judges.
+        """
+        if self.trace.meta.reliable:
+            return None
+        rows, starts, leaves = (
+            self.trace.deliveries(),
+            self.trace.of_kind(EventKind.START),
+            self.trace.of_kind(EventKind.LEAVE),
+        )
+        _, first = np.unique(np.stack((rows.sender, rows.incarnation, rows.sequence)), axis=1, return_index=True)
+        slots, missing = rows.slot[first], 0
+        for member in self.finals:
+            begun = starts.select(starts.member == member)
+            if not len(begun):
+                continue
+            life = begun.life.max()
+            left = leaves.slot[(leaves.member == member) & (leaves.life == life)]
+            begin = begun.slot[begun.life == life].min()
+            end = left.min() if len(left) else rows.slot.max() + 1
+            heard = rows.slot[(rows.member == member) & (rows.life == life)]
+            there = [int(np.count_nonzero((slot >= begin) & (slot < end))) for slot in (slots, heard)]
+            missing += there[0] - there[1]
+        return missing
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the members told of their agreements, in the order of their clocks."""
+        told = [{"member": member, **event} for member, final in self.finals.items() for event in final["qos"]]
+        return sorted(told, key=lambda event: event["at_ns"])
+
     def to_json(self) -> dict[str, Any]:
         """The figures that `demo --json` prints."""
         figures = self.verdicts["latency"].figures
@@ -104,6 +151,7 @@ class Judgement:
             "delivered": {str(member): final["delivered"] for member, final in self.finals.items()},
             "latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
             "bound_ms": ms(self.bound_ns),
+            "outage_bound_ms": ms(self.outage_ns),
             "late": figures["late"],
             "declared_bound_ms": ms(self.declared_bound_ns),
             "late_declared": int(latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"]),
@@ -113,6 +161,9 @@ class Judgement:
             "longest_gap_ms": ms(max(final["longest_gap_ns"] for final in self.finals.values())),
             "left_in_order": all(final["in_order"] for final in self.finals.values()),
             "refused": _added(final["refused"] for final in self.finals.values()),
+            "injected": _added(final["injected"] for final in self.finals.values()),
+            "missing": self.missing(),
+            "qos": self.told(),
             "violations": sorted({text for final in self.finals.values() for text in final["violations"]}),
         }
 
@@ -125,20 +176,36 @@ def _added(counts: Any) -> dict[str, int]:
     return total
 
 
-def note_crashes(scenario: Scenario, run: str, directory: Path, killed: Mapping[int, tuple[int, int | None]]) -> None:
+def note_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequence[Node]) -> None:
     """Write down, as an onlooker, who was killed when and in which incarnation."""
     with ParquetWriter(directory, run, scenario.group, OBSERVER) as writer:
-        for member, (at_ns, life) in killed.items():
+        for node in killed:
+            member, at_ns, life = node.member, node.killed_ns or 0, node.life()
             slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
             writer.recorder().event(
                 EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=life
             )
 
 
-def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Report]) -> Judgement:
-    """Complete the recorded trace with what was measured, and check it."""
+def _bound(scenario: Scenario, timing: Timing, died: Sequence[int] = ()) -> int:
+    """The order's own bound with this timing, and with what these deaths cost an order with a leader."""
+    stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
+    return max(stack.order.bound_ns() + stack.outage_ns(died) for stack in stacks)
+
+
+def judge(
+    scenario: Scenario,
+    run: str,
+    directory: Path,
+    finals: Mapping[int, Report],
+    killed: Sequence[Node] = (),
+) -> Judgement:
+    """Complete the recorded trace with what was measured, and check it; `killed` as for `note_crashes`."""
     what = measured(finals, scenario.timing.gamma_ns)
-    bound_ns = what.bound_ns(scenario)
+    died = [node.member for node in sorted(killed, key=lambda node: node.killed_ns or 0)]
+    bound_ns = usual_ns = _bound(scenario, what.timing(scenario))
+    if died or (scenario.order == "vbr" and scenario.failures):
+        bound_ns = _bound(scenario, what.waiting(scenario), died)
     meta = RunMeta(
         run=run,
         group=scenario.group,
@@ -147,11 +214,12 @@ def judge(scenario: Scenario, run: str, directory: Path, finals: Mapping[int, Re
         delta_ns=what.delay_ns + what.lateness_ns,
         gamma_ns=what.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
-        bound_ns=bound_ns,
+        bound_ns=None if scenario.order in PRIORITY_ORDERS else bound_ns,
         reliable=build(scenario.policy_for(scenario.members[0])).order.reliable(),
         source="runtime",
+        faults=tuple(map(described, scenario.faults)),
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
-    declared_ns = max(build(scenario.policy_for(m)).order.bound_ns() for m in scenario.members)
-    return Judgement(trace, check_all(trace), what, bound_ns, declared_ns, finals)
+    declared_ns = _bound(scenario, replace(scenario.timing, theta_ns=scenario.longest_slot_ns), died)
+    return Judgement(trace, check_all(trace), what, bound_ns, declared_ns, bound_ns - usual_ns, finals)

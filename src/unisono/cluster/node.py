@@ -2,7 +2,8 @@
 
 Configuration is one line of JSON on standard input, which then stays open: its end means that whoever started this
 process is gone, and this member leaves. Reports are lines of JSON on standard output: `ready` (the group runs),
-`progress` (every tenth of a second), `final` (what was measured).
+`begun` (all who are expected are there, and the workload begins), `progress` (every tenth of a second), `final` (what
+was measured).
 Each message begins with the time at which it was handed in, so that latency can be watched as it happens; the verdict
 is made from the trace.
 """
@@ -10,23 +11,35 @@ is made from the trace.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from unisono.group import Group, Joining, join, new_incarnation
+from unisono.errors import EnvironmentLacks, GroupClosed
+from unisono.group import Group, Joining, join
+from unisono.model.delays import Chance
 from unisono.model.durations import NS_PER_S, ms
-from unisono.model.events import Batch, Violation
+from unisono.model.events import Batch, Notice, SlaCleared, SlaViolation, Violation
+from unisono.model.faults import Crash
 from unisono.model.histogram import Histogram
-from unisono.model.scenario import Leave, RateChange, Scenario, Workload
+from unisono.model.scenario import Leave, RateChange, Scenario, SlotChange, Workload
 from unisono.model.scenario_text import parse_scenario
+from unisono.model.sla import SlaSet
+from unisono.model.sla_text import parse_slas
 from unisono.model.workloads import Offers, offers
 from unisono.qos.reservation import Link
+from unisono.runtime.clock import new_incarnation
+from unisono.runtime.injection import Injection
+from unisono.runtime.setup import MetricSink
+from unisono.stack import durable
+from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter
 
@@ -50,6 +63,10 @@ def member_joining(
     capacity: str | int = "10Gbit/s",
     recorder: Recorder | None = None,
     incarnation: int | None = None,
+    injection: Injection | None = None,
+    storage: Path | None = None,
+    slas: SlaSet | None = None,
+    monitor: bool | MetricSink = False,
 ) -> Joining:
     """Join as a scenario says; raises at once, with nothing opened yet, what it asks for and cannot have."""
     return join(
@@ -64,12 +81,17 @@ def member_joining(
         failures=scenario.failures,
         loss_burst=scenario.loss_burst,
         fec=scenario.fec,
+        reliable=scenario.reliable,
         processing=scenario.processing_ns,
         max_message=scenario.max_message,
         multicast=multicast,
         link=Link(capacity),
         recorder=recorder,
         incarnation=incarnation,
+        injection=injection,
+        storage=storage,
+        sla=slas,
+        monitor=monitor,
     )
 
 
@@ -88,17 +110,37 @@ class MemberRun:
         self.violations: list[str] = []
         self.longest_gap_ns = 0
         self._last_delivery_ns = 0
-        self._byes = 0
+        self._byes = self._sent = 0
+        self._pause_s = self.scenario.consume_ns.get(self.member, 0) / NS_PER_S
         self._all_said_bye = asyncio.Event()
         self._expected = frozenset(setup.get("expected", ())) if self.scenario.failures else frozenset()
         """Who is to be there before this member sends; a group with failures begins without waiting for anybody."""
         self._roll_calls: dict[int, frozenset[int]] = {}
         """By member, whom it has heard according to its last roll call."""
-        self._run_ns = self.scenario.run_ns - int(setup.get("late_ns", 0))
-        self.incarnation = new_incarnation()
-        self.writer = ParquetWriter(
-            setup["trace"], setup["run"], self.scenario.group, self.member, life=self.incarnation
+        self._late_ns = int(setup.get("late_ns", 0))
+        """How long after the others this life begins."""
+        self.injection = Injection(
+            self.member,
+            self.scenario.faults,
+            seed=self.scenario.seed,
+            clock_offset_ns=setup.get("clock_offset_ns", self.scenario.clocks.offsets_ns.get(self.member, 0)),
         )
+        if "begun_ns" in setup:
+            self.injection.begin(int(setup["begun_ns"]))
+        self.incarnation = new_incarnation()
+        where = setup["trace"], setup["run"], self.scenario.group, self.member
+        self._memory = Path(setup["trace"]) / "memory"
+        self.writer = ParquetWriter(*where, life=self.incarnation)
+        self.metrics = MetricWriter(*where, life=self.incarnation)
+        self.slas = parse_slas(*setup["slas"]) if setup.get("slas") else None
+        self.sla_events: list[dict[str, Any]] = []
+
+    def _storage(self) -> Path | None:
+        """Where an order that keeps promises through a crash has them, beside the trace: its next life reads them."""
+        if not durable(self.scenario.order):
+            return None
+        self._memory.mkdir(exist_ok=True)
+        return self._memory / f"member-{self.member}.sqlite"
 
     async def run(self) -> None:
         """Take part until everyone has said goodbye, or a signal asks to leave."""
@@ -110,6 +152,10 @@ class MemberRun:
             capacity=self.capacity,
             recorder=self.writer.recorder(),
             incarnation=self.incarnation,
+            injection=self.injection,
+            storage=self._storage(),
+            slas=self.slas,
+            monitor=self.metrics.put,
         )
         group = await joining
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -125,14 +171,14 @@ class MemberRun:
         )
         consuming = asyncio.create_task(self._consume(group))
         reporting = asyncio.create_task(self._report_progress(group))
-        sending = asyncio.create_task(self._send(group))
+        sending = asyncio.create_task(self._send_while_in(group))
         ending = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._all_said_bye.wait()), consuming]
         try:
-            await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED, timeout=self._patience_s())
             if sending.done():
                 sending.result()
-                # Where gaps are allowed somebody's goodbye may be one.
-                patience = FAREWELL_S if self.scenario.failures else None
+                # Where members die or gaps are allowed somebody's goodbye may be missing.
+                patience = FAREWELL_S if self._mortal() else None
                 await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
         finally:
             loop.remove_reader(sys.stdin.fileno())
@@ -143,7 +189,18 @@ class MemberRun:
                 await consuming
             finally:
                 self.writer.close()
+                self.metrics.close()
         self._report_final(group, in_order)
+
+    def _mortal(self) -> bool:
+        return self.scenario.failures or any(isinstance(fault, Crash) for fault in self.scenario.faults)
+
+    def _patience_s(self) -> float | None:
+        """How long sending may take: one that comes back may find too few of the others to get anything accepted."""
+        if not self._mortal():
+            return None
+        left_s = (self.scenario.run_ns - self._late_ns) / NS_PER_S
+        return left_s + FAREWELL_S + (0 if self._late_ns else GATHER_S)
 
     async def _consume(self, group: Group) -> None:
         async for event in group.batches():
@@ -153,41 +210,79 @@ class MemberRun:
                     self.longest_gap_ns = max(self.longest_gap_ns, now - self._last_delivery_ns)
                 self._last_delivery_ns = now
                 self.delivered[event.sender] += event.count
-                for message in event.messages:
+                messages = event.messages
+                for message in messages:
                     if message == BYE:
                         self._byes += 1
                     elif message.startswith(HERE):
                         self._roll_calls[event.sender] = frozenset(message[len(HERE) :])
                     elif len(message) >= _STAMP.size:
                         self.latencies.add(now - _STAMP.unpack_from(message)[0])
+                if not messages[-1].startswith(HERE):
+                    self._roll_calls[event.sender] = self._expected  # who sends anything else has heard everybody
+            elif isinstance(event, SlaViolation | Notice):
+                self._tell(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
             if self._byes >= len(group.members):
                 self._all_said_bye.set()
+            if isinstance(event, Batch) and self._pause_s:
+                await asyncio.sleep(self._pause_s)
+
+    def _tell(self, event: SlaViolation | Notice) -> None:
+        """Of an agreement that breaks or is kept again, and of what is done about it, whoever watches hears at once."""
+        told: dict[str, Any] = {"what": event.kind, "text": event.text, "at_ns": time.time_ns(), "slot": event.slot}
+        if isinstance(event, SlaViolation | SlaCleared):
+            told["sla"] = event.sla
+        self.sla_events.append(told)
+        report("qos", member=self.member, **told)
+
+    async def _send_while_in(self, group: Group) -> None:
+        """Send; for one that the others have thrown out, that is over. Why is among what it consumes."""
+        with contextlib.suppress(GroupClosed):
+            await self._send(group)
 
     async def _send(self, group: Group) -> None:
         """The workload, then goodbye; a member that leaves by script goes without."""
         loop = asyncio.get_running_loop()
         await self._gather(group)
+        report("begun")
+        if not self._late_ns:
+            self.injection.begin()
         begin = loop.time()
         chance = random.Random(f"{self.scenario.seed}/{self.member}")
-        for at_ns, what in timeline(self.scenario, self.member, chance, self._run_ns):
+        for at_ns, what in timeline(self.scenario, self.member, chance, self._late_ns):
             await asyncio.sleep(max(0.0, begin + at_ns / NS_PER_S - loop.time()))
             if isinstance(what, RateChange):
-                group.renegotiate(what.rate)
+                await group.renegotiate(what.rate)
+            elif isinstance(what, SlotChange):
+                await group.renegotiate(slot=what.theta_ns)
             elif isinstance(what, Leave):
                 await group.leave()
                 return
             else:
-                await group.send_many([stamped(size) for size in what])
+                await self._send_stamped(group, what)
         await group.send(BYE)
+
+    async def _send_stamped(self, group: Group, sizes: Sequence[int]) -> None:
+        """Together, or in the priority order each with its priority: the scenario's priorities take turns."""
+        levels = self.scenario.priorities
+        if len(levels) == 1:
+            await group.send_many([stamped(size) for size in sizes], priority=levels[0])
+            return
+        for size in sizes:
+            await group.send(stamped(size), priority=levels[self._sent % len(levels)])
+            self._sent += 1
 
     async def _gather(self, group: Group) -> None:
         """Call the roll until everybody who is expected is known to hear everybody who is expected."""
-        async with asyncio.timeout(GATHER_S):
-            while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
-                await group.send(HERE + bytes(sorted(m for m in self._roll_calls if m < 256)))
-                await asyncio.sleep(ROLL_CALL_EVERY_S)
+        give_up = time.monotonic() + GATHER_S
+        while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
+            if time.monotonic() > give_up:
+                heard = {member: sorted(others) for member, others in sorted(self._roll_calls.items())}
+                raise EnvironmentLacks(f"the members did not all hear each other within {GATHER_S:g} s, only {heard}")
+            await group.send(HERE + bytes(sorted(m for m in self._roll_calls if m < 256)))
+            await asyncio.sleep(ROLL_CALL_EVERY_S)
 
     async def _report_progress(self, group: Group) -> None:
         while True:
@@ -220,22 +315,30 @@ class MemberRun:
             ignored=dict(stats.ignored),
             multicast=stats.multicast,
             violations=self.violations,
+            qos=self.sla_events,
             trace_dropped=self.writer.dropped,
+            injected={"datagrams": self.injection.datagrams, "lost": self.injection.lost},
         )
 
 
 def timeline(
-    scenario: Scenario, member: int, chance: random.Random, run_ns: int
-) -> list[tuple[int, tuple[int, ...] | RateChange | Leave]]:
-    """What this member does, by time since the group began: sends of these sizes, rate changes, its departure."""
+    scenario: Scenario, member: int, chance: Chance, late_ns: int = 0
+) -> list[tuple[int, tuple[int, ...] | RateChange | SlotChange | Leave]]:
+    """What this member does, by time since it began, which is `late_ns` after the group did.
+
+    Sends of these sizes, changes, its departure; what was to be before it began was another life's.
+    """
     workload: Workload = scenario.workloads[member]
-    sends: Offers = iter([(s.at_ns, s.sizes) for s in workload.sends]) if workload.sends else offers(workload, chance)
-    found: list[tuple[int, tuple[int, ...] | RateChange | Leave]] = []
+    sends: Offers = offers(workload, chance)
+    if workload.sends:
+        sends = iter([(send.at_ns - late_ns, send.sizes) for send in workload.sends if send.at_ns >= late_ns])
+    found: list[tuple[int, tuple[int, ...] | RateChange | SlotChange | Leave]] = []
     for at_ns, sizes in sends:
-        if at_ns >= run_ns:
+        if at_ns >= scenario.run_ns - late_ns:
             break
         found.append((at_ns, sizes))
-    found.extend((s.at_ns, s) for s in scenario.steps if isinstance(s, RateChange | Leave) and s.member == member)
+    own = (step for step in scenario.steps if step.member == member and step.at_ns >= late_ns)
+    found.extend((step.at_ns - late_ns, step) for step in own if isinstance(step, RateChange | SlotChange | Leave))
     return sorted(found, key=lambda entry: entry[0])
 
 

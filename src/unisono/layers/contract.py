@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from unisono.model.events import StackEvent
+from unisono.model.events import Demanded, StackEvent
 from unisono.model.rates import Rate
 from unisono.wire.frame import Frame, Kind
 
@@ -41,6 +42,17 @@ class Layer(Timed, Protocol):
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame has arrived."""
+
+
+@dataclass(slots=True)
+class Lost(Frame):
+    """Goes up in place of messages that will not come: `count` of them, the last one's number as `first_sequence`.
+
+    The stack tells the application; orders and layers never see it.
+    """
+
+    count: int = 0
+    why: str = ""
 
 
 class Order(Timed, Protocol):
@@ -91,3 +103,37 @@ class Order(Timed, Protocol):
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""
+
+
+class Watcher(Protocol):
+    """Sees what crosses the boundaries of a stack's layers, and changes nothing of it."""
+
+    due: int
+    """The clock reading from which on it wants to be woken."""
+
+    events: list[StackEvent]
+    """What the application is to know; the stack empties it."""
+
+    def wake(self, now: int) -> None:
+        """The local clock has reached `due`."""
+
+    def submitted(self, now: int, messages: Sequence[bytes], taken: int) -> None:
+        """The application offered messages, of which the order took the first `taken`."""
+
+    def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
+        """The order handed these to the application."""
+
+    def arrived(self, now: int, frame: Frame, serial: int) -> None:
+        """The network delivered a datagram."""
+
+    def raised(self, layer: str, frames: Sequence[Frame]) -> None:
+        """A layer passed frames up."""
+
+    def lowered(self, layer: str, frames: int) -> None:
+        """Frames were passed down to a layer."""
+
+    def demanded(self, now: int, demand: Demanded) -> None:
+        """Everybody has delivered which settings a member needs."""
+
+    def departed(self, datagrams: int, size: int) -> None:
+        """The stack put datagrams on the network."""

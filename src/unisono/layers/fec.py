@@ -20,11 +20,13 @@ order at its time-out (001-6). The order sees the paper's `end` as the mark, whi
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import comb
 
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S
+from unisono.model.grid import Grid
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
@@ -103,7 +105,8 @@ def above_fec(ask: Ask) -> Ask:
     if ask.fec is None:
         return ask
     a, b = checked_fec(ask.fec)
-    return replace(ask, loss=residual_loss(ask.loss, a, b), fec=None)
+    burst = 0 if ask.loss_burst <= a else ask.loss_burst
+    return replace(ask, loss=residual_loss(ask.loss, a, b), loss_burst=burst, fec=None)
 
 
 def through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
@@ -137,7 +140,10 @@ def through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
 
 def order_policy(policy: Policy) -> Policy:
     """The policy of the order above: its frames leave room for the header that this layer puts before them."""
-    return replace(policy, max_frame=policy.max_frame - SHARE_HEADER_BYTES)
+    fec = policy.fec
+    if fec is not None and policy.fec_most > fec[0]:
+        fec = (policy.fec_most, fec[1] - fec[0] + policy.fec_most)
+    return replace(policy, max_frame=policy.max_frame - SHARE_HEADER_BYTES, fec=fec)
 
 
 # -- the layer -----------------------------------------------------------------------------------------------
@@ -223,8 +229,13 @@ class Fec:
     wraps = frozenset({Kind.DATA})
     opens = frozenset({Kind.FEC})
 
-    def __init__(self, policy: Policy, held_bytes_max: int = HELD_BYTES_MAX) -> None:
-        """Raises InvalidPolicy if policy.fec makes no sense, EnvironmentLacks if there is no erasure code here."""
+    def __init__(
+        self, policy: Policy, held_bytes_max: int = HELD_BYTES_MAX, slots: Callable[[], Grid] | None = None
+    ) -> None:
+        """`slots` says what slots are now, where their length may change.
+
+        Raises InvalidPolicy if policy.fec makes no sense, EnvironmentLacks if there is no erasure code here.
+        """
         if policy.fec is None:
             raise InvalidPolicy("fec", "the layer needs an a/b")
         self.down: list[Frame] = []
@@ -241,11 +252,12 @@ class Fec:
         self._originals = b - self._redundant
         prepare(self._originals, self._redundant)
         self._group = group_key(policy.group)
-        self._timing = policy.timing
-        kept_ns = policy.timing.delta_ns + policy.timing.gamma_ns + LATE_NS
-        self._kept_slots = -(-kept_ns // policy.timing.theta_ns) + 1
+        declared = Grid.of(policy.timing)
+        self._slots = slots or (lambda: declared)
+        self._kept_ns = policy.timing.delta_ns + policy.timing.gamma_ns + LATE_NS
         self._held_bytes_max = held_bytes_max
         # Sending.
+        self._next: tuple[tuple[int, int], int] | None = None
         self._waiting: list[Frame] = []
         self._slot = -1
         self._block = 0
@@ -253,6 +265,11 @@ class Fec:
         # Receiving.
         self._streams: dict[int, _Stream] = {}
         self._sweep_at = 0
+
+    def change(self, fec: tuple[int, int], slot: int) -> None:
+        """Blocks of this slot and later ones have these shares; a share says itself what its block is."""
+        prepare(fec[1] - fec[0], fec[0])
+        self._next = checked_fec(fec), slot
 
     # -- down ------------------------------------------------------------------------------------------------
 
@@ -267,6 +284,9 @@ class Fec:
                 # An order that stood still goes on in a later slot without having ended this one.
                 self._cut(now, len(waiting), 0)
             self._slot, self._block, self._number = frame.slot, 0, 0
+            if self._next is not None and frame.slot >= self._next[1]:
+                (self._redundant, b), self._next = self._next[0], None
+                self._originals = b - self._redundant
         waiting.append(frame)
         if len(waiting) > self._originals:
             self._cut(now, self._originals, 0)
@@ -312,7 +332,14 @@ class Fec:
         if not isinstance(frame, Share):
             self.up.append(frame)
             return
-        stream = self._stream(frame)
+        grid = self._slots()
+        if frame.slot > grid.slot_of(now + grid.gamma_ns + LATE_NS) + 1:
+            # No clock is that far ahead. Were it taken for the sender's present slot, all before it would be given up.
+            self.ignored["slot ahead of any clock"] += 1
+            self._pass(frame)
+            return
+        kept = self.kept_slots(frame.slot)
+        stream = self._stream(frame, kept)
         if stream is None or frame.slot < stream.floor:
             self._pass(frame)
             return
@@ -321,7 +348,7 @@ class Fec:
             if frame.slot in stream.finished:
                 self.surplus += 1
                 return
-            slot = self._open(stream, frame.slot)
+            slot = self._open(stream, frame.slot, kept)
         if frame.block in slot.done:
             self.surplus += 1
         elif not slot.fits(frame):
@@ -329,18 +356,18 @@ class Fec:
         else:
             self._keep(stream, slot, frame)
 
-    def _stream(self, share: Share) -> _Stream | None:
+    def _stream(self, share: Share, kept_slots: int) -> _Stream | None:
         """What has come from the share's sender; None if it has begun a later life since."""
         life = (share.epoch, share.incarnation)
         stream = self._streams.get(share.sender)
         if stream is None or stream.life < life:
-            stream = self._streams[share.sender] = _Stream(life, max(0, share.slot - self._kept_slots))
+            stream = self._streams[share.sender] = _Stream(life, max(0, share.slot - kept_slots))
         return stream if stream.life == life else None
 
-    def _open(self, stream: _Stream, number: int) -> _Slot:
+    def _open(self, stream: _Stream, number: int, kept_slots: int) -> _Slot:
         """A slot's first share is here: what is much older is given up."""
-        if stream.floor < number - self._kept_slots:
-            self.given_up += stream.raise_floor(number - self._kept_slots)
+        if stream.floor < number - kept_slots:
+            self.given_up += stream.raise_floor(number - kept_slots)
         slot = stream.slots[number] = _Slot()
         return slot
 
@@ -401,7 +428,7 @@ class Fec:
         if now < self._sweep_at:
             return
         self._sweep_at = now + SILENT_NS // 8
-        floor = self._timing.slot_of(now - SILENT_NS)
+        floor = self._slots().slot_of(now - SILENT_NS)
         for stream in self._streams.values():
             if stream.floor < floor:
                 self.given_up += stream.raise_floor(floor)
@@ -409,6 +436,10 @@ class Fec:
     def wake_at(self) -> int | None:
         """Nothing here is due: the order says when a slot ends, and giving up can wait for any occasion."""
         return None
+
+    def kept_slots(self, slot: int) -> int:
+        """How many slots before this one of its sender incomplete blocks are kept."""
+        return -(-self._kept_ns // min(self._slots().lengths_from(slot))) + 1
 
     def held_bytes(self) -> int:
         """What incomplete blocks take at present."""

@@ -15,7 +15,7 @@ class Pacer:
     """The budget of one sender, slot by slot."""
 
     def __init__(self, rate: Rate, theta_ns: int, max_message: int) -> None:
-        self._theta_ns = theta_ns
+        self.theta_ns = theta_ns
         self._max_message = max_message
         self._past: deque[tuple[int, int]] = deque()
         self._past_sum = 0
@@ -27,8 +27,8 @@ class Pacer:
     def _adopt(self, rate: Rate) -> None:
         self.rate = rate
         self._burst_bytes = rate.bytes_per_slot(self._max_message)
-        self._window = rate.averaging_slots(self._theta_ns)
-        self._allowance = rate.allowance(self._theta_ns)
+        self._window = rate.averaging_slots(self.theta_ns)
+        self._allowance = rate.allowance(self.theta_ns)
 
     def open_slot(self, slot: int, rate: Rate | None = None) -> None:
         """A slot begins, perhaps with a new rate."""
@@ -40,6 +40,19 @@ class Pacer:
         self._slot, self.count, self.bytes = slot, 0, 0
         while self._past and self._past[0][0] <= slot - self._window:
             self._past_sum -= self._past.popleft()[1]
+
+    def change_slot(self, slot: int, theta_ns: int) -> None:
+        """Slots have another length from `slot` on, which is to be opened next.
+
+        What was sent in earlier slots is noted for slots of the new length that are as long past, or a little less.
+        """
+        old, self.theta_ns = self.theta_ns, theta_ns
+        if self.count:
+            self._past.append((self._slot, self.count))
+            self._past_sum += self.count
+            self.count = 0
+        self._past = deque((slot - (slot - then) * old // theta_ns, count) for then, count in self._past)
+        self._adopt(self.rate)
 
     def messages_left(self) -> int:
         """How many more messages this slot takes."""

@@ -83,7 +83,7 @@ class Skew:
             policy.member,
             policy.incarnation,
             policy.epoch,
-            policy.timing.slot_of(now),
+            0,
             0,
             sent_ns=now,
             body=body,

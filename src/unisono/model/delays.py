@@ -8,6 +8,7 @@ Python.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,7 +17,7 @@ from statistics import NormalDist
 from typing import Protocol
 
 from unisono.errors import InvalidPolicy
-from unisono.model.durations import duration_ns, duration_text
+from unisono.model.durations import duration_exact, duration_ns, duration_text
 from unisono.model.histogram import Histogram
 
 _NORMAL = NormalDist()
@@ -79,7 +80,7 @@ class Constant:
         return 1.0 if ns >= self.ns else 0.0
 
     def text(self) -> str:
-        return f"constant:{self.ns}ns"
+        return f"constant:{duration_exact(self.ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Uniform:
         return min(max((ns - self.low_ns + 1) / self.steps, 0.0), 1.0)
 
     def text(self) -> str:
-        return f"uniform:{self.low_ns}ns..{self.high_ns}ns"
+        return f"uniform:{duration_exact(self.low_ns)}..{duration_exact(self.high_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Exponential:
         return -expm1(-ns / self.mean_ns) if ns > 0 else 0.0
 
     def text(self) -> str:
-        return f"exponential:{self.mean_ns}ns"
+        return f"exponential:{duration_exact(self.mean_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Lognormal:
         return _NORMAL.cdf(log(ns / self.median_ns) / self.sigma) if ns > 0 else 0.0
 
     def text(self) -> str:
-        return f"lognormal:{self.median_ns}ns,{self.sigma!r}"
+        return f"lognormal:{duration_exact(self.median_ns)},{self.sigma!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,11 @@ class Empirical:
 
     delays_ns: tuple[int, ...]
     counts: tuple[int, ...]
+    up_to: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """How many were at most as long as each."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "up_to", tuple(accumulate(self.counts)))
         if not self.delays_ns or len(self.delays_ns) != len(self.counts) or min(self.counts, default=0) < 1:
             raise InvalidPolicy("delay", "an empirical delay needs at least one sample, each seen at least once")
         if list(self.delays_ns) != sorted(set(self.delays_ns)):
@@ -177,8 +181,8 @@ class Empirical:
     @classmethod
     def of_samples(cls, samples_ns: list[int]) -> Empirical:
         """The model of single measurements, in any order."""
-        distinct = sorted(set(samples_ns))
-        return cls(tuple(distinct), tuple(samples_ns.count(delay) for delay in distinct))
+        counted = sorted(Counter(samples_ns).items())
+        return cls(tuple(delay for delay, _ in counted), tuple(times for _, times in counted))
 
     @classmethod
     def of_histogram(cls, histogram: Histogram) -> Empirical:
@@ -196,17 +200,16 @@ class Empirical:
         return self.quantile(chance.random())
 
     def quantile(self, q: float) -> int:
-        up_to = list(accumulate(self.counts))
-        rank = bisect_left(up_to, _checked_share(q) * up_to[-1])
-        return self.delays_ns[min(rank, len(up_to) - 1)]
+        rank = bisect_left(self.up_to, _checked_share(q) * self.up_to[-1])
+        return self.delays_ns[min(rank, len(self.up_to) - 1)]
 
     def cdf(self, ns: int) -> float:
         seen = bisect_right(self.delays_ns, ns)
-        return sum(self.counts[:seen]) / sum(self.counts)
+        return self.up_to[seen - 1] / self.up_to[-1] if seen else 0.0
 
     def text(self) -> str:
         pairs = zip(self.delays_ns, self.counts, strict=True)
-        return "empirical:" + ",".join(f"{delay}ns" for delay, times in pairs for _ in range(times))
+        return "empirical:" + ",".join(duration_exact(delay) for delay, times in pairs for _ in range(times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,30 @@ class Truncated:
 
     def text(self) -> str:
         return self.model.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """A model whose delays are all `factor` times as long: a network that is that much slower, or faster."""
+
+    model: DelayModel
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.factor) and self.factor > 0):
+            raise InvalidPolicy("delay", f"a delay is stretched by a factor above zero, not by {self.factor}")
+
+    def sample(self, chance: Chance) -> int:
+        return ceil(self.model.sample(chance) * self.factor)
+
+    def quantile(self, q: float) -> int:
+        return _bounded(self.model.quantile(q) * self.factor, q)
+
+    def cdf(self, ns: int) -> float:
+        return self.model.cdf(min(int(ns / self.factor), _LONGEST_NS)) if ns >= 0 else 0.0
+
+    def text(self) -> str:
+        return f"{self.factor:.4g} × {self.model.text()}"
 
 
 def within(model: DelayModel, limit_ns: int) -> DelayModel:

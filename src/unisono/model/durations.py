@@ -35,6 +35,14 @@ def duration_text(ns: int) -> str:
     return f"{ns}ns"
 
 
+def duration_exact(ns: int) -> str:
+    """Nanoseconds as text with the largest unit that makes them a whole number: `duration_ns` reads the same back."""
+    for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
+        if ns >= size and ns % size == 0:
+            return f"{ns // size}{unit}"
+    return f"{ns}ns"
+
+
 def ms(ns: int) -> float:
     """Nanoseconds as the milliseconds that JSON output carries."""
     return ns / NS_PER_MS

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from unisono.model.timing import Timing
 from unisono.model.views import View
 
 PLACE_PER_SENDER = 1 << 32
@@ -38,6 +39,15 @@ class Delivery:
     sequence: int
     slot: int
     payload: bytes
+    incarnation: int = 0
+    """The sender's life: a member that restarts counts its messages from 0 again."""
+    priority: int | None = None
+    """In the priority order; others do not carry it."""
+
+    @property
+    def id(self) -> tuple[int, int, int]:
+        """(sender, incarnation, sequence): no other multicast of the group ever has it."""
+        return self.sender, self.incarnation, self.sequence
 
 
 @dataclass(slots=True)
@@ -52,6 +62,8 @@ class Batch:
     first_index: int
     count: int
     runs: list[Run]
+    priority: int | None = None
+    """In the priority order, where a batch is one message, and its slot the message's number in the agreed order."""
 
     @property
     def messages(self) -> list[bytes]:
@@ -71,8 +83,9 @@ class Batch:
 
     def deliveries(self) -> list[Delivery]:
         """One by one."""
-        first, sender, slot = self.first_sequence, self.sender, self.slot
-        return [Delivery(sender, first + i, slot, payload) for i, payload in enumerate(self.messages)]
+        first, sender, slot, life = self.first_sequence, self.sender, self.slot, self.incarnation
+        level = self.priority
+        return [Delivery(sender, first + i, slot, payload, life, level) for i, payload in enumerate(self.messages)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,18 @@ class ViewChange:
 
 
 @dataclass(frozen=True, slots=True)
+class TimingChange:
+    """Slots have another length from `slot` on; comes between two slots, before the first message of that one.
+
+    `bound_ns` is the latency that no message from there on exceeds.
+    """
+
+    slot: int
+    timing: Timing
+    bound_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
     """Something that the guarantees rest on did not hold; `text` says what and who."""
 
@@ -98,10 +123,90 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
+class SlaViolation(Violation):
+    """A service level agreement was not kept in a window; `offered` says what can still be had, where that is known."""
+
+    sla: str = ""
+    metric: str = ""
+    bound: float = 0.0
+    measured: float = 0.0
+    """Of a spread the share of values within the bound, else the metric's value."""
+    probability: float = 0.0
+    link: int = 0
+    """The peer whose link was worst; 0 if it is not about a link."""
+    window_start_ns: int = 0
+    window_ns: int = 0
+    offered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the application may want to know and that breaks no promise."""
+
+    kind: str
+    text: str
+    member: int | None = None
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlaCleared(Notice):
+    """A service level agreement is kept again, after a window in which it was not."""
+
+    sla: str = ""
+    window_start_ns: int = 0
+    window_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """Everybody has delivered, at this place in the order, which settings a member needs.
+
+    Whatever follows from it is in force from `slot` on, which no clock has reached yet. No concern of the application.
+    """
+
+    sender: int
+    demand: bytes
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """This member's own departure is complete: all that it accepted has been sent and delivered here."""
 
     final_slot: int
 
 
-StackEvent: TypeAlias = Batch | ViewChange | Violation | Left
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """This member goes on without the rest of what `sender` sent in `slot`: it was lost, or its sender has failed.
+
+    It is written down with what is delivered, and is no concern of the application: nothing may be missing at all.
+    """
+
+    sender: int
+    incarnation: int
+    """The sender's; 0 if it was never heard."""
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A message's step into the consumable queue (paper 004): received, or `queued`. For the record only.
+
+    `number` counts the member's steps; it had consumed `consumed` messages and was at `position` in the agreed order.
+    `detail` names the target tail of what was received, the insertion point of what was queued.
+    """
+
+    queued: bool
+    sender: int
+    incarnation: int
+    sequence: int
+    priority: int
+    number: int
+    consumed: int
+    position: int
+    detail: str
+
+
+StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | Left | Gap | Step

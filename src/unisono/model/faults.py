@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 
@@ -12,6 +12,10 @@ class Span:
 
     from_ns: int = 0
     to_ns: int | None = None
+
+    def open(self, elapsed_ns: int) -> bool:
+        """Whether it lasts: its end is no longer in it."""
+        return elapsed_ns >= self.from_ns and (self.to_ns is None or elapsed_ns < self.to_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +72,15 @@ class Pause:
 
 
 Fault: TypeAlias = Loss | Duplication | Reordering | Partition | Crash | Pause
+
+
+def described(fault: Fault) -> dict[str, object]:
+    """A fault as a row of plain values, which a trace's parameters keep."""
+    row: dict[str, object] = {"kind": type(fault).__name__.lower()}
+    for name, value in asdict(fault).items():
+        row |= value if name == "span" else {name: value}
+    return {name: _listed(value) for name, value in row.items()}
+
+
+def _listed(value: object) -> object:
+    return [_listed(each) for each in value] if isinstance(value, tuple) else value

@@ -8,19 +8,17 @@ _SUB_BITS = 5
 _SUB = 1 << _SUB_BITS
 
 
-def _bucket(value: int) -> int:
-    """Log-linear bucket: 32 steps per power of two, so a quantile is off by at most 1/32."""
-    if value < _SUB:
-        return max(value, 0)
-    shift = value.bit_length() - _SUB_BITS - 1
-    return ((shift + 1) << _SUB_BITS) + (value >> shift) - _SUB
-
-
 def _upper_edge(bucket: int) -> int:
     if bucket < _SUB:
         return bucket
     shift, step = (bucket >> _SUB_BITS) - 1, bucket & (_SUB - 1)
     return ((_SUB + step + 1) << shift) - 1
+
+
+def bucket_middle(bucket: int) -> int:
+    """A value in the middle of a bucket."""
+    below = _upper_edge(bucket - 1) if bucket else -1
+    return (below + 1 + _upper_edge(bucket)) // 2
 
 
 @dataclass(slots=True)
@@ -33,8 +31,17 @@ class Histogram:
 
     def add(self, value: int, times: int = 1) -> None:
         """Count a value."""
-        bucket = _bucket(value)
-        self.counts[bucket] = self.counts.get(bucket, 0) + times
+        # Log-linear buckets: 32 steps per power of two, so a quantile is off by at most 1/32.
+        if value < _SUB:
+            bucket = max(value, 0)
+        else:
+            shift = value.bit_length() - _SUB_BITS - 1
+            bucket = ((shift + 1) << _SUB_BITS) + (value >> shift) - _SUB
+        counts = self.counts
+        if bucket in counts:
+            counts[bucket] += times
+        else:
+            counts[bucket] = times
         self.total += times
         self.largest = max(self.largest, value)
 
@@ -53,6 +60,16 @@ class Histogram:
             if seen >= rank:
                 return min(_upper_edge(bucket), self.largest)
         return self.largest
+
+    def mean(self) -> float:
+        """The mean of the counted values, within 1/32 above it."""
+        if not self.total:
+            return 0.0
+        return sum(min(_upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
+
+    def above(self, bound: int) -> int:
+        """How many of the counted values are surely above `bound`: those in buckets that lie wholly beyond it."""
+        return sum(times for bucket, times in self.counts.items() if _upper_edge(bucket - 1) >= bound)
 
     def to_pairs(self) -> list[tuple[int, int]]:
         """The counts as (bucket, times), for sending to another process."""

@@ -6,9 +6,13 @@ Each order and each layer knows its own arithmetic as a function from an Ask to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import exp
 
 from unisono.errors import InvalidPolicy
+from unisono.model.delays import DelayModel
+from unisono.model.durations import NS_PER_S
 from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
 
 
@@ -32,6 +36,10 @@ class Ask:
     reliable: bool = False
     """Whether gaps in the order are ruled out even when members crash."""
     deadline_ns: int | None = None
+    delay: DelayModel | None = None
+    """How long datagrams take, where more is known than Δ."""
+    session_ns: int = 3600 * NS_PER_S
+    """How long the group is to run: an order that waits for what is lost has to get through it."""
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -42,6 +50,17 @@ class Ask:
             raise InvalidPolicy("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
             raise InvalidPolicy("loss_burst, failures, processing", "none of them can be negative")
+        if self.session_ns <= 0:
+            raise InvalidPolicy("session", f"a duration above zero is needed, not {self.session_ns} ns")
+
+    def arrives(self) -> float:
+        """The probability that a datagram is lost to nobody."""
+        return float((1 - self.loss) ** (self.members - 1))
+
+    def gets_through(self, datagrams_per_s: float) -> float:
+        """The probability that no member's datagram is lost to anybody while the group runs."""
+        sent = self.members * datagrams_per_s * self.session_ns / NS_PER_S
+        return exp(-sent * (1 - self.arrives()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +82,7 @@ class Offer:
     """The probability that a message is delivered by every correct member, at the loss asked about."""
     why: tuple[str, ...] = field(default=())
     """The arithmetic, or the reasons against."""
+    redundancy: Redundancy | None = None
+    """ρ, η and ω where it stands on RMCast."""
+    broadcasts: float = 1.0
+    """How often a datagram is expected to be broadcast."""

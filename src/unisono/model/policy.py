@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
 from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
 from unisono.model.views import View
 
@@ -23,6 +24,10 @@ class Policy:
     `failures` lets members crash, join and leave while the group runs, at the price of gaps in the order when they
     crash; `loss_burst` is the most consecutive datagrams of a sender that are lost (x), `fec` = (a, b) the most lost
     (a) of any b consecutive ones; `processing_ns` is what a leader may take over one message or request (p).
+
+    `rho_most` and `fec_most` are how far adaptation may raise ρ and a; bandwidth is reserved for that.
+    `reliable` puts reliable multicast under the order, over a network that loses datagrams. Δ is then the time within
+    which that reaches everyone with the probability asked for; single datagrams must not take longer either.
 
     `reservation` says who reserves a flow's bandwidth: its "sender", or each "receiver" (§4.2; the CBR order only).
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
@@ -47,6 +52,9 @@ class Policy:
     fec: tuple[int, int] | None = None
     processing_ns: int = 0
     reservation: str = "sender"
+    reliable: Redundancy | None = None
+    rho_most: int = 0
+    fec_most: int = 0
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:
@@ -64,6 +72,14 @@ class Policy:
         if self.reservation not in RESERVATIONS:
             raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         self.check_rate(self.rate)
+
+    @property
+    def copies(self) -> int:
+        """How often a message that has to arrive is sent in a row, so that one does (paper 000 §7).
+
+        One more than may be lost in a row: x, or a of b consecutive ones that forward error correction makes up for.
+        """
+        return 1 + max(self.loss_burst, 0 if self.fec is None else self.fec[0])
 
     def check_rate(self, rate: Rate) -> None:
         """Raise InvalidPolicy if a message of the largest size could never be sent at this rate."""

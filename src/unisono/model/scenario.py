@@ -8,7 +8,7 @@ simulator turns them into behaviour, real processes have a network and clocks of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from unisono.model.delays import DelayModel
@@ -16,6 +16,7 @@ from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Fault
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
 from unisono.model.views import View
 
@@ -107,6 +108,15 @@ class RateChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotChange:
+    """A member asks the group for slots of another length."""
+
+    member: int
+    at_ns: int
+    theta_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """A member that has crashed comes back, as a new incarnation that remembers nothing."""
 
@@ -114,7 +124,7 @@ class Restart:
     at_ns: int
 
 
-Step: TypeAlias = Start | Leave | RateChange | Restart
+Step: TypeAlias = Start | Leave | RateChange | SlotChange | Restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,11 @@ class Scenario:
     fec: tuple[int, int] | None = None
     processing_ns: int = 0
     reservation: str = "sender"
+    reliable: Redundancy | None = None
+    consume_ns: Mapping[int, int] = field(default_factory=dict)
+    """In the priority order: what each member's application takes over a message."""
+    priorities: tuple[int, ...] = (0,)
+    """The priorities that each member's messages have in turn."""
     clocks: Clocks = Clocks()
     faults: tuple[Fault, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -169,11 +184,23 @@ class Scenario:
             fec=self.fec,
             processing_ns=self.processing_ns,
             reservation=self.reservation,
+            reliable=self.reliable,
         )
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """The timing that the group begins with, and those that its members ask for."""
+        asked = (step.theta_ns for step in self.steps if isinstance(step, SlotChange))
+        return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in asked))
+
+    @property
+    def longest_slot_ns(self) -> int:
+        """The longest that slots may get."""
+        return max(timing.theta_ns for timing in self.timings)
 
     @property
     def bound_ns(self) -> int:
         """The latency that is expected at most: as stated, else Δ+Γ+Θ (Theorem 2)."""
         if self.expect.bound_ns is not None:
             return self.expect.bound_ns
-        return self.timing.delta_ns + self.timing.gamma_ns + self.timing.theta_ns
+        return self.timing.delta_ns + self.timing.gamma_ns + self.longest_slot_ns

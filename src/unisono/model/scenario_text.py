@@ -11,7 +11,9 @@ from unisono.errors import InvalidPolicy, ScenarioError
 from unisono.model.delays import DelayModel, parse_delay, within
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
+from unisono.model.redundancy import ADAPTIVE, Redundancy, Relative
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
@@ -25,6 +27,7 @@ from unisono.model.scenario import (
     Restart,
     Scenario,
     Send,
+    SlotChange,
     Start,
     Step,
     VerdictWord,
@@ -49,6 +52,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
     run_ns = int(run.number("seconds", least=0.001, most=1e6) * NS_PER_S)
     rates = _rates(top.table("rate"), members)
     max_message = group.whole("max_message", 4096, least=1)
+    consuming = _consuming(top.table("priority"), members)
     scenario = Scenario(
         source=source,
         group=group.text("name"),
@@ -68,6 +72,9 @@ def parse_scenario(text: str, source: str) -> Scenario:
         fec=_fec(group),
         processing_ns=group.duration("processing", "0ns"),
         reservation=group.text("reservation", "sender"),
+        reliable=_reliable(top.table("reliable")) if top.has("reliable") else None,
+        consume_ns=consuming[0],
+        priorities=consuming[1],
         clocks=_clocks(top.table("clocks"), members, timing),
         faults=tuple(_fault(table, members) for table in top.tables("fault")),
         steps=tuple(_step(table, members, rates) for table in top.tables("step")),
@@ -106,6 +113,36 @@ def _fec(group: Table) -> tuple[int, int] | None:
     if not slash or not a.isdigit() or not b.isdigit():
         raise group.error("fec", f"a/b such as '2/10' is needed, not {text!r}")
     return int(a), int(b)
+
+
+def _reliable(table: Table) -> Redundancy:
+    rho, eta, omega = table.whole("rho"), table.duration("eta"), table.duration("omega", "0ns")
+    adaptive = table.choice("adaptive", ADAPTIVE, "none")
+    relative = None
+    if adaptive == "exact":
+        success, within_ns, loss = table.number("success"), table.duration("within"), table.number("loss", 0.0)
+        delay = parse_delay(table.text("delay"), table.name("delay"))
+        relative = table.checked("success", lambda: Relative(success, within_ns, loss, delay))
+    last_copy = table.flag("last_copy", False) if table.has("last_copy") else None
+    table.done()
+    try:
+        return Redundancy(rho, eta, omega, adaptive, relative, last_copy)
+    except InvalidPolicy as error:
+        raise table.error(error.field.removeprefix("redundancy."), error.problem) from error
+
+
+def _consuming(table: Table, members: tuple[int, ...]) -> tuple[dict[int, int], tuple[int, ...]]:
+    """What each member takes over a message, and the priorities that messages have in turn."""
+    common = table.duration("consume", "0ns")
+    own: dict[int, int] = {}
+    for member, single in table.numbered(members).items():
+        own[member] = single.duration("consume")
+        single.done()
+    levels = table.wholes("levels") if table.has("levels") else (0,)
+    if not levels or not all(0 <= level <= PRIORITY_MAX for level in levels):
+        raise table.error("levels", f"priorities from 0 to {PRIORITY_MAX} are needed, not {list(levels)}")
+    table.done()
+    return {member: own.get(member, common) for member in members}, tuple(levels)
 
 
 def _timing(group: Table) -> Timing:
@@ -230,8 +267,13 @@ def _clocks(table: Table, members: tuple[int, ...], timing: Timing) -> Clocks:
 
 
 def _step(table: Table, members: tuple[int, ...], rates: Mapping[int, Rate]) -> Step:
-    kind = table.choice("kind", ("start", "leave", "rate", "restart"))
+    kind = table.choice("kind", ("start", "leave", "rate", "slot", "restart"))
     member, at = table.member("member", members), table.duration("at")
+    if kind == "slot":
+        theta_ns = table.duration("slot")
+        table.checked("slot", lambda: Timing(0, 0, theta_ns))
+        table.done()
+        return SlotChange(member, at, theta_ns)
     if kind == "rate":
         rate = rates[member]
         return RateChange(member, at, _rate(table.with_defaults({"avg": rate.avg, "burst": rate.burst})))

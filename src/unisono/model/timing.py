@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
 
+DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT = "50ms", "5ms", "5ms"
+"""What holds where nobody says otherwise, in `join` and on every command line.
+
+Δ has room for a scheduler that keeps a process waiting, Γ for clocks that a time service keeps; Δ+Γ+Θ is 60 ms. While
+all goes well a large Δ delays nothing: what is here is delivered. A small one gives members up that are only slow.
+"""
+
+SLOT_MIN_NS, SLOT_MAX_NS = 1_000, 60_000_000_000
+"""Between these a slot's length may be changed to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -16,7 +26,7 @@ class Timing:
     theta_ns: int
 
     def __post_init__(self) -> None:
-        if self.theta_ns < 1_000:
+        if self.theta_ns < SLOT_MIN_NS:
             raise InvalidPolicy("slot", f"a slot of at least 1us is needed, not {self.theta_ns} ns")
         if self.delta_ns < 0:
             raise InvalidPolicy("delta", f"a delay cannot be negative, and {self.delta_ns} ns is")

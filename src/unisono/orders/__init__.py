@@ -2,6 +2,7 @@
 
 `vbr` (paper 000 §5), `vbr_gaps` (§6, §7), `cbr` (§4), `leader` and `timestamp` (§8); each has its `offer` for the
 planner. Their parts: `rate_exchange` (how a group begins), `packing` (messages into frames), `rqueue` (frames waiting
-for their turn), `porder` and `renegotiation` (of cbr), `election` (of the leader orders).
+for their turn), `porder` and `renegotiation` (of cbr), `election` (of the leader orders), `consumable_queue` and
+`insertion` (of `priority`, paper 004 §4).
 No clock, no chance, no I/O. Tests: tests/unit/, tests/paper/ (by section), tests/simulation/.
 """

@@ -29,7 +29,8 @@ def offer(ask: Ask) -> Offer:
         rate = min(max(1, -int(-ask.rate.avg // 1)), RATE_MAX)
     if ask.failures:
         why.append(f"{ask.failures} failures: none is tolerated, a member that crashes stops the order")
-    if ask.loss or ask.loss_burst or ask.fec:
+    through = ask.gets_through(rate)
+    if through < 0.5 or ask.loss_burst or ask.fec:
         why.append("loss: none is tolerated, a turn that is lost stops the order")
     wait = ask.rate.burst * period_ns(rate)
     bound = turn_bound_ns(timing) + wait
@@ -40,6 +41,8 @@ def offer(ask: Ask) -> Offer:
         f"before its turn: the last of a burst of {ask.rate.burst} waits {ask.rate.burst} × {period} (1/rate)",
         f"NetRate = AppRate = {rate} per second; dummies fill the turns that the application leaves empty",
     ]
+    if ask.loss:
+        why.append(f"{duration_text(ask.session_ns)} pass without a lost turn with probability {through:.6g}")
     return Offer(
         "cbr",
         feasible,
@@ -49,6 +52,6 @@ def offer(ask: Ask) -> Offer:
         HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES,
         gap_free=not ask.failures,
         loss_tolerance="none",
-        reliability=(1 - ask.loss) ** (ask.members - 1),
+        reliability=through,
         why=tuple(why),
     )

@@ -335,7 +335,9 @@ class Succession:
         left = [m for m in self._living() if m != self.roster.owner(self.promised)]
         if self.me not in left:
             return 1 << 62
-        since = self._heard_leader if self._abdicated() else self._heard_leader + silence_ns(self.timing)
+        # Who left in order is not waited for. Who was then promised a reign is: it asks each Θ, and two must not order.
+        vacant = self._abdicated() and self.promised == self.reign
+        since = self._heard_leader + (0 if vacant else silence_ns(self.timing))
         return since + left.index(self.me) * poll_ns(self.timing)
 
     def _living(self) -> list[int]:
@@ -345,9 +347,8 @@ class Succession:
         if self.leading or self._ballot.asking or self.fenced:
             return
         if self._ballot.asked_by is not None and now > self._silent_at():
-            sender, reign = self._ballot.asked_by
-            self._ballot.asked_by = None
-            self._asked(now, sender, reign)
+            asked_by, self._ballot.asked_by = self._ballot.asked_by, None
+            self._asked(now, *asked_by)
         elif now > self._stand_at():
             self._stand(now)
 
@@ -376,8 +377,7 @@ class Succession:
             return
         if reign == self.promised and sender == self.roster.owner(reign) != self.me and not self._ballot.asking:
             self._promise(now, sender, reign)
-            return
-        if reign <= self.promised or sender != self.roster.owner(reign):
+        elif reign <= self.promised or sender != self.roster.owner(reign):
             self.ignored["an old reign"] += 1
         elif sender == self.roster.owner(self.reign) or now > self._silent_at() or self.promised != self.reign:
             self._promise(now, sender, reign)

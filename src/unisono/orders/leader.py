@@ -21,7 +21,7 @@ from unisono.model.timing import Timing
 from unisono.orders.led import Led, fitting
 from unisono.orders.modes import Mode
 from unisono.orders.packing import Load, reservation
-from unisono.orders.signs import gap_bound_ns
+from unisono.orders.signs import gap_bound_ns, outage_ns
 from unisono.orders.stream import Entry
 from unisono.wire.frame import (
     FINAL,
@@ -212,9 +212,9 @@ def offer(ask: Ask) -> Offer:
 
 def led_offer(order: str, ask: Ask, bound: int, why: tuple[str, ...], *, average: float, burst: int) -> Offer:
     """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
-    gap, against = gap_bound_ns(ask.timing), []
-    if ask.failures and ask.deadline_ns is not None and bound <= ask.deadline_ns < bound + gap:
-        worst, deadline = duration_text(bound + gap), duration_text(ask.deadline_ns)
+    gap, longest, against = gap_bound_ns(ask.timing), bound + outage_ns(ask.timing, ask.processing_ns), []
+    if ask.failures and ask.deadline_ns is not None and bound <= ask.deadline_ns < longest:
+        worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
         against.append(f"when the leader dies a message takes up to {worst}, more than the deadline of {deadline}")
     if 2 * ask.failures >= ask.members and ask.failures:
         against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")

@@ -22,7 +22,7 @@ from unisono.orders.election import Succession
 from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import Load, Packer
 from unisono.orders.rate_exchange import RateExchange
-from unisono.orders.signs import gap_bound_ns
+from unisono.orders.signs import gap_bound_ns, outage_ns, poll_ns
 from unisono.orders.stream import Entry
 from unisono.wire.frame import (
     FIRST,
@@ -67,6 +67,9 @@ class Pieces:
 
 class Led(ABC):
     """The part of an order that does not depend on what the leader does for a message."""
+
+    waits_for_all = False
+    """Whether the order also stops for a member that dies without leading, until the leader removes it."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         self.down: list[Frame] = []
@@ -365,3 +368,16 @@ class Led(ABC):
     def gap_bound_ns(self) -> int:
         """How long nothing is ordered when the leader dies, at most."""
         return gap_bound_ns(self._timing)
+
+    def outage_ns(self, died: Sequence[int]) -> int:
+        """How much longer than the bound a message takes at most in a run in which these members die, in this order.
+
+        The lowest that lives leads; who dies beside a leader may add a poll.
+        """
+        alive, leaders = list(self._policy.view.members), 0
+        for member in died:
+            leaders += member == alive[0]
+            alive.remove(member)
+        stops = max(leaders, 1 if died and self.waits_for_all else 0)
+        each_ns = outage_ns(self._timing, self._policy.processing_ns)
+        return stops and stops * each_ns + (len(died) - stops) * poll_ns(self._timing)

@@ -13,10 +13,12 @@ from itertools import accumulate
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.fec import net_max_burst
+from unisono.layers.rmcast import copies_reservation
 from unisono.model.durations import NS_PER_S
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES
+from unisono.wire.rmcast import RMCAST_BYTES
 from unisono.wire.run import HEAD_BYTES, TABLE_BYTES, OwnRun
 
 
@@ -123,23 +125,24 @@ def frames_per_slot(rate: Rate, max_message: int, max_frame: int) -> int:
     return min(by_bytes, by_messages) + 1
 
 
-def reservation(policy: Policy, rate: Rate) -> Reservation:
+def reservation(policy: Policy, rate: Rate, theta_ns: int | None = None) -> Reservation:
     """NetAvgRate and NetMaxBurst, in bytes, for what the application declared (Theorem 3, with frames).
 
-    The average grows by one header per slot, the 1/Θ of the theorem.
+    The average grows by one header per slot, the 1/Θ of the theorem. Θ is as declared unless told.
     """
-    timing, largest = policy.timing, policy.max_message
+    theta_ns, largest = theta_ns or policy.timing.theta_ns, policy.max_message
     frames = frames_per_slot(rate, largest, policy.max_frame)
     if frames > FRAME_NUMBER_MAX:
         raise InvalidPolicy("rate.burst", f"a slot would need {frames:,} frames, and {FRAME_NUMBER_MAX:,} are possible")
-    header = HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES
+    header = HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
     burst = rate.bytes_per_slot(largest) + TABLE_BYTES * rate.burst + frames * header
     if policy.fec is not None:
         # Each frame travels in a share, and a block's redundant shares are as long as its longest frame.
         redundant = net_max_burst(frames, *policy.fec) - frames
         burst += frames * HEADER_BYTES + redundant * (policy.max_frame + HEADER_BYTES + UDP_IP_BYTES)
-        return Reservation(burst * NS_PER_S // timing.theta_ns + 1, burst, timing.theta_ns)
+        return Reservation(burst * NS_PER_S // theta_ns + 1, burst, theta_ns)
     pieces = -(-largest // (policy.max_frame - HEADER_BYTES))
-    average = rate.avg * (largest + TABLE_BYTES + pieces * header) + header * NS_PER_S / timing.theta_ns
-    peak = burst * NS_PER_S / timing.theta_ns
-    return Reservation(int(min(average, peak)) + 1, burst, timing.theta_ns)
+    average = rate.avg * (largest + TABLE_BYTES + pieces * header) + header * NS_PER_S / theta_ns
+    peak = burst * NS_PER_S / theta_ns
+    once = Reservation(int(min(average, peak)) + 1, burst, theta_ns)
+    return once if policy.reliable is None else copies_reservation(once, policy.reliable)

@@ -2,7 +2,8 @@
 
 Each member repeats a HELLO. Once it has heard everyone it names its own first slot, by its clock: the first one
 before which everyone is sure to have this HELLO. The group starts at the latest of the slots named, which each
-member knows when it has them all. Nobody sends a message before, so none is lost to a member that is not up yet.
+member knows when it has them all. Nobody sends a message before, so none is lost to a member that is not up yet. Where
+datagrams may be lost a HELLO is sent so often in a row that one arrives (§7): no slot that it names is learnt too late.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ def members_key(members: tuple[int, ...]) -> int:
     return zlib.crc32(",".join(map(str, members)).encode())
 
 
+def _fraction(fec: tuple[int, int] | None) -> str:
+    return "none" if fec is None else f"{fec[0]}/{fec[1]}"
+
+
+def order_key(policy: Policy) -> int:
+    """A key that differs when two members were given different orders, or one of them no reliable multicast.
+
+    ρ, η and ω may differ: each message carries its own.
+    """
+    return zlib.crc32(f"{policy.order}/{policy.reliable is not None}".encode())
+
+
 class RateExchange:
     """One member's part in the beginning."""
 
@@ -42,6 +55,8 @@ class RateExchange:
         self._by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
         self._next_hello: int | None = 0
+        self.changes = 0
+        """How often the slot's length has been changed."""
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
         """A HELLO has arrived."""
@@ -87,12 +102,24 @@ class RateExchange:
         if epoch != self._policy.epoch:
             return f"is in epoch {epoch}, here it is {self._policy.epoch}"
         for word, theirs, ours in (
-            ("slot", hello.theta_ns, timing.theta_ns),
+            # Where slots have been changed since, whoever comes is told what they are.
+            ("slot", hello.theta_ns, hello.theta_ns if hello.changes or self.changes else timing.theta_ns),
             ("delta", hello.delta_ns, timing.delta_ns),
             ("gamma", hello.gamma_ns, timing.gamma_ns),
         ):
             if theirs != ours:
                 return f"has {word} {duration_text(theirs)}, here it is {duration_text(ours)}"
+        policy = self._policy
+        for word, told, known in (
+            ("failures", hello.failures, policy.failures),
+            ("fec", _fraction(hello.fec), _fraction(policy.fec)),
+            ("loss_burst", hello.loss_burst, policy.loss_burst),
+        ):
+            if told != known:
+                return f"has {word} {told}, here it is {known}"
+        if hello.order_key and hello.order_key != order_key(policy):
+            mine = policy.order + (" over reliable multicast" if policy.reliable is not None else "")
+            return f"has another order, or is with or without reliable multicast; here it is {mine}"
         if hello.members_key != members_key(self._policy.view.members):
             return "was given another list of members"
         return None
@@ -143,24 +170,28 @@ class RateExchange:
                 self._own_first_slot,
                 self.complete,
                 heard,
+                policy.failures,
+                policy.fec,
+                policy.loss_burst,
+                self.changes,
+                order_key(policy),
             )
         )
         for multicast in (False, True) if policy.multicast and not to else (False,):
-            self.down.append(
-                Frame(
-                    Kind.HELLO,
-                    policy.member,
-                    policy.incarnation,
-                    policy.epoch,
-                    timing.slot_of(now),
-                    0,
-                    burst=rate.burst,
-                    sent_ns=now,
-                    body=body,
-                    to=to,
-                    multicast=multicast,
-                )
+            frame = Frame(
+                Kind.HELLO,
+                policy.member,
+                policy.incarnation,
+                policy.epoch,
+                timing.slot_of(now),
+                0,
+                burst=rate.burst,
+                sent_ns=now,
+                body=body,
+                to=to,
+                multicast=multicast,
             )
+            self.down.extend([frame] * policy.copies)
 
     @property
     def named(self) -> bool:

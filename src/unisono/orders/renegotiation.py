@@ -9,12 +9,14 @@ the new rate is declared. The frame that then declares the new rate is the speci
 from __future__ import annotations
 
 from unisono.errors import InvalidPolicy, ReservationRefused
+from unisono.layers.rmcast import copies_reservation
 from unisono.model.events import Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.orders.porder import CYCLE_NS, RATE_MAX, turn_number
 from unisono.wire.control import decode_new_rate, decode_reserved, encode_new_rate, encode_reserved
 from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES, Frame, Kind
+from unisono.wire.rmcast import RMCAST_BYTES
 from unisono.wire.run import HEAD_BYTES
 
 
@@ -40,8 +42,10 @@ def frames_per_turn(policy: Policy) -> int:
 
 def reservation(policy: Policy, rate: int) -> Reservation:
     """NetRate = AppRate (§4.4): as many turns per second as the application declared, in bytes on the wire."""
-    turn = policy.max_message + HEAD_BYTES + frames_per_turn(policy) * (HEADER_BYTES + UDP_IP_BYTES)
-    return Reservation(rate * turn, rate * turn, CYCLE_NS)
+    header = HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
+    turn = policy.max_message + HEAD_BYTES + frames_per_turn(policy) * header
+    once = Reservation(rate * turn, rate * turn, CYCLE_NS)
+    return once if policy.reliable is None else copies_reservation(once, policy.reliable)
 
 
 class Renegotiation:

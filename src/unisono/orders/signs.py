@@ -31,6 +31,14 @@ def gap_bound_ns(timing: Timing) -> int:
     return silence_ns(timing) + poll_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
 
 
+def outage_ns(timing: Timing, processing_ns: int) -> int:
+    """How much longer than the bound a message takes at most because the leader dies: Δ+p more than nothing is ordered.
+
+    What had been on its way to the leader, or waited there, is lost with it, and takes the whole way once more.
+    """
+    return timing.delta_ns + processing_ns + gap_bound_ns(timing)
+
+
 class Signs:
     """What a leader has heard of each member."""
 

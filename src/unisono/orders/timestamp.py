@@ -7,8 +7,9 @@ most; then one release gives back all stamps that were not used (erratum 000-31)
 burst was used up: then the last frame of the burst says so.
 
 AppLatency is 2Δ+max(p, Θ): a request that takes Δ can be overtaken by one that was made Δ later and takes no time,
-and whose last frame comes Θ and Δ after that (erratum 000-30). If every delay is Δ, nothing overtakes, and it is
-the paper's Δ+max(Δ+p, Θ). The request is closed Γ before Θ is over, for a clock that strays by Γ meanwhile.
+and whose last frame comes Θ and Δ after that (erratum 000-30). If every delay is Δ, only the leader's own requests
+overtake; without those it is the paper's Δ+max(Δ+p, Θ). The request is closed Γ before Θ is over, for a clock that
+strays by Γ meanwhile.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Granted:
 
 class Timestamp(Led):
     """The automaton of one member."""
+
+    waits_for_all = True  # a dead member may hold stamps
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)

@@ -7,6 +7,7 @@ order. No message is needed to agree on anything, so latency is at most Δ+Γ+Θ
 The paper's names are kept: modes GetRate, DetRate, DeliverMessages; `current` and `count` for the sender being
 delivered; myCount and maxSend live in the pacer; Squeue is the packer's held-back rest; the dummy is a last frame
 without a body. The burst travels in every header, so a rate change takes no message of the burst (000-15, -16, -17).
+The slot's length changes for all at once, by a wish that a mark carries: see `slot_change`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
-from unisono.layers.pacer import Pacer
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, Run, StackEvent, ViewChange, Violation
+from unisono.model.events import PLACE_PER_SENDER, Batch, Left, Run, ViewChange, Violation
+from unisono.model.grid import Grid
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Reserver
+from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.packing import Load, Packer, reservation
+from unisono.orders.packing import Load, Packer
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.rqueue import Rqueue, SlotFrames
-from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind
+from unisono.orders.slotted import Slotted
+from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, WISH, Frame, Kind
 from unisono.wire.run import WholeMessage
 
 HORIZON_NS = NS_PER_S
 """A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
+
+SLOTS_AHEAD = 1 << 14
+"""So many slots ahead of what is delivered here nobody is absurd: it may have changed to shorter ones before us."""
 
 
 def latency_bound_ns(timing: Timing) -> int:
@@ -40,41 +45,33 @@ def latency_bound_ns(timing: Timing) -> int:
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
-class Vbr:
+class Vbr(Slotted):
     """The automaton of one member."""
 
+    places_by_sequence = False
+    """Whether a message's place in its slot is its sequence, in place of how many were delivered before it."""
+
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
+        super().__init__(policy, reserver)
         self.down: list[Frame] = []
-        self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
-        self.mode = Mode.GET_RATE
         self.view = policy.view
         self.exchange = RateExchange(policy)
         self.exchange.down = self.down
-        self._policy = policy
-        self._timing = policy.timing
-        self._reserver = reserver
-        reserver.reserve(reservation(policy, policy.rate))
         self._multicast = False
         # Sending.
         self._packer = Packer(policy.max_frame)
-        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._new_rate: Rate | None = None
-        self._slot = self._number = 0
-        self._closed = False
-        self._leaving = False
+        self._number = 0
+        self._closed = self._leaving = False
         self._sequence = 0
         # Delivering.
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self._final_slots: dict[int, int] = {}
         self._bursts: dict[int, int] = {}
-        self._deliver_slot = self._current = self._count = self._index = 0
-        self._late_reported = False
+        self._current = self._count = self._index = 0
+        self._late_reported = self._began = False
         self._own_slots: deque[int] = deque()
         """Slots in which we sent messages that we have not delivered ourselves yet."""
-        # So many slots with messages may be under way. Delivering one here takes everyone's marks, and who sends its
-        # mark has read what had arrived: this bounds every queue and every socket's buffer.
-        self.window_slots = -(-(self._timing.delta_ns + self._timing.gamma_ns) // self._timing.theta_ns) + 3
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -85,7 +82,7 @@ class Vbr:
         self._roll(now)
         # A mark that left just now may have been all that a delivery waited for, whether or not anything is taken.
         self._advance(now)
-        if self._closed or self._blocked() or now < self._timing.start_of(self._slot):
+        if self._closed or self._blocked() or now < self.grid.start_of(self._slot):
             return 0
         if self._pacer.count == 0 and len(self._own_slots) >= self.window_slots:
             return 0
@@ -141,23 +138,6 @@ class Vbr:
         elif frame.slot == self._deliver_slot and sender == self.view.members[self._current]:
             self._advance(now)
 
-    def new_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
-        if Input.NEW_RATE not in TAKES[self.mode]:
-            return
-        self._policy.check_rate(rate)
-        self._roll(now)
-        self._advance(now)
-        asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
-        self._reserver.reserve(
-            Reservation(
-                max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
-                max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
-                asked.theta_ns,
-            )
-        )
-        self._new_rate = rate
-
     def leave(self, now: int) -> None:
         """End with this slot, or with the next one if this slot's mark has been sent.
 
@@ -166,11 +146,11 @@ class Vbr:
         if self.mode is Mode.DET_RATE and self._counted_on():
             self._leaving = True
         elif self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
-            self._depart(self._timing.slot_of(now))
+            self._depart(self.grid.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
             self._roll(now)
             self._leaving = True
-            if not self._closed and now >= self._timing.start_of(self._slot):
+            if not self._closed and now >= self.grid.start_of(self._slot):
                 self._close(now)
             self._advance(now)
 
@@ -197,7 +177,7 @@ class Vbr:
         if self.mode is Mode.DELIVER_MESSAGES:
             times = [] if due is None else [due]
             if self._policy.member not in self._final_slots and not self._blocked():
-                times.append(self._timing.end_of(self._slot))
+                times.append(self.grid.end_of(self._slot))
             if not self._late_reported:
                 # An arrival at that very instant still counts (erratum 000-22).
                 times.append(self._late_at() + 1)
@@ -217,9 +197,14 @@ class Vbr:
         self._deliver_slot = first
         for rqueue in self._rqueues.values():
             rqueue.forget_before(first)
-        self.view = View(self.view.members, first)
-        self.events.append(ViewChange(self.view, joined=self.view.members))
+        present = self.view.members if self._began else ()
+        self.view = View(self._policy.view.members, first)
+        joined = tuple(member for member in self.view.members if member not in present)
+        self.events.append(ViewChange(self.view, joined=joined))
+        self._tell_timing()
+        self._began = True
         self._open(first)
+        self._spend(*self._packer.held())
         self._roll(now)
         self._advance(now)
 
@@ -234,12 +219,16 @@ class Vbr:
 
     def _roll(self, now: int) -> None:
         """next-slot, for each slot that is over."""
-        while self.mode is Mode.DELIVER_MESSAGES and self._timing.end_of(self._slot) <= now:
+        while self.mode is Mode.DELIVER_MESSAGES and self.grid.end_of(self._slot) <= now:
             if self._policy.member in self._final_slots or self._blocked():
                 return
             if not self._closed:
                 self._close(now)
-            self._open(self._slot + 1)
+            self._open(self.grid.after(self._slot))
+
+    def _catch_up(self, now: int) -> None:
+        self._roll(now)
+        self._advance(now)
 
     def _blocked(self) -> bool:
         """Whether this slot has to wait: a mark also says that its sender is not far behind, or queues had no bound."""
@@ -247,10 +236,7 @@ class Vbr:
 
     def _open(self, slot: int) -> None:
         self._slot, self._number, self._closed = slot, 0, False
-        self._pacer.open_slot(slot, self._new_rate)
-        if self._new_rate is not None:
-            self._reserver.reserve(reservation(self._policy, self._new_rate))
-            self._new_rate = None
+        self._enter(slot)
 
     def _spend(self, messages: int, payload: int) -> None:
         if messages and not self._pacer.count:
@@ -258,16 +244,24 @@ class Vbr:
         self._pacer.spend(messages, payload)
 
     def _close(self, now: int, last: Load | None = None) -> None:
-        """The slot's last frame: `last`, or what was held back, or the dummy."""
-        flags = LAST
+        """The slot's last frame: `last`, or what was held back, or the dummy; or behind those a wish."""
+        flags, last = LAST, last or self._packer.rest()
+        wish = self._wishes()
+        if wish is not None:
+            if last is not None:
+                self._emit(now, last, 0)
+            last, flags = None, flags | WISH
         if self._leaving:
             flags |= FINAL
             self._final_slots[self._policy.member] = self._slot
-        self._emit(now, last or self._packer.rest(), flags)
+        self._emit(now, last, flags, wish or b"")
+        if wish is not None and self._policy.fec is None:
+            # So often in a row that one arrives (§7).
+            self.down.extend(self.down[-1:] * self._policy.loss_burst)
         self._closed = True
 
-    def _emit(self, now: int, load: Load | None, flags: int) -> None:
-        run, body = None, b""  # type: Run | None, bytes | memoryview
+    def _emit(self, now: int, load: Load | None, flags: int, body: bytes | memoryview = b"") -> None:
+        run: Run | None = None
         if load is not None:
             run = load.run
             if load.piece is not None:
@@ -314,6 +308,13 @@ class Vbr:
             self._current += 1
             self._count = 0
 
+    def _agree(self, grid: Grid) -> None:
+        super()._agree(grid)
+        self.exchange.changes = grid.changes
+
+    def _tell_newcomers(self, now: int, wished_in: int) -> None:
+        pass  # nobody joins, so all have delivered the wish
+
     def _slot_over(self, now: int) -> bool:
         return True  # everyone has ended it
 
@@ -338,21 +339,31 @@ class Vbr:
                 if not runs:
                     first_sequence, incarnation = frame.first_sequence, frame.incarnation
                 runs.append(run)
-            if frame.flags & FINAL:
-                self._final_slots[sender] = frame.slot
+            if frame.flags & (FINAL | WISH):
+                self._note_mark(sender, frame)
         if not runs:
             return
         count = sum(run.count for run in runs)
-        place = sender * PLACE_PER_SENDER + self._count
+        behind = first_sequence % PLACE_PER_SENDER if self.places_by_sequence else self._count
+        place = sender * PLACE_PER_SENDER + behind
         slot, index = self._deliver_slot, self._index
         self.events.append(Batch(sender, incarnation, slot, first_sequence, place, index, count, runs))
         self._count += count
         self._index += count
 
+    def _note_mark(self, sender: int, mark: Frame) -> None:
+        if mark.flags & FINAL:
+            self._final_slots[sender] = mark.slot
+        if mark.flags & WISH:
+            self._hear_wishes(sender, mark.body)
+
     def _finish_slot(self, now: int) -> None:
         """All members' messages of this slot are delivered: who left in it is gone from the next one on."""
         slot = self._deliver_slot
-        self._deliver_slot, self._current, self._late_reported = slot + 1, 0, False
+        if self._decide(slot):
+            self._tell_newcomers(now, slot)
+        self._deliver_slot, self._current, self._late_reported = self.grid.after(slot), 0, False
+        self._tell_timing()
         # Kept until now, so that a duplicate is known for one while the slot waits for later members.
         for member in self.view.members:
             self._rqueues[member].slots.pop(slot, None)
@@ -361,18 +372,21 @@ class Vbr:
             self._own_slots.popleft()
         self._roll(now)
         gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
-        if not gone:
-            return
         if self._policy.member in gone:
             self._depart(slot)
-            return
-        for member in gone:
-            self.view = self.view.without(member, slot + 1)
-        self.events.append(ViewChange(self.view, left=gone))
+        else:
+            self._next_view(gone)
+
+    def _next_view(self, gone: tuple[int, ...]) -> None:
+        """The list for the next slot: without who has left."""
+        if gone:
+            for member in gone:
+                self.view = self.view.without(member, self._deliver_slot)
+            self.events.append(ViewChange(self.view, left=gone))
 
     def _late_at(self) -> int:
         """When the slot being delivered is late: Δ+Γ after its end, by our clock."""
-        return self._timing.end_of(self._deliver_slot) + self._timing.delta_ns + self._timing.gamma_ns
+        return self.grid.end_of(self._deliver_slot) + self.grid.delta_ns + self.grid.gamma_ns
 
     def _watch(self, now: int) -> None:
         """Without failures nothing may be later than that; if something is, say whom we wait for."""
@@ -390,11 +404,12 @@ class Vbr:
 
     def latest_slot(self, now: int) -> int:
         """The last slot that a right sender could be in."""
-        return self._timing.slot_of(now + self._timing.gamma_ns + HORIZON_NS) + 1
+        ahead = self.grid.slot_of(now + self.grid.gamma_ns + HORIZON_NS) + 1
+        return max(ahead, self._deliver_slot + SLOTS_AHEAD)
 
-    def bound_ns(self) -> int:
+    def bound_of(self, timing: Timing) -> int:
         """Theorem 2."""
-        return latency_bound_ns(self._timing)
+        return latency_bound_ns(timing)
 
     def returning(self) -> bool:
         """Who has left has left."""
@@ -423,10 +438,6 @@ class Vbr:
     def by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""
         return self._multicast
-
-    def max_send(self) -> int:
-        """maxSend: the burst in force in the slot being sent (Lemma 5.1)."""
-        return self._pacer.rate.burst
 
     def max_rate(self, member: int) -> int:
         """maxRate[member]: the burst of the last slot of `member` delivered here (Lemma 5.1)."""

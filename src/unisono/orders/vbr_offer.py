@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
@@ -16,9 +17,16 @@ def offer(ask: Ask) -> Offer:
     against = []
     if ask.failures:
         against.append("a crashed member would be waited for for ever")
-    if ask.loss or ask.loss_burst or ask.fec:
+    rate = ask.rate.avg + NS_PER_S / ask.timing.theta_ns
+    through = ask.gets_through(rate)
+    if through < 0.5 or ask.loss_burst or ask.fec:
         against.append("a lost datagram would be waited for for ever")
-    return _slot_offer("vbr", ask, vbr.latency_bound_ns(ask.timing), "Δ+Γ+Θ", gap_free=True, against=against)
+    offered = _slot_offer("vbr", ask, vbr.latency_bound_ns(ask.timing), "Δ+Γ+Θ", gap_free=True, against=against)
+    if not ask.loss:
+        return offered
+    session = duration_text(ask.session_ns)
+    waits = f"what is lost is waited for for ever: {session} pass without with probability {through:.6g}"
+    return replace(offered, reliability=through, why=(*offered.why, waits))
 
 
 def offer_with_failures(ask: Ask) -> Offer:
@@ -44,8 +52,8 @@ def _slot_offer(order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: 
         f"average {rate.avg:g}/s + 1/Θ = {rate.avg:g} + {marks:g} = {rate.avg + marks:g} datagrams/s (fewer packed)",
         f"burst {rate.burst} per slot: a slot that is full needs no mark of its own",
     ]
-    arrives = (1 - ask.loss) ** (ask.members - 1)
-    if ask.loss:
+    arrives = ask.arrives()
+    if ask.loss and not gap_free:
         why.append(f"a message reaches all {ask.members - 1} others with probability {arrives:.6g}; the rest are gaps")
     tolerance = "none" if gap_free else f"gaps; removal after {ask.loss_burst + 1} silent slots"
     return Offer(

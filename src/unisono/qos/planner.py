@@ -11,18 +11,31 @@ from dataclasses import dataclass, replace
 from unisono.layers.fec import above_fec, through_fec
 from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
-from unisono.orders import cbr_offer, leader, timestamp, vbr_offer
+from unisono.orders import cbr_offer, consensus_offer, leader, timestamp, vbr_offer
+from unisono.qos.over_rmcast import OrderOffer, Wish, over_rmcast
 
-OFFERS: tuple[Callable[[Ask], Offer], ...] = (
-    cbr_offer.offer,
-    vbr_offer.offer,
-    vbr_offer.offer_with_failures,
-    leader.offer,
-    timestamp.offer,
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An order that can be planned with: its arithmetic, and how many multicasts a message's delivery rests on."""
+
+    offer: OrderOffer
+    hops: Callable[[int], int]
+    """Of the number of members. Orders that pass nobody over rest on the last datagram of each member."""
+    coded: bool = False
+    """Whether forward error correction can be put under it: it can under those whose slots end with a mark."""
+    resends: bool = False
+    """Whether it sends again what is lost."""
+
+
+CANDIDATES = (
+    Candidate(cbr_offer.offer, lambda members: members),
+    Candidate(vbr_offer.offer, lambda members: members, coded=True),
+    Candidate(vbr_offer.offer_with_failures, lambda _: 1, coded=True),
+    Candidate(leader.offer, lambda _: 2, resends=True),
+    Candidate(timestamp.offer, lambda _: 3, resends=True),
+    Candidate(consensus_offer.offer, lambda _: 4, resends=True),
 )
-
-CODED = (vbr_offer.offer, vbr_offer.offer_with_failures)
-"""The orders that forward error correction can be put under: those whose slots end with a mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +52,39 @@ def lower_bound_ns(ask: Ask) -> int:
     return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
 
 
-def plan(ask: Ask, reliability: float = 0.0) -> Plan:
-    """What each order would offer, each also over forward error correction if that is asked about."""
-    candidates = [_judged(offer(replace(ask, fec=None)), ask, reliability) for offer in OFFERS]
+def plan(ask: Ask, reliability: float = 0.0, wish: Wish | None = None) -> Plan:
+    """What each order would offer; also over forward error correction if that is asked about, and over RMCast.
+
+    RMCast is looked at where there is something to repair: losses, or delays that Δ does not bound.
+    """
+    wish = wish or Wish(reliability)
+    candidates = [_judged(_alone(candidate, ask), ask, wish.reliability) for candidate in CANDIDATES]
     if ask.fec is not None:
-        for offer in CODED:
-            coded = through_fec(offer(above_fec(ask)), ask.fec, ask.timing.theta_ns)
-            coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
-            candidates.append(_judged(coded, ask, reliability))
+        for candidate in CANDIDATES:
+            if candidate.coded:
+                coded = through_fec(candidate.offer(above_fec(ask)), ask.fec, ask.timing.theta_ns)
+                coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
+                candidates.append(_judged(coded, ask, wish.reliability))
+    if ask.members > 1 and (ask.loss or ask.delay is not None):
+        for candidate in CANDIDATES:
+            hops = candidate.hops(ask.members)
+            offer = over_rmcast(candidate.offer, ask, wish, hops=hops, resends=candidate.resends)
+            candidates.append(_judged(offer, ask, wish.reliability))
     fitting = [candidate for candidate in candidates if candidate.feasible]
     if fitting:
         best = min(fitting, key=lambda offer: (offer.avg_rate, offer.latency_bound_ns))
         return Plan(tuple(candidates), best)
     return Plan(tuple(candidates), None, _refusal(ask, candidates))
+
+
+def _alone(candidate: Candidate, ask: Ask) -> Offer:
+    """An order straight on the network: a datagram that takes longer than Δ is as good as lost."""
+    offer = candidate.offer(replace(ask, fec=None))
+    if ask.delay is None:
+        return offer
+    in_time = ask.delay.cdf(ask.timing.delta_ns) ** ((ask.members - 1) * candidate.hops(ask.members))
+    late = f"what it rests on is there within Δ with probability {in_time:.6g}, if nothing is lost"
+    return replace(offer, reliability=offer.reliability * in_time, why=(*offer.why, late))
 
 
 def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:

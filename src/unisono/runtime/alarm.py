@@ -86,13 +86,18 @@ class Alarm:
 
     def set(self, at_ns: int | None) -> None:
         """Call back at this local time (soon, if it has passed); replaces the time set before. None: not at all."""
-        if at_ns == self._at:
+        before = self._at
+        if at_ns == before:
             return
         self._at = at_ns
         if at_ns is None:
             self._start(0)
             return
-        self._asked = now = self._clock.now()
+        now = self._clock.now()
+        if before is not None and self._born < before < now:
+            # It is over and nobody came: what it was for has been done just now, by something else, and late.
+            self.lateness.add(now - before)
+        self._asked = now
         self._start(max(at_ns - now, 1))
 
     def close(self) -> None:

@@ -10,34 +10,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from unisono.errors import GroupClosed, MessageTooLarge, UnisonoError
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, Gap, Left, Notice, Step, TimingChange, ViewChange, Violation
+from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
+from unisono.qos.oversight import Oversight
 from unisono.runtime.alarm import Alarm
 from unisono.runtime.clock import WallClock
+from unisono.runtime.notes import Notes
+from unisono.runtime.storage import Storage
+from unisono.runtime.submissions import Submission, Submissions
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
 
-Happening = Batch | ViewChange | Violation
+Happening = Batch | ViewChange | TimingChange | Violation | Notice
 """What the application sees."""
 
 _CLOCK_EVERY_NS = NS_PER_S
 _OFFER_LEAST = 256
-
-
-@dataclass(slots=True)
-class Submission:
-    """Messages that wait for room in a slot; those before `at` have been taken."""
-
-    messages: Sequence[bytes]
-    done: asyncio.Future[None]
-    at: int = 0
 
 
 class Driver:
@@ -50,9 +44,13 @@ class Driver:
         clock: WallClock,
         *,
         recorder: Recorder | None = None,
+        oversight: Oversight | None = None,
+        on_metrics: Callable[[Sequence[MetricRow]], None] | None = None,
+        storage: Storage | None = None,
         queue_messages: int = 1_000_000,
         queue_bytes: int = 256 * 1024 * 1024,
     ) -> None:
+        """`on_metrics` is given the rows that `oversight` collects, interval by interval; it must not block."""
         self.stack = stack
         self.transport = transport
         self.clock = clock
@@ -62,16 +60,20 @@ class Driver:
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
         self.alarm = Alarm(self._loop, clock, self._on_alarm)
-        self._recorder = recorder
+        self._notes = None if recorder is None else Notes(recorder, stack, clock)
+        self.oversight = stack.watcher = oversight
+        self._on_metrics = on_metrics
+        self._storage = storage
         self._limits = (queue_messages, queue_bytes)
         self._queue: deque[Happening] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
         self._held = self._leaving = False
-        self._submissions: deque[Submission] = deque()
+        self._submissions = Submissions()
+        self._slot_waits: list[tuple[int, asyncio.Future[None]]] = []
+        """Slot lengths that were asked for, and who waits for them."""
         # No slot takes more than a burst, so a long submission is offered in pieces of about that size.
         self._offer_most = max(stack.policy.rate.burst, _OFFER_LEAST)
-        self._send_slot = self._send_place = 0
         self._follow_clock_at = 0
         self._clock_was_set = False
         self._loss_was_told = False
@@ -103,6 +105,8 @@ class Driver:
                 self._follow_clock_at = now + _CLOCK_EVERY_NS
                 self._follow_clock()
             self.stack.wake(now)
+            if self._on_metrics is not None and self.oversight is not None and (rows := self.oversight.rows()):
+                self._on_metrics(rows)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
         self._settle()
@@ -134,6 +138,7 @@ class Driver:
         try:
             self._take_events()
             self._offer_waiting()
+            self._persist()
             self.transport.send(self.stack.outgoing())
             if not self._held:
                 self.alarm.set(self.stack.wake_at())
@@ -147,46 +152,54 @@ class Driver:
 
     # -- to and from the application -------------------------------------------------------------------------
 
-    async def submit(self, messages: Sequence[bytes]) -> None:
-        """Give messages to the stack; returns when all have been taken: back-pressure, never loss."""
+    async def submit(self, messages: Sequence[bytes], priority: int = 0) -> None:
+        """Give messages to the stack; returns when all have been taken: back-pressure, never loss.
+
+        Of those that wait, the ones of higher priority are offered first.
+        """
         self.raise_if_closed()
         largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
         if largest > limit:
             raise MessageTooLarge(largest, limit)  # now, and not when the part before it has been sent
         done = self._loop.create_future()
-        self._submissions.append(Submission(messages, done))
-        if len(self._submissions) == 1:
+        if self._submissions.put(Submission(messages, done, priority)):
             self._settle()
         await done
 
     def _offer_waiting(self) -> None:
         """What waits for room, from the first on, until something does not fit."""
-        while self._submissions:
-            first = self._submissions[0]
+        while (first := self._submissions.first) is not None:
             while not first.done.done():
                 piece = first.messages[first.at : first.at + self._offer_most]
-                taken = self._offer(piece)
+                taken = self._offer(piece, first.priority)
                 first.at += taken
                 if first.at == len(first.messages):
                     first.done.set_result(None)
                 elif taken < len(piece):
                     return
-            self._submissions.popleft()
+            self._submissions.pop()
 
-    def _offer(self, messages: Sequence[bytes]) -> int:
+    def _offer(self, messages: Sequence[bytes], priority: int) -> int:
         # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
         if self._held or not self.transport.writable():
             return 0
         now = self.clock.now()
-        taken = self.stack.submit(now, messages)
+        taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if taken:
-            if self._recorder is not None:
-                self._record_sent(self._recorder, list(map(len, messages[:taken])), now)
+            if self._notes is not None:
+                self._notes.sent(self.sent, list(map(len, messages[:taken])), now, priority)
             self.sent += taken
             self._take_events()
         return taken
 
+    def _persist(self) -> None:
+        """What the stack says may rest on what it wants to be durable: that comes first."""
+        writes = self.stack.writes()
+        if self._storage is not None:
+            self._storage.apply(writes)
+
     def _take_events(self) -> None:
+        self._persist()
         events = self.stack.events()
         if not events:
             return
@@ -194,10 +207,12 @@ class Driver:
         for event in events:
             if isinstance(event, Batch):
                 self.delivered += event.count
-            if self._recorder is not None:
-                self._record(self._recorder, event, now)
+            if self._notes is not None:
+                self._notes.happened(event, now)
             if isinstance(event, Left):
                 self.left = event
+                continue
+            if isinstance(event, Gap | Step):
                 continue
             if isinstance(event, ViewChange):
                 # What was said before this still goes to those who leave: they wait for the marks of their last slot.
@@ -205,6 +220,8 @@ class Driver:
                 self.view = event.view
                 if not self.stack.order.returning():
                     self.transport.set_active(event.view.members)
+            elif isinstance(event, TimingChange):
+                self._end_waits(event.timing.theta_ns)
             self._enqueue(event)
         self._changed.set()
         if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
@@ -215,47 +232,6 @@ class Driver:
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
-
-    def _record_sent(self, recorder: Recorder, sizes: list[int], now: int) -> None:
-        slot = self.stack.policy.timing.slot_of(now)
-        if slot != self._send_slot:
-            self._send_slot, self._send_place = slot, self.stack.policy.member * PLACE_PER_SENDER
-        recorder.sent(
-            first_sequence=self.sent,
-            count=len(sizes),
-            sizes=sizes,
-            slot=slot,
-            first_place=self._send_place,
-            real_ns=now,
-            local_ns=now,
-        )
-        self._send_place += len(sizes)
-
-    def _record(self, recorder: Recorder, event: StackEvent, now: int) -> None:
-        if isinstance(event, Batch):
-            recorder.delivered(
-                sender=event.sender,
-                incarnation=event.incarnation,
-                first_sequence=event.first_sequence,
-                count=event.count,
-                sizes=event.sizes(),
-                slot=event.slot,
-                first_place=event.first_place,
-                first_index=event.first_index,
-                real_ns=now,
-                local_ns=now,
-            )
-        elif isinstance(event, ViewChange):
-            first = event.view.first_slot
-            if self.stack.policy.member in event.joined:
-                recorder.event(EventKind.START, slot=first, real_ns=now, local_ns=now)
-            note = ",".join(map(str, event.view.members))
-            recorder.event(EventKind.VIEW, slot=first, view=first, real_ns=now, local_ns=now, note=note)
-        elif isinstance(event, Violation):
-            slot = event.slot if event.slot is not None else self.stack.policy.timing.slot_of(now)
-            recorder.event(EventKind.VIOLATION, slot=slot, real_ns=now, local_ns=now, note=event.text)
-        else:
-            recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=now, local_ns=now)
 
     def pop(self) -> Happening | None:
         """The next happening for the application, if there is one."""
@@ -268,6 +244,19 @@ class Driver:
         if self._held and self._queued_messages * 2 < self._limits[0] and self._queued_bytes * 2 < self._limits[1]:
             self._release()
         return event
+
+    def consume(self) -> Batch | None:
+        """In the priority order: the next message, which is delivered by this; None if there is none to be had now."""
+        if self._closed:
+            return None
+        now = self.clock.now()
+        batch = self.stack.consume(now)
+        if batch is not None:
+            self.delivered += batch.count
+            if self._notes is not None:
+                self._notes.happened(batch, now)
+            self._settle()
+        return batch
 
     async def changed(self) -> None:
         """Wait until something happens to the group: an event, its end."""
@@ -315,6 +304,27 @@ class Driver:
         self._offer_most = max(rate.burst, _OFFER_LEAST)
         self._settle()
 
+    def new_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
+        """Ask the group for slots of another length; done when this member's have it."""
+        self.raise_if_closed()
+        now, grid = self.clock.now(), self.stack.grid
+        self.stack.new_slot(now, theta_ns, rate)
+        if rate is not None:
+            self._offer_most = max(rate.burst, _OFFER_LEAST)
+        done = self._loop.create_future()
+        if theta_ns == grid.last.theta_ns and grid.slot_of(now) >= grid.last.first_slot:
+            done.set_result(None)
+        else:
+            self._slot_waits.append((theta_ns, done))
+        self._settle()
+        return done
+
+    def _end_waits(self, theta_ns: int) -> None:
+        for awaited_ns, done in self._slot_waits:
+            if awaited_ns == theta_ns and not done.done():
+                done.set_result(None)
+        self._slot_waits = [wait for wait in self._slot_waits if not wait[1].done()]
+
     def leave(self) -> None:
         """Depart in order; `left` is set when it is done. An application that leaves need not consume any more."""
         if self._closed:
@@ -332,10 +342,16 @@ class Driver:
         self._closed = True
         self.alarm.close()
         self.transport.close()
-        for waiting in self._submissions:
+        if self._storage is not None:
+            self._storage.close()
+        for waiting in self._submissions.take_all():
             if not waiting.done.done():
                 waiting.done.set_exception(self._stopped() or GroupClosed("the group was left before this was sent"))
-        self._submissions.clear()
+        for _, done in self._slot_waits:
+            if not done.done():
+                done.set_exception(self._stopped() or GroupClosed("the group was left before its slots changed"))
+                done.exception()  # nobody has to await it
+        self._slot_waits.clear()
         self._changed.set()
 
     def _fail(self, error: BaseException) -> None:

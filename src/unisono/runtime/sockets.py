@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from unisono.errors import EnvironmentLacks
 from unisono.runtime.batching import LARGEST_UDP, Address
@@ -22,40 +25,88 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_MEMINFO = 32, 33, 55
 _IP_MTU, _IPV6_MTU = 14, 24
 
 
-def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> tuple[socket.AddressFamily, dict[int, Address]]:
-    """Every member's address in one family: IPv4 if all have it, else IPv6.
+Found = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
+"""What a lookup gives: family, type, protocol, canonical name, address."""
 
-    All members see the same map, so all choose the same family.
-    """
-    failure: EnvironmentLacks | None = None
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            return family, {member: resolve(host, family, f"member {member}") for member, host in hosts.items()}
-        except EnvironmentLacks as error:
-            # When both families fail, the first name that has an address in neither is the trouble to tell.
-            failure = failure or error
-    assert failure is not None
-    for member, host in hosts.items():
-        resolve(host, socket.AF_UNSPEC, f"member {member}")
-    raise EnvironmentLacks(
-        f"the members have no address family in common ({failure}); give all of them IPv4 or all of them IPv6 addresses"
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Every member's numeric address, all of one family; sending to a name would look it up every time."""
+
+    family: socket.AddressFamily
+    of: Mapping[int, Address]
+
+
+def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> Addresses:
+    """Look every member's name up; waits for the answers."""
+    return _choose({member: (host, look_up(host, f"member {member}")) for member, host in hosts.items()})
+
+
+async def resolve_soon(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
+    """The same without holding up the event loop, all names at once; says whose name has no answer in time."""
+    loop = asyncio.get_running_loop()
+    asking = {
+        member: asyncio.ensure_future(loop.getaddrinfo(*host, type=socket.SOCK_DGRAM)) for member, host in hosts.items()
+    }
+    try:
+        _, slow = await asyncio.wait(asking.values(), timeout=timeout_s)
+    finally:
+        for task in asking.values():
+            task.cancel()
+        answers = await asyncio.gather(*asking.values(), return_exceptions=True)
+    found: dict[int, tuple[tuple[str, int], Found]] = {}
+    for (member, host), answer in zip(hosts.items(), answers, strict=True):
+        whose = f"member {member}"
+        if asking[member] in slow:
+            raise _unknown(host, whose, TimeoutError(f"no answer within {timeout_s:g} s"))
+        if isinstance(answer, BaseException):
+            raise _unknown(host, whose, answer) from answer
+        found[member] = host, answer
+    return _choose(found)
+
+
+def look_up(host: tuple[str, int], whose: str, flags: int = 0) -> Found:
+    """What is known of a host name."""
+    try:
+        return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
+    except (OSError, UnicodeError) as error:
+        raise _unknown(host, whose, error) from error
+
+
+def _unknown(host: tuple[str, int], whose: str, error: BaseException) -> EnvironmentLacks:
+    return EnvironmentLacks(
+        f"the address {host[0]!r} of {whose} cannot be resolved ({error}); "
+        "check its spelling and the name server, or give a numeric address"
     )
 
 
-def resolve(host: tuple[str, int], family: socket.AddressFamily, whose: str) -> Address:
-    """The numeric address of a host name; sending to a name would look it up every time."""
-    name, port = host
-    try:
-        found = socket.getaddrinfo(name, port, family, socket.SOCK_DGRAM)
-    except (OSError, UnicodeError) as error:
-        raise EnvironmentLacks(
-            f"the address {name!r} of {whose} cannot be resolved ({error}); "
-            "check its spelling, or give a numeric address"
-        ) from error
-    address = found[0][4]
-    if len(address) == 4:
-        return (str(address[0]), int(address[1]), int(address[2]), int(address[3]))
-    return (str(address[0]), int(address[1]))
+def _choose(found: Mapping[int, tuple[tuple[str, int], Found]]) -> Addresses:
+    """IPv4 if all have it, else IPv6: all members see the same map, so all choose the same family."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        addresses = {member: in_family(answers, family) for member, (_, answers) in found.items()}
+        if all(address is not None for address in addresses.values()):
+            return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
+    only = {
+        f"{host[0]} of member {member} has "
+        + ("IPv4" if in_family(answers, socket.AF_INET) is not None else "IPv6")
+        + " only"
+        for member, (host, answers) in found.items()
+        if in_family(answers, socket.AF_INET) is None or in_family(answers, socket.AF_INET6) is None
+    }
+    raise EnvironmentLacks(
+        f"the members have no address family in common ({', '.join(sorted(only))}); "
+        "give all of them IPv4 or all of them IPv6 addresses"
+    )
+
+
+def in_family(answers: Found, family: socket.AddressFamily) -> Address | None:
+    """The first answer of a family."""
+    for kind, _, _, _, address in answers:
+        if kind == family:
+            if len(address) == 4:
+                return (str(address[0]), int(address[1]), int(address[2]), int(address[3]))
+            return (str(address[0]), int(address[1]))
+    return None
 
 
 def open_bound(family: socket.AddressFamily, address: Address) -> socket.socket:
@@ -114,8 +165,8 @@ def open_multicast(sender: socket.socket, group: tuple[str, int], interface: str
     if sender.family != socket.AF_INET:
         raise OSError("multicast is over IPv4 and the members have IPv6 addresses")
     name, port = group
-    address = resolve(group, socket.AF_INET, "the multicast group")
-    if not ipaddress.IPv4Address(address[0]).is_multicast:
+    address = in_family(look_up(group, "the multicast group", socket.AI_NUMERICHOST), socket.AF_INET)
+    if address is None or not ipaddress.IPv4Address(address[0]).is_multicast:
         raise OSError(f"{name} is not a multicast address (224.0.0.0 to 239.255.255.255)")
     local = socket.inet_aton(interface)
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.runtime.batching import Address, Inbox, Outbox, Receive, Run, Traffic, cut_runs
+from unisono.runtime.injection import Injection
 from unisono.runtime.sockets import (
+    Addresses,
     grow_buffers,
+    in_family,
     kernel_drops,
     largest_frame,
+    look_up,
     open_bound,
     open_multicast,
-    resolve,
     resolve_all,
 )
 from unisono.stack import Datagram
@@ -35,24 +38,33 @@ class UdpTransport:
     def __init__(
         self,
         me: int,
-        peers: Mapping[int, tuple[str, int]],
+        peers: Mapping[int, tuple[str, int]] | Addresses,
         *,
         bind: tuple[str, int] | None = None,
         multicast: tuple[str, int] | None = None,
         receive_buffer: int = BUFFER_BYTES,
         send_buffer: int = BUFFER_BYTES,
         offload: bool = True,
+        injection: Injection | None = None,
+        bound: socket.socket | None = None,
     ) -> None:
-        if me not in peers:
+        """`bound` is a socket at this member's address, if there is one already; it is closed with the others."""
+        known = peers.of if isinstance(peers, Addresses) else peers
+        if me not in known:
             raise InvalidPolicy("peers", f"there is no address for member {me} itself")
         self.me = me
         self.errors: Counter[str] = Counter()
         """What the system refused to send or to hand over, by the name of the error."""
+        self.injection = injection
+        """What is done on purpose to what arrives."""
         self.multicast_error: str | None = None
         """Why there is no multicast although it was asked for."""
-        self._family, self._addresses = resolve_all(peers)
-        here = self._addresses[me] if bind is None else resolve(bind, self._family, "the socket to bind")
-        sock = open_bound(self._family, here)
+        resolved = peers if isinstance(peers, Addresses) else resolve_all(peers)
+        self._family, self._addresses = resolved.family, resolved.of
+        here = self._addresses[me]
+        if bind is not None:
+            here = in_family(look_up(bind, "the socket to bind"), self._family) or bind
+        sock = bound if bound is not None else open_bound(self._family, here)
         self._sockets = [sock]
         self._group: Address | None = None
         self._interface = here[0]
@@ -66,7 +78,7 @@ class UdpTransport:
             Inbox(each, self.errors, multicast=each is not sock, offload=offload) for each in self._sockets
         ]
         self._active: tuple[Address, ...] = ()
-        self.set_active(peers)
+        self.set_active(known)
         self._largest_segment = self.max_frame()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive: Receive | None = None
@@ -172,7 +184,8 @@ class UdpTransport:
 
     def attach(self, loop: asyncio.AbstractEventLoop, receive: Receive, after: Callable[[], None]) -> None:
         """Hand over each datagram as it arrives, and call `after` once after some; also when a backlog has gone."""
-        self._loop, self._receive, self._after = loop, receive, after
+        self._receive = receive if self.injection is None else self.injection.before(receive)
+        self._loop, self._after = loop, after
         self._outbox.attach(loop, after)
         if not self._paused:
             self._watch()

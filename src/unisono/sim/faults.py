@@ -6,11 +6,12 @@ is lost, two if it is duplicated. Crashes and pauses happen to members and are t
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from unisono.model.delays import Chance
 from unisono.model.faults import Duplication, Loss, Partition, Reordering, Span
+from unisono.model.losses import Losses
 from unisono.sim.network import Flight, Link
 
 
@@ -27,41 +28,27 @@ class LinkFault(Protocol):
 class Window:
     """A span of the run in true time."""
 
-    __slots__ = ("_from", "_to")
+    __slots__ = ("_span", "_start")
 
     def __init__(self, span: Span, start_ns: int) -> None:
-        self._from = start_ns + span.from_ns
-        self._to = None if span.to_ns is None else start_ns + span.to_ns
+        self._span = span
+        self._start = start_ns
 
     def open(self, now: int) -> bool:
-        """Whether the span lasts: its end is no longer in it."""
-        return now >= self._from and (self._to is None or now < self._to)
+        """Whether the span lasts."""
+        return self._span.open(now - self._start)
 
 
 class Losing:
-    """Loses datagrams, never more than the bound allows of consecutive ones on a link (paper 000 §7, 001 §3)."""
+    """Loses datagrams, never more than the bounds allow of consecutive ones on a link."""
 
-    def __init__(self, fault: Loss, window: Window, chance: Chance) -> None:
+    def __init__(self, faults: Sequence[Loss], start_ns: int, chance: Chance) -> None:
         self.hits = 0
-        self._fault = fault
-        self._window = window
-        self._chance = chance
-        self._recent: dict[tuple[int, int], deque[bool]] = {}
+        self._losses = Losses(faults, chance)
+        self._start = start_ns
 
     def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
-        fault = self._fault
-        applies = (
-            self._window.open(now)
-            and (not fault.senders or link.sender in fault.senders)
-            and (not fault.receivers or link.receiver in fault.receivers)
-        )
-        lost = applies and self._chance.random() < fault.probability
-        if fault.at_most is not None and fault.of is not None:
-            # The last of-1 fates and this one make up the `of` consecutive datagrams that the bound speaks of.
-            recent = self._recent.setdefault((link.sender, link.receiver), deque(maxlen=fault.of - 1))
-            lost = lost and sum(recent) < fault.at_most
-            recent.append(lost)
-        if not lost:
+        if not self._losses.lost(link.sender, link.receiver, now - self._start):
             return flights
         self.hits += 1
         return []
@@ -122,7 +109,7 @@ def link_fault(
     window = Window(fault.span, start_ns)
     match fault:
         case Loss():
-            return Losing(fault, window, chance)
+            return Losing((fault,), start_ns, chance)
         case Duplication():
             return Duplicating(fault, window, chance)
         case Reordering():

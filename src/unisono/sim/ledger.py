@@ -51,7 +51,7 @@ class Ledger:
         for datagram in datagrams:
             header = unpack_header(datagram.data, 0)
             size = len(datagram.data)
-            if header[_KIND] not in {Kind.DATA, Kind.FEC}:
+            if header[_KIND] not in {Kind.DATA, Kind.FEC, Kind.RMCAST}:
                 load.control_frames += 1
                 load.control_bytes += size
                 continue

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, assert_never, runtime_checkable
 
 from unisono.errors import UnisonoError
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.events import (
+    PLACE_PER_SENDER,
+    Batch,
+    Gap,
+    Left,
+    Notice,
+    StackEvent,
+    Step,
+    TimingChange,
+    ViewChange,
+    Violation,
+)
+from unisono.model.grid import Grid
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.workloads import Offers, silent
 from unisono.sim.clocks import Clock
 from unisono.stack import Datagram
-from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import Recorder
+from unisono.trace.kinds import EventKind, timing_note
+from unisono.trace.recorder import Recorder, view_note
 
 NEVER = 1 << 63
 OFFERED_AT_ONCE = 1024
@@ -33,6 +45,15 @@ class Machine(Protocol):
     def events(self) -> Sequence[StackEvent]: ...
     def new_rate(self, now: int, rate: Rate) -> None: ...
     def leave(self, now: int) -> None: ...
+
+
+@runtime_checkable
+class Slotted(Protocol):
+    """A machine that knows what slots are now, and can be asked to change their length."""
+
+    @property
+    def grid(self) -> Grid: ...
+    def new_slot(self, now: int, theta_ns: int) -> None: ...
 
 
 class PayloadDiffers(UnisonoError):
@@ -75,6 +96,7 @@ class Node:
         "delivered",
         "life",
         "member",
+        "notices",
         "recorder",
         "shut_until",
         "stack",
@@ -107,6 +129,7 @@ class Node:
         """How many messages its stack has taken: the next one's sequence."""
         self.delivered = 0
         self.violations: list[Violation] = []
+        self.notices: list[Notice] = []
         self.started_slot: int | None = None
         # Looked up once: these run for every datagram that arrives.
         self._local = clock.local
@@ -194,6 +217,16 @@ class Node:
         self.stack.new_rate(local, rate)
         self._settle(now, local, 0)
 
+    def new_slot(self, now: int, theta_ns: int) -> None:
+        """The application asks for slots of another length."""
+        if self._shut(now, self.new_slot, theta_ns):
+            return
+        local = self.clock.local(now)
+        if not isinstance(self.stack, Slotted):
+            raise UnisonoError(f"member {self.member}'s machine knows no slots")
+        self.stack.new_slot(local, theta_ns)
+        self._settle(now, local, 0)
+
     def leave(self, now: int, _: object) -> None:
         """The application leaves."""
         if self._shut(now, self.leave, None):
@@ -211,7 +244,7 @@ class Node:
             local = self.clock.local(now)
             # It may have delivered part of its last slot, and is not held to the rest.
             held_to = self._delivered_slot if self._delivered_slot is not None else self.started_slot
-            slot = self.timing.slot_of(local) if held_to is None else held_to
+            slot = self._slot_of(local) if held_to is None else held_to
             observer.event(
                 EventKind.CRASH, slot=slot, real_ns=now, local_ns=local, subject=self.member, incarnation=self.life
             )
@@ -269,6 +302,10 @@ class Node:
             if taken < len(messages):
                 return
 
+    def _slot_of(self, local: int) -> int:
+        stack = self.stack
+        return (stack.grid if isinstance(stack, Slotted) else self.timing).slot_of(local)
+
     # -- what the stack says ---------------------------------------------------------------------------------
 
     def _settle(self, now: int, local: int, floor: int) -> None:
@@ -290,8 +327,8 @@ class Node:
         if at is not None:
             self._agenda.later(max(now, self.clock.true_at(at)), self.alarm, self._alarm_number)
 
-    def _note_sent(self, now: int, local: int, messages: list[bytes]) -> None:
-        slot = self.timing.slot_of(local)
+    def _note_sent(self, now: int, local: int, messages: list[bytes], priority: int | None = None) -> None:
+        slot = self._slot_of(local)
         if slot != self._send_slot:
             self._send_slot, self._send_place = slot, 0
         if self.recorder is not None:
@@ -303,6 +340,7 @@ class Node:
                 first_place=self.member * PLACE_PER_SENDER + self._send_place,
                 real_ns=now,
                 local_ns=local,
+                priority=priority,
             )
         if self._agenda.payloads is not None:
             self._agenda.payloads.setdefault((self.member, self.life), []).extend(messages)
@@ -315,13 +353,25 @@ class Node:
                 self._note_batch(now, local, event)
             case ViewChange():
                 self._note_view(now, local, event)
+            case TimingChange():
+                note = timing_note(event.timing.theta_ns, event.bound_ns)
+                self._row(EventKind.TIMING, now, local, event.slot, note)
             case Violation():
                 self.violations.append(event)
-                slot = self.timing.slot_of(local) if event.slot is None else event.slot
+                slot = self._slot_of(local) if event.slot is None else event.slot
                 self._row(EventKind.VIOLATION, now, local, slot, f"{event.kind}: {event.text}", subject=event.member)
+            case Notice():
+                self.notices.append(event)
+                slot = self._slot_of(local) if event.slot is None else event.slot
+                self._row(EventKind.NOTICE, now, local, slot, f"{event.kind}: {event.text}", subject=event.member)
             case Left():
                 self.shut_until = NEVER
                 self._row(EventKind.LEAVE, now, local, event.final_slot + 1)
+            case Gap():
+                self._row(EventKind.GAP, now, local, event.slot, subject=event.sender, life=event.incarnation)
+            case Step():
+                if self.recorder is not None:
+                    self.recorder.step(event, real_ns=now, local_ns=local)
             case _:
                 assert_never(event)
 
@@ -344,6 +394,7 @@ class Node:
                 first_index=batch.first_index,
                 real_ns=now,
                 local_ns=local,
+                priority=batch.priority,
             )
 
     def _note_view(self, now: int, local: int, change: ViewChange) -> None:
@@ -353,8 +404,7 @@ class Node:
             self._row(EventKind.START, now, local, view.first_slot)
             self._began = now
             self._plan_offer()
-        members = "members " + ",".join(map(str, view.members))
-        self._row(EventKind.VIEW, now, local, view.first_slot, members, view=view.first_slot)
+        self._row(EventKind.VIEW, now, local, view.first_slot, view_note(view.members), view=view.first_slot)
 
     def _row(
         self,
@@ -365,7 +415,17 @@ class Node:
         note: str | None = None,
         *,
         subject: int | None = None,
+        life: int | None = None,
         view: int | None = None,
     ) -> None:
         if self.recorder is not None:
-            self.recorder.event(kind, slot=slot, real_ns=now, local_ns=local, subject=subject, view=view, note=note)
+            self.recorder.event(
+                kind,
+                slot=slot,
+                real_ns=now,
+                local_ns=local,
+                subject=subject,
+                incarnation=life,
+                view=view,
+                note=note,
+            )

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from unisono.errors import InvalidPolicy, ScenarioError
-from unisono.model.faults import Crash, Pause
-from unisono.model.scenario import Leave, RateChange, Restart, Scenario, Start
+from unisono.model.faults import Crash, Loss, Pause, described
+from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Start
 from unisono.model.workloads import offers
+from unisono.orders.priority import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.faults import LinkFault, link_fault
+from unisono.sim.disk import DurableStack, SimDisk
+from unisono.sim.faults import LinkFault, Losing, link_fault
 from unisono.sim.ledger import Ledger
 from unisono.sim.network import Draw, Network, chosen, corners, drawn, everything, mesh
+from unisono.sim.node import Machine
 from unisono.sim.result import Result
 from unisono.sim.streams import Streams, below
 from unisono.sim.world import World
-from unisono.stack import Stack, build
+from unisono.stack import build, durable
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
+DRAIN_DELTAS = 100
+"""So many times Δ are left for views to change and messages to be queued after the last was sent."""
 LIFE = 1
 """The incarnation of every simulated member."""
 
@@ -42,13 +49,13 @@ def run(
         world, memory, bound_ns, reliable = prepare(scenario, seed, check=check, payloads=payloads)
     except InvalidPolicy as error:
         raise ScenarioError(scenario.source, error.field, error.problem) from error
-    until = world.send_until + bound_ns
+    until = world.send_until + bound_ns + drain_ns(scenario)
     world.run(until)
     nodes = world.nodes
     return Result(
         scenario,
         seed,
-        _meta(scenario, seed, bound_ns, reliable),
+        meta_of(scenario, seed, bound_ns, reliable),
         memory,
         until_ns=until,
         events=world.steps,
@@ -69,7 +76,10 @@ def prepare(
     check: Callable[[World], None] | None = None,
     payloads: bool = False,
 ) -> tuple[World, MemoryTrace, int, bool]:
-    """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free."""
+    """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free.
+
+    The bound has room for what the scenario's crashes cost an order with a leader.
+    """
     streams = Streams(seed)
     # The run begins at the first instant of a slot, so that a script can name instants of slots.
     start = scenario.epoch_ns - scenario.epoch_ns % scenario.timing.theta_ns
@@ -84,24 +94,45 @@ def prepare(
         payloads=payloads,
     )
     starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
+    deaths = sorted((fault.at_ns, fault.member) for fault in scenario.faults if isinstance(fault, Crash))
+    died = list(dict.fromkeys(member for _, member in deaths))
     bound, reliable = 0, True
+    disks = {member: SimDisk(streams.stream("disk", member)) for member in scenario.members}
     for member in scenario.members:
         stack = build(scenario.policy_for(member, incarnation=LIFE))
-        bound, reliable = max(bound, stack.order.bound_ns()), reliable and stack.order.reliable()
+        bounds = [stack.order.bound_ns(), *_asked_bounds(scenario, member)]
+        bound = max(bound, max(bounds) + stack.outage_ns(died))
+        reliable = reliable and stack.order.reliable()
         world.add(
             member,
-            stack,
+            _machine(scenario, member, LIFE, disks[member]) if durable(scenario.order) else stack,
             _clock(scenario, member, streams, start),
             scenario.timing,
             starts_ns=starts.get(member, start),
             offers=offers(scenario.workloads[member], streams.stream("workload", member)),
             life=LIFE,
+            consume_ns=scenario.consume_ns.get(member, 0),
+            levels=scenario.priorities,
         )
-    _plan(world, scenario, start)
+    _plan(world, scenario, start, disks)
     return world, memory, bound, reliable
 
 
-def _plan(world: World, scenario: Scenario, start: int) -> None:
+def drain_ns(scenario: Scenario) -> int:
+    """How long it takes at most until all is consumed in the priority order, whose consumers set the pace."""
+    if scenario.order not in PRIORITY_ORDERS:
+        return 0
+    most = WINDOW * len(set(scenario.priorities)) * len(scenario.members)
+    return most * max(scenario.consume_ns.values(), default=0) + DRAIN_DELTAS * scenario.timing.delta_ns
+
+
+def _asked_bounds(scenario: Scenario, member: int) -> list[int]:
+    """The bounds that hold while slots are as long as somebody asks for."""
+    policy = scenario.policy_for(member)
+    return [build(replace(policy, timing=timing)).order.bound_ns() for timing in scenario.timings[1:]]
+
+
+def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:
     """Scripts, steps and the faults that happen to members."""
     for member in scenario.members:
         for send in scenario.workloads[member].sends:
@@ -114,8 +145,10 @@ def _plan(world: World, scenario: Scenario, start: int) -> None:
                 world.leave(start + step.at_ns, step.member)
             case RateChange():
                 world.new_rate(start + step.at_ns, step.member, step.rate)
+            case SlotChange():
+                world.new_slot(start + step.at_ns, step.member, step.theta_ns)
             case Restart():
-                world.restart(start + step.at_ns, step.member, partial(_rebuild, scenario, step.member))
+                world.restart(start + step.at_ns, step.member, partial(_reborn, scenario, step.member, disks))
             case _:
                 assert_never(step)
     for fault in scenario.faults:
@@ -125,8 +158,14 @@ def _plan(world: World, scenario: Scenario, start: int) -> None:
             world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
 
 
-def _rebuild(scenario: Scenario, member: int, life: int) -> Stack:
-    return build(scenario.policy_for(member, incarnation=life))
+def _machine(scenario: Scenario, member: int, life: int, disk: SimDisk) -> Machine:
+    policy = scenario.policy_for(member, incarnation=life)
+    return DurableStack(build(policy, memory=disk.memory(member)), disk) if durable(scenario.order) else build(policy)
+
+
+def _reborn(scenario: Scenario, member: int, disks: Mapping[int, SimDisk], life: int) -> Machine:
+    disks[member].crash()
+    return _machine(scenario, member, life, disks[member])
 
 
 def _network(scenario: Scenario, streams: Streams, start: int) -> Network:
@@ -142,8 +181,12 @@ def _network(scenario: Scenario, streams: Streams, start: int) -> Network:
         return chosen(adversary, sender, receiver, delta)
 
     parts: list[LinkFault] = []
+    losses = [fault for fault in scenario.faults if isinstance(fault, Loss)]
     for number, fault in enumerate(scenario.faults):
-        if not isinstance(fault, Crash | Pause):
+        if isinstance(fault, Loss):
+            if fault is losses[0]:  # all of them are one part: their bounds hold together
+                parts.append(Losing(losses, start, streams.stream("fault", number)))
+        elif not isinstance(fault, Crash | Pause):
             parts.append(link_fault(fault, start, delta, streams.stream("fault", number)))
     return Network(mesh(scenario.members, draw, fifo=plan.fifo), parts)
 
@@ -171,7 +214,8 @@ def _run_name(scenario: Scenario, seed: int) -> str:
     return f"{scenario.group}-seed-{seed}"
 
 
-def _meta(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> RunMeta:
+def meta_of(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> RunMeta:
+    """The trace's parameters; a bound that the scenario states counts in place of the order's."""
     stated = scenario.expect.bound_ns
     return RunMeta(
         run=_run_name(scenario, seed),
@@ -181,7 +225,8 @@ def _meta(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> RunMe
         delta_ns=scenario.timing.delta_ns,
         gamma_ns=scenario.timing.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
-        bound_ns=bound_ns if stated is None else stated,
+        bound_ns=(bound_ns if scenario.order not in PRIORITY_ORDERS else None) if stated is None else stated,
         reliable=reliable,
         source="sim",
+        faults=tuple(map(described, scenario.faults)),
     )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
 
 
 class Streams:
@@ -26,3 +30,18 @@ class Streams:
 def below(chance: Random, limit: int) -> int:
     """A whole number in [0, limit), from one `random()`."""
     return int(chance.random() * limit)
+
+
+def whole(chance: Random, low: int, high: int) -> int:
+    """A whole number in [low, high]."""
+    return low + below(chance, high - low + 1)
+
+
+def happens(chance: Random, probability: float) -> bool:
+    """The toss of a coin that is not fair."""
+    return chance.random() < probability
+
+
+def one_of(chance: Random, items: Sequence[_Item]) -> _Item:
+    """Any of these."""
+    return items[below(chance, len(items))]

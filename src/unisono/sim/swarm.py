@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import TypeVar
 
 from unisono.model.delays import Constant, DelayModel, Empirical, Exponential, Lognormal, Uniform
 from unisono.model.durations import NS_PER_MS, NS_PER_S
@@ -26,15 +25,14 @@ from unisono.model.scenario import (
     RateChange,
     Restart,
     Scenario,
+    SlotChange,
     Start,
     Step,
     Workload,
     WorkloadKind,
 )
 from unisono.model.timing import Timing
-from unisono.sim.streams import Streams, below
-
-_Item = TypeVar("_Item")
+from unisono.sim.streams import Streams, below, happens, one_of, whole
 
 LATEST_START_NS = 30 * NS_PER_MS
 
@@ -42,16 +40,16 @@ LATEST_START_NS = 30 * NS_PER_MS
 def calm(seed: int) -> Scenario:
     """A scenario that keeps to the assumptions: every guarantee has to hold."""
     chance = Streams(seed).stream("swarm")
-    count = _whole(chance, 2, 8)
-    members = tuple(range(1, count + 1)) if _happens(chance, 0.7) else tuple(range(3, 3 + 5 * count, 5))
+    count = whole(chance, 2, 8)
+    members = tuple(range(1, count + 1)) if happens(chance, 0.7) else tuple(range(3, 3 + 5 * count, 5))
     timing = Timing(
-        _one_of(chance, (0, 1, _whole(chance, 0, 20 * NS_PER_MS), 10 * NS_PER_MS)),
-        _one_of(chance, (0, _whole(chance, 0, 6 * NS_PER_MS), 2 * NS_PER_MS)),
-        _one_of(chance, (_whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS)),
+        one_of(chance, (0, 1, whole(chance, 0, 20 * NS_PER_MS), 10 * NS_PER_MS)),
+        one_of(chance, (0, whole(chance, 0, 6 * NS_PER_MS), 2 * NS_PER_MS)),
+        one_of(chance, (whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS)),
     )
-    max_message = _one_of(chance, (1, 64, 1000, 3000))
+    max_message = one_of(chance, (1, 64, 1000, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
-    run_ns = _whole(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
+    run_ns = whole(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
     return Scenario(
         source=f"calm({seed})",
         group="swarm",
@@ -63,13 +61,13 @@ def calm(seed: int) -> Scenario:
         network=_network(chance, timing),
         run_ns=run_ns,
         seed=seed,
-        epoch_ns=_one_of(chance, (0, EPOCH_NS, EPOCH_NS + below(chance, NS_PER_S))),
+        epoch_ns=one_of(chance, (0, EPOCH_NS, EPOCH_NS + below(chance, NS_PER_S))),
         max_message=max_message,
-        max_frame=_one_of(chance, (256, 576, 1400)),
+        max_frame=one_of(chance, (256, 576, 1400)),
         clocks=Clocks(
-            _one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=_one_of(chance, (100.0, 10_000.0, 1e6)),
-            step_every_ns=_whole(chance, NS_PER_MS, 50 * NS_PER_MS),
+            one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=one_of(chance, (100.0, 10_000.0, 1e6)),
+            step_every_ns=whole(chance, NS_PER_MS, 50 * NS_PER_MS),
         ),
         faults=_mischief(chance),
         steps=_steps(chance, members, timing, max_message, run_ns),
@@ -82,20 +80,20 @@ def stormy(seed: int) -> Scenario:
     chance = Streams(seed).stream("storm")
     faults: list[Fault] = list(base.faults)
     while len(faults) == len(base.faults):
-        if _happens(chance, 0.4):
-            at_most = _one_of(chance, (None, 1, 2))
-            of = None if at_most is None else at_most + _whole(chance, 1, 5)
-            faults.append(Loss(_span(chance, base.run_ns), _one_of(chance, (0.001, 0.01, 0.2)), at_most, of))
-        if _happens(chance, 0.3):
-            cut = _whole(chance, 1, len(base.members) - 1)
+        if happens(chance, 0.4):
+            at_most = one_of(chance, (None, 1, 2))
+            of = None if at_most is None else at_most + whole(chance, 1, 5)
+            faults.append(Loss(_span(chance, base.run_ns), one_of(chance, (0.001, 0.01, 0.2)), at_most, of))
+        if happens(chance, 0.3):
+            cut = whole(chance, 1, len(base.members) - 1)
             span = _span(chance, base.run_ns)
             faults.append(Partition(span, (base.members[:cut], base.members[cut:])))
-        if _happens(chance, 0.3):
-            faults.append(Crash(_one_of(chance, base.members), below(chance, base.run_ns)))
-        if _happens(chance, 0.3):
+        if happens(chance, 0.3):
+            faults.append(Crash(one_of(chance, base.members), below(chance, base.run_ns)))
+        if happens(chance, 0.3):
             from_ns = below(chance, base.run_ns)
-            to_ns = from_ns + _whole(chance, 1, 60 * NS_PER_MS)
-            faults.append(Pause(_one_of(chance, base.members), from_ns, to_ns))
+            to_ns = from_ns + whole(chance, 1, 60 * NS_PER_MS)
+            faults.append(Pause(one_of(chance, base.members), from_ns, to_ns))
     return replace(base, source=f"stormy({seed})", faults=tuple(faults), expect=Expect("unknown"))
 
 
@@ -106,25 +104,25 @@ def churning(seed: int) -> Scenario:
     The order has to be one in every case; the bound has to hold unless a member stands still.
     """
     chance = Streams(seed).stream("churn")
-    members = tuple(sorted({_whole(chance, 1, 40) for _ in range(_whole(chance, 2, 6))} | {7, 20}))
-    theta = _one_of(chance, (_whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS))
+    members = tuple(sorted({whole(chance, 1, 40) for _ in range(whole(chance, 2, 6))} | {7, 20}))
+    theta = one_of(chance, (whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS))
     timing = Timing(
-        _one_of(chance, (1, _whole(chance, 1, 3 * theta), 2 * theta, theta // 3)),
-        _one_of(chance, (0, _whole(chance, 0, theta), 2 * NS_PER_MS)),
+        one_of(chance, (1, whole(chance, 1, 3 * theta), 2 * theta, theta // 3)),
+        one_of(chance, (0, whole(chance, 0, theta), 2 * NS_PER_MS)),
         theta,
     )
-    max_message = _one_of(chance, (1, 64, 3000))
+    max_message = one_of(chance, (1, 64, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
-    trouble_ns = _whole(chance, 15, 30) * theta + 4 * (timing.delta_ns + timing.gamma_ns)
-    loss_burst = _one_of(chance, (0, 0, 1, 2, 3))
+    trouble_ns = whole(chance, 15, 30) * theta + 4 * (timing.delta_ns + timing.gamma_ns)
+    loss_burst = one_of(chance, (0, 0, 1, 2, 3))
     faults, steps = _churn(chance, members, timing, trouble_ns)
     if loss_burst:
-        faults.append(Loss(Span(), _one_of(chance, (0.01, 0.2, 0.6)), loss_burst, loss_burst + 1))
+        faults.append(Loss(Span(), one_of(chance, (0.01, 0.2, 0.6)), loss_burst, loss_burst + 1))
     else:
         faults.extend(_mischief(chance))
     steps += [
-        RateChange(_one_of(chance, members), below(chance, trouble_ns), _rate(chance, timing, max_message))
-        for _ in range(_whole(chance, 0, 3))
+        RateChange(one_of(chance, members), below(chance, trouble_ns), _rate(chance, timing, max_message))
+        for _ in range(whole(chance, 0, 3))
     ]
     stands_still = any(isinstance(fault, Pause) for fault in faults)
     return Scenario(
@@ -139,13 +137,13 @@ def churning(seed: int) -> Scenario:
         run_ns=trouble_ns + 8 * (timing.delta_ns + timing.gamma_ns) + (10 + 2 * loss_burst) * theta + 60 * NS_PER_MS,
         seed=seed,
         max_message=max_message,
-        max_frame=_one_of(chance, (256, 1400)),
+        max_frame=one_of(chance, (256, 1400)),
         failures=True,
         loss_burst=loss_burst,
         clocks=Clocks(
-            _one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=_one_of(chance, (100.0, 1e6)),
-            step_every_ns=_whole(chance, NS_PER_MS, 50 * NS_PER_MS),
+            one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=one_of(chance, (100.0, 1e6)),
+            step_every_ns=whole(chance, NS_PER_MS, 50 * NS_PER_MS),
         ),
         faults=tuple(faults),
         steps=tuple(steps),
@@ -153,12 +151,33 @@ def churning(seed: int) -> Scenario:
     )
 
 
+def renegotiated(seed: int) -> Scenario:
+    """A scenario of `calm`, or of `churning` for every other seed, in which members ask for other slot lengths too."""
+    base = churning(seed) if seed % 2 else calm(seed)
+    chance = Streams(seed).stream("renegotiation")
+    # Nobody asks so late that the group has not settled at the end.
+    from_ns, to_ns = base.run_ns // 8, base.run_ns // 2
+    asked = [
+        SlotChange(one_of(chance, base.members), whole(chance, from_ns, to_ns), _other_slot(chance, base.timing))
+        for _ in range(whole(chance, 1, 5))
+    ]
+    longest = max(step.theta_ns for step in asked)
+    run_ns = base.run_ns + (12 + 2 * base.loss_burst) * longest + 12 * (base.timing.delta_ns + base.timing.gamma_ns)
+    return replace(base, source=f"renegotiated({seed})", run_ns=run_ns, steps=(*base.steps, *asked))
+
+
+def _other_slot(chance: Random, timing: Timing) -> int:
+    """From a quarter to four times as long, often exactly."""
+    theta = timing.theta_ns
+    return max(NS_PER_MS // 2, one_of(chance, (2 * theta, theta // 2, 4 * theta, whole(chance, theta // 4, 4 * theta))))
+
+
 def _churn(chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int) -> tuple[list[Fault], list[Step]]:
     """What happens to members and between them, all of it before `trouble_ns`."""
     faults: list[Fault] = []
     steps: list[Step] = []
     for member in members:
-        starts_ns = below(chance, trouble_ns // 2) if _happens(chance, 0.4) else 0
+        starts_ns = below(chance, trouble_ns // 2) if happens(chance, 0.4) else 0
         if starts_ns:
             steps.append(Start(member, starts_ns))
         ends_ns = starts_ns + 1 + below(chance, trouble_ns - starts_ns - 1)
@@ -170,76 +189,62 @@ def _churn(chance: Random, members: Sequence[int], timing: Timing, trouble_ns: i
         elif gone < 0.6:
             long_ns = 3 * (timing.delta_ns + timing.gamma_ns) + 5 * timing.theta_ns
             faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + below(chance, long_ns))))
-        if gone < 0.45 and _happens(chance, 0.6):
+        if gone < 0.45 and happens(chance, 0.6):
             # At once, so that nobody has missed it yet, or a while later.
-            away_ns = _one_of(chance, (0, 1, timing.delta_ns, below(chance, trouble_ns)))
+            away_ns = one_of(chance, (0, 1, timing.delta_ns, below(chance, trouble_ns)))
             steps.append(Restart(member, min(trouble_ns, ends_ns + away_ns)))
-    if _happens(chance, 0.4):
-        cut, from_ns = _whole(chance, 1, len(members) - 1), below(chance, trouble_ns - 1)
+    if happens(chance, 0.4):
+        cut, from_ns = whole(chance, 1, len(members) - 1), below(chance, trouble_ns - 1)
         span = Span(from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns))
         faults.append(Partition(span, (tuple(members[:cut]), tuple(members[cut:]))))
     return faults, steps
 
 
-def _whole(chance: Random, low: int, high: int) -> int:
-    return low + below(chance, high - low + 1)
-
-
-def _happens(chance: Random, probability: float) -> bool:
-    return chance.random() < probability
-
-
-def _one_of(chance: Random, items: Sequence[_Item]) -> _Item:
-    return items[below(chance, len(items))]
-
-
 def _span(chance: Random, run_ns: int) -> Span:
     from_ns = below(chance, run_ns)
-    return Span(from_ns, None if _happens(chance, 0.3) else from_ns + 1 + below(chance, run_ns // 3))
+    return Span(from_ns, None if happens(chance, 0.3) else from_ns + 1 + below(chance, run_ns // 3))
 
 
 def _rate(chance: Random, timing: Timing, max_message: int) -> Rate:
     # Large messages travel in many frames: fewer of them keep a swarm quick.
-    burst = _one_of(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
-    share = _one_of(chance, (0.1, 0.5, 1.0))
-    burst_bytes = _whole(chance, max_message, burst * max_message) if _happens(chance, 0.2) else None
+    burst = one_of(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
+    share = one_of(chance, (0.1, 0.5, 1.0))
+    burst_bytes = whole(chance, max_message, burst * max_message) if happens(chance, 0.2) else None
     return Rate(share * burst * NS_PER_S / timing.theta_ns, burst, burst_bytes)
 
 
 def _workload(chance: Random, rate: Rate, timing: Timing, max_message: int) -> Workload:
-    high = _whole(chance, 0, max_message)
-    low = high if _happens(chance, 0.3) else _whole(chance, 0, high)
+    high = whole(chance, 0, max_message)
+    low = high if happens(chance, 0.3) else whole(chance, 0, high)
     kinds: tuple[WorkloadKind, ...] = ("poisson", "poisson", "cbr", "bursts", "bursts", "silent")
     # Up to twice the declared rate: then the stack pushes back.
-    asked = min(rate.avg, 2000.0) * _one_of(chance, (0.2, 0.9, 2.0))
-    every_ns = _one_of(chance, (timing.theta_ns, _whole(chance, NS_PER_MS, 30 * NS_PER_MS)))
-    return Workload(
-        _one_of(chance, kinds), low, high, rate=asked, burst=_whole(chance, 1, rate.burst), every_ns=every_ns
-    )
+    asked = min(rate.avg, 2000.0) * one_of(chance, (0.2, 0.9, 2.0))
+    every_ns = one_of(chance, (timing.theta_ns, whole(chance, NS_PER_MS, 30 * NS_PER_MS)))
+    return Workload(one_of(chance, kinds), low, high, rate=asked, burst=whole(chance, 1, rate.burst), every_ns=every_ns)
 
 
 def _network(chance: Random, timing: Timing) -> Network:
     delta = timing.delta_ns
     middle = max(1, delta // 4)
     models: list[DelayModel] = [
-        Constant(_whole(chance, 0, delta)),
+        Constant(whole(chance, 0, delta)),
         Uniform(0, delta),
         Empirical.of_samples([0, delta // 2, delta, delta]),
     ]
     if delta:
         models += [Exponential(middle), Lognormal(middle, 0.7)]
     adversaries: tuple[Adversary, ...] = ("none", "none", "none", "corners", "all_delta")
-    adversary = _one_of(chance, adversaries)
-    return Network(_one_of(chance, models), adversary, fifo=_happens(chance, 0.8))
+    adversary = one_of(chance, adversaries)
+    return Network(one_of(chance, models), adversary, fifo=happens(chance, 0.8))
 
 
 def _mischief(chance: Random) -> tuple[Fault, ...]:
     """What orders have to bear although the paper's network does not do it: it stays within Δ."""
     faults: list[Fault] = []
-    if _happens(chance, 0.4):
-        faults.append(Duplication(Span(), _one_of(chance, (0.05, 0.5, 1.0))))
-    if _happens(chance, 0.4):
-        faults.append(Reordering(Span(), _one_of(chance, (0.05, 0.5, 1.0))))
+    if happens(chance, 0.4):
+        faults.append(Duplication(Span(), one_of(chance, (0.05, 0.5, 1.0))))
+    if happens(chance, 0.4):
+        faults.append(Reordering(Span(), one_of(chance, (0.05, 0.5, 1.0))))
     return tuple(faults)
 
 
@@ -248,13 +253,13 @@ def _steps(chance: Random, members: Sequence[int], timing: Timing, max_message: 
     # Later than any group of these needs to form: who leaves before is a question of its own.
     formed_ns = LATEST_START_NS + 10 * NS_PER_MS + 3 * (timing.delta_ns + timing.gamma_ns) + 2 * timing.theta_ns
     for member in members:
-        if _happens(chance, 0.3):
+        if happens(chance, 0.3):
             steps.append(Start(member, below(chance, LATEST_START_NS)))
-        if _happens(chance, 0.25):
-            changes = _whole(chance, 1, 3)
+        if happens(chance, 0.25):
+            changes = whole(chance, 1, 3)
             steps.extend(
                 RateChange(member, below(chance, run_ns), _rate(chance, timing, max_message)) for _ in range(changes)
             )
-        if _happens(chance, 0.1):
-            steps.append(Leave(member, _whole(chance, formed_ns, max(formed_ns, run_ns))))
+        if happens(chance, 0.1):
+            steps.append(Leave(member, whole(chance, formed_ns, max(formed_ns, run_ns))))
     return tuple(steps)

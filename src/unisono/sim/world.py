@@ -7,6 +7,7 @@ inputs and faults take their turns in the order in which they were planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
@@ -18,7 +19,8 @@ from unisono.sim.clocks import Clock
 from unisono.sim.ledger import Ledger
 from unisono.sim.network import Link, Network
 from unisono.sim.node import Machine, Node
-from unisono.stack import Datagram
+from unisono.sim.pulling import PullingNode
+from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
 
@@ -86,12 +88,22 @@ class World:
         starts_ns: int | None = None,
         offers: Offers | None = None,
         life: int = 1,
+        consume_ns: int = 0,
+        levels: Sequence[int] = (0,),
     ) -> Node:
-        """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later."""
+        """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
+
+        Where the order is pulled, its application takes `consume_ns` over a message, and its messages have the
+        priorities of `levels` in turn.
+        """
         if member in self.nodes:
             raise InvalidPolicy("members", f"member {member} is in the world already")
         recorder = None if self.memory is None else self.memory.recorder(member, life=life)
-        node = Node(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)
+        if isinstance(stack, Stack) and stack.pulls:
+            make: Callable[..., Node] = partial(PullingNode, consume_ns=consume_ns, levels=levels)
+        else:
+            make = Node
+        node = make(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)
         self.nodes[member] = node
         self._routes.clear()
         starts = max(self.start_ns if starts_ns is None else starts_ns, clock.true_at(0))
@@ -105,6 +117,10 @@ class World:
     def new_rate(self, at: int, member: int, rate: Rate) -> None:
         """A member renegotiates its rate."""
         self.later(at, self.nodes[member].new_rate, rate)
+
+    def new_slot(self, at: int, member: int, theta_ns: int) -> None:
+        """A member, in whatever life it is then, asks for slots of another length."""
+        self.later(at, lambda now, _: self.nodes[member].new_slot(now, theta_ns), None)
 
     def leave(self, at: int, member: int) -> None:
         """A member leaves in order."""

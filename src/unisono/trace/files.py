@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from unisono.trace.table import KIND_WORDS, Log, Rows, Trace, concatenated, enco
 
 RANGE_SLOTS: Final = 4096
 
-_PART = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
+PART_NAME = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
 _END = re.compile(r"end\.(\d+)\.json")
 
 
@@ -110,18 +111,27 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
 def find_group(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Path:
     """The one folder at or below `path` that has a `meta.json` of this run and group."""
     root = Path(path)
-    if not root.is_dir():
-        raise TraceDamaged(root, "is no folder")
-    found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
+    found = find_groups(root)
     if run is not None or group is not None:
         metas = [(folder, read_meta(folder / META_NAME)) for folder in found]
         found = [f for f, m in metas if run in (None, m.run) and group in (None, m.group)]
     if not found:
-        raise TraceDamaged(root, f"no {META_NAME} here or below")
+        raise TraceDamaged(root, f"has no run {run or ''} of a group {group or ''}")
     if len(found) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in found[:5])
         raise TraceDamaged(root, f"holds {len(found)} runs or groups, name one of them: {names}")
     return found[0]
+
+
+def find_groups(path: str | os.PathLike[str]) -> list[Path]:
+    """Every folder at or below `path` that has a `meta.json`: a run of a group each."""
+    root = Path(path)
+    if not root.is_dir():
+        raise TraceDamaged(root, "is no folder")
+    found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
+    if not found:
+        raise TraceDamaged(root, f"no {META_NAME} here or below")
+    return found
 
 
 def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
@@ -132,7 +142,7 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
     counts: dict[int, int] = {}
     parts = []
     for path in sorted(folder.glob("*.parquet")):
-        named = _PART.fullmatch(path.name)
+        named = PART_NAME.fullmatch(path.name)
         if not named:
             raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
         first, last, life = (int(text) for text in named.groups()[:3])
@@ -143,6 +153,11 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
             raise TraceDamaged(path, f"has rows of slots outside {first} to {last}")
         counts[life] = counts.get(life, 0) + len(rows)
         parts.append(rows)
+    return parts, closed_logs(folder, member, counts)
+
+
+def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Log]:
+    """What is known of a member's recordings, each of which has `counts` rows; refused if those are not all."""
     logs = []
     ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END.fullmatch(path.name))}
     for life in sorted(counts.keys() | ends.keys()):
@@ -157,11 +172,26 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
         if written != counts.get(life, 0):
             raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
         logs.append(Log(member, life, closed=True, dropped=dropped))
-    return parts, logs
+    return logs
 
 
 def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:
     """The rows of one file, of this run and group."""
+    table = _read_table(path, SCHEMA.names)
+    for name, expected in (("run", run), ("group", group)):
+        words = set(_decoded(table[name])[1])
+        if expected is not None and not words <= {expected}:
+            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
+    return from_arrow(table, path)
+
+
+def read_columns(path: str | os.PathLike[str], names: Sequence[str], member: int, life: int) -> Rows:
+    """Some columns of one file of a member's life; those not named are as if null, member and life as told."""
+    table = _read_table(path, list(names))
+    return from_arrow(table, path, {"member": member, "life": life})
+
+
+def _read_table(path: str | os.PathLike[str], names: list[str]) -> Any:
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -170,18 +200,13 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
             missing = [name for name in SCHEMA.names if name not in schema.names]
             if missing:
                 raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
-            table = file.read(columns=SCHEMA.names)
+            table = file.read(columns=names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
     try:
-        table = table.cast(SCHEMA)
+        return table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, ValueError) as error:
         raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
-    for name, expected in (("run", run), ("group", group)):
-        words = set(_decoded(table[name])[1])
-        if expected is not None and not words <= {expected}:
-            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
-    return from_arrow(table, path)
 
 
 def to_arrow(rows: Rows, run: str, group: str) -> Any:
@@ -210,30 +235,44 @@ def to_arrow(rows: Rows, run: str, group: str) -> Any:
     return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def from_arrow(table: Any, where: str | os.PathLike[str] = "table") -> Rows:
-    """The rows of an Arrow table of the schema."""
+def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: Mapping[str, int] | None = None) -> Rows:
+    """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
+    known, constants = set(table.column_names), constants or {}
     columns: dict[str, Any] = {}
     for name, dtype in NUMBERS.items():
+        if name not in known:
+            columns[name] = np.broadcast_to(np.array(constants.get(name, ABSENT), dtype=dtype), len(table))
+            continue
         column = table[name]
         if column.null_count and name not in NULLABLE_NUMBERS:
             raise TraceDamaged(where, f"column {name} has nulls")
-        columns[name] = column.fill_null(ABSENT).to_numpy().astype(dtype, copy=False)
+        if column.null_count:
+            column = column.fill_null(ABSENT)
+        columns[name] = column.to_numpy().astype(dtype, copy=False)
     codes, words = _decoded(table["kind"])
     unknown = [word for word in words if word not in KIND_WORDS]
     if unknown or (codes == ABSENT).any():
         raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
     to_code = np.array([*(KIND_WORDS.index(word) for word in words), ABSENT], dtype=np.int8)
     columns["kind"] = to_code[codes]
-    columns["grade"], columns["grades"] = _normal(*_decoded(table["grade"]))
-    columns["note"], columns["notes"] = _normal(*_decoded(table["note"].dictionary_encode()))
-    destinations = table["destinations"]
-    if destinations.null_count == len(destinations):
-        columns["destinations"] = np.full(len(destinations), ABSENT, dtype=np.int32)
+    columns["grade"], columns["grades"] = _words(table, "grade")
+    columns["note"], columns["notes"] = _words(table, "note")
+    destinations = table["destinations"] if "destinations" in known else None
+    if destinations is None or destinations.null_count == len(destinations):
+        columns["destinations"] = np.broadcast_to(np.int32(ABSENT), len(table))
         columns["destination_sets"] = ()
     else:
         listed = [None if value is None else tuple(value) for value in destinations.to_pylist()]
         columns["destinations"], columns["destination_sets"] = encode(listed)
     return Rows(**columns)
+
+
+def _words(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
+    if name not in table.column_names or table[name].null_count == len(table):
+        return np.broadcast_to(np.int32(ABSENT), len(table)), ()
+    column = table[name]
+    return _normal(*_decoded(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
 
 
 def _decoded(column: Any) -> tuple[Any, list[str]]:

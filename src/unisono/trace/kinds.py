@@ -24,11 +24,22 @@ class EventKind(Enum):
     START = "start"
     LEAVE = "leave"
     CRASH = "crash"
+    GAP = "gap"
+    NOTICE = "notice"
+    TIMING = "timing"
+    """Slots have another length from the row's slot on; its note says which, and the latency bound from there on."""
+    RECEIVE = "receive"
+    QUEUE = "queue"
 
     @property
     def code(self) -> int:
         """The kind's number in `Trace.kind`."""
         return _CODES[self]
+
+
+def timing_note(theta_ns: int, bound_ns: int) -> str:
+    """The note of a TIMING row."""
+    return f"theta_ns={theta_ns} bound_ns={bound_ns}"
 
 
 KINDS: Final = tuple(EventKind)

@@ -40,6 +40,8 @@ class RunMeta:
     reliable: bool
     source: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Mapping[str, object], ...] = ()
+    """What was inflicted on purpose, each as `model.faults.described` has it."""
 
 
 def group_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
@@ -62,6 +64,7 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     """Read a `meta.json`."""
     stored = read_json(path)
     check_version(path, stored.get("schema_version"))
+    stored.setdefault("faults", [])  # traces from before it was written down
     missing = [f.name for f in fields(RunMeta) if f.name not in stored]
     if missing:
         raise TraceDamaged(path, f"lacks the field {', '.join(missing)}")
@@ -69,7 +72,7 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     members = values["members"]
     if not isinstance(members, list) or not all(isinstance(member, int) for member in members):
         raise TraceDamaged(path, f"members: a list of member numbers was expected, not {members!r}")
-    return RunMeta(**{**values, "members": tuple(members)})
+    return RunMeta(**{**values, "members": tuple(members), "faults": tuple(values["faults"])})
 
 
 def check_version(where: str | os.PathLike[str], version: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from unisono.model.events import Step
 from unisono.trace.kinds import ABSENT, EventKind
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ extras): `count` rows whose sequence, place and index each go up by one."""
 COUNT: Final = 4
 SLOT: Final = 6
 
+
+def view_note(members: Sequence[int]) -> str:
+    """The note of a VIEW row: who is in the list from its slot on."""
+    return "members " + ",".join(map(str, members))
+
+
+def noted_members(note: str) -> tuple[int, ...]:
+    """Whom the note of a VIEW row lists."""
+    return tuple(int(member) for member in note.removeprefix("members ").split(",") if member)
+
+
+_OF_MESSAGES = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
 _SEND = EventKind.SEND.code
 _DELIVER = EventKind.DELIVER.code
 
@@ -117,6 +130,18 @@ class Recorder:
             )
         )
 
+    def step(self, step: Step, *, real_ns: int, local_ns: int) -> None:
+        """A message on its way into the consumable queue: a RECEIVE or a QUEUE row.
+
+        The place counts the member's steps, the index is how many messages it had delivered, the slot is its place in
+        the agreed order: they tell what came before what, which times cannot. The note names messages: the target
+        tail of a RECEIVE, the insertion point of a QUEUE.
+        """
+        kind = EventKind.QUEUE if step.queued else EventKind.RECEIVE
+        message = (kind.code, step.sender, step.incarnation, step.sequence, 1, ABSENT)
+        extras = (step.priority, None, None, None, step.detail or None)
+        self._put((*message, step.position, step.number, step.consumed, real_ns, local_ns, extras))
+
     def event(
         self,
         kind: EventKind,
@@ -132,10 +157,11 @@ class Recorder:
         """Something happened to `subject` (this member unless told).
 
         The slot of START is the first whose messages the member has to deliver; the slot of LEAVE and CRASH
-        is the first that it is no longer held to.
+        is the first that it is no longer held to. A GAP says of which sender, and in which slot, this member went
+        on without the rest; a VIEW's note is `view_note`.
         """
-        if kind is EventKind.SEND or kind is EventKind.DELIVER:
-            raise ValueError(f"{kind.name} is recorded by sent() and delivered()")
+        if kind in _OF_MESSAGES:
+            raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
         self._put(
             (
                 kind.code,

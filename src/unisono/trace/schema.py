@@ -1,7 +1,11 @@
 """The row schema: one row per message sent, per message delivered, and per event of a member's life.
 
 A delivery's key in the order is (slot, place). The key must be a function of the message, the same at every
-member whatever that member missed; a running count of what one member delivered is not a place.
+member whatever that member missed; a running count of what one member delivered is not a place. In the priority order,
+whose members all consume the same sequence, the slot is the message's number in that sequence.
+
+RECEIVE and QUEUE rows are steps of a message into the consumable queue of the priority order: their place counts the
+member's steps, their index what it had delivered, their slot is its place in the order.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ SCHEMA: Final = pa.schema(
         pa.field("member", pa.int32(), nullable=False),
         pa.field("life", pa.int64(), nullable=False),
         pa.field("kind", _WORD, nullable=False),
-        # The message (sender, incarnation, sequence); for START, LEAVE and CRASH, whom it happened to.
+        # The message (sender, incarnation, sequence); for START, LEAVE, CRASH and GAP, whom it happened to.
         pa.field("sender", pa.int32(), nullable=False),
         pa.field("incarnation", pa.int64(), nullable=False),
         pa.field("sequence", pa.int64()),

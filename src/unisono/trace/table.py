@@ -21,6 +21,7 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 _CODED = {"grade": "grades", "destinations": "destination_sets", "note": "notes"}
 _COLUMNS = (*NUMBERS, "kind", *_CODED)
+_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +52,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def select(self, rows: Mask | Ints) -> Self:
-        """The rows that a mask or a list of row numbers names, in that order."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+    def select(self, rows: Mask | Ints | slice) -> Self:
+        """The rows that a mask, a list of row numbers or a slice names, in that order."""
+        kept = int(np.count_nonzero(rows)) if isinstance(rows, np.ndarray) and rows.dtype == bool else None
+        columns: dict[str, Any] = {name: _selected(getattr(self, name), rows, kept) for name in _COLUMNS}
+        return replace(self, **columns)
 
     def of_kind(self, *kinds: EventKind) -> Self:
         """The rows of these kinds."""
@@ -64,10 +67,11 @@ class Rows:
         return self.select((self.slot >= first) & (self.slot <= last))
 
     def canonical(self) -> Self:
-        """By member, life, kind and grade; deliveries by index, sends by sequence, the rest by time."""
+        """By member, life, kind and grade; deliveries by index, sends by sequence, steps by place, the rest by time."""
         ordinal = self.real_ns.astype(np.int64)
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
+        ordinal = np.where(np.isin(self.kind, _STEPS), self.place, ordinal)
         keys = (ordinal, self.grade, self.kind, self.life, self.member)
         order = np.lexsort(keys)
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
@@ -200,6 +204,22 @@ def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
     )
 
 
+def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints:
+    """A column's chosen rows; a constant column (one that no file had) stays one value however many rows it has."""
+    if len(column) and column.strides == (0,):
+        count = len(column[rows]) if kept is None else kept
+        return np.broadcast_to(column[0], count)
+    return column[rows]
+
+
+def _joined(columns: Sequence[Ints]) -> Ints:
+    """Columns one after another; constant columns of one value stay one value."""
+    first = columns[0][0]
+    if all(column.strides == (0,) and column[0] == first for column in columns):
+        return np.broadcast_to(first, sum(map(len, columns)))
+    return np.concatenate(columns)
+
+
 def _each(values: Sequence[Numbers], counts: Ints) -> Ints:
     """One number per row, from numbers that hold for a whole run or for one message each."""
     if all(isinstance(value, int) for value in values):
@@ -229,9 +249,12 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     columns: dict[str, Any] = {}
     for name in (*NUMBERS, "kind"):
-        columns[name] = np.concatenate([getattr(part, name) for part in parts])
+        columns[name] = _joined([getattr(part, name) for part in parts])
     for name, table_name in _CODED.items():
         table = tuple(sorted(set(chain.from_iterable(getattr(part, table_name) for part in parts))))
+        if not table:
+            columns[name], columns[table_name] = _joined([getattr(part, name) for part in parts]), ()
+            continue
         code = {value: number for number, value in enumerate(table)}
         recoded = []
         for part in parts:

@@ -1,15 +1,24 @@
-"""Control messages: the rate exchange's HELLO, the PROBE and ECHO that measure clocks, and the
-NEW_RATE and RESERVED by which receivers reserve."""
+"""Control messages: the rate exchange's HELLO, JOIN, the wish for another slot length that a mark can carry, the
+PROBE and ECHO that measure clocks, and the NEW_RATE and RESERVED by which receivers reserve."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
-_HELLO = struct.Struct("!QQQIdIQQBH")
+from unisono.model.grid import KEPT, Segment
+from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
+
+_HELLO = struct.Struct("!QQQIdIQQBHBHHIII")
 _HEARD = struct.Struct("!HIB")
-_JOIN = struct.Struct("!QQQQdIQBI")
+_JOIN = struct.Struct("!QQQQdIQBIIB")
+_SEGMENT = struct.Struct("!QQQ")
+_WISH = struct.Struct("!Q")
+_DEMAND = struct.Struct("!Q")
+DEMAND_MAX = 64
+"""A member's demand for other settings has at most so many bytes."""
 _NEW_RATE = struct.Struct("!II")
 _RESERVED = struct.Struct("!IB")
 _PROBE = struct.Struct("!Q")
@@ -30,6 +39,8 @@ class Hello:
     """What a member says of itself until the group runs: its policies, its rate, its first slot, whom it hears.
 
     `first_slot` is 0 until the sender has heard everyone; `complete` says that it knows everyone's first slot.
+    `theta_ns` is as declared, and `changes` counts how often the slot's length has been changed since. `order_key`
+    tells orders apart; 0 says nothing.
     """
 
     theta_ns: int
@@ -42,6 +53,11 @@ class Hello:
     first_slot: int
     complete: bool
     heard: tuple[Heard, ...]
+    failures: bool = False
+    fec: tuple[int, int] | None = None
+    loss_burst: int = 0
+    changes: int = 0
+    order_key: int = 0
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -57,6 +73,11 @@ def encode_hello(hello: Hello) -> bytes:
         hello.first_slot,
         hello.complete,
         len(hello.heard),
+        hello.failures,
+        *(hello.fec or (0, 0)),
+        hello.loss_burst,
+        hello.changes,
+        hello.order_key,
     )
     return head + b"".join(_HEARD.pack(h.member, h.incarnation, h.by_multicast) for h in hello.heard)
 
@@ -65,14 +86,32 @@ def decode_hello(body: bytes) -> Hello | None:
     """The HELLO, or None if it is malformed."""
     if len(body) < _HELLO.size:
         return None
-    theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, complete, count = _HELLO.unpack_from(body)
+    fields = _HELLO.unpack_from(body)
+    theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, complete, count = fields[:10]
+    failures, a, b, loss_burst, changes, order_key = fields[10:]
     # NaN fails every comparison, so it is refused here too.
     if len(body) != _HELLO.size + count * _HEARD.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
         return None
-    if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63:
+    if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63 or failures > 1:
         return None
     heard = tuple(Heard(m, i, bool(p)) for m, i, p in _HEARD.iter_unpack(body[_HELLO.size :]))
-    return Hello(theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, bool(complete), heard)
+    return Hello(
+        theta,
+        delta,
+        gamma,
+        key,
+        avg,
+        burst,
+        burst_bytes,
+        first_slot,
+        bool(complete),
+        heard,
+        bool(failures),
+        (a, b) if b else None,
+        loss_burst,
+        changes,
+        order_key,
+    )
 
 
 class JoinStep(IntEnum):
@@ -88,7 +127,10 @@ class JoinStep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A member names the slot from which on it is to be expected. `known` is the receiver's incarnation known here."""
+    """A member names the slot from which on it is to be expected. `known` is the receiver's incarnation known here.
+
+    `theta_ns` is as declared; `segments` are the slots as its sender has them, after `changes` changes.
+    """
 
     theta_ns: int
     delta_ns: int
@@ -99,11 +141,13 @@ class Join:
     burst_bytes: int
     step: JoinStep
     known: int
+    changes: int = 0
+    segments: tuple[Segment, ...] = ()
 
 
 def encode_join(join: Join) -> bytes:
     """The body of a JOIN frame."""
-    return _JOIN.pack(
+    head = _JOIN.pack(
         join.theta_ns,
         join.delta_ns,
         join.gamma_ns,
@@ -113,17 +157,71 @@ def encode_join(join: Join) -> bytes:
         join.burst_bytes,
         join.step,
         join.known,
+        join.changes,
+        len(join.segments),
     )
+    return head + b"".join(_SEGMENT.pack(s.first_slot, s.start_ns, s.theta_ns) for s in join.segments)
 
 
 def decode_join(body: bytes) -> Join | None:
     """The JOIN, or None if it is malformed."""
-    if len(body) != _JOIN.size:
+    if len(body) < _JOIN.size:
         return None
-    theta, delta, gamma, slot, avg, burst, burst_bytes, step, known = _JOIN.unpack(body)
+    theta, delta, gamma, slot, avg, burst, burst_bytes, step, known, changes, count = _JOIN.unpack_from(body)
     if step > JoinStep.ANSWER or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
         return None
-    return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known)
+    if count > KEPT or len(body) != _JOIN.size + count * _SEGMENT.size or (changes > 0 and not count):
+        return None
+    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size :]))
+    if not _possible(segments):
+        return None
+    return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known, changes, segments)
+
+
+def _possible(segments: tuple[Segment, ...]) -> bool:
+    """Whether segments begin one after the other, in clocks and in numbers."""
+    for before, segment in pairwise((Segment(-1, -1, SLOT_MIN_NS), *segments)):
+        if segment.theta_ns < SLOT_MIN_NS or max(segment.first_slot, segment.start_ns, segment.theta_ns) >= 2**62:
+            return False
+        if segment.first_slot <= before.first_slot or segment.start_ns <= before.start_ns:
+            return False
+    return True
+
+
+def encode_wish(theta_ns: int) -> bytes:
+    """The body of a mark with a wish: the length that slots are to have."""
+    return _WISH.pack(theta_ns)
+
+
+def decode_wish(body: bytes | memoryview) -> int | None:
+    """The length wished for, or None."""
+    if len(body) != _WISH.size:
+        return None
+    theta_ns: int = _WISH.unpack(body)[0]
+    return theta_ns if SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS else None
+
+
+def encode_demand(origin: int, demand: bytes) -> bytes:
+    """A demand as a mark carries it: the slot in which it was sent first, then what is demanded."""
+    return _DEMAND.pack(origin) + demand
+
+
+def join_wishes(wish: bytes | None, demand: bytes | None) -> bytes:
+    """The body of a mark that carries a wish for another slot length, a demand for other settings, or both."""
+    return (wish or bytes(_WISH.size)) + (demand or b"")
+
+
+def split_wishes(body: bytes | memoryview) -> tuple[int | None, tuple[int, bytes] | None] | None:
+    """The length wished for and the demand (origin and content) that a mark carries; None if malformed."""
+    head, rest = bytes(body[: _WISH.size]), bytes(body[_WISH.size :])
+    wish = decode_wish(head)
+    if wish is None and (any(head) or len(head) != _WISH.size or not rest):
+        return None
+    if not rest:
+        return wish, None
+    if not _DEMAND.size < len(rest) <= _DEMAND.size + DEMAND_MAX:
+        return None
+    return wish, (_DEMAND.unpack_from(rest)[0], rest[_DEMAND.size :])
 
 
 def encode_probe(sent_ns: int) -> bytes:

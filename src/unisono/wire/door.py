@@ -6,6 +6,8 @@ from collections import Counter
 from enum import StrEnum
 
 from unisono.model.ids import EVERYONE
+from unisono.wire import membership
+from unisono.wire.consensus import DECODERS
 from unisono.wire.control import (
     decode_echo,
     decode_hello,
@@ -13,6 +15,7 @@ from unisono.wire.control import (
     decode_new_rate,
     decode_probe,
     decode_reserved,
+    split_wishes,
 )
 from unisono.wire.fec import Share, possible_place, unpack_place
 from unisono.wire.frame import (
@@ -24,10 +27,14 @@ from unisono.wire.frame import (
     MORE,
     PIECE,
     VERSION,
+    WISH,
     Frame,
     Kind,
+    Nested,
     unpack_header,
 )
+from unisono.wire.heartbeat import decode_heartbeat
+from unisono.wire.rmcast import Copy, read_fields
 from unisono.wire.run import read_run
 from unisono.wire.succession import (
     ORDERED_BYTES,
@@ -57,6 +64,7 @@ class Refusal(StrEnum):
     BAD_PIECE = "bad piece"
     BAD_CONTROL = "bad control message"
     BAD_SHARE = "bad share"
+    BAD_COPY = "bad copy"
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -73,18 +81,27 @@ _CONTROL = {
     Kind.VOTE: decode_vote,
     Kind.NEED: decode_need,
     Kind.REQUEST: decode_request,
+    Kind.HEARTBEAT: decode_heartbeat,
+    **DECODERS,
+    **membership.DECODERS,
 }
+
+
+_LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+"""Kinds that only their layers understand: without the layer they would be taken for the order's own frames."""
+_MULTICAST = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+"""Kinds that travel inside others."""
 
 
 class Door:
     """Lets in what one member may trust."""
 
-    def __init__(self, group: int, me: int, members: tuple[int, ...], fec: bool = False) -> None:
-        """Shares are let in with `fec` only: without the layer they would be taken for the order's own frames."""
+    def __init__(self, group: int, me: int, members: tuple[int, ...], layered: frozenset[Kind] = frozenset()) -> None:
+        """Of the kinds that layers add, those in `layered` are let in."""
         self._group = group
         self._me = me
         self._members = frozenset(members)
-        self._kinds = {code: kind for code, kind in _KINDS.items() if fec or kind is not Kind.FEC}
+        self._kinds = {code: kind for code, kind in _KINDS.items() if kind in layered or kind not in _LAYERED}
         self.refused: Counter[Refusal] = Counter()
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:
@@ -105,7 +122,7 @@ class Door:
             version,
             code,
             flags,
-            zero,
+            _serial,
             sender,
             number,
             group,
@@ -121,7 +138,7 @@ class Door:
         kind = self._kinds.get(code)
         if kind is None:
             return Refusal.UNKNOWN_KIND
-        if flags & ~KNOWN_FLAGS or zero:
+        if flags & ~KNOWN_FLAGS:
             return Refusal.UNKNOWN_FLAGS
         if group != self._group:
             return Refusal.WRONG_GROUP
@@ -152,13 +169,52 @@ class Door:
                 *place,
             )
             return _with_share(share, data, start + HEADER_BYTES, end, group)
+        if kind is Kind.RMCAST:
+            copy = Copy(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
+            copy.latest_slot = latest_slot
+            if flags or not read_fields(copy, data, start + HEADER_BYTES, end):
+                return Refusal.BAD_COPY
+            return copy if copy.originator in self._members else Refusal.STRANGER
+        if kind in _LAYERED:
+            return _nested(
+                Nested(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent),
+                data,
+                start,
+                end,
+                latest_slot,
+            )
         frame = Frame(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
-        if kind is Kind.DATA:
-            return _with_body(frame, data, start + HEADER_BYTES, end)
-        if kind is Kind.ORDERED:
-            return self._ordered(frame, data, start + HEADER_BYTES, end)
-        body = data[start + HEADER_BYTES : end]
-        if flags or _CONTROL[kind](body) is None:
+        return self._bodied(frame, data, start + HEADER_BYTES, end)
+
+    def open_nested(self, outer: Nested, sender: int, life: int) -> Frame | Refusal:
+        """The frame inside another one, which `sender` has sent in this incarnation and in the outer frame's epoch."""
+        data, start, end = outer.datagram, outer.start, outer.end
+        if end - start < HEADER_BYTES:
+            return Refusal.TRUNCATED
+        fields = unpack_header(data, start)
+        version, code, flags, zero, origin, number, group, epoch, incarnation, burst, slot, sequence, sent = fields
+        kind = _KINDS.get(code)
+        if kind not in _MULTICAST or version != VERSION or flags & ~KNOWN_FLAGS or zero or group != self._group:
+            return Refusal.BAD_COPY
+        if origin != sender or incarnation != life or epoch != outer.epoch:
+            return Refusal.BAD_COPY
+        if slot > outer.latest_slot or sequence >= 2**63 or sent >= 2**63:
+            return Refusal.ABSURD_SLOT
+        if kind in _LAYERED:
+            nested = Nested(kind, sender, life, epoch, slot, number, flags, burst, sequence, sent)
+            nested.multicast = outer.multicast
+            return _nested(nested, data, start, end, outer.latest_slot)
+        frame = Frame(kind, sender, life, epoch, slot, number, flags, burst, sequence, sent)
+        frame.multicast = outer.multicast
+        return self._bodied(frame, data, start + HEADER_BYTES, end)
+
+    def _bodied(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+        if frame.kind is Kind.DATA:
+            return _with_body(frame, data, start, end)
+        if frame.kind is Kind.ORDERED:
+            return self._ordered(frame, data, start, end)
+        body = data[start:end]
+        if frame.flags or _CONTROL[frame.kind](body) is None:
             return Refusal.BAD_CONTROL
         frame.body = body
         return frame
@@ -167,7 +223,7 @@ class Door:
         """An entry of a leader's stream: its place, then another member's frame, a roll of members, or nothing."""
         body = memoryview(data)[start:end]
         place = decode_place(body)
-        if place is None:
+        if place is None or frame.flags & WISH:
             return Refusal.BAD_CONTROL
         payload = body[ORDERED_BYTES:]
         if place.what is What.ROLL:
@@ -187,10 +243,29 @@ class Door:
         return frame
 
 
+def _nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) -> Nested | Refusal:
+    """A frame whose body its layer reads."""
+    if frame.flags:
+        return Refusal.UNKNOWN_FLAGS
+    frame.body = memoryview(data)[start + HEADER_BYTES : end]
+    frame.datagram, frame.start, frame.end, frame.latest_slot = data, start + HEADER_BYTES, end, latest_slot
+    return frame
+
+
 def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
     flags = frame.flags
     if flags & FINAL and not flags & LAST:
         return Refusal.UNKNOWN_FLAGS
+    if flags & WISH:
+        # It rides on a mark that has nothing else to carry; a demand not before the slot in which it was sent first.
+        body = memoryview(data)[start:end]
+        wishes = split_wishes(body)
+        if flags & ~(WISH | LAST | FINAL) or not flags & LAST or wishes is None:
+            return Refusal.BAD_CONTROL
+        if wishes[1] is not None and wishes[1][0] > frame.slot:
+            return Refusal.BAD_CONTROL
+        frame.body = body
+        return frame
     if flags & PIECE:
         # The message's end and the slot's end may coincide, but a slot never ends inside a message.
         if start == end or flags & (MORE | LAST) == MORE | LAST:

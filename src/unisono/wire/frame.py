@@ -15,12 +15,16 @@ from unisono.model.events import Run
 from unisono.model.ids import EVERYONE
 from unisono.wire.run import OwnRun
 
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("!BBBBHHIIIIQQQ")
 HEADER_BYTES = _HEADER.size
 UDP_IP_BYTES = 28
 """What UDP and IPv4 add to each datagram; reservations count it."""
 FRAME_NUMBER_MAX = 0xFFFF
+SERIALS = 255
+"""Datagrams to everyone are numbered 1 to 255 round and round; 0 is on those that are not counted."""
+SERIAL_AT = 3
+"""Where in a datagram its serial is."""
 
 
 class Kind(IntEnum):
@@ -32,6 +36,10 @@ class Kind(IntEnum):
     ECHO = 4
     FEC = 5
     JOIN = 6
+    RMCAST = 7
+    FIFO = 8
+    CAUSAL = 9
+    UNIFORM = 10
     NEW_RATE = 16
     RESERVED = 17
     BEAT = 32
@@ -40,6 +48,23 @@ class Kind(IntEnum):
     NEED = 35
     ORDERED = 36
     REQUEST = 37
+    HEARTBEAT = 40
+    PREPARE = 48
+    PROMISE = 49
+    ACCEPT = 50
+    ACCEPTED = 51
+    FETCH = 52
+    LEARN = 53
+    PROPOSAL = 54
+    SNAPSHOT = 55
+    MCAST = 56
+    ACKS = 57
+    TELL = 58
+    FLUSH = 59
+    FLUSHED = 60
+    CUT = 61
+    ENTER = 62
+    PAST = 63
 
 
 LAST = 0x01
@@ -52,7 +77,9 @@ MORE = 0x08
 """Further pieces of the message follow."""
 FIRST = 0x10
 """The message's first piece: behind a loss, what follows is known to be whole again."""
-KNOWN_FLAGS = LAST | FINAL | PIECE | MORE | FIRST
+WISH = 0x20
+"""The mark carries its sender's wish for another slot length or demand for other settings, and nothing else."""
+KNOWN_FLAGS = LAST | FINAL | PIECE | MORE | FIRST | WISH
 
 
 @dataclass(slots=True)
@@ -81,13 +108,37 @@ class Frame:
         return bool(self.flags & LAST)
 
 
-def encode(frame: Frame, group: int) -> bytes:
-    """The frame as one datagram: the single place where payloads are copied on the way out."""
+@dataclass(slots=True)
+class Nested(Frame):
+    """A frame around another one.
+
+    Down: the frame `inner` of the layer above follows `body`, which is this layer's own. Up: it is
+    datagram[start:end], checked when the layer opens it (`wire.door.open_nested`).
+    """
+
+    inner: Frame | None = None
+    datagram: bytes = b""
+    start: int = 0
+    end: int = 0
+    latest_slot: int = 0
+
+
+def encode(frame: Frame, group: int, serial: int = 0) -> bytes:
+    """The frame as one datagram: the single place where payloads are copied on the way out.
+
+    `serial` numbers a sender's datagrams to everyone, so that a receiver sees what the network loses whatever order and
+    layers the frames belong to.
+    """
+    return b"".join(parts_of(frame, group, serial))
+
+
+def parts_of(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryview]:
+    """The frame's bytes as buffers to be joined: its header, then its body, its run or the frame inside it."""
     header = _HEADER.pack(
         VERSION,
         frame.kind,
         frame.flags,
-        0,
+        serial,
         frame.sender,
         frame.number,
         group,
@@ -100,10 +151,17 @@ def encode(frame: Frame, group: int) -> bytes:
     )
     run = frame.run
     if isinstance(run, OwnRun):
-        return b"".join((header, *run.parts()))
-    return b"".join((header, frame.body)) if frame.body else header
+        return [header, *run.parts()]
+    if isinstance(frame, Nested) and frame.inner is not None:
+        return [header, frame.body, *parts_of(frame.inner, group)]
+    return [header, frame.body] if frame.body else [header]
 
 
 def unpack_header(data: bytes, start: int) -> tuple[int, ...]:
     """The header's fields, unchecked, in wire order."""
     return _HEADER.unpack_from(data, start)
+
+
+def sender_of(data: bytes, start: int, end: int) -> int | None:
+    """Who sent a datagram, by its header, unchecked; None if it is too short for one."""
+    return int.from_bytes(data[start + 4 : start + 6]) if end - start >= HEADER_BYTES else None

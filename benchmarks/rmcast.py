@@ -1,0 +1,166 @@
+"""(f) Reliable multicast over real sockets that lose datagrams: the reliability measured against the one negotiated.
+
+Five member processes on this machine. A first run without loss measures what one datagram takes; with that and the loss
+to come, negotiation chooses ρ, η and ω for a share of all multicasts, and says within which D. A second run loses 5 %
+of all datagrams on purpose, and counts the multicasts that every other member had within D, and at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.progress import Say, silence
+from unisono.check.codes import message_codes
+from unisono.cluster.judge import Judgement, judge
+from unisono.cluster.local import LocalCluster, Report, free_addresses
+from unisono.model.delays import Empirical
+from unisono.model.histogram import Histogram
+from unisono.model.redundancy import Redundancy
+from unisono.model.scenario_text import parse_scenario
+from unisono.qos.negotiation import Agreement, Below, Required, Target, negotiate
+from unisono.qos.rmcast import Network
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Trace
+
+MEMBERS = 5
+LOSS = 0.05
+SHARE = 0.999
+RATE = 200.0
+MULTICASTS = 100_000
+COPIES_LIKELY = 2
+START_ALLOWANCE_S = 60.0
+SOURCE = "benchmarks/rmcast.py"
+
+
+def _scenario(redundancy: Redundancy, delta_ns: int, loss: float, seconds: float) -> str:
+    fault = f'[[fault]]\nkind = "loss"\nprobability = {loss}\n' if loss else ""
+    return f"""
+[group]
+name = "rmcast"
+order = "reliable"
+members = {MEMBERS}
+slot = "5ms"
+delta = "{delta_ns}ns"
+gamma = "5ms"
+
+[reliable]
+rho = {redundancy.rho}
+eta = "{redundancy.eta_ns}ns"
+omega = "{redundancy.omega_ns}ns"
+
+[rate]
+avg = {1.5 * RATE}
+burst = 16
+
+[workload]
+kind = "poisson"
+rate = {RATE}
+size = 100
+
+[network]
+delay = "constant:1ms"
+
+[run]
+seconds = {seconds}
+
+{fault}"""
+
+
+def measure(redundancy: Redundancy, delta_ns: int, loss: float, seconds: float) -> tuple[Judgement, dict[int, Report]]:
+    """One run, judged."""
+    text = _scenario(redundancy, delta_ns, loss, seconds)
+    scenario = parse_scenario(text, SOURCE)
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        peers = free_addresses(scenario.members)
+        setup = {
+            "scenario": text,
+            "source": SOURCE,
+            "trace": folder,
+            "run": "rmcast",
+            "peers": peers,
+            "multicast": None,
+        }
+        cluster = LocalCluster({m: {**setup, "member": m} for m in scenario.members}, lambda _member, _report: None)
+        nodes = asyncio.run(cluster.run(seconds + START_ALLOWANCE_S))
+        finals: dict[int, Report] = {}
+        for member, node in nodes.items():
+            final = node.final()
+            if final is None:
+                raise RuntimeError(f"member {member} did not finish: {node.errors.strip()[-300:]}")
+            finals[member] = final
+        return judge(scenario, "rmcast", Path(folder), finals), finals
+
+
+def reached(trace: Trace, within_ns: int) -> tuple[int, int, int]:
+    """How many multicasts there were, how many reached all other members within a time, and how many at all.
+
+    Only those count that had twice the time before the first member left: who has left receives nothing more.
+    """
+    sends, deliveries = trace.sends(), trace.deliveries()
+    ends = trace.of_kind(EventKind.LEAVE).real_ns
+    sends = sends.select(sends.real_ns + 2 * within_ns <= int(ends.min(initial=2**62)))
+    sent, delivered = message_codes(sends, deliveries)
+    order = np.argsort(sent, kind="stable")
+    elsewhere = deliveries.member != deliveries.sender
+    elsewhere &= np.isin(delivered, sent)
+    at = order[np.searchsorted(sent[order], delivered[elsewhere])]
+    taken = deliveries.real_ns[elsewhere] - sends.real_ns[at]
+    receivers = np.bincount(at, minlength=len(sends))
+    in_time = np.bincount(at[taken <= within_ns], minlength=len(sends))
+    everyone = MEMBERS - 1
+    return len(sends), int((in_time == everyone).sum()), int((receivers == everyone).sum())
+
+
+def delay_now(seconds: float) -> Empirical:
+    """What the first copy takes on this machine with as many datagrams under way as later, none lost on purpose."""
+    _, finals = measure(Redundancy(COPIES_LIKELY, 50_000_000, 50_000_000), 500_000_000, 0.0, seconds)
+    delays = Histogram()
+    for final in finals.values():
+        delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
+    return Empirical.of_histogram(delays)
+
+
+def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
+    """One row."""
+    multicasts = MULTICASTS // 20 if quick else MULTICASTS
+    load = os.getloadavg()[0]
+    say("rmcast: what one datagram takes")
+    below = Below(MEMBERS, Network(delay_now(3.0 if quick else 10.0), LOSS))
+    agreed = negotiate(Required(Target(SHARE)), below)
+    if not isinstance(agreed, Agreement) or agreed.at_rmcast.latency is None:
+        raise RuntimeError(f"nothing was agreed: {agreed}")
+    redundancy, offered = agreed.redundancy, agreed.at_rmcast.latency
+    within_ns = offered.within_ns
+    if within_ns is None:
+        raise RuntimeError("no time was offered")
+    seconds = multicasts / (MEMBERS * RATE)
+    say(f"rmcast: {redundancy.text()}, {multicasts:,} multicasts, {seconds:g} s")
+    judgement, finals = measure(redundancy, within_ns, LOSS, seconds)
+    total, in_time, whenever = reached(judgement.trace, within_ns)
+    if not total:
+        raise RuntimeError("nothing was sent")
+    lost, came = (sum(final["injected"][name] for final in finals.values()) for name in ("lost", "datagrams"))
+    return [
+        {
+            "system": "unisono",
+            "work": f"reliable multicast, {MEMBERS} processes, {RATE:g} multicasts/s each",
+            "rho": redundancy.rho,
+            "eta_ms": round(redundancy.eta_ns / 1e6, 3),
+            "omega_ms": round(redundancy.omega_ns / 1e6, 3),
+            "loss": round(lost / came, 4) if came else 0.0,
+            "multicasts": total,
+            "within_ms": round(within_ns / 1e6, 3),
+            "negotiated": round(offered.share, 6),
+            "measured": round(in_time / total, 6),
+            "measured_ever": round(whenever / total, 6),
+            "missed": total - whenever,
+            "once": judgement.verdicts["integrity"].status.value,
+            "load_before": round(load, 2),
+        }
+    ]

@@ -1,0 +1,82 @@
+"""Causal order (paper 002 §2.2): no member delivers a message before all that its sender had delivered when sending it.
+
+It is enough to look at what a sender had delivered itself: what those messages depended on is looked at for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.check.codes import message_at, message_codes, position_at
+from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.table import Ints, Rows, Trace
+
+NAME = "causal"
+_NEVER = np.iinfo(np.int64).max
+
+
+def causal(trace: Trace) -> Verdict:
+    """Deliveries at the sender strictly before a send, in real time, are what it may depend on."""
+    sends, deliveries = trace.sends(), trace.deliveries()
+    sent, delivered = message_codes(sends, deliveries)
+    logs = _logs(deliveries)
+    found: list[tuple[int, Witness]] = []
+    count = 0
+    for sender, own in logs.items():
+        its = np.flatnonzero((sends.member == sender[0]) & (sends.life == sender[1]))
+        # How many deliveries the sender had made before each send.
+        before = np.searchsorted(deliveries.real_ns[own], sends.real_ns[its], side="left")
+        for log in logs.values():
+            at = _positions(delivered[log], sent[its])
+            needed = np.maximum.accumulate(_positions(delivered[log], delivered[own]))
+            depends = (at < _NEVER) & (before > 0)
+            last = np.where(depends, needed[np.maximum(before - 1, 0)] if len(needed) else -1, -1)
+            wrong = np.flatnonzero(depends & (last > at))
+            count += len(wrong)
+            if len(wrong):
+                first = wrong[np.argmin(at[wrong])]
+                row = int(log[at[first]])
+                witness = _explain(deliveries, delivered, own[: before[first]], log, row)
+                found.append((int(deliveries.index[row]), witness))
+    if found:
+        return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)
+    hidden = hidden_rows(trace) or nothing_recorded(trace)
+    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+
+
+def _logs(deliveries: Rows) -> dict[tuple[int, int], Ints]:
+    """The rows of each member's life, in the order of delivery."""
+    found = {}
+    for member, life in sorted(set(zip(deliveries.member.tolist(), deliveries.life.tolist(), strict=True))):
+        rows = np.flatnonzero((deliveries.member == member) & (deliveries.life == life))
+        found[member, life] = rows[np.argsort(deliveries.index[rows], kind="stable")]
+    return found
+
+
+def _positions(log: Ints, messages: Ints) -> Ints:
+    """Where in a log each message is first delivered; _NEVER where it is not."""
+    if len(log) == 0 or len(messages) == 0:
+        return np.full(len(messages), _NEVER, dtype=np.int64)
+    known, first = np.unique(log, return_index=True)
+    at = np.minimum(np.searchsorted(known, messages), len(known) - 1)
+    return np.where(known[at] == messages, first[at], _NEVER).astype(np.int64)
+
+
+def _explain(deliveries: Rows, delivered: Ints, had: Ints, log: Ints, row: int) -> Witness:
+    """The first of what the sender had delivered that this member delivered later, or never."""
+    place = int(np.flatnonzero(log == row)[0])
+    late = np.flatnonzero(_positions(delivered[log], delivered[had]) > place)[0]
+    cause = int(had[late])
+    message, earlier = message_at(deliveries, row), message_at(deliveries, cause)
+    member = int(deliveries.member[row])
+    there = int(_positions(delivered[log], delivered[[cause]])[0])
+    when = "never" if there == _NEVER else f"only at index {deliveries.index[log[there]]}"
+    text = (
+        f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, though member "
+        f"{message.sender} had delivered {earlier} when it sent {message}"
+    )
+    positions = [position_at(deliveries, cause), position_at(deliveries, row)]
+    if there != _NEVER:
+        positions.append(position_at(deliveries, int(log[there])))
+    return Witness((earlier, message), (member, message.sender), tuple(positions), text)

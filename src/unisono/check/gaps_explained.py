@@ -1,0 +1,253 @@
+"""Gaps explained (paper 000, Definition 2, liveness), over a run that ended: gaps are allowed, but none for nothing.
+
+"Every message that is sent by some correct process j and received by a correct process i, is eventually delivered by
+i." What was received is not in a trace. What is there is each member's own account: its list of members (VIEW), and
+every slot in which it went on without the rest of a sender's messages (GAP). A member that had a sender in its list
+and noted no GAP has seen the end of that sender's slot with everything before it, so it has to deliver all of it.
+
+A message is due at a member, in one of its lives, if
+1. the member is held to the message's slot: from its START up to its LEAVE or CRASH;
+2. the member's list has the message's sender in that slot: the last VIEW up to it says so;
+3. the member noted no GAP of that sender in that slot;
+4. the member came past it: it delivered something later in the order, or left in order, or was there when the bound
+   had passed since the message was sent (not if the member or the sender said that it had stood still: then the
+   bound does not bind it).
+
+A message's slot is that of its deliveries. One that nobody delivered is due at its own sender, whose messages to itself
+no network loses, in the slot in which it was handed in, unless the sender crashed. So a gap is explained by the
+sender's crash, by the member's absence, by the sender's absence from the member's list, or by a GAP that the member
+noted: what the network lost, or what came too late. The figures count the gaps: `failed` of senders that crashed or
+stood still, and of the others `unlisted` and `given_up`, which are 0 while the network keeps its promises.
+
+Not judged here: whether a member was right to give up another or to leave it out of its list. The rows cannot tell a
+message that was lost from one that was never waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.check.codes import Codes, key_codes, message_at, message_codes, packed, position_at
+from unisono.check.gap_freedom import as_delivered, dense, passed_over
+from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.kinds import EventKind
+from unisono.trace.recorder import noted_members
+from unisono.trace.table import Mask, Rows, Trace, concatenated
+
+NAME = "gaps_explained"
+STOOD_STILL = "paused:"
+"""How the note of a VIOLATION begins that a member recorded when it found that it had stood still."""
+
+Who = tuple[int, int]
+"""A member in one of its lives."""
+Views = list[tuple[int, tuple[int, ...]]]
+"""From which slot on a member had whom in its list."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """Every message once, in the order of keys: with its send where that is recorded, in the slot of its delivery."""
+
+    rows: Rows
+    code: Codes
+    key: Codes
+    settled: Mask
+    """Whether anybody delivered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What the members' own rows say."""
+
+    lives: Mapping[Who, Life]
+    views: Mapping[Who, Views]
+    gaps: Rows
+    stood_still: Collection[Who]
+
+
+def gaps_explained(
+    trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None, whole: bool = False
+) -> Verdict:
+    """Check every life that has a log; messages whose bound passed by `until_ns` (the run's last row) are due.
+
+    `whole` says that the logs are known to be dense though this trace is only a part of them.
+    """
+    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
+    end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
+    deliveries = trace.deliveries()
+    messages, code, key = _messages(trace.sends(), deliveries)
+    account = _Account(lives(trace), _views(trace), trace.of_kind(EventKind.GAP), _stood_still(trace))
+    missing: list[tuple[int, Life]] = []
+    doubtful: list[str] = []
+    count, figures = 0, {"messages": len(messages.rows), "failed": 0, "unlisted": 0, "given_up": 0}
+    failed = _of_failed(account, messages.rows)
+    for who, life in account.lives.items():
+        if life.log is None or who not in account.views:
+            continue
+        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        own = deliveries.select(mine)
+        came_past = _came_past(account, who, messages, own, int(key[mine].max(initial=-1)))
+        if bound is not None:
+            came_past |= _in_time(account, who, messages, end_ns - bound, life.end_ns - bound)
+        absent = _held(life, messages) & came_past & ~np.isin(messages.code, code[mine])
+        listed = _listed(messages.rows, account.views[who])
+        noted = _noted(messages.rows, account.gaps, who)
+        figures["failed"] += int((absent & failed & (noted | ~listed)).sum())
+        figures["unlisted"] += int((absent & ~failed & ~listed).sum())
+        figures["given_up"] += int((absent & ~failed & listed & noted).sum())
+        lost = np.flatnonzero(absent & listed & ~noted)
+        if len(lost) == 0:
+            continue
+        if life.dropped or not (whole or dense(own)):
+            doubtful.append(f"the log of member {life.member} lacks rows and {len(lost)} deliveries that were due")
+            continue
+        missing.append((int(lost[0]), life))
+        count += len(lost)
+    if missing:
+        witness = _witness(messages, deliveries, code, *min(missing, key=lambda found: found[0]))
+        return Verdict(NAME, Status.VIOLATED, witness, count, figures=figures)
+    doubtful += _without_account(account)
+    reason = "; ".join(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    return Verdict(NAME, Status.UNKNOWN if reason else Status.VALID, reason=reason, figures=figures)
+
+
+# -- what the rows say ---------------------------------------------------------------------------------------
+
+
+def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
+    """All messages, and the deliveries' message and key codes."""
+    sends, settled = as_delivered(sends, deliveries)
+    both = concatenated([sends, deliveries])
+    settled = np.append(settled, np.ones(len(deliveries), dtype=bool))
+    (code,) = message_codes(both)
+    key = key_codes(both)
+    # Sends come first, so a message stands with its send's row where that is recorded.
+    _, first = np.unique(code, return_index=True)
+    chosen = first[np.argsort(key[first], kind="stable")]
+    found = _Messages(both.select(chosen), code[chosen], key[chosen], settled[chosen])
+    return found, code[len(sends) :], key[len(sends) :]
+
+
+def _views(trace: Trace) -> dict[Who, Views]:
+    """By life, in the order of slots. Rows of one instant have no order, so of two for a slot what both have counts."""
+    rows = trace.of_kind(EventKind.VIEW)
+    found: dict[Who, dict[int, tuple[int, ...]]] = {}
+    columns = (rows.member, rows.life, rows.slot, rows.note)
+    for member, life, slot, note in sorted(zip(*(c.tolist() for c in columns), strict=True)):
+        members, views = noted_members(rows.notes[note] if note >= 0 else ""), found.setdefault((member, life), {})
+        views[slot] = tuple(m for m in members if m in views.get(slot, members))
+    return {who: list(views.items()) for who, views in found.items()}
+
+
+def _stood_still(trace: Trace) -> set[Who]:
+    """Lives that say of themselves that they stood still."""
+    rows = trace.of_kind(EventKind.VIOLATION)
+    told = {code for code, note in enumerate(rows.notes) if note.startswith(STOOD_STILL)}
+    columns = (rows.member, rows.life, rows.sender, rows.note)
+    return {
+        (member, life)
+        for member, life, subject, note in zip(*(c.tolist() for c in columns), strict=True)
+        if subject == member and note in told
+    }
+
+
+def _of_failed(account: _Account, rows: Rows) -> Mask:
+    """Messages of senders that crashed or stood still."""
+    failed = np.zeros(len(rows), dtype=bool)
+    for who, life in account.lives.items():
+        if life.crashed or who in account.stood_still:
+            failed |= _of(rows, who)
+    return failed
+
+
+# -- what is due ---------------------------------------------------------------------------------------------
+
+
+def _held(life: Life, messages: _Messages) -> Mask:
+    rows = messages.rows
+    held: Mask = (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
+    # What nobody delivered is held against its own sender alone.
+    held &= messages.settled | _of(rows, (life.member, life.life))
+    if rows.destination_sets:
+        meant = [life.member in destinations for destinations in rows.destination_sets]
+        held &= np.array([*meant, True])[rows.destinations]
+    return held
+
+
+def _of(rows: Rows, who: Who) -> Mask:
+    mask: Mask = (rows.sender == who[0]) & (rows.incarnation == who[1])
+    return mask
+
+
+def _came_past(account: _Account, who: Who, messages: _Messages, own: Rows, last_key: int) -> Mask:
+    """By what it delivered later in the order, or because it left in order."""
+    life, settled = account.lives[who], messages.settled
+    past: Mask = settled & (messages.key < last_key)
+    past |= ~settled & passed_over(messages.rows, own)
+    if life.fate is EventKind.LEAVE and not life.cut:
+        # Who stood still sent what it had accepted in a later slot than that in which it was handed in.
+        past |= settled if who in account.stood_still else True
+    return past
+
+
+def _in_time(account: _Account, who: Who, messages: _Messages, last_ns: int, own_last_ns: int) -> Mask:
+    """Sent so early that the bound passed while the member was there; nobody of the two stood still."""
+    life, rows = account.lives[who], messages.rows
+    if life.cut or life.crashed or who in account.stood_still:
+        return np.zeros(len(rows), dtype=bool)
+    due: Mask = rows.real_ns <= min(last_ns, own_last_ns)
+    for sender in account.stood_still:
+        due &= ~_of(rows, sender)
+    return due
+
+
+def _listed(rows: Rows, views: Views) -> Mask:
+    """Whether the member had the sender in its list, in the message's slot. Rows are in the order of slots."""
+    listed = np.zeros(len(rows), dtype=bool)
+    ends = [*(slot for slot, _ in views[1:]), None]
+    for (slot, members), end in zip(views, ends, strict=True):
+        first = int(np.searchsorted(rows.slot, slot))
+        last = len(rows) if end is None else int(np.searchsorted(rows.slot, end))
+        listed[first:last] = np.isin(rows.sender[first:last], members)
+    return listed
+
+
+def _noted(rows: Rows, gaps: Rows, who: Who) -> Mask:
+    """Whether the member noted a GAP of the message's sender in the message's slot."""
+    own = gaps.select((gaps.member == who[0]) & (gaps.life == who[1]))
+    both = concatenated([own, rows])
+    code = packed(both.sender, both.slot)
+    return np.isin(code[len(own) :], code[: len(own)])
+
+
+def _without_account(account: _Account) -> list[str]:
+    """Why lives could not be judged: their log was not closed, or it does not say whom they had in their lists."""
+    found = []
+    for who, life in account.lives.items():
+        if life.log is None or life.crashed:
+            continue
+        if life.cut:
+            found.append(f"the log of member {life.member} was not closed, and no CRASH says why")
+        elif who not in account.views and life.started:
+            found.append(f"member {life.member} recorded no VIEW: whom it had in its list is not known")
+    return found
+
+
+def _witness(messages: _Messages, deliveries: Rows, code: Codes, row: int, life: Life) -> Witness:
+    lost, slot = message_at(messages.rows, row), int(messages.rows.slot[row])
+    text = f"member {life.member} never delivered {lost} of slot {slot}"
+    elsewhere = np.flatnonzero(code == messages.code[row])
+    if len(elsewhere) == 0:
+        return Witness((lost,), (life.member,), (), f"{text}, its own, nor did anybody else")
+    other = position_at(deliveries, int(elsewhere[0]))
+    return Witness(
+        (lost,),
+        (life.member, other.member),
+        (other,),
+        f"{text}, though it had member {lost.sender} in its list and noted no gap; member {other.member} delivered "
+        f"it at index {other.index}",
+    )

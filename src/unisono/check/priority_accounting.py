@@ -1,0 +1,193 @@
+"""Priority accounting (paper 004, P2): a message overtakes every less urgent one that nobody had consumed yet.
+
+The paper says it twice (erratum 004-6). In words: if l was delivered at no process when h was received there, h comes
+before l. In equation (1): if l was queued at every process when h was received there, h comes before l. Whoever
+satisfies the first satisfies the second, so pairs are judged by the first, and a witness says whether it breaks both.
+
+All members consume one sequence, so the messages that a member had consumed when it received h are those before some
+place in it. With R(h) the latest of these places, P2 in words is: from R(h) up to h there is nothing of lower priority.
+A member that never received h had consumed what it consumed in all. Crashed members count in the premise, since l may
+have been consumed there, and not in the conclusion (erratum 004-5). Where a member was killed and the end of its log is
+lost, nobody knows what it had consumed when it received its last messages: these are not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from unisono.check.lives import Life, hidden_rows, lives, unbound
+from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
+from unisono.trace.kinds import EventKind
+from unisono.trace.recorder import noted_members
+from unisono.trace.table import Rows, Trace
+
+NAME = "priority_accounting"
+
+_UNDELIVERED = 1 << 62
+
+
+@dataclass(slots=True)
+class _Member:
+    """What one member's log says, by message."""
+
+    life: Life
+    order: list[MessageId]
+    index: dict[MessageId, int]
+    slots: list[int]
+    had_consumed: dict[MessageId, int]
+    """How many messages it had consumed when it received this one."""
+    received: dict[MessageId, int]
+    queued: dict[MessageId, int]
+    came_ns: dict[MessageId, int]
+    """When it received a message, by the same clock as its views."""
+    views: list[tuple[int, tuple[int, ...]]]
+    """When it installed a view, and with whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Overtaken:
+    member: _Member
+    late: MessageId
+    early: MessageId
+    at: int
+
+
+def priority_accounting(trace: Trace) -> Verdict:
+    """Judge P2 at every member that has not crashed.
+
+    `overtakings` counts how often a message was consumed just before one that had been received earlier.
+    """
+    priority, came_ns = _priorities(trace)
+    members = [_member(trace, life) for life in lives(trace).values()]
+    if any(member.order and not member.received for member in members):
+        return Verdict(NAME, Status.UNKNOWN, reason="deliveries were recorded, but no receptions")
+    found: list[_Overtaken] = []
+    count = overtakings = 0
+    doubtful = unbound(trace)
+    for member in members:
+        if (member.life.member, member.life.life) in doubtful:
+            continue
+        broken, overtook = _judge(member, members, priority, came_ns)
+        found += broken[:1]
+        count += len(broken)
+        overtakings += overtook
+    figures = {"overtakings": overtakings}
+    if found:
+        first = min(found, key=lambda pair: (pair.at, pair.member.life.member))
+        witness, both = _witness(first, members, priority)
+        reason = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
+        return Verdict(NAME, Status.VIOLATED, witness, count, reason, figures)
+    hidden = hidden_rows(trace)
+    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures=figures)
+
+
+def _priorities(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
+    """Every message's priority, and when it was first received anywhere."""
+    steps = trace.of_kind(EventKind.RECEIVE)
+    priority: dict[MessageId, int] = {}
+    came_ns: dict[MessageId, int] = {}
+    for message, level, at in zip(_messages(steps), steps.priority.tolist(), steps.real_ns.tolist(), strict=True):
+        priority[message] = level
+        came_ns[message] = min(at, came_ns.get(message, at))
+    return priority, came_ns
+
+
+def _messages(rows: Rows) -> list[MessageId]:
+    columns = (rows.sender.tolist(), rows.incarnation.tolist(), rows.sequence.tolist())
+    return [MessageId(*message) for message in zip(*columns, strict=True)]
+
+
+def _member(trace: Trace, life: Life) -> _Member:
+    rows = trace.select((trace.member == life.member) & (trace.life == life.life))
+    consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
+    queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
+    order, came = _messages(consumed), _messages(received)
+    return _Member(
+        life=life,
+        order=order,
+        index={message: index for index, message in enumerate(order)},
+        slots=consumed.slot.tolist(),
+        had_consumed=dict(zip(came, received.index.tolist(), strict=True)),
+        received=dict(zip(came, received.place.tolist(), strict=True)),
+        queued=dict(zip(_messages(queued), queued.place.tolist(), strict=True)),
+        came_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
+        views=[
+            (at, noted_members(views.notes[note]))
+            for at, note in zip(views.real_ns.tolist(), views.note.tolist(), strict=True)
+            if note >= 0
+        ],
+    )
+
+
+def _judge(
+    member: _Member, members: list[_Member], priority: dict[MessageId, int], came_ns: dict[MessageId, int]
+) -> tuple[list[_Overtaken], int]:
+    """What a member consumed too early, and its overtakings."""
+    reaches = [_Reach(member, other) for other in members]
+    levels = np.array([priority.get(message, 0) for message in member.order], dtype=np.int64)
+    broken: list[_Overtaken] = []
+    overtook = 0
+    unread = [other for other in members if other.life.crashed and other.life.cut]
+    for message in sorted(member.received):
+        if any(_may_have_consumed(other, member, message) for other in unread):
+            continue
+        here = member.index.get(message, _UNDELIVERED)
+        since = max(reach.of(message) for reach in reaches)
+        lower = np.flatnonzero(levels[since:here] < priority[message])
+        if len(lower):
+            at = since + int(lower[0])
+            broken.append(_Overtaken(member, message, member.order[at], at))
+        if here < _UNDELIVERED:
+            behind = member.order[here + 1 : here + 2]
+            overtook += sum(1 for other in behind if came_ns.get(other, 0) < came_ns[message])
+    return broken, overtook
+
+
+def _may_have_consumed(other: _Member, member: _Member, message: MessageId) -> bool:
+    """Whether a crashed member, whose log lacks its end, may have received the message after what the log shows.
+
+    It may, unless the message came to `member` in a view without it.
+    """
+    if message in other.received:
+        return False
+    last_ns = max(other.came_ns.values(), default=0)
+    gone_ns = [at for at, view in member.views if at >= last_ns and other.life.member not in view]
+    return not gone_ns or member.came_ns[message] < min(gone_ns)
+
+
+class _Reach:
+    """Up to which index of one member lies what another had consumed when it received a message."""
+
+    def __init__(self, member: _Member, other: _Member) -> None:
+        self._member, self._other = member, other
+        there = [member.index.get(message, -1) + 1 for message in other.order]
+        self._reach = [0, *accumulate(there, max)]
+
+    def of(self, message: MessageId) -> int:
+        member, other = self._member, self._other
+        at = member.index.get(message)
+        if at is not None and other.life.first_slot > member.slots[at]:
+            return 0  # it came when the message had been consumed: nothing of this is its concern
+        return self._reach[other.had_consumed.get(message, len(other.order))]
+
+
+def _witness(pair: _Overtaken, members: list[_Member], priority: dict[MessageId, int]) -> tuple[Witness, bool]:
+    early, late, member = pair.early, pair.late, pair.member
+    both = all(
+        other.queued.get(early, _UNDELIVERED) < place
+        and other.index.get(early, _UNDELIVERED) >= other.had_consumed[late]
+        for other in members
+        if (place := other.received.get(late)) is not None
+    )
+    number = member.life.member
+    positions = [Position(number, early, pair.at)]
+    if late in member.index:
+        positions.append(Position(number, late, member.index[late]))
+    text = (
+        f"member {number} delivered {early} of priority {priority[early]} before {late} of priority {priority[late]}, "
+        "though nobody had delivered it when the more urgent one was received"
+    )
+    return Witness((early, late), (number,), tuple(positions), text), both

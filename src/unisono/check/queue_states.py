@@ -1,0 +1,128 @@
+"""The consumable queues as a recorded trace shows them, step by step: what Figures 2 and 3 of paper 004 draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unisono.check.verdict import MessageId
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Rows, Trace
+
+TAIL = "(0,0)"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """One member's queue behind one of its steps."""
+
+    member: int
+    at_ns: int
+    what: str
+    queue: tuple[MessageId, ...]
+    waiting: tuple[MessageId, ...]
+    consumed: tuple[MessageId, ...]
+    priorities: tuple[int, ...]
+    """Of the messages in the queue."""
+
+
+@dataclass(slots=True)
+class _Replay:
+    queue: list[MessageId] = field(default_factory=list)
+    waiting: list[MessageId] = field(default_factory=list)
+    consumed: list[MessageId] = field(default_factory=list)
+
+
+def queue_states(trace: Trace, member: int) -> list[QueueState]:
+    """The states of one member's queue, from its receptions, insertions and deliveries."""
+    own = trace.select(trace.member == member)
+    steps = own.of_kind(EventKind.RECEIVE, EventKind.QUEUE)
+    rows = [_row(steps, at) for at in range(len(steps))]
+    # A delivery stands behind all steps at which the member had delivered less.
+    taken = own.of_kind(EventKind.DELIVER)
+    rows += [_row(taken, at) for at in range(len(taken))]
+    rows.sort(key=lambda row: (row.consumed, row.deliver, row.number))
+    replay, level = _Replay(), {row.message: row.priority for row in rows}
+    return [_apply(replay, row, member, level) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    message: MessageId
+    kind: int
+    deliver: bool
+    consumed: int
+    number: int
+    at_ns: int
+    priority: int
+    note: str
+
+
+def _row(rows: Rows, at: int) -> _Row:
+    note = int(rows.note[at])
+    return _Row(
+        MessageId(int(rows.sender[at]), int(rows.incarnation[at]), int(rows.sequence[at])),
+        int(rows.kind[at]),
+        int(rows.kind[at]) == EventKind.DELIVER.code,
+        int(rows.index[at]),
+        int(rows.place[at]),
+        int(rows.real_ns[at]),
+        int(rows.priority[at]),
+        rows.notes[note] if note >= 0 else "",
+    )
+
+
+def _apply(replay: _Replay, row: _Row, member: int, level: dict[MessageId, int]) -> QueueState:
+    message = row.message
+    if row.deliver:
+        replay.queue.remove(message)
+        replay.consumed.append(message)
+        what = f"consumes {message}"
+    elif row.kind == EventKind.RECEIVE.code:
+        replay.waiting.append(message)
+        what = f"receives {message}, locks {_each(row.note) or 'the tail'}"
+    else:
+        replay.waiting.remove(message)
+        before = next((at for at, other in enumerate(replay.queue) if str(other) == row.note), len(replay.queue))
+        replay.queue.insert(before, message)
+        what = f"inserts {message} before {'the tail' if row.note == TAIL else row.note}"
+    queue = tuple(replay.queue)
+    return QueueState(
+        member,
+        row.at_ns,
+        what,
+        queue,
+        tuple(replay.waiting),
+        tuple(replay.consumed),
+        tuple(level[message] for message in queue),
+    )
+
+
+def _each(ranges: str) -> str:
+    """The messages of a target tail as it is noted, `1.0-2 3.5`, one by one."""
+    found = []
+    for part in ranges.split():
+        sender, _, numbers = part.partition(".")
+        first, _, last = numbers.partition("-")
+        found += [f"({sender},{number})" for number in range(int(first), int(last or first) + 1)]
+    return " ".join(found)
+
+
+def drawn(states: list[QueueState], names: dict[MessageId, str] | None = None) -> str:
+    """The states as lines of text: consumed │ queue ┊ waiting; `names` are what messages are called."""
+    called = names or {}
+
+    def shown(messages: tuple[MessageId, ...]) -> str:
+        return " ".join(called.get(message, str(message)) for message in messages)
+
+    def said(text: str) -> str:
+        for message, name in called.items():
+            text = text.replace(str(message), name)
+        return text
+
+    width = max((len(shown(state.consumed)) for state in states), default=0)
+    middle = max((len(shown(state.queue)) for state in states), default=0)
+    lines = []
+    for state in states:
+        left, queue = shown(state.consumed).rjust(width), shown(state.queue).ljust(middle)
+        lines.append(f"{state.member}: {left} │ {queue} ┊ {shown(state.waiting):<4} {said(state.what)}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,367 @@
+"""Verdicts over a run of any length: from the surveys of its ranges, and from the rows of suspect ranges alone.
+
+Where the surveys prove a promise kept, no row is read again. Otherwise the checkers of this room judge a part of the
+run: the rows of the suspect ranges, every event of the members' lives, and the sends of messages whose delivery lies
+in another range. Indices and keys stay what they are, so a witness is the one that the whole run would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unisono.check.codes import message_codes
+from unisono.check.fifo import fifo
+from unisono.check.gap_freedom import gap_freedom
+from unisono.check.gaps_explained import gaps_explained
+from unisono.check.integrity import integrity
+from unisono.check.lives import Origin, hidden_rows, lives, nothing_recorded, origins
+from unisono.check.order_kernel import LogSpan
+from unisono.check.suite import check_all
+from unisono.check.survey import Latencies, Survey
+from unisono.check.total_order import total_order
+from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
+from unisono.model.services import PROMISES
+from unisono.trace.meta import RunMeta
+from unisono.trace.table import Log, Rows, Trace, concatenated
+
+LOOKED_AT_ROWS = 5_000_000
+"""A run that is not proven clean is read as a whole up to this size; beyond it, so many rows of suspect ranges are,
+and violations further on are not counted."""
+SOUND_IN_PARTS = frozenset({"total_order", "fifo"})
+"""A violation of these is one whatever else the run holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The surveys of all ranges of one run and one grade, in the order of slots, and how to read a range's rows."""
+
+    meta: RunMeta
+    logs: tuple[Log, ...]
+    surveys: tuple[Survey, ...]
+    load: Callable[[Sequence[int]], Rows]
+    """The rows of the ranges with these numbers."""
+    grade: str | None = None
+    bound_ns: int | None = None
+    looked_at_rows: int = LOOKED_AT_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Messages whose send and deliveries lie in different ranges, and what has no counterpart anywhere."""
+
+    sends: Rows
+    """Sends of messages that were delivered in another range."""
+    latencies: Latencies
+    never_sent: frozenset[int]
+    """The ranges with deliveries of which no send was found, and those in which it may be."""
+    undelivered: frozenset[int]
+    """The ranges with sends that nobody delivered."""
+
+
+def check_ranges(found: Findings) -> dict[str, Verdict]:
+    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
+    if found.meta.order in PROMISES:
+        return _service(found)
+    crossing = _crossing(found)
+    events = concatenated([survey.events for survey in found.surveys])
+    scrambled = _scrambled(found.surveys)
+    disorder = _disordered(found.surveys)
+    complete = _complete(found.surveys)
+
+    cut_short: set[int] = set()
+
+    def part(ranges: Iterable[int]) -> Trace:
+        rows = 0
+        chosen: list[int] = []
+        wanted = sorted(ranges)
+        if sum(survey.rows for survey in found.surveys) <= found.looked_at_rows:
+            wanted = list(range(len(found.surveys)))
+        for number in wanted:
+            rows += found.surveys[number].rows
+            if chosen and rows > found.looked_at_rows:
+                cut_short.add(len(wanted))
+                break
+            chosen.append(number)
+        return _part(found, crossing, events, chosen)
+
+    def judged(judge: Callable[[], Verdict | None]) -> dict[str, Verdict]:
+        cut_short.clear()
+        verdict = judge()
+        if verdict is None:
+            return {}
+        sound = verdict.status is Status.VIOLATED and verdict.name in SOUND_IN_PARTS
+        if cut_short and not sound:
+            reason = (
+                f"{max(cut_short)} ranges of slots are suspect, more than the {found.looked_at_rows:,} rows looked at"
+            )
+            verdict = replace(verdict, status=Status.UNKNOWN, witness=None, count=0, reason=reason)
+        return {verdict.name: verdict}
+
+    return {
+        **judged(lambda: _total_order(found, disorder, complete, part)),
+        **judged(lambda: _integrity(found, disorder | crossing.never_sent, part)),
+        **judged(lambda: _fifo(found, scrambled, part)),
+        **judged(lambda: _completeness(found, crossing.undelivered | disorder, events, complete, part)),
+        **judged(lambda: _latency(found, crossing, part)),
+    }
+
+
+_Part = Callable[[Iterable[int]], Trace]
+
+
+def _service(found: Findings) -> dict[str, Verdict]:
+    """A run without a total order has no key by which to cut it: it is judged whole, or not at all."""
+    rows = sum(survey.rows for survey in found.surveys)
+    if rows > found.looked_at_rows:
+        reason = f"{rows:,} rows without a total order are more than the {found.looked_at_rows:,} looked at at once"
+        names = ("integrity", *PROMISES[found.meta.order])
+        return {name: Verdict(name, Status.UNKNOWN, reason=reason) for name in names}
+    whole = Trace.from_rows(found.load(range(len(found.surveys))), found.meta, found.logs)
+    return check_all(whole, bound_ns=found.bound_ns)
+
+
+def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Part) -> Verdict:
+    if not disorder and complete:
+        return _kept("total_order", found)
+    trace = part(disorder or _incomplete(found.surveys))
+    verdict = total_order(trace)
+    whole = len(trace.deliveries()) == sum(sum(survey.counts.values()) for survey in found.surveys)
+    if whole or verdict.status is Status.VIOLATED or verdict.reason.startswith("two deliveries"):
+        return verdict
+    if complete:
+        return _kept("total_order", found)  # only repeated or FIFO-inverted messages made it seem so
+    return Verdict("total_order", Status.UNKNOWN, reason=_lacking(found.surveys))
+
+
+def _integrity(found: Findings, suspect: set[int], part: _Part) -> Verdict:
+    return integrity(part(suspect)) if suspect else _kept("integrity", found)
+
+
+def _fifo(found: Findings, scrambled: set[int], part: _Part) -> Verdict:
+    last: dict[tuple[int, int, int], tuple[int, tuple[int, int]]] = {}
+    suspect: set[int] = set(scrambled)
+    for number, survey in enumerate(found.surveys):
+        if not survey.in_fifo:
+            suspect.add(number)
+        for span in survey.fifo:
+            who = (span.member, span.life, span.sender)
+            before = last.get(who)
+            if before is not None and before[1] >= span.first:
+                suspect |= {before[0], number}
+            last[who] = (number, max(span.last, before[1] if before else span.last))
+    return fifo(part(suspect)) if suspect else _kept("fifo", found)
+
+
+def _completeness(found: Findings, doubtful: frozenset[int], events: Rows, complete: bool, part: _Part) -> Verdict:
+    judge = gap_freedom if found.meta.reliable else gaps_explained
+    skeleton = Trace.from_rows(events, found.meta, found.logs)
+    known = [life for life in lives(skeleton).values() if life.log is not None]
+    suspect = set(doubtful)
+    last_with_rows: dict[tuple[int, int], int] = {}
+    for number, survey in enumerate(found.surveys):
+        for who in survey.counts:
+            last_with_rows[who] = number
+        for life in known:
+            if life.end_slot <= survey.first_slot or life.first_slot > survey.last_slot:
+                continue
+            whole = life.first_slot <= survey.first_slot and survey.last_slot < life.end_slot
+            count = survey.counts.get((life.member, life.life), 0)
+            if survey.directed or count != survey.keys or (not whole and survey.keys):
+                suspect.add(number)
+    # How far a member got decides what it passed over, so the ranges of the last deliveries belong to the part.
+    context = suspect | set(last_with_rows.values())
+    if not complete:  # which logs lack rows is seen only when all are read
+        context = set(range(len(found.surveys)))
+    end_ns = max((survey.last_ns for survey in found.surveys), default=0)
+    # Where nothing is missing, what is left to say is about the logs.
+    trace = skeleton if not suspect and complete else part(context)
+    verdict = judge(trace, until_ns=end_ns, bound_ns=found.bound_ns, whole=complete)
+    if len(trace) == 0 and verdict.reason == nothing_recorded(trace):
+        verdict = _kept(verdict.name, found)  # no row had to be read
+    return verdict
+
+
+def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | None:
+    bound = found.meta.bound_ns if found.bound_ns is None else found.bound_ns
+    if bound is None:
+        return None
+    seen = Latencies()
+    for survey in found.surveys:
+        seen.merge(survey.latencies)
+    seen.merge(crossing.latencies)
+    quantile = seen.histogram.quantile
+    figures = {
+        "deliveries": seen.deliveries,
+        "late": seen.late,
+        "min_ns": seen.min_ns,
+        "p50_ns": min(quantile(0.5), seen.max_ns),
+        "p99_ns": min(quantile(0.99), seen.max_ns),
+        "p999_ns": min(quantile(0.999), seen.max_ns),
+        "max_ns": seen.max_ns,
+    }
+    late = seen.first_late
+    if late is not None:
+        message = MessageId(late.sender, late.incarnation, late.sequence)
+        text = (
+            f"member {late.member} delivered {message} {late.taken_ns / 1e6:.3f} ms after it was sent, "
+            f"{(late.taken_ns - bound) / 1e6:.3f} ms later than the bound of {bound / 1e6:.3f} ms"
+        )
+        witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
+        return Verdict("latency", Status.VIOLATED, witness, seen.late, figures=figures)
+    verdict = _kept("latency", found)
+    if verdict.status is Status.VALID and crossing.never_sent:
+        trace = part(crossing.never_sent)
+        untold = int((origins(trace, trace.deliveries()) == Origin.UNTOLD).sum())
+        if untold:
+            verdict = Verdict("latency", Status.UNKNOWN, reason=f"the send of {untold} deliveries is not recorded")
+    return replace(verdict, figures=figures)
+
+
+def _kept(name: str, found: Findings) -> Verdict:
+    """Nothing speaks against the promise, unless rows are hidden or there are none."""
+    reason = hidden_rows(Trace.from_rows(concatenated([]), found.meta, found.logs))
+    if not any(survey.rows for survey in found.surveys):
+        reason = reason or "nothing was recorded"
+    return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+
+
+def _disordered(surveys: Sequence[Survey]) -> set[int]:
+    """The ranges in which, or between which, the order is broken."""
+    broken = {number for number, survey in enumerate(surveys) if not survey.order.ordered}
+    streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for number, survey in enumerate(surveys):
+        for span in survey.order.streams:
+            spans = streams.setdefault((span.sender, span.incarnation), [])
+            spans.append((number, min(span.first_sequence, span.last_sequence), span.last_sequence))
+    for spans in streams.values():
+        broken |= _overlapping(spans)
+    return broken | _scrambled(surveys)
+
+
+def _spans(surveys: Sequence[Survey]) -> dict[tuple[int, int], list[tuple[int, LogSpan]]]:
+    """By log, its spans with the numbers of their ranges, in the order of slots."""
+    found: dict[tuple[int, int], list[tuple[int, LogSpan]]] = {}
+    for number, survey in enumerate(surveys):
+        for span in survey.order.logs:
+            found.setdefault((span.member, span.life), []).append((number, span))
+    return found
+
+
+def _scrambled(surveys: Sequence[Survey]) -> set[int]:
+    """The ranges of a log whose indices reach into one another: only together do they show in which order it is."""
+    found: set[int] = set()
+    for spans in _spans(surveys).values():
+        found |= _overlapping([(number, span.first_index, span.last_index) for number, span in spans])
+    return found
+
+
+def _overlapping(spans: Sequence[tuple[int, int, int]]) -> set[int]:
+    """The ranges whose spans (range, first, last), given in the order of ranges, do not follow one another."""
+    found: set[int] = set()
+    reached = -1
+    for at, (number, first, last) in enumerate(spans):
+        if first <= reached:
+            found |= {number, *(other for other, _, end in spans[:at] if end >= first)}
+        reached = max(reached, last)
+    return found
+
+
+def _complete(surveys: Sequence[Survey]) -> bool:
+    """Whether every log has as many deliveries as its last index says."""
+    for who, spans in _spans(surveys).items():
+        count = sum(survey.counts.get(who, 0) for survey in surveys)
+        if min(span.first_index for _, span in spans) != 0 or max(span.last_index for _, span in spans) + 1 != count:
+            return False
+    return True
+
+
+def _incomplete(surveys: Sequence[Survey]) -> set[int]:
+    """The ranges in which or before which a log lacks deliveries."""
+    lacking = {number for number, survey in enumerate(surveys) if not survey.order.dense}
+    for spans in _spans(surveys).values():
+        expected = 0
+        for number, span in spans:
+            if span.first_index != expected:
+                lacking.add(number)
+            expected = span.last_index + 1
+    return lacking
+
+
+def _lacking(surveys: Sequence[Survey]) -> str:
+    for (member, _), spans in sorted(_spans(surveys).items()):
+        expected = 0
+        for number, span in spans:
+            if span.first_index != expected:
+                return (
+                    f"the deliveries of member {member} are not all recorded: index {expected} is missing, "
+                    f"{span.first_index} follows"
+                )
+            if not surveys[number].order.dense:
+                first, last = surveys[number].first_slot, surveys[number].last_slot
+                return f"not all deliveries in slots {first} to {last} are recorded: an index is missing there"
+            expected = span.last_index + 1
+    return "not all deliveries are recorded"
+
+
+def _crossing(found: Findings) -> _Crossing:
+    sends, sent_in = _joined(found.surveys, "unmatched_sends")
+    deliveries, delivered_in = _joined(found.surveys, "unmatched_deliveries")
+    sent, delivered = message_codes(sends, deliveries)
+    latencies = Latencies()
+    matched = np.zeros(len(deliveries), dtype=bool)
+    if len(sent):
+        order = np.argsort(sent, kind="stable")
+        at = np.minimum(np.searchsorted(sent[order], delivered), len(sent) - 1)
+        matched = sent[order][at] == delivered
+        bound = found.meta.bound_ns if found.bound_ns is None else found.bound_ns
+        taken = deliveries.select(matched)
+        latencies.add(taken.real_ns - sends.real_ns[order][at][matched], bound, taken)
+    elsewhere = np.isin(sent, delivered)
+    return _Crossing(
+        sends=sends.select(elsewhere),
+        latencies=latencies,
+        never_sent=frozenset(delivered_in[~matched].tolist()) | _may_have_sent(found, deliveries.select(~matched)),
+        undelivered=frozenset(sent_in[~elsewhere].tolist()),
+    )
+
+
+def _may_have_sent(found: Findings, deliveries: Rows) -> set[int]:
+    """The ranges in which the sends of these deliveries could be: they were matched there with other deliveries."""
+    wanted: dict[tuple[int, int], set[int]] = {}
+    columns = (deliveries.sender, deliveries.incarnation, deliveries.sequence)
+    for sender, incarnation, sequence in zip(*(column.tolist() for column in columns), strict=True):
+        wanted.setdefault((sender, incarnation), set()).add(sequence)
+    return {
+        number
+        for number, survey in enumerate(found.surveys)
+        for span in survey.sends
+        if any(
+            span.first_sequence <= sequence <= span.last_sequence
+            for sequence in wanted.get((span.sender, span.incarnation), ())
+        )
+    }
+
+
+def _joined(surveys: Sequence[Survey], name: str) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    parts = [getattr(survey, name) for survey in surveys]
+    numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return concatenated(parts), numbers
+
+
+def _part(found: Findings, crossing: _Crossing, events: Rows, ranges: Sequence[int]) -> Trace:
+    """The run as far as the rows of these ranges show it."""
+    loaded = found.load(ranges) if ranges else concatenated([])
+    trace = Trace.from_rows(loaded, found.meta, found.logs)
+    if found.grade is not None:
+        trace = trace.graded(found.grade)
+    deliveries, sends = trace.deliveries(), trace.sends()
+    # A send whose delivery lies in a range that was not read would look undelivered.
+    here, delivered = message_codes(sends, deliveries)
+    elsewhere, own = message_codes(crossing.sends, sends)
+    keep = np.isin(here, delivered) | ~np.isin(own, elsewhere)
+    away, at = message_codes(crossing.sends, deliveries)
+    fetched = crossing.sends.select(np.isin(away, at) & ~np.isin(away, message_codes(crossing.sends, sends)[1]))
+    return Trace.from_rows(concatenated([deliveries, sends.select(keep), fetched, events]), found.meta, found.logs)

@@ -1,0 +1,65 @@
+"""The latency bound while slots change their length: each message is held to the bound that its own slot had.
+
+A run's bound is that of the longest slots that it has. A slot order's bound grows with Θ and with nothing else, so a
+message of a shorter slot is held to as much less. TIMING rows say from which slot on a member had which length.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from unisono.check.codes import message_at, position_at
+from unisono.check.latency import latencies
+from unisono.check.verdict import Status, Verdict, Witness
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Ints, Rows, Trace
+
+NAME = "latency_in_force"
+_THETA = re.compile(r"theta_ns=(\d+)")
+
+
+def latency_in_force(trace: Trace) -> Verdict:
+    """Every delivery within the bound of its slot."""
+    if trace.meta.bound_ns is None:
+        return Verdict(NAME, Status.UNKNOWN, reason="no bound was promised")
+    deliveries = trace.deliveries()
+    matched, taken_ns = latencies(trace, deliveries)
+    lengths = _lengths(trace, deliveries)
+    longest = max(trace.meta.theta_ns, *(theta for _, theta in _changes(trace)), 0)
+    limits = trace.meta.bound_ns - (longest - lengths[matched])
+    late = np.flatnonzero(taken_ns > limits)
+    figures = {"deliveries": len(matched), "late": len(late)}
+    if not len(late):
+        return Verdict(NAME, Status.VALID, figures=figures)
+    first = late[np.argmin(deliveries.real_ns[matched[late]])]
+    row = int(matched[first])
+    message, member = message_at(deliveries, row), int(deliveries.member[row])
+    text = (
+        f"member {member} delivered {message} {taken_ns[first] / 1e6:.3f} ms after it was sent, in a slot of "
+        f"{lengths[row] / 1e6:.3f} ms whose bound is {limits[first] / 1e6:.3f} ms"
+    )
+    witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
+    return Verdict(NAME, Status.VIOLATED, witness, len(late), figures=figures)
+
+
+def _changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
+    """(member, life, first slot) and length, in order."""
+    rows = trace.of_kind(EventKind.TIMING)
+    columns = (rows.member, rows.life, rows.slot, rows.note)
+    found = []
+    for member, life, slot, note in zip(*(column.tolist() for column in columns), strict=True):
+        told = _THETA.search(rows.notes[note]) if note >= 0 else None
+        if told is not None:
+            found.append(((member, life, slot), int(told[1])))
+    return sorted(found)
+
+
+def _lengths(trace: Trace, deliveries: Rows) -> Ints:
+    """The length that each delivery's slot had at the member that delivered it."""
+    lengths = np.full(len(deliveries), trace.meta.theta_ns, dtype=np.int64)
+    for (member, life, slot), theta_ns in _changes(trace):
+        here = (deliveries.member == member) & (deliveries.life == life) & (deliveries.slot >= slot)
+        lengths[here] = theta_ns
+    return lengths

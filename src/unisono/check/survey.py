@@ -1,0 +1,354 @@
+"""One range of slots, surveyed: enough to show that a run kept every promise, and small however long the range is.
+
+A survey proves a range clean or names it suspect; it explains nothing. Where the surveys of a run do not prove it
+clean, the checkers read the suspect ranges alone (`check.ranges`). Almost always every member delivered the same
+messages in the same order, so that is tried first, by comparing columns; only if it is not so are they sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
+from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
+from unisono.model.histogram import Histogram
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import EMPTY, Ints, Rows, concatenated
+
+_COUNTED_NS = 4_000_000_000
+"""Latencies below this are counted in an array of microseconds."""
+_EVENTS = tuple(kind for kind in EventKind if kind not in (EventKind.SEND, EventKind.DELIVER))
+
+
+@dataclass(frozen=True, slots=True)
+class FifoSpan:
+    """The first and the last message of one sender that one log has in a range, as (incarnation, sequence)."""
+
+    member: int
+    life: int
+    sender: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A delivery past the bound; ordered by when it happened."""
+
+    real_ns: int
+    member: int
+    life: int
+    index: int
+    sender: int
+    incarnation: int
+    sequence: int
+    taken_ns: int
+
+
+@dataclass(slots=True)
+class Latencies:
+    """How long deliveries took, in constant memory."""
+
+    deliveries: int = 0
+    late: int = 0
+    min_ns: int = 0
+    max_ns: int = 0
+    histogram: Histogram = field(default_factory=Histogram)
+    first_late: Late | None = None
+
+    def add(self, taken_ns: Ints, bound_ns: int | None, deliveries: Rows) -> None:
+        """Count the latencies of these deliveries, one each."""
+        if len(taken_ns) == 0:
+            return
+        smallest, largest = int(taken_ns.min()), int(taken_ns.max())
+        part = Latencies(len(taken_ns), 0, smallest, largest, _histogram(taken_ns, largest))
+        if bound_ns is not None and largest > bound_ns:
+            late = np.flatnonzero(taken_ns > bound_ns)
+            part.late = len(late)
+            columns = [deliveries.real_ns, deliveries.member, deliveries.life, deliveries.index]
+            row = int(late[np.lexsort([column[late] for column in reversed(columns)])[0]])
+            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, taken_ns]
+            part.first_late = Late(*(int(column[row]) for column in columns))
+        self.merge(part)
+
+    def merge(self, other: Latencies) -> None:
+        """Count what `other` has counted."""
+        if other.deliveries == 0:
+            return
+        self.min_ns = other.min_ns if self.deliveries == 0 else min(self.min_ns, other.min_ns)
+        self.max_ns = other.max_ns if self.deliveries == 0 else max(self.max_ns, other.max_ns)
+        self.deliveries += other.deliveries
+        self.late += other.late
+        self.histogram.merge(other.histogram)
+        firsts = [late for late in (self.first_late, other.first_late) if late is not None]
+        self.first_late = min(firsts, key=_when, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a range shows."""
+
+    first_slot: int
+    last_slot: int
+    rows: int
+    last_ns: int
+    order: OrderSummary
+    in_fifo: bool
+    fifo: tuple[FifoSpan, ...]
+    keys: int
+    """How many different keys were delivered."""
+    counts: dict[tuple[int, int], int]
+    """How many deliveries each log has."""
+    grades: tuple[str, ...]
+    """The grades in which messages were delivered."""
+    directed: bool
+    """Whether some message was meant for some members only."""
+    latencies: Latencies
+    sends: tuple[StreamSpan, ...]
+    """Between which numbers each sender's sends lie."""
+    unmatched_sends: Rows
+    """Sends without a delivery in this range, and deliveries without a send."""
+    unmatched_deliveries: Rows
+    events: Rows
+
+
+def survey(
+    parts: Sequence[Rows], first_slot: int, last_slot: int, *, grade: str | None, bound_ns: int | None
+) -> Survey:
+    """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
+    deliveries, sends, events = [], [], []
+    grades: set[str] = set()
+    for rows in parts:
+        is_delivery = rows.kind == EventKind.DELIVER.code
+        is_send = rows.kind == EventKind.SEND.code
+        if rows.grades:
+            grades.update(rows.grades[code] for code in np.unique(rows.grade[is_delivery]).tolist() if code >= 0)
+            events.append(rows.select(~(is_delivery | is_send)))
+            if grade is not None:
+                is_delivery &= rows.grade == (rows.grades.index(grade) if grade in rows.grades else -2)
+        else:
+            events.append(rows.select(~(is_delivery | is_send)))
+            is_delivery &= grade is None
+        deliveries.append(rows.select(is_delivery))
+        sends.append(rows.select(is_send))
+    logs = _logs(deliveries)
+    sent = concatenated(sends)
+    facts = _same_everywhere(logs, sent, bound_ns) or _sorted_out(logs, sent, bound_ns)
+    return Survey(
+        first_slot=first_slot,
+        last_slot=last_slot,
+        rows=sum(map(len, parts)),
+        last_ns=max((int(rows.real_ns.max(initial=0)) for rows in parts), default=0),
+        counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
+        grades=tuple(sorted(grades)),
+        directed=any(rows.destination_sets for rows in parts),
+        sends=_send_spans(sent),
+        events=concatenated(events),
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def _send_spans(sends: Rows) -> tuple[StreamSpan, ...]:
+    if len(sends) == 0:
+        return ()
+    (stream,) = stream_codes(sends)
+    _, rows, edges = _grouped(stream)
+    found = []
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        of = rows[first:last]
+        numbers = sends.sequence[of]
+        whose = int(sends.sender[of[0]]), int(sends.incarnation[of[0]])
+        found.append(StreamSpan(*whose, int(numbers.min()), int(numbers.max())))
+    return tuple(found)
+
+
+def _logs(parts: Sequence[Rows]) -> list[Rows]:
+    """The deliveries of each log, in the order of index; files keep a log's rows together, mostly in that order."""
+    pieces: dict[tuple[int, int], list[Rows]] = {}
+    for part in parts:
+        if len(part) == 0:
+            continue
+        code = log_codes(part)
+        for of in [part] if (code == code[0]).all() else [part.select(code == one) for one in np.unique(code)]:
+            pieces.setdefault((int(of.member[0]), int(of.life[0])), []).append(of)
+    found = []
+    for who in sorted(pieces):
+        log = concatenated(pieces[who])
+        if (np.diff(log.index) < 0).any():
+            log = log.select(np.argsort(log.index, kind="stable"))
+        found.append(log)
+    return found
+
+
+# -- every member delivered the same -------------------------------------------------------------------------
+
+
+def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
+    """The facts of a range in which all logs are the same and clean; None if it is not so."""
+    if not logs:
+        return None
+    one = logs[0]
+    for log in logs:
+        if len(log) != len(one) or int(log.index[-1]) - int(log.index[0]) + 1 != len(log):
+            return None
+        if not (np.diff(log.index) == 1).all():
+            return None
+        if log is not one and not all(
+            np.array_equal(getattr(log, name), getattr(one, name))
+            for name in ("slot", "place", "sequence", "sender", "incarnation")
+        ):
+            return None
+    step = np.diff(one.slot)
+    if not ((step > 0) | ((step == 0) & (np.diff(one.place) > 0))).all():
+        return None
+    (stream,) = stream_codes(one)
+    streams, by_stream, edges = _grouped(stream)
+    sequence = one.sequence[by_stream]
+    inner = np.ones(len(sequence), dtype=bool)
+    inner[edges[:-1]] = False
+    if not (np.diff(sequence)[inner[1:]] > 0).all():
+        return None
+    sent_ns = np.full(len(one), -1, dtype=np.int64)
+    used, spans = np.zeros(len(sends), dtype=bool), []
+    for number in range(len(streams)):
+        at = by_stream[edges[number] : edges[number + 1]]
+        first, last = int(one.sequence[at[0]]), int(one.sequence[at[-1]])
+        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.incarnation[at[0]]), first, last))
+        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.incarnation == spans[-1].incarnation))
+        if len(own) == 0:
+            continue
+        numbers = sends.sequence[own]
+        if not (np.diff(numbers) > 0).all():
+            return None
+        found = np.minimum(np.searchsorted(numbers, one.sequence[at]), len(own) - 1)
+        matched = numbers[found] == one.sequence[at]
+        sent_ns[at[matched]] = sends.real_ns[own[found[matched]]]
+        used[own[found[matched]]] = True
+    fifo = _fifo_spans(one, spans)
+    if fifo is None:
+        return None
+    latencies = Latencies()
+    known = sent_ns >= 0
+    everything = bool(known.all())
+    unmatched = []
+    for log in logs:
+        if everything:
+            latencies.add(log.real_ns - sent_ns, bound_ns, log)
+        else:
+            part = log.select(known)
+            latencies.add(part.real_ns - sent_ns[known], bound_ns, part)
+            unmatched.append(log.select(~known))
+    order = OrderSummary(
+        rows=sum(map(len, logs)),
+        first_slot=int(one.slot[0]),
+        last_slot=int(one.slot[-1]),
+        dense=True,
+        ordered=True,
+        logs=tuple(
+            LogSpan(int(log.member[0]), int(log.life[0]), int(log.index[0]), int(log.index[-1])) for log in logs
+        ),
+        streams=tuple(sorted(spans, key=lambda span: (span.sender, span.incarnation))),
+    )
+    return {
+        "order": order,
+        "in_fifo": True,
+        "fifo": tuple(
+            FifoSpan(int(log.member[0]), int(log.life[0]), sender, *ends)
+            for log in logs
+            for sender, ends in sorted(fifo.items())
+        ),
+        "keys": len(one),
+        "latencies": latencies,
+        "unmatched_sends": sends.select(~used),
+        "unmatched_deliveries": concatenated(unmatched),
+    }
+
+
+def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
+    """The distinct codes, the rows by code (in order within one), and where each code's rows begin and end."""
+    codes, inverse = np.unique(code, return_inverse=True)
+    narrow = inverse.astype(np.uint16) if len(codes) < 1 << 16 else inverse
+    by_code = np.argsort(narrow, kind="stable")
+    edges = np.searchsorted(inverse[by_code], np.arange(len(codes) + 1))
+    return codes, by_code, edges
+
+
+def _fifo_spans(one: Rows, spans: Sequence[StreamSpan]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]] | None:
+    """By sender the first and last (incarnation, sequence), if its incarnations come one after the other."""
+    found: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+    for span in sorted(spans, key=lambda span: (span.sender, span.incarnation)):
+        first, last = (span.incarnation, span.first_sequence), (span.incarnation, span.last_sequence)
+        known = found.get(span.sender)
+        found[span.sender] = (first if known is None else known[0], last)
+    if len(found) < len(spans):
+        for sender in sorted(found):
+            if (np.diff(one.incarnation[one.sender == sender]) < 0).any():
+                return None
+    return found
+
+
+# -- members differ --------------------------------------------------------------------------------------------
+
+
+def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
+    """The facts of any range."""
+    deliveries = concatenated(logs) if logs else EMPTY
+    pair = packed(log_codes(deliveries), deliveries.sender)
+    order = np.argsort(pair, kind="stable")
+    number = packed(deliveries.incarnation, deliveries.sequence)[order]
+    fresh = starts(pair[order])
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(order)) - 1 if len(order) else first
+
+    def ends(rows: Ints) -> list[tuple[int, int]]:
+        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
+
+    sent, delivered = message_codes(sends, deliveries)
+    by_message = np.argsort(sent, kind="stable")
+    at = np.minimum(np.searchsorted(sent[by_message], delivered), max(len(sent) - 1, 0))
+    matched = sent[by_message][at] == delivered if len(sent) else np.zeros(len(deliveries), dtype=bool)
+    taken = deliveries.select(matched)
+    latencies = Latencies()
+    if len(sent):
+        latencies.add(taken.real_ns - sends.real_ns[by_message][at][matched], bound_ns, taken)
+    return {
+        "order": summarize(deliveries) if len(deliveries) else NOTHING,
+        "in_fifo": bool((np.diff(number)[~fresh[1:]] > 0).all()),
+        "fifo": tuple(
+            FifoSpan(*span)
+            for span in zip(
+                deliveries.member[order[first]].tolist(),
+                deliveries.life[order[first]].tolist(),
+                deliveries.sender[order[first]].tolist(),
+                ends(order[first]),
+                ends(order[last]),
+                strict=True,
+            )
+        ),
+        "keys": len(np.unique(key_codes(deliveries))),
+        "latencies": latencies,
+        "unmatched_sends": sends.select(~np.isin(sent, delivered)),
+        "unmatched_deliveries": deliveries.select(~matched),
+    }
+
+
+def _histogram(taken_ns: Ints, largest: int) -> Histogram:
+    """The latencies, counted by whole microseconds where there are many of them."""
+    histogram = Histogram()
+    micros = np.maximum(taken_ns, 0) // 1000
+    if largest < _COUNTED_NS:
+        counts = np.bincount(micros)
+        values, counts = np.flatnonzero(counts), counts[counts > 0]
+    else:
+        values, counts = np.unique(micros, return_counts=True)
+    for value, times in zip(values.tolist(), counts.tolist(), strict=True):
+        histogram.add(value * 1000 + 999, times)
+    histogram.largest = max(largest, 0)
+    return histogram
+
+
+def _when(late: Late) -> tuple[int, int, int, int]:
+    return late.real_ns, late.member, late.life, late.index

@@ -1,0 +1,114 @@
+"""View-atomic multicast (paper 004 §3.2): who goes from one view to the next has received the same messages in it.
+
+Judged from the DELIVER rows' views and the VIEW rows, whose note lists the members with their incarnations
+("1:5 2:7"). Besides the definition: one sequence of views, each message in one view only, from a member of that view,
+and before the next view is installed; a member that goes on has received all that it sent in the view it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Rows, Trace
+
+NAME = "view_atomicity"
+Who = tuple[int, int]
+"""A member in one of its lives."""
+Complain = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
+
+
+def members_note(members: tuple[int, ...], incarnations: tuple[int, ...]) -> str:
+    """What the note of a VIEW row says."""
+    return " ".join(f"{member}:{life}" for member, life in zip(members, incarnations, strict=True))
+
+
+def view_atomicity(trace: Trace) -> Verdict:
+    """The verdict; a witness names a message and two members."""
+    faults: list[Witness] = []
+
+    def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
+        faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
+
+    views, installed = _views(trace, complain)
+    received = _received(trace, views, installed, complain)
+    for who, ids in installed.items():
+        for view in ids:
+            if view + 1 not in ids:
+                continue
+            mine = received.get((who, view), set())
+            for other, theirs in installed.items():
+                if other > who and view in theirs and view + 1 in theirs:
+                    difference = mine ^ received.get((other, view), set())
+                    if difference:
+                        lost = min(difference)
+                        has, lacks = (who, other) if lost in mine else (other, who)
+                        text = f"received {lost} in view {view} and went on, member {lacks[0]} went on without it"
+                        complain((has[0], lacks[0]), text, (lost,))
+    _own_messages(installed, received, complain)
+    if faults:
+        return Verdict(NAME, Status.VIOLATED, faults[0], len(faults))
+    hidden = hidden_rows(trace) or nothing_recorded(trace) or ("" if views else "no view was recorded")
+    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures={"views": len(views)})
+
+
+def _rows(rows: Rows, *names: str) -> list[tuple[int, ...]]:
+    return list(zip(*(getattr(rows, name).tolist() for name in names), strict=True))
+
+
+def _views(trace: Trace, complain: Complain) -> tuple[dict[int, str], dict[Who, dict[int, int]]]:
+    """What each view is, and by member and life when it installed which views."""
+    rows = trace.of_kind(EventKind.VIEW)
+    views: dict[int, str] = {}
+    installed: dict[Who, dict[int, int]] = {}
+    for member, life, view, note, at in _rows(rows, "member", "life", "view", "note", "real_ns"):
+        members = rows.notes[note] if note >= 0 else ""
+        if views.setdefault(view, members) != members:
+            complain((member,), f"installed view {view} with {members}, another member with {views[view]}", ())
+        mine = installed.setdefault((member, life), {})
+        if mine and view != max(mine) + 1:
+            complain((member,), f"installed view {view} after view {max(mine)}", ())
+        mine[view] = at
+        if f"{member}:{life}" not in members.split():
+            complain((member,), f"installed view {view}, which it is not in", ())
+    return views, installed
+
+
+def _received(
+    trace: Trace, views: dict[int, str], installed: dict[Who, dict[int, int]], complain: Complain
+) -> dict[tuple[Who, int], set[MessageId]]:
+    deliveries = trace.deliveries()
+    received: dict[tuple[Who, int], set[MessageId]] = {}
+    where: dict[MessageId, int] = {}
+    names = ("member", "life", "sender", "incarnation", "sequence", "view", "real_ns")
+    for member, life, sender, incarnation, sequence, view, at in _rows(deliveries, *names):
+        who, message = (member, life), MessageId(sender, incarnation, sequence)
+        mine = installed.get(who, {})
+        if view not in mine or at < mine[view] or at > mine.get(view + 1, at):
+            complain((member,), f"received {message} of view {view} outside that view", (message,))
+        if f"{sender}:{incarnation}" not in views.get(view, "").split():
+            complain((member,), f"received {message} in view {view}, which its sender is not in", (message,))
+        if where.setdefault(message, view) != view:
+            complain((member,), f"received {message} in view {view}, others in view {where[message]}", (message,))
+        known = received.setdefault((who, view), set())
+        if message in known:
+            complain((member,), f"received {message} twice", (message,))
+        known.add(message)
+    return received
+
+
+def _own_messages(
+    installed: dict[Who, dict[int, int]],
+    received: dict[tuple[Who, int], set[MessageId]],
+    complain: Complain,
+) -> None:
+    """Whoever goes on has received its own messages of the view, without gaps from its first."""
+    for who, ids in installed.items():
+        own = 0
+        for view in sorted(ids):
+            mine = [m.sequence for m in received.get((who, view), set()) if (m.sender, m.incarnation) == who]
+            if view + 1 in ids and sorted(mine) != list(range(own, own + len(mine))):
+                complain((who[0],), f"left view {view} without some of its own messages", ())
+            own += len(mine)

@@ -1,0 +1,160 @@
+"""`unisono experiment`: a named experiment, run here, with its table, intervals and figures."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TextIO
+
+from unisono.cli.options import add_json, add_spark, print_json, spark_choice
+from unisono.cli.progress import told
+from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
+from unisono.experiments.drawing import save
+from unisono.experiments.experiment import Experiment, Row, Tally, Task, Value, rows_of, tasks
+
+SEED = 1
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's command line."""
+    verb = verbs.add_parser(
+        "experiment",
+        allow_abbrev=False,
+        help="a named experiment, with table, intervals and figures",
+        description="Run a named experiment in the simulator and print its table: each published value beside ours "
+        "with its 95 % interval. With --out, the table is also written as CSV and JSON, and drawn.",
+        epilog="Example: unisono experiment tapas-fig23 --runs 500 --out fig23. --list explains each experiment.",
+    )
+    verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment")
+    verb.add_argument("--list", action="store_true", help="explain every experiment and leave")
+    verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
+    verb.add_argument("--seed", type=int, default=SEED, help=f"the same seed gives the same table (default {SEED})")
+    verb.add_argument("--processes", type=int, default=1, help="without Spark, how many processes share the work")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="write table and figures there")
+    add_spark(verb, default="none")
+    add_json(verb)
+    verb.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run and print, or list."""
+    if options.list:
+        _list(options.json)
+        return 0
+    if options.name is None:
+        raise InvalidPolicy("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
+    if options.processes < 1:
+        raise InvalidPolicy("--processes", f"at least one is needed, not {options.processes}")
+    experiment = find(options.name)
+    work = tasks(experiment, options.runs, options.seed)
+    if options.master == "none":
+        done = list(_with_progress(_results(work, options.processes), len(work), sys.stderr))
+    else:
+        done = _on_spark(experiment, work, options)
+    rows = rows_of(experiment, done)
+    written, lacks = _write(experiment, rows, options.out) if options.out is not None else ([], "")
+    if options.json:
+        out = None if options.out is None else str(options.out)
+        print_json({"experiment": experiment.name, "rows": rows, "out": out, "files": [str(path) for path in written]})
+    else:
+        sys.stdout.write(f"{experiment.title}\n\n{experiment.shows}\n\n{table(rows)}")
+        sys.stdout.writelines(f"{path}\n" for path in written)
+    if lacks:
+        raise EnvironmentLacks(lacks)
+    return 0
+
+
+def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namespace) -> list[tuple[Task, Tally]]:
+    from unisono.pipeline.experiments import run_on_spark  # noqa: PLC0415 - only who uses Spark pays for it
+    from unisono.pipeline.session import spark_session  # noqa: PLC0415
+
+    with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
+
+        def progress(count: int, total: int) -> None:
+            tell(f"{experiment.name} on Spark at {options.master}: {count} of {total} blocks")
+
+        return run_on_spark(session, experiment, work, options.out, progress)
+
+
+def _results(work: list[Task], processes: int) -> Iterator[tuple[Task, Tally]]:
+    if processes == 1:
+        yield from map(run_task, work)
+        return
+    # Fresh interpreters: a fork of a process that has threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        yield from pool.map(run_task, work)
+
+
+def _with_progress(results: Iterator[tuple[Task, Tally]], total: int, stream: TextIO) -> Iterator[tuple[Task, Tally]]:
+    """Say how far it is, to a person who watches."""
+    watched = stream.isatty()
+    for count, result in enumerate(results, 1):
+        if watched:
+            stream.write(f"\r{count} of {total} blocks{'' if count < total else chr(10)}")
+            stream.flush()
+        yield result
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        each = [
+            {"name": one.name, "title": one.title, "shows": one.shows, "points": len(one.points), "runs": one.runs}
+            for one in EXPERIMENTS.values()
+        ]
+        print_json({"experiments": each})
+        return
+    for one in EXPERIMENTS.values():
+        sys.stdout.write(
+            f"{one.name}\n  {one.title}\n  {one.shows}\n  {len(one.points)} points, {one.runs} runs each\n\n"
+        )
+
+
+def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Path], str]:
+    """CSV, JSON and figures; the second part says what was lacking for the figures."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / experiment.name
+    paths = [stem.with_suffix(".csv"), stem.with_suffix(".json")]
+    with paths[0].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns_of(rows))
+        writer.writeheader()
+        writer.writerows(rows)
+    paths[1].write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if experiment.draw is None:
+        return paths, ""
+    try:
+        return paths + save(experiment.draw, rows, experiment.title, stem), ""
+    except EnvironmentLacks as error:
+        return paths, str(error)
+
+
+def columns_of(rows: list[Row]) -> list[str]:
+    """Every column of any row, in the order in which they come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def table(rows: list[Row]) -> str:
+    """The rows in columns; those that are the same everywhere are told once, above."""
+    names = columns_of(rows)
+    same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]
+    shown = [name for name in names if name not in same]
+    constant = ", ".join(f"{name} = {_text(rows[0].get(name))}" for name in same if rows[0].get(name) is not None)
+    cells = [shown, *([_text(row.get(name)) for name in shown] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return (f"{constant}\n\n" if constant else "") + "\n".join(lines) + "\n"
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

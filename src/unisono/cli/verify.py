@@ -1,0 +1,88 @@
+"""`unisono verify`: every checker over a recorded trace, on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unisono.check.verdict import Status, Verdict, overall
+from unisono.cli.options import add_json, add_spark, duration, print_json, spark_choice
+from unisono.cli.progress import told
+
+
+def add_parser(verbs: Any) -> None:
+    """The verb and its options."""
+    verb = verbs.add_parser(
+        "verify",
+        help="check a recorded trace, of any size, on Spark",
+        description="Check recorded runs: total order, integrity, FIFO, gap freedom, latency. Each violation comes "
+        "with its smallest witness. TRACE is a folder that `demo --out` or `simulate --trace` wrote, or one above.",
+        epilog="Exit status: 0 valid, 1 violated, 2 unknown (the trace is damaged or incomplete; the reason is told).",
+    )
+    verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
+    verb.add_argument(
+        "--bound", type=duration, metavar="D", help="latency bound to check (default: the one that was promised)"
+    )
+    add_spark(verb)
+    add_json(verb)
+    verb.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify; the exit status."""
+
+    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only the verbs that use Spark pay for it
+    from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
+
+    reports: list[RunReport]
+    if options.master == "none":
+        reports = verify(options.trace, in_process, bound_ns=options.bound)
+    else:
+        with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
+            tell(f"verifying {options.trace} on Spark at {options.master}")
+            reports = verify(options.trace, partial(on_spark, session), bound_ns=options.bound)
+    checks = _worst([report.verdicts for report in reports])
+    status = overall(checks)
+    if options.json:
+        shown: dict[str, Any] = {
+            "verdict": status.value,
+            "checks": {name: verdict.to_json() for name, verdict in checks.items()},
+            "events": sum(report.rows for report in reports),
+            "runs": [
+                {"run": r.run, "group": r.group, "folder": r.folder, "verdict": r.status.value, "events": r.rows}
+                for r in reports
+            ],
+        }
+        print_json(shown)
+    else:
+        for report in reports:
+            sys.stdout.write(f"run {report.run} group {report.group}: {report.rows:,} events\n")
+            sys.stdout.writelines(f"  {line}\n" for line in lines(report.verdicts))
+        sys.stdout.write(f"verdict: {status.value}\n")
+    return {Status.VALID: 0, Status.VIOLATED: 1, Status.UNKNOWN: 2}[status]
+
+
+def lines(verdicts: dict[str, Verdict]) -> list[str]:
+    """One line per check, with its witness or its reason."""
+    told = []
+    for name, verdict in verdicts.items():
+        what = verdict.witness.text if verdict.witness is not None else verdict.reason
+        times = f" {verdict.count} times, first:" if verdict.count > 1 else ""
+        told.append(f"{name:<20} {verdict.status.value}{':' if what else ''}{times} {what}".rstrip())
+    return told
+
+
+def _worst(each: Sequence[dict[str, Verdict]]) -> dict[str, Verdict]:
+    """Of several runs, each check's worst verdict: violated before unknown before valid."""
+    rank = {Status.VIOLATED: 0, Status.UNKNOWN: 1, Status.VALID: 2}
+    found: dict[str, Verdict] = {}
+    for verdicts in each:
+        for name, verdict in verdicts.items():
+            known = found.get(name)
+            if known is None or rank[verdict.status] < rank[known.status]:
+                found[name] = verdict
+    return found

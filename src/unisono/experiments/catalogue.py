@@ -1,0 +1,25 @@
+"""Every experiment by its name."""
+
+from __future__ import annotations
+
+from unisono.errors import InvalidPolicy
+from unisono.experiments.experiment import Experiment, Tally, Task, run_block
+from unisono.experiments.tapas import TABLES
+from unisono.experiments.tapas_figures import FIGURES
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in sorted((*TABLES, *FIGURES), key=lambda each: each.name)
+}
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name."""
+    found = EXPERIMENTS.get(name)
+    if found is None:
+        raise InvalidPolicy("experiment", f"{name!r} is none; there are {', '.join(EXPERIMENTS)}")
+    return found
+
+
+def run_task(task: Task) -> tuple[Task, Tally]:
+    """What a worker does: the experiment is found by its name, so that a task is all that travels."""
+    return task, run_block(find(task.experiment), task)

@@ -1,0 +1,38 @@
+"""95 % confidence intervals: of a mean by the normal law, of a share by Wilson's score."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+Z = 1.959963984540054
+"""The normal law's quantile at 0.975."""
+Z_BEYOND_CHANCE = 3.2905267314919255
+"""At 0.9995: what one of many comparisons has to be outside of before it is called a finding."""
+
+Interval = tuple[float, float, float]
+"""Estimate, low, high."""
+
+
+def mean_interval(count: int, total: float, squares: float) -> Interval:
+    """The mean of `count` values with this sum and this sum of squares."""
+    mean = total / count
+    if count < 2:
+        return mean, -inf, inf
+    variance = max(squares - count * mean * mean, 0.0) / (count - 1)
+    half = Z * sqrt(variance / count)
+    return mean, mean - half, mean + half
+
+
+def share_interval(count: int, hits: int, z: float = Z) -> Interval:
+    """The share of `hits` in `count`."""
+    share = hits / count
+    spread = z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * sqrt(share * (1 - share) / count + spread / (4 * count))
+    return share, max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def difference_margin(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """Half the interval of a difference of two shares, each given as (hits, count)."""
+    variance = sum(hits / count * (1 - hits / count) / count for hits, count in (one, other))
+    return Z * sqrt(variance)

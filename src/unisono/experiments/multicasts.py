@@ -1,0 +1,111 @@
+"""Points that are many RMCasts: parameters to a simulator's setting, outcomes to a tally. One unit of time is 1 ms."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.experiments.experiment import Point, Row, Tally
+from unisono.experiments.intervals import Interval, Z, mean_interval, share_interval
+from unisono.model.delays import Exponential
+from unisono.model.durations import NS_PER_MS
+from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.qos.rmcast import Network
+from unisono.sim.draws import generator
+from unisono.sim.rmcast_runs import Outcomes, Runs, Scenario, Setting
+
+GRID = tuple(half / 2 for half in range(1, 51))
+"""D and S at which curves are looked at, in units of the mean delay."""
+
+Named = tuple[int, str, str, int]
+
+
+def ns(units: float) -> int:
+    """Units as nanoseconds."""
+    return round(units * NS_PER_MS)
+
+
+def number(point: Point, name: str) -> float:
+    """A parameter that is a number."""
+    return float(cast("float", point[name]))
+
+
+def redundancy_of(point: Point) -> Redundancy:
+    """ρ, η, ω and the rule."""
+    return Redundancy(
+        int(number(point, "rho")),
+        ns(number(point, "eta")),
+        ns(number(point, "omega")),
+        cast("Adaptive", point.get("adaptive", "none")),
+    )
+
+
+def network_of(point: Point) -> Network:
+    """Exponential delays of mean 1, and the loss."""
+    return Network(Exponential(NS_PER_MS), number(point, "loss"))
+
+
+def setting_of(point: Point) -> Setting:
+    """The whole setting."""
+    network = network_of(point)
+    return Setting(
+        int(number(point, "n")),
+        redundancy_of(point),
+        network.delay,
+        network.loss,
+        cast("Scenario", point["scenario"]),
+        int(cast("int", point.get("direct", 0))),
+    )
+
+
+def outcomes(point: Point, named: Named, runs: int) -> Outcomes:
+    """Run them."""
+    return Runs(setting_of(point), generator(*named)).run(runs)
+
+
+def within(times_ns: npt.NDArray[np.int64], grid: tuple[float, ...]) -> list[int]:
+    """How many are within each time of a grid."""
+    ordered = np.sort(times_ns)
+    return [int(count) for count in np.searchsorted(ordered, [ns(units) for units in grid], side="right")]
+
+
+def tally_of(seen: Outcomes, grid: tuple[float, ...] = GRID) -> Tally:
+    """Broadcasts, and who was reached within D and S."""
+    broadcasts, given = seen.broadcasts.astype(np.float64), seen.spread_given_ns()
+    return Tally(
+        len(broadcasts),
+        {"broadcasts": float(broadcasts.sum())},
+        {"broadcasts": float((broadcasts * broadcasts).sum())},
+        {
+            "r": within(seen.last_ns, grid),
+            "u": within(seen.spread_ns(), grid),
+            "u given": within(given, grid),
+            "given": [len(given)],
+            "disagreed": [int(seen.disagreed().sum())],
+        },
+    )
+
+
+def run_multicasts(point: Point, named: Named, runs: int) -> Tally:
+    """A block of runs on the common grid."""
+    return tally_of(outcomes(point, named, runs))
+
+
+def broadcast_columns(tally: Tally) -> Row:
+    """The mean number of broadcasts, with its interval."""
+    mean, low, high = mean_interval(tally.runs, tally.sums["broadcasts"], tally.squares["broadcasts"])
+    return {"broadcasts_mean": mean, "broadcasts_low": low, "broadcasts_high": high}
+
+
+def share_at(tally: Tally, curve: str, place: int, z: float = Z) -> Interval:
+    """The share of the runs at one place of a grid; relative to a given process, of those in which it was reached."""
+    count = tally.hits["given"][0] if curve == "u given" else tally.runs
+    return share_interval(count, tally.hits[curve][place], z)
+
+
+def share_columns(name: str, tally: Tally, curve: str, place: int) -> Row:
+    """A share of the runs, with its interval."""
+    share, low, high = share_at(tally, curve, place)
+    return {name: share, f"{name}_low": low, f"{name}_high": high}

@@ -1,0 +1,212 @@
+"""Paper 002 §5: Figures 17 to 22, by the numbers of their captions: formulas beside simulations of the automaton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.experiments.drawing import draw_curves, draw_errors, draw_failures
+from unisono.experiments.experiment import Experiment, Point, Row, Tally
+from unisono.experiments.intervals import Z_BEYOND_CHANCE
+from unisono.experiments.multicasts import (
+    GRID,
+    Named,
+    network_of,
+    ns,
+    number,
+    outcomes,
+    redundancy_of,
+    run_multicasts,
+    share_at,
+    share_columns,
+    tally_of,
+)
+from unisono.experiments.tapas import point
+from unisono.experiments.tapas_values import (
+    CRASH,
+    DIRECT,
+    DIRECT_RECEIVERS,
+    ETA,
+    FAILURE_PLATEAU,
+    LOSS,
+    MEMBERS,
+    NO_CRASH,
+    SIZES,
+)
+from unisono.model.delays import Exponential
+from unisono.model.durations import NS_PER_MS
+from unisono.model.redundancy import Redundancy
+from unisono.qos.agreement import failure, failure_extended
+from unisono.qos.rmcast import reached, reached_after_first, shortest_d, shortest_s
+from unisono.sim.draws import generator
+from unisono.sim.rmcast_runs import Runs, Setting
+
+TARGETS = (0.8, 0.9, 0.99)
+MANY_CRASHES = (0.2, 0.02)
+"""v and β at which failures are frequent enough to be counted."""
+FEW_CRASHES = (0.95e-4, 1e-3)
+"""v and β that settle where the published curve does (002-9)."""
+
+
+FIRST, GIVEN = "first receiver", "given process"
+"""What S is counted from. The formulas say "a given process"; the paper's curves, the first receiver (002-17)."""
+
+
+def _analytic(parameters: Point, curve: str, units: float) -> float:
+    formula = reached if curve == "r" else reached_after_first
+    return formula(int(number(parameters, "n")), network_of(parameters), redundancy_of(parameters), ns(units))
+
+
+def _curve(parameters: Point, tally: Tally, curve: str, columns: Row) -> list[Row]:
+    name, at = ("r_d", "d") if curve == "r" else ("u_s", "s")
+    rows: list[Row] = []
+    for place, units in enumerate(GRID):
+        row: Row = {key: parameters[key] for key in ("n", "rho", "scenario", "direct")} | columns
+        analytic = _analytic(parameters, curve, units)
+        row |= {at: units, "analytic": analytic} | share_columns(name, tally, curve, place)
+        row["overestimates"] = analytic > share_at(tally, curve, place, Z_BEYOND_CHANCE)[2]
+        rows.append(row | {"paper": None, "runs": tally.runs})
+    return rows
+
+
+def absolute_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+    """r_D at each D of the grid."""
+    return [row for parameters, tally in points for row in _curve(parameters, tally, "r", {})]
+
+
+def relative_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+    """u_S at each S of the grid, from the first receiver; where nobody crashes, from a given process too."""
+    rows: list[Row] = []
+    for parameters, tally in points:
+        if parameters["scenario"] == NO_CRASH:
+            rows += _curve(parameters, tally, "u given", {"relative_to": GIVEN})
+        rows += _curve(parameters, tally, "u", {"relative_to": FIRST})
+    return rows
+
+
+LATENCIES = {"absolute": "r", f"relative to a {GIVEN}": "u given", f"relative to the {FIRST}": "u"}
+
+
+def _reached_at(parameters: Point) -> list[tuple[str, float, float | None]]:
+    """When the formulas reach each target: which latency, the target, the time in units, or none."""
+    n, network, redundancy = int(number(parameters, "n")), network_of(parameters), redundancy_of(parameters)
+    found: list[tuple[str, float, float | None]] = []
+    for latency, curve in LATENCIES.items():
+        for target in TARGETS:
+            at_ns = (shortest_d if curve == "r" else shortest_s)(n, network, redundancy, target)
+            found.append((latency, target, None if at_ns is None else at_ns / NS_PER_MS))
+    return found
+
+
+def run_errors(parameters: Point, named: Named, runs: int) -> Tally:
+    """A block of runs, looked at where the formulas reach their targets."""
+    grid = tuple(at or 0.0 for _, _, at in _reached_at(parameters))
+    return tally_of(outcomes(parameters, named, runs), grid)
+
+
+def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+    """By how much the simulation is better than promised, relative to the promise; negative: worse."""
+    rows: list[Row] = []
+    for parameters, tally in points:
+        for place, (latency, target, at) in enumerate(_reached_at(parameters)):
+            row: Row = {key: parameters[key] for key in ("n", "rho", "loss", "scenario")}
+            row |= {"latency": latency, "target": target, "at": at}
+            if at is not None:
+                share, low, high = share_at(tally, LATENCIES[latency], place)
+                row |= {"share": share, "share_low": low, "share_high": high}
+                ends = (("", share), ("_low", low), ("_high", high))
+                row |= {f"error{end}": value / target - 1 for end, value in ends}
+            rows.append(row | {"paper": None, "runs": tally.runs})
+    return rows
+
+
+def run_failures(parameters: Point, named: Named, runs: int) -> Tally:
+    """A block of runs in which anybody may crash."""
+    redundancy = Redundancy(int(number(parameters, "rho")), ns(ETA))
+    n, (v, beta) = int(number(parameters, "n")), MANY_CRASHES
+    setting = Setting(
+        *(n, redundancy, Exponential(NS_PER_MS), LOSS, "anybody crashes"), in_send=beta, before_takeover=v
+    )
+    return tally_of(Runs(setting, generator(*named)).run(runs))
+
+
+def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+    """f_n where the published curve settles, and f_n beside simulated failures where crashes are frequent."""
+    rows: list[Row] = []
+    for parameters, tally in points:
+        n = int(number(parameters, "n"))
+        row: Row = {"n": n, "rho": parameters["rho"]}
+        row |= {"f_n": failure(n, LOSS, *FEW_CRASHES), "f_n_extended": failure_extended(n, LOSS, *FEW_CRASHES)}
+        row["paper"] = 0.0 if n == 2 else FAILURE_PLATEAU if n >= 10 else None
+        row["f_n_many_crashes"] = failure(n, LOSS, *MANY_CRASHES)
+        row |= share_columns("failed", tally, "disagreed", 0)
+        rows.append(row | {"runs": tally.runs})
+    return rows
+
+
+_ABSOLUTE = (
+    "The probability that everybody has a multicast to 50 within D: the formula, which counts on the originator alone, "
+    "beside simulations in which nobody crashes and in which the originator crashes after copy 0. Without a crash the "
+    "formula must never be above the simulation."
+)
+_RELATIVE = (
+    "The probability that everybody else has the message within S of the first receiver, where the originator crashes "
+    "in the middle of copy 0 and 1, 2 or 5 receive it. The formula lets the others hear copy 0, so it promises too "
+    "much where they cannot. Where nobody crashes u_S is also counted from a process that is given beforehand, which "
+    "is what the formula is about: there it must never be above the simulation."
+)
+
+
+def _absolute(number_: int, rho: int) -> Experiment:
+    return Experiment(
+        f"tapas-fig{number_}",
+        f"Figure {number_}: r_D as a function of D, ρ = {rho}",
+        _ABSOLUTE,
+        tuple(point(MEMBERS, rho, scenario) for scenario in (NO_CRASH, CRASH)),
+        run_multicasts,
+        absolute_rows,
+        draw_curves,
+    )
+
+
+def _relative(number_: int, rho: int) -> Experiment:
+    few = [point(MEMBERS, rho, DIRECT, direct=direct) for direct in DIRECT_RECEIVERS]
+    return Experiment(
+        f"tapas-fig{number_}",
+        f"Figure {number_}: u_S as a function of S, ρ = {rho}",
+        _RELATIVE,
+        (*few, point(MEMBERS, rho, NO_CRASH)),
+        run_multicasts,
+        relative_rows,
+        draw_curves,
+    )
+
+
+FIGURES = (
+    Experiment(
+        "tapas-fig17",
+        "Figure 17: the probability that agreement fails",
+        "f_n by group size. The published curve settles at 1e-7, which no simulation can show; so beside it stand f_n "
+        "and the simulated share of failures where crashes are frequent: β = 0.02 at each send, v = 0.2 before each "
+        "takeover, ρ = 2.",
+        tuple({"n": n, "rho": 2} for n in (2, 3, 4, 5, 7, 10, 15, 20, 30)),
+        run_failures,
+        failure_rows,
+        draw_failures,
+    ),
+    _absolute(18, 1),
+    _relative(19, 1),
+    _absolute(20, 2),
+    _relative(21, 2),
+    Experiment(
+        "tapas-fig22",
+        "Figure 22: relative error of the formulas, by group size",
+        "At the time at which a formula reaches 0.8, 0.9 or 0.99, how much more the simulation reaches, relative to "
+        "that; for r_D, and for u_S from a given process and from the first receiver; with 5 % and with 7.5 % loss, "
+        "ρ = 2, nobody crashes. Above zero the formula errs on the safe side. A target that a formula never reaches "
+        "has no time.",
+        tuple(point(n, 2, NO_CRASH, loss=loss) for loss in (LOSS, 0.075) for n in SIZES),
+        run_errors,
+        error_rows,
+        draw_errors,
+    ),
+)

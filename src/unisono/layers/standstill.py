@@ -1,0 +1,49 @@
+"""The time between two views in which nothing is handed out: measured, and complained about when it does not end."""
+
+from __future__ import annotations
+
+from unisono.layers.detector import Detector
+from unisono.model.durations import NS_PER_MS
+from unisono.model.events import Violation
+from unisono.model.histogram import Histogram
+from unisono.wire.membership import Vector
+
+PATIENCE = 3
+"""Whoever stands still for so many failure-detection times says so."""
+
+
+class Standstill:
+    """One member's standing still."""
+
+    def __init__(self) -> None:
+        self.gaps = Histogram()
+        """How long each lasted, in nanoseconds."""
+        self.last_ns = 0
+        self._since: int | None = None
+        self._told = False
+
+    def begin(self, now: int) -> None:
+        """A view is coming to its end."""
+        self._since = now if self._since is None else self._since
+
+    def end(self, now: int) -> None:
+        """The next view begins."""
+        if self._since is not None:
+            self.last_ns = now - self._since
+            self.gaps.add(self.last_ns)
+        self._since, self._told = None, False
+
+    def complaint(self, now: int, me: int, view_id: int, lives: Vector, detector: Detector) -> Violation | None:
+        """Once, when a view cannot be agreed on in time."""
+        if self._since is None or self._told:
+            return None
+        longest = max((detector.timeout_ns(peer) for peer in lives if peer != me), default=0)
+        if now - self._since <= PATIENCE * longest:
+            return None
+        self._told = True
+        heard = tuple(detector.trusted(tuple(lives)))
+        text = (
+            f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago, and no other is agreed on: of its "
+            f"members {tuple(lives)}, {heard} are heard; a majority is needed"
+        )
+        return Violation("blocked", text, me)

@@ -1,0 +1,159 @@
+"""A message's name, and sets of messages as ranges: what target tails and consumed histories are made of."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+Origin: TypeAlias = tuple[int, int]
+"""(sender, incarnation)."""
+Range: TypeAlias = tuple[int, int]
+"""(first sequence, last sequence), both included."""
+
+
+class Ref(NamedTuple):
+    """A message, by its sender, the sender's incarnation and its number there."""
+
+    sender: int
+    incarnation: int
+    sequence: int
+
+    @property
+    def origin(self) -> Origin:
+        """Whose numbering it is in."""
+        return self.sender, self.incarnation
+
+    def __str__(self) -> str:
+        return f"({self.sender},{self.sequence})"
+
+
+class MessageSet:
+    """An immutable set of messages. Its size is that of its ranges, and messages are consumed nearly in sequence."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self, ranges: Mapping[Origin, tuple[Range, ...]] | None = None) -> None:
+        self.ranges: dict[Origin, tuple[Range, ...]] = dict(ranges) if ranges else {}
+        """By origin: ascending, apart by at least one number, never empty."""
+
+    @classmethod
+    def of(cls, refs: Iterable[Ref]) -> MessageSet:
+        """The set of these messages."""
+        by_origin: dict[Origin, list[int]] = {}
+        for ref in refs:
+            by_origin.setdefault((ref.sender, ref.incarnation), []).append(ref.sequence)
+        return cls({origin: _joined((s, s) for s in sorted(numbers)) for origin, numbers in sorted(by_origin.items())})
+
+    def __contains__(self, ref: object) -> bool:
+        if not isinstance(ref, Ref):
+            return False
+        ranges = self.ranges.get((ref.sender, ref.incarnation))
+        if ranges is None:
+            return False
+        at = bisect_right(ranges, (ref.sequence, 1 << 64)) - 1
+        return at >= 0 and ref.sequence <= ranges[at][1]
+
+    def __iter__(self) -> Iterator[Ref]:
+        for sender, incarnation in sorted(self.ranges):
+            for first, last in self.ranges[sender, incarnation]:
+                for sequence in range(first, last + 1):
+                    yield Ref(sender, incarnation, sequence)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageSet) and self.ranges == other.ranges
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.ranges.items())))
+
+    def __repr__(self) -> str:
+        return f"MessageSet({self})"
+
+    def __str__(self) -> str:
+        shown = []
+        for (sender, _), ranges in sorted(self.ranges.items()):
+            shown += [f"{sender}.{first}" if first == last else f"{sender}.{first}-{last}" for first, last in ranges]
+        return " ".join(shown)
+
+    def plus(self, ref: Ref) -> MessageSet:
+        """This set with one more message."""
+        ranges = dict(self.ranges)
+        known = ranges.get(ref.origin, ())
+        if known and known[-1][1] + 1 == ref.sequence:  # the usual case: the next in sequence
+            ranges[ref.origin] = (*known[:-1], (known[-1][0], ref.sequence))
+        else:
+            ranges[ref.origin] = _joined(sorted((*known, (ref.sequence, ref.sequence))))
+        return MessageSet(ranges)
+
+    def __or__(self, other: MessageSet) -> MessageSet:
+        if not other.ranges:
+            return self
+        ranges = dict(self.ranges)
+        for origin, theirs in other.ranges.items():
+            ours = ranges.get(origin)
+            ranges[origin] = theirs if ours is None or ours == theirs else _joined(sorted((*ours, *theirs)))
+        return MessageSet(ranges)
+
+    def __and__(self, other: MessageSet) -> MessageSet:
+        ranges = {}
+        for origin, ours in self.ranges.items():
+            both = _overlap(ours, other.ranges.get(origin, ()))
+            if both:
+                ranges[origin] = both
+        return MessageSet(ranges)
+
+    def __sub__(self, other: MessageSet) -> MessageSet:
+        ranges = {}
+        for origin, ours in self.ranges.items():
+            theirs = other.ranges.get(origin)
+            rest = ours if theirs is None else _overlap(ours, _gaps(theirs))
+            if rest:
+                ranges[origin] = rest
+        return MessageSet(ranges)
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sorted ranges, those that touch or overlap made one."""
+    made: list[Range] = []
+    for first, last in ranges:
+        if made and first <= made[-1][1] + 1:
+            if last > made[-1][1]:
+                made[-1] = (made[-1][0], last)
+        else:
+            made.append((first, last))
+    return tuple(made)
+
+
+def _overlap(ours: tuple[Range, ...], theirs: tuple[Range, ...]) -> tuple[Range, ...]:
+    found: list[Range] = []
+    i = j = 0
+    while i < len(ours) and j < len(theirs):
+        first, last = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
+        if first <= last:
+            found.append((first, last))
+        if ours[i][1] < theirs[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+    """All numbers that are in none of these ranges."""
+    gaps: list[Range] = []
+    before = 0
+    for first, last in ranges:
+        if before <= first - 1:
+            gaps.append((before, first - 1))
+        before = last + 1
+    gaps.append((before, 1 << 64))
+    return tuple(gaps)
+
+
+NO_MESSAGES = MessageSet()

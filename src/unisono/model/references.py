@@ -1,0 +1,72 @@
+"""References to groups as text: whoever has one can join (paper 002 §4.2: GroupRef).
+
+unisono://table-7?peers=1@10.0.0.7:9001,2@10.0.0.8:9001       the members' addresses
+unisono://table-7?beacon=239.255.77.76:7776&members=5         by beacon
+unisono://table-7?dns=table-7.example:9001&members=5          by name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from unisono.errors import InvalidPolicy
+
+SCHEME = "unisono://"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a reference says; exactly one of `peers`, `beacon` and `dns` is given."""
+
+    group: str
+    peers: Mapping[int, str] | None = None
+    table: str = ""
+    """What tells groups of this name with other members apart."""
+    beacon: str | None = None
+    dns: str | None = None
+    members: int | None = None
+
+    def text(self) -> str:
+        """The reference."""
+        peers = ",".join(f"{number}@{address}" for number, address in sorted((self.peers or {}).items()))
+        members = None if self.members is None else str(self.members)
+        given = {"peers": peers, "table": self.table, "beacon": self.beacon, "dns": self.dns, "members": members}
+        fields = {name: value for name, value in given.items() if value}
+        return f"{SCHEME}{quote(self.group, safe='')}?{urlencode(fields, safe='@:,')}"
+
+
+def parse_reference(text: str) -> Reference:
+    """The reference in a text; InvalidPolicy says what is wrong with it."""
+    name, question, query = text.removeprefix(SCHEME).partition("?")
+    fields = dict(parse_qsl(query, keep_blank_values=True))
+    if not text.startswith(SCHEME) or not name or not question:
+        raise InvalidPolicy("reference", f"unisono://NAME?peers=1@HOST:PORT,… is needed, not {text!r}")
+    unknown = sorted(fields.keys() - {"peers", "table", "beacon", "dns", "members"})
+    if unknown:
+        raise InvalidPolicy("reference", f"{', '.join(unknown)} means nothing in {text!r}")
+    if sum(word in fields for word in ("peers", "beacon", "dns")) != 1:
+        raise InvalidPolicy("reference", f"one of peers, beacon and dns says where the members are, in {text!r}")
+    members = fields.get("members")
+    if members is not None and not members.isdecimal():
+        raise InvalidPolicy("reference", f"members is a number, not {members!r}")
+    peers = _peers(fields["peers"]) if "peers" in fields else None
+    return Reference(
+        unquote(name),
+        peers,
+        fields.get("table", ""),
+        fields.get("beacon"),
+        fields.get("dns"),
+        None if members is None else int(members),
+    )
+
+
+def _peers(text: str) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for part in text.split(","):
+        number, at, address = part.partition("@")
+        if not at or not number.isdecimal() or int(number) in found:
+            raise InvalidPolicy("reference", f"peers are NUMBER@HOST:PORT, each number once, not {part!r}")
+        found[int(number)] = address
+    return found

@@ -1,0 +1,23 @@
+"""The services without a total order (paper 002 §2.2), by the word that asks for them, and what each promises."""
+
+from __future__ import annotations
+
+SERVICES: dict[str, tuple[str, ...]] = {
+    "reliable": (),
+    "fifo": ("fifo",),
+    "causal": ("causal",),
+    "uniform": ("uniform",),
+    "uniform_fifo": ("uniform", "fifo"),
+    "uniform_causal": ("uniform", "causal"),
+}
+"""The layers above reliable multicast, from the top down."""
+
+PROMISES: dict[str, tuple[str, ...]] = {
+    "reliable": ("agreement",),
+    "fifo": ("agreement", "fifo"),
+    "causal": ("agreement", "fifo", "causal"),
+    "uniform": ("uniform_agreement",),
+    "uniform_fifo": ("uniform_agreement", "fifo"),
+    "uniform_causal": ("uniform_agreement", "fifo", "causal"),
+}
+"""The checkers that judge a run, beside integrity and latency."""

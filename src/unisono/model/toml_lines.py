@@ -1,0 +1,118 @@
+"""At which line of a TOML text each key stands, which the standard parser does not tell.
+
+Read beside the parser, never instead of it: the text is known to be TOML. Keys are named as `Table` names them:
+`collect`, `adaptation.margin`, `sla[2].bound`. What is inside an inline table has the line at which that begins.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_KEY = re.compile(rf"\s*({_KEY_PART}(?:\s*\.\s*{_KEY_PART})*)\s*=")
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_KEY_PART}(?:\s*\.\s*{_KEY_PART})*)\s*\]")
+_PART = re.compile(_KEY_PART)
+_TOKEN = re.compile(r'"""|\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|[\[\]{}#]')
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line of each key and each table's header, counted from 1."""
+    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    table = ""
+    value = _Value()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if value.open():
+            value.read(line)
+            continue
+        if header := _HEADER.match(line):
+            table = _placed(_parts(header[2]), counts, listed=header[1] == "[[")
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            path = table
+            for part in _parts(key[1]):
+                path = f"{path}.{part}" if path else part
+                found.setdefault(path, number)
+            value.read(line[key.end() :])
+    return found
+
+
+def line_of(text: str, field: str) -> int:
+    """The line of a field, or of the nearest that encloses it; 1 if none does."""
+    lines = key_lines(text)
+    while field:
+        if field in lines:
+            return lines[field]
+        field = field[: max(field.rfind("."), field.rfind("["), 0)]
+    return 1
+
+
+def syntax_line(text: str, error: tomllib.TOMLDecodeError) -> int:
+    """The line at which a text stops being TOML."""
+    told = _AT_LINE.search(str(error))
+    return int(told[1]) if told else max(1, len(text.splitlines()))
+
+
+def _parts(key: str) -> list[str]:
+    """A dotted key's parts, quotes taken off."""
+    return [part[1:-1] if part[0] in "\"'" else part for part in _PART.findall(key)]
+
+
+def _placed(parts: list[str], counts: dict[str, int], *, listed: bool) -> str:
+    """A header's path, with the number of each list's newest table in it."""
+    path = ""
+    for position, part in enumerate(parts):
+        path = f"{path}.{part}" if path else part
+        if listed and position == len(parts) - 1:
+            counts[path] = counts.get(path, 0) + 1
+        if path in counts:
+            path = f"{path}[{counts[path]}]"
+    return path
+
+
+class _Value:
+    """What follows an equals sign, as far as is needed to know on which line it ends."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quotes = ""
+
+    def open(self) -> bool:
+        """Whether the value goes on in the next line."""
+        return self._depth > 0 or bool(self._quotes)
+
+    def read(self, rest: str) -> None:
+        at = 0
+        while at < len(rest):
+            if self._quotes:
+                end = _end_of(rest, at, self._quotes)
+                if end < 0:
+                    return
+                at, self._quotes = end, ""
+                continue
+            token = _TOKEN.search(rest, at)
+            if token is None or token[0] == "#":
+                return
+            at = token.end()
+            if token[0] in {'"""', "'''"}:
+                self._quotes = token[0]
+            elif token[0] in "[{":
+                self._depth += 1
+            elif token[0] in "]}":
+                self._depth -= 1
+
+
+def _end_of(text: str, at: int, quotes: str) -> int:
+    """Just behind the quotes that end a text of many lines; -1 if they do not stand here."""
+    while (found := text.find(quotes, at)) >= 0:
+        before = len(text[:found]) - len(text[:found].rstrip("\\"))
+        if quotes == "'''" or before % 2 == 0:
+            end = found + 3
+            # One or two more quotes belong to the text: the last three end it.
+            while end < len(text) and text[end] == quotes[0] and end < found + 5:
+                end += 1
+            return end
+        at = found + 1
+    return -1

@@ -1,0 +1,301 @@
+"""The priority order (paper 004) as the top of a stack: `insertion` over virtual synchrony, with back-pressure.
+
+The application pulls: a message is delivered when it is consumed, and only then does it have its place in the order for
+good. A sender may have `WINDOW` messages of each priority that somebody has not consumed; so a slow consumer holds its
+senders back, and never the more urgent messages behind the less urgent.
+
+There is no latency bound: how long a message stays in the queue is up to the consumers. `bound_ns` is what its way into
+the queue takes while nobody fails: two rounds of communication.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import assert_never
+
+from unisono.layers.pacer import Pacer
+from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told, ViewSynchrony
+from unisono.model.events import Batch, Left, StackEvent, Step, ViewChange, Violation
+from unisono.model.message_sets import MessageSet
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reserver
+from unisono.model.views import View
+from unisono.orders.insertion import Form, Insertion, Received
+from unisono.orders.packing import reservation
+from unisono.wire.frame import Frame
+from unisono.wire.priority import Ack, Body, Unreadable, decode_body, encode_body
+from unisono.wire.priority_state import decode_state, encode_state
+from unisono.wire.run import OwnRun
+
+WINDOW = 64
+EXCLUDED = "excluded"
+"""The kind of the violation that a member is told of when the others went on without it."""
+
+
+class Priority:
+    """The order of one member."""
+
+    def __init__(
+        self, policy: Policy, reserver: Reserver, views: ViewSynchrony, *, form: Form = Form.ALL, window: int = WINDOW
+    ) -> None:
+        self.down: list[Frame] = views.down
+        self.events: list[StackEvent] = []
+        self.ignored: Counter[str] = Counter()
+        self.window_slots = 1
+        self.core = Insertion(policy.member, policy.incarnation, form, report_every=max(1, window // 4))
+        self._policy = policy
+        self._reserver = reserver
+        self._views = views
+        self._window = window
+        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
+        self._slot = -1
+        self._sequence = 0
+        self._outstanding: dict[int, int] = {}
+        """By priority: how many messages of this member's somebody may not have consumed."""
+        self._levels: dict[int, int] = {}
+        """The priorities of these messages, by number."""
+        self._retry_at: int | None = None
+        self._refused = False
+        self._members: tuple[int, ...] = ()
+        self._index = 0
+        self._steps = 0
+        self._leaving = self._departing = self._out = False
+        reserver.reserve(reservation(policy, policy.rate))
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def submit(self, now: int, messages: Sequence[bytes]) -> int:
+        """Take messages that are not urgent."""
+        return self.submit_at(now, messages, 0)
+
+    def submit_at(self, now: int, messages: Sequence[bytes], priority: int) -> int:
+        """Take as many of the messages, from the first on, as the rate and the window of this priority allow."""
+        if not self.running() or self._leaving:
+            return 0
+        slot = self._policy.timing.slot_of(now)
+        if slot != self._slot:
+            self._slot = slot
+            self._pacer.open_slot(slot)
+        taken = 0
+        for message in messages:
+            if self._outstanding.get(priority, 0) >= self._window:
+                self._refused = True
+                break
+            if self._pacer.full() or self._pacer.bytes_left() < len(message):
+                self._retry_at = self._policy.timing.end_of(slot)
+                break
+            self._pacer.spend(1, len(message))
+            self._outstanding[priority] = self._outstanding.get(priority, 0) + 1
+            self._levels[self._sequence] = priority
+            self.core.send(self._sequence, priority, message)
+            self._sequence += 1
+            taken += 1
+        if taken:
+            self._settle(now)
+        return taken
+
+    # -- consuming -------------------------------------------------------------------------------------------
+
+    def consumable(self) -> bool:
+        """Whether `consume` would give a message."""
+        first = self.core.queue.first
+        return first is not None and not first.locks and not self._leaving and not self._out
+
+    def consume(self, now: int) -> Batch | None:
+        """Figure 1: the first message of the queue, which is delivered by this; None if there is none to be had."""
+        if self._out or (message := self.core.consume()) is None:
+            return None
+        ref = message.ref
+        batch = Batch(
+            ref.sender,
+            ref.incarnation,
+            slot=self.core.position - 1,
+            first_sequence=ref.sequence,
+            first_place=0,
+            first_index=self._index,
+            count=1,
+            runs=[OwnRun([message.payload], uniform=True)],
+            priority=message.priority,
+        )
+        self._index += 1
+        self._settle(now)
+        return batch
+
+    # -- time and the network --------------------------------------------------------------------------------
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        """A frame for virtual synchrony."""
+        self._views.from_below(now, frame)
+        self._settle(now)
+
+    def wake(self, now: int) -> None:
+        """The local clock has reached `now`."""
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+        self._views.wake(now)
+        self._settle(now)
+
+    def wake_at(self) -> int | None:
+        """When something is due: below, or because a message that waits may have room."""
+        due = [at for at in (self._views.wake_at(), self._retry_at) if at is not None]
+        return min(due, default=None)
+
+    def _settle(self, now: int) -> None:
+        """Carry what has happened up, and what there is to say down, until there is nothing of either."""
+        if self._views.violations:
+            self.events += self._views.violations
+            self._views.violations.clear()
+        stream, core = self._views.stream, self.core
+        while stream or core.says or core.tells:
+            says, core.says[:] = core.says[:], []
+            for body in says:
+                self._views.multicast(now, encode_body(body))
+            tells, core.tells[:] = core.tells[:], []
+            for to, ack in tells:
+                self._views.tell(now, to, encode_body(ack))
+            if stream:  # one by one: what is said about it is said in the view in which it came
+                self._take(now, stream.pop(0))
+                self._note_steps()
+
+    def _take(self, now: int, happening: Happening) -> None:
+        match happening:
+            case Receive():
+                self._receive(now, happening)
+            case Told():
+                self._hear(happening)
+            case StateWanted():
+                self._views.give_state(now, happening.view_id, self.give_state())
+            case StateGiven():
+                self.take_state(now, happening.state)
+            case NewView():
+                self._enter(now, happening)
+            case Out():
+                self._end(happening.reason)
+            case _:
+                assert_never(happening)
+
+    def _receive(self, now: int, came: Receive) -> None:
+        body = self._read(came.body)
+        if body is None:
+            return
+        self._free(now, self.core.receive((came.sender, came.incarnation), body))
+        if self.core.may_depart() and not self._departing:
+            self._departing = True
+            self._views.leave(now)
+
+    def _hear(self, told: Told) -> None:
+        body = self._read(told.body)
+        if isinstance(body, Ack):
+            self.core.told((told.sender, told.incarnation), body)
+
+    def _read(self, data: bytes) -> Body | None:
+        try:
+            return decode_body(data)
+        except Unreadable:
+            self.ignored["unreadable"] += 1
+            return None
+
+    def _enter(self, now: int, view: NewView) -> None:
+        me = self._policy.member
+        joining = not self._members and view.view_id > 1
+        first = not self._members
+        self._members = view.members
+        collected = self.core.new_view(zip(view.members, view.incarnations, strict=True), joining=joining)
+        joined = tuple(sorted({*view.joined, me})) if first else view.joined
+        self.events.append(ViewChange(View(view.members, self.core.position), joined, view.left))
+        self._free(now, collected)
+
+    def _end(self, reason: str) -> None:
+        self._out = True
+        if not self._departing:
+            self.events.append(Violation(EXCLUDED, reason, self._policy.member))
+        self.events.append(Left(self.core.position - 1))
+
+    def _free(self, now: int, collected: MessageSet) -> None:
+        """What everybody has consumed makes room in the windows."""
+        for first, last in collected.ranges.get((self._policy.member, self._policy.incarnation), ()):
+            for sequence in range(first, last + 1):
+                self._outstanding[self._levels.pop(sequence)] -= 1
+            if self._refused:
+                self._refused, self._retry_at = False, now
+
+    def _note_steps(self) -> None:
+        for step in self.core.steps:
+            ref = step.message.ref
+            queued = not isinstance(step, Received)
+            self.events.append(
+                Step(
+                    queued,
+                    *ref,
+                    priority=step.message.priority,
+                    number=self._steps,
+                    consumed=self._index,
+                    position=self.core.position,
+                    detail=str(step.target_tail) if isinstance(step, Received) else str(step.point),
+                )
+            )
+            self._steps += 1
+        self.core.steps.clear()
+
+    # -- the state of a newcomer -----------------------------------------------------------------------------
+
+    def give_state(self) -> bytes:
+        """What a newcomer needs to go on from where this member is."""
+        return encode_state(self.core.state())
+
+    def take_state(self, now: int, state: bytes) -> None:
+        """Go on from where the giver was; Unreadable if that cannot be read."""
+        self.core.take(decode_state(state))
+
+    # -- what a stack asks of its order ----------------------------------------------------------------------
+
+    def new_rate(self, now: int, rate: Rate) -> None:
+        """From the next slot on; ReservationRefused leaves the old rate in force."""
+        self._policy.check_rate(rate)
+        self._reserver.reserve(reservation(self._policy, rate))
+        self._slot = self._policy.timing.slot_of(now)
+        self._pacer.open_slot(self._slot, rate)
+
+    def leave(self, now: int) -> None:
+        """Consume nothing more, say what was consumed, and go."""
+        if not self._leaving:
+            self._leaving = True
+            self.core.leave()
+            self._settle(now)
+
+    def latest_slot(self, now: int) -> int:
+        """Frames here belong to views, not to slots."""
+        return 1 << 62
+
+    def bound_ns(self) -> int:
+        """Into the queue while nobody fails: the message, and what is said about it."""
+        return 2 * self._policy.timing.delta_ns
+
+    def reliable(self) -> bool:
+        """Everybody who stays consumes everything."""
+        return True
+
+    def returning(self) -> bool:
+        """Whoever is not in the view may come back into it."""
+        return True
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """Nobody is known to be missing before there is a view."""
+        return () if self.running() else self._policy.view.members
+
+    def running(self) -> bool:
+        """Whether this member is in a view."""
+        return bool(self._members) and not self._out
+
+    def complaint(self) -> str:
+        """Nothing is known here of why there is no view."""
+        return ""
+
+    def peer_rate(self, peer: int) -> Rate | None:
+        """Peers do not declare their rates to one another."""
+        return None
+
+    def by_multicast(self) -> bool:
+        """Frames go to each member."""
+        return False

@@ -1,0 +1,167 @@
+"""Experiments on Spark: each task runs the simulator with its own seed stream; what is finished is kept.
+
+    OUT/tallies/experiment=NAME/point=N/tally.parquet     what the runs of one point have counted
+
+A point is written when all its blocks are there. A sweep that was broken off, or is asked for again with the same seed
+and as many runs, reads those points and runs the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from unisono.experiments.catalogue import run_task
+from unisono.experiments.experiment import Experiment, Tally, Task
+from unisono.pipeline.session import parallelism
+from unisono.trace.meta import TraceDamaged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TALLY_VERSION = 1
+_VERSION_KEY = b"unisono.tally.version"
+_HANDS_PER_CORE = 2
+_TASKS_PER_HAND = 4
+"""A task of Spark costs some 80 ms: it runs several blocks, of about a second each."""
+
+TALLIES = pa.schema(
+    [
+        pa.field("parameters", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("block", pa.int32(), nullable=False),
+        pa.field("runs", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        # -1 for a sum; for hits, the place on the experiment's grid.
+        pa.field("place", pa.int32(), nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+        pa.field("square", pa.float64(), nullable=False),
+    ],
+    metadata={_VERSION_KEY: str(TALLY_VERSION).encode()},
+)
+
+Done = tuple[Task, Tally]
+Progress = Callable[[int, int], None]
+"""Told how many tasks of how many are done."""
+
+
+def run_on_spark(
+    session: SparkSession, experiment: Experiment, work: Sequence[Task], out: Path | None, progress: Progress
+) -> list[Done]:
+    """Every task's tally, from an earlier sweep in `out` or run now."""
+    by_point: dict[int, list[Task]] = {}
+    for task in work:
+        by_point.setdefault(task.point, []).append(task)
+    done: list[Done] = []
+    waiting: list[list[Task]] = []
+    for point in sorted(by_point):
+        kept = None if out is None else read_tally(out, experiment, by_point[point])
+        if kept is None:
+            waiting.append(by_point[point])
+        else:
+            done += kept
+    progress(len(done), len(work))
+    for wave in _waves(waiting, parallelism(session) * _HANDS_PER_CORE * _TASKS_PER_HAND):
+        tallied = _run_wave(session, wave)
+        done += tallied
+        if out is not None:
+            for point in sorted({task.point for task, _ in tallied}):
+                write_tally(out, experiment, [pair for pair in tallied if pair[0].point == point])
+        progress(len(done), len(work))
+    return done
+
+
+def _waves(points: Sequence[list[Task]], tasks_each: int) -> Iterator[list[Task]]:
+    """Whole points, as many as keep every core busy: a wave is what is lost when a sweep is broken off."""
+    wave: list[Task] = []
+    for blocks in points:
+        wave += blocks
+        if len(wave) >= tasks_each:
+            yield wave
+            wave = []
+    if wave:
+        yield wave
+
+
+def _run_wave(session: SparkSession, wave: Sequence[Task]) -> list[Done]:
+    count = min(len(wave), parallelism(session) * _HANDS_PER_CORE)
+    hands = [list(wave[first::count]) for first in range(count)]
+    frame = session.range(0, count, 1, numPartitions=count).mapInArrow(partial(_run_hands, hands), "done binary")
+    return [pickle.loads(bytes(row["done"])) for row in frame.collect()]
+
+
+def _run_hands(hands: Sequence[Sequence[Task]], batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for hand in batch.column("id").to_pylist():
+            for task in hands[hand]:
+                done = pickle.dumps(run_task(task), protocol=pickle.HIGHEST_PROTOCOL)
+                yield pa.RecordBatch.from_pydict({"done": pa.array([done], pa.binary())})
+
+
+# -- what is kept --------------------------------------------------------------------------------------------
+
+
+def tally_path(out: Path, experiment: str, point: int) -> Path:
+    """Where the tally of one point is."""
+    return out / "tallies" / f"experiment={experiment}" / f"point={point}" / "tally.parquet"
+
+
+def write_tally(out: Path, experiment: Experiment, done: Sequence[Done]) -> None:
+    """Write one point, under a temporary name first."""
+    path = tally_path(out, experiment.name, done[0][0].point)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parameters = _label(experiment, done[0][0].point)
+    rows = []
+    for task, tally in sorted(done, key=lambda pair: pair[0].block):
+        common = {"parameters": parameters, "seed": task.seed, "block": task.block, "runs": tally.runs}
+        for name, value in tally.sums.items():
+            rows.append({**common, "name": name, "place": -1, "value": value, "square": tally.squares[name]})
+        for name, counts in tally.hits.items():
+            rows += [
+                {**common, "name": name, "place": place, "value": float(hits), "square": 0.0}
+                for place, hits in enumerate(counts)
+            ]
+        if not tally.sums and not tally.hits:
+            rows.append({**common, "name": "", "place": -1, "value": 0.0, "square": 0.0})
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema=TALLIES), partial_path)
+    partial_path.replace(path)
+
+
+def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> list[Done] | None:
+    """The tallies of these tasks of one point if all of them are kept, else None."""
+    path = tally_path(out, experiment.name, wanted[0].point)
+    if not path.exists():
+        return None
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceDamaged(path, f"is no readable Parquet file ({error}); remove it to run the point again") from error
+    version = (table.schema.metadata or {}).get(_VERSION_KEY)
+    if version != str(TALLY_VERSION).encode():
+        raise TraceDamaged(path, f"tally version {version!r} is unknown, this release reads {TALLY_VERSION}")
+    tallies: dict[int, Tally] = {}
+    label = _label(experiment, wanted[0].point)
+    for row in table.to_pylist():
+        if row["parameters"] != label or row["seed"] != wanted[0].seed:
+            return None
+        tally = tallies.setdefault(row["block"], Tally(row["runs"]))
+        if row["place"] >= 0:
+            tally.hits.setdefault(row["name"], []).append(int(row["value"]))
+        elif row["name"]:
+            tally.sums[row["name"]], tally.squares[row["name"]] = row["value"], row["square"]
+    if any(tallies.get(task.block, Tally()).runs != task.runs for task in wanted if task.runs):
+        return None
+    return [(task, tallies[task.block]) for task in wanted] if set(tallies) >= {t.block for t in wanted} else None
+
+
+def _label(experiment: Experiment, point: int) -> str:
+    return json.dumps(dict(experiment.points[point]), sort_keys=True)

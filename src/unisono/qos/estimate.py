@@ -1,0 +1,101 @@
+"""What the collectors' rows say of the network over one period, as adaptation needs it: one figure per metric.
+
+The links into this member are put together pessimistically: the worst loss and the longest run of losses of any link,
+and the delays of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from unisono.model.delays import DelayModel, Empirical, Stretched
+from unisono.model.histogram import Histogram
+from unisono.model.metrics import MetricRow, Side
+from unisono.qos.sla import surely_at_least
+
+CONFIDENCE = 0.9
+LEAST = 30
+"""A link of which fewer datagrams are settled in a period says nothing about loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The network as it was: loss, delays, the longest run of losses, and the largest clock difference."""
+
+    loss: float
+    delays: Histogram = field(compare=False)
+    delay: DelayModel = field(compare=False)
+    """The delays as a distribution."""
+    burst: int = 0
+    gamma_ns: int = 0
+    sure: float | None = None
+    """The loss that there is with CONFIDENCE, which few observations leave far below what was seen; None: `loss`."""
+
+    @classmethod
+    def of(
+        cls, loss: float, delays: Histogram, burst: int = 0, gamma_ns: int = 0, sure: float | None = None
+    ) -> Estimate:
+        """What was measured."""
+        return cls(loss, delays, Empirical.of_histogram(delays), burst, gamma_ns, sure)
+
+    def surely(self) -> Estimate:
+        """The network with the loss that is certain: for what must not be done by mistake."""
+        return self if self.sure is None else replace(self, loss=self.sure)
+
+    def with_margin(self, margin: float) -> Estimate:
+        """A network that is worse by this share."""
+        return replace(self, loss=min(self.loss * (1 + margin), 0.999), delay=Stretched(self.delay, 1 + margin))
+
+    def worse(self, other: Estimate) -> Estimate:
+        """A network as bad as the worse of both in every respect."""
+        delays = Histogram()
+        delays.merge(self.delays)
+        delays.merge(other.delays)
+        burst, gamma_ns = max(self.burst, other.burst), max(self.gamma_ns, other.gamma_ns)
+        return Estimate.of(max(self.loss, other.loss), delays, burst, gamma_ns)
+
+
+class Estimator:
+    """Gathers rows into periods that begin at multiples of their length."""
+
+    def __init__(self, layer: str, period_ns: int) -> None:
+        """`layer` is the one whose collector watches the network."""
+        self._layer = layer
+        self.period_ns = period_ns
+        self._period: int | None = None
+        self._rows: list[MetricRow] = []
+
+    def take(self, rows: Sequence[MetricRow], until_ns: int) -> Estimate | None:
+        """The rows of an interval that ended at `until_ns`; an estimate if a period did and there is enough to say."""
+        self._rows += [row for row in rows if row.layer == self._layer and row.side is Side.BELOW]
+        period = until_ns // self.period_ns
+        if self._period is None:
+            self._period = (until_ns - 1) // self.period_ns
+        if period == self._period:
+            return None
+        self._period = period
+        rows, self._rows = self._rows, []
+        return estimate(rows)
+
+
+def estimate(rows: Sequence[MetricRow]) -> Estimate | None:
+    """What rows of one member's collector at the network say; None if they say too little."""
+    lost: dict[int, tuple[float, int]] = {}
+    delays, burst, gamma = Histogram(), 0, 0.0
+    for row in rows:
+        if row.metric == "loss":
+            hits, count = lost.get(row.link, (0.0, 0))
+            lost[row.link] = hits + row.value * row.count, count + row.count
+        elif row.metric == "delay":
+            delays.merge(row.histogram())
+        elif row.metric == "loss_burst":
+            burst = max(burst, row.largest)
+        elif row.metric == "gamma":
+            gamma = max(gamma, row.value)
+    links = [(hits, count) for hits, count in lost.values() if count >= LEAST]
+    if not links or not delays.total:
+        return None
+    share = max(hits / count for hits, count in links)
+    sure = max(surely_at_least(hits, count, CONFIDENCE) for hits, count in links)
+    return Estimate.of(share, delays, burst, int(gamma), sure)

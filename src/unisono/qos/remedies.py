@@ -1,0 +1,178 @@
+"""What can be turned to keep a promise over a network that changes, and what each setting is worth (paper 002 §3.2).
+
+A remedy knows the settings of one mechanism: whether a setting keeps the promise over a network as estimated, what it
+costs, which is the cheapest that does, and what can still be offered where none does. Settings are few and far apart,
+so that small changes of an estimate change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from unisono.layers.fec import residual_loss
+from unisono.model.durations import duration_text
+from unisono.model.redundancy import Redundancy
+from unisono.model.timing import Timing
+from unisono.qos.estimate import Estimate
+from unisono.qos.negotiation import Below, Counter, Required, Target, meets, negotiate
+from unisono.qos.rmcast import FOREVER_NS, Network, reached
+
+Setting = TypeVar("Setting")
+
+RHO_MOST = 6
+STEPS_NS = tuple(int(500_000 * 2 ** (step / 2)) for step in range(18))
+"""Lengths of η and of slots that are tried, 0.5 ms to about 180 ms: each is √2 times the one before."""
+
+
+class Remedy(Protocol[Setting]):
+    """One mechanism with its settings."""
+
+    def keeps(self, setting: Setting, estimate: Estimate) -> bool:
+        """Whether the promise holds with this setting."""
+
+    def cost(self, setting: Setting) -> float:
+        """What it takes: datagrams per datagram, or per second."""
+
+    def settings(self) -> Iterator[Setting]:
+        """All that can be tried, the cheapest first."""
+
+    def best(self, estimate: Estimate) -> Setting:
+        """The setting that comes nearest to the promise where none keeps it."""
+
+    def offer(self, estimate: Estimate) -> str:
+        """What can be promised instead."""
+
+    def text(self, setting: Setting) -> str:
+        """In words."""
+
+
+def cheapest(remedy: Remedy[Setting], estimate: Estimate) -> Setting | None:
+    """The first setting that keeps the promise."""
+    return next((setting for setting in remedy.settings() if remedy.keeps(setting, estimate)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """ρ, η and ω of reliable multicast: everybody has a message within D with probability R."""
+
+    members: int
+    promise: Target
+    patience: float = 1.0
+    """ω in η."""
+    rho_most: int = RHO_MOST
+    fixed: Redundancy | None = None
+    """Where not all of ρ and η may be changed, those that may not."""
+    turn_rho: bool = True
+    turn_eta: bool = True
+
+    def _below(self, estimate: Estimate) -> Below:
+        return Below(self.members, Network(estimate.delay, estimate.loss), rho_most=self.rho_most)
+
+    def keeps(self, setting: Redundancy, estimate: Estimate) -> bool:
+        if (1 - estimate.loss ** (setting.rho + 1)) ** (self.members - 1) < self.promise.share:
+            return False  # not even whenever (002-11): no need to look at delays
+        return meets(Required(self.promise), self._below(estimate), setting)
+
+    def cost(self, setting: Redundancy) -> float:
+        return setting.rho + 1
+
+    def settings(self) -> Iterator[Redundancy]:
+        """Fewest copies first; of those the longest η, which makes the fewest needless takeovers."""
+        fixed = self.fixed
+        rhos = range(self.rho_most + 1) if self.turn_rho or fixed is None else (fixed.rho,)
+        longest = self.promise.within_ns or STEPS_NS[-1]
+        etas = [eta for eta in reversed(STEPS_NS) if eta <= longest] or [STEPS_NS[0]]
+        if fixed is not None and not self.turn_eta:
+            etas = [fixed.eta_ns]
+        for rho in rhos:
+            for eta_ns in etas:
+                if rho * eta_ns <= longest:
+                    yield Redundancy(rho, eta_ns, int(self.patience * eta_ns))
+
+    def best(self, estimate: Estimate) -> Redundancy:
+        """What reaches everybody in time most often; of what is as good to a hundredth, the cheapest."""
+        network, within_ns = Network(estimate.delay, estimate.loss), self.promise.within_ns or FOREVER_NS
+
+        def worth(setting: Redundancy) -> float:
+            return round(reached(self.members, network, setting, within_ns), 2)
+
+        return max(self.settings(), key=worth)
+
+    def offer(self, estimate: Estimate) -> str:
+        answer = negotiate(Required(self.promise), self._below(estimate))
+        if isinstance(answer, Counter):
+            return "; or ".join(offer.text() for offer in answer.offers)
+        return answer.offered.text()
+
+    def text(self, setting: Redundancy) -> str:
+        return setting.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The strength a of forward error correction with blocks of k originals: few enough frames stay lost."""
+
+    originals: int
+    loss: float
+    """The share of frames that may stay lost."""
+    most: int = 16
+
+    def keeps(self, setting: tuple[int, int], estimate: Estimate) -> bool:
+        a, b = setting
+        return estimate.burst <= a and residual_loss(estimate.loss, a, b) <= self.loss
+
+    def cost(self, setting: tuple[int, int]) -> float:
+        return setting[1] / (setting[1] - setting[0])
+
+    def settings(self) -> Iterator[tuple[int, int]]:
+        for a in range(1, self.most + 1):
+            yield a, self.originals + a
+
+    def best(self, estimate: Estimate) -> tuple[int, int]:
+        return self.most, self.originals + self.most
+
+    def offer(self, estimate: Estimate) -> str:
+        a, b = self.best(estimate)
+        return f"{residual_loss(estimate.loss, a, b):.3g} of the frames lost with {a} redundant of {b}"
+
+    def text(self, setting: tuple[int, int]) -> str:
+        return f"{setting[0]} redundant of {setting[1]} shares"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLength:
+    """Θ: what the network's delay and the clocks leave of the latency that was promised."""
+
+    promise: Target
+    timing: Timing
+    shortest_ns: int = 1_000_000
+    longest_ns: int = 50_000_000
+    skews: int = 1
+    """How often Γ counts in the order's bound."""
+
+    def _bound_ns(self, setting: int, estimate: Estimate) -> int:
+        """The order's bound with what was measured in place of Δ and Γ."""
+        return estimate.delay.quantile(self.promise.share) + self.skews * estimate.gamma_ns + setting
+
+    def keeps(self, setting: int, estimate: Estimate) -> bool:
+        return self.promise.within_ns is None or self._bound_ns(setting, estimate) <= self.promise.within_ns
+
+    def cost(self, setting: int) -> float:
+        return 1e9 / setting
+
+    def settings(self) -> Iterator[int]:
+        for theta_ns in reversed(STEPS_NS):
+            if self.shortest_ns <= theta_ns <= self.longest_ns:
+                yield theta_ns
+
+    def best(self, estimate: Estimate) -> int:
+        return min(self.settings())
+
+    def offer(self, estimate: Estimate) -> str:
+        bound = duration_text(self._bound_ns(self.best(estimate), estimate))
+        return f"{self.promise.share:.6g} within {bound} with slots of {duration_text(self.best(estimate))}"
+
+    def text(self, setting: int) -> str:
+        return f"slots of {duration_text(setting)}"

@@ -1,0 +1,144 @@
+"""What RMCast offers over a network with a known delay distribution: equations (1)–(11) of paper 002, Appendix B.
+
+All are pessimistic: r_D counts on the originator alone, u_S on the originator and one receiver. Nothing here is tied to
+one distribution; (2) is what (1) gives for the exponential. Readings: (6) is 1 at k = ρ by definition and (8) is the
+minimum over all k (002-4), (5) has k+1 factors (002-5), ≥ throughout (002-6), r_D has a limit below 1 (002-11), which
+is why negotiation has to be able to say no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from unisono.errors import InvalidPolicy
+from unisono.model.delays import DelayModel
+from unisono.model.redundancy import Redundancy
+
+FOREVER_NS = 2**62
+"""As an ω: never take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What lies below: each datagram is lost with probability `loss` (q), or takes `delay` (ξ); independently."""
+
+    delay: DelayModel
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise InvalidPolicy("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+
+    def text(self) -> str:
+        """In words."""
+        return f"{self.delay.text()}, {self.loss:.4g} lost"
+
+
+def not_within(network: Network, x_ns: int) -> float:
+    """(1): h(x), the probability that a send does not succeed within x."""
+    if x_ns <= 0:
+        return 1.0
+    return network.loss + (1 - network.loss) * (1 - network.delay.cdf(x_ns))
+
+
+def missed(network: Network, redundancy: Redundancy, d_ns: int) -> float:
+    """(3): g_D, the probability that one destination gets none of the originator's ρ+1 copies within D."""
+    return prod(not_within(network, d_ns - k * redundancy.eta_ns) for k in range(redundancy.rho + 1))
+
+
+def reached(members: int, network: Network, redundancy: Redundancy, d_ns: int) -> float:
+    """(4): r_D, the probability that every destination has a copy within D."""
+    return (1 - missed(network, redundancy, d_ns)) ** (members - 1)
+
+
+def reached_limit(members: int, network: Network, redundancy: Redundancy) -> float:
+    """What r_D tends to as D grows: (1 - q^(ρ+1))^(n-1) (002-11)."""
+    return float((1 - network.loss ** (redundancy.rho + 1)) ** (members - 1))
+
+
+def missed_of_started(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+    """(5): g_k(S), that a process gets none of copies 0 to k before t+S, when another got copy k at t."""
+    return prod(not_within(network, s_ns + m * redundancy.eta_ns) for m in range(k + 1))
+
+
+def missed_of_takeover(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+    """(6): that it gets none of the copies that the receiver of copy k would send itself; ζ is taken as η."""
+    if k == redundancy.rho:
+        return 1.0
+    eta, omega = redundancy.eta_ns, redundancy.omega_ns
+    return prod(not_within(network, s_ns - (m + 1) * eta - omega) for m in range(1, redundancy.rho - k + 2))
+
+
+def reached_after_copy(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+    """(7): u_k(S), that all others have the message within S after a given process got copy k."""
+    neither = missed_of_started(network, redundancy, k, s_ns) * missed_of_takeover(network, redundancy, k, s_ns)
+    return float((1 - neither) ** max(members - 2, 0))
+
+
+def reached_after_first(members: int, network: Network, redundancy: Redundancy, s_ns: int) -> float:
+    """(8): u_S, the smallest of the u_k(S)."""
+    return min(reached_after_copy(members, network, redundancy, k, s_ns) for k in range(redundancy.rho + 1))
+
+
+def may_stay_silent(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float) -> bool:
+    """(9): whether the receiver of copy k need not take over at all for u_k(S) to reach U."""
+    return bool((1 - missed_of_started(network, redundancy, k, s_ns)) ** max(members - 2, 0) >= share)
+
+
+def keeps_requirement(
+    members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float
+) -> bool:
+    """(10): whether u_k(S) reaches U with this ω."""
+    return reached_after_copy(members, network, redundancy, k, s_ns) >= share
+
+
+def longest_omega(
+    members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float
+) -> int | None:
+    """(11): the largest ω for which u_k(S) ≥ U; FOREVER_NS where (9) holds, None where even ω = 0 is too long."""
+    if may_stay_silent(members, network, redundancy, k, s_ns, share=share):
+        return FOREVER_NS
+
+    def keeps(omega_ns: int) -> bool:
+        return keeps_requirement(members, network, replace(redundancy, omega_ns=omega_ns), k, s_ns, share=share)
+
+    return largest(keeps, s_ns)
+
+
+def shortest_d(members: int, network: Network, redundancy: Redundancy, share: float) -> int | None:
+    """The D at which r_D reaches a share: the hard Δ that an order over RMCast may count on. None: it never does."""
+    if reached_limit(members, network, redundancy) < share:
+        return None
+    return smallest(lambda d_ns: reached(members, network, redundancy, d_ns) >= share)
+
+
+def shortest_s(members: int, network: Network, redundancy: Redundancy, share: float) -> int | None:
+    """The S at which u_S reaches a share; None if it never does."""
+    return smallest(lambda s_ns: reached_after_first(members, network, redundancy, s_ns) >= share)
+
+
+def largest(holds: Callable[[int], bool], up_to: int) -> int | None:
+    """The largest whole number from 0 to `up_to` for which something holds that holds up to a point; None if never."""
+    if not holds(0):
+        return None
+    low, high = 0, up_to + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def smallest(holds: Callable[[int], bool]) -> int | None:
+    """The smallest whole number for which something holds that holds from a point on; None if not within 2**62."""
+    high = 1
+    while not holds(high):
+        if high >= FOREVER_NS:
+            return None
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

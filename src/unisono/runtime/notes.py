@@ -1,0 +1,92 @@
+"""What a running member does, written down: submissions and everything that its stack hands out, as rows of a trace."""
+
+from __future__ import annotations
+
+from unisono.model.events import (
+    PLACE_PER_SENDER,
+    Batch,
+    Gap,
+    Left,
+    Notice,
+    StackEvent,
+    Step,
+    TimingChange,
+    ViewChange,
+    Violation,
+)
+from unisono.runtime.clock import WallClock
+from unisono.stack import Stack
+from unisono.trace.kinds import EventKind, timing_note
+from unisono.trace.recorder import Recorder, view_note
+
+
+class Notes:
+    """One member's."""
+
+    def __init__(self, recorder: Recorder, stack: Stack, clock: WallClock) -> None:
+        self._recorder = recorder
+        self._stack = stack
+        self._clock = clock
+        self._slot = self._place = 0
+
+    def sent(self, first_sequence: int, sizes: list[int], now: int, priority: int) -> None:
+        """The stack took messages of these sizes."""
+        slot = self._stack.grid.slot_of(now)
+        if slot != self._slot:
+            self._slot, self._place = slot, self._stack.policy.member * PLACE_PER_SENDER
+        self._recorder.sent(
+            first_sequence=first_sequence,
+            count=len(sizes),
+            sizes=sizes,
+            slot=slot,
+            first_place=self._place,
+            real_ns=self._clock.real(now),
+            local_ns=now,
+            priority=priority if priority or self._stack.pulls else None,
+        )
+        self._place += len(sizes)
+
+    def happened(self, event: StackEvent, now: int) -> None:
+        """The stack handed this out."""
+        recorder, real = self._recorder, self._clock.real(now)
+        if isinstance(event, Batch):
+            recorder.delivered(
+                sender=event.sender,
+                incarnation=event.incarnation,
+                first_sequence=event.first_sequence,
+                count=event.count,
+                sizes=event.sizes(),
+                slot=event.slot,
+                first_place=event.first_place,
+                first_index=event.first_index,
+                real_ns=real,
+                local_ns=now,
+                priority=event.priority,
+            )
+        elif isinstance(event, Step):
+            recorder.step(event, real_ns=real, local_ns=now)
+        elif isinstance(event, ViewChange):
+            first = event.view.first_slot
+            if self._stack.policy.member in event.joined:
+                recorder.event(EventKind.START, slot=first, real_ns=real, local_ns=now)
+            note = view_note(event.view.members)
+            recorder.event(EventKind.VIEW, slot=first, view=first, real_ns=real, local_ns=now, note=note)
+        elif isinstance(event, TimingChange):
+            note = timing_note(event.timing.theta_ns, event.bound_ns)
+            recorder.event(EventKind.TIMING, slot=event.slot, real_ns=real, local_ns=now, note=note)
+        elif isinstance(event, Violation | Notice):
+            kind = EventKind.VIOLATION if isinstance(event, Violation) else EventKind.NOTICE
+            slot = event.slot if event.slot is not None else self._stack.grid.slot_of(now)
+            note = f"{event.kind}: {event.text}"
+            recorder.event(kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, note=note)
+        elif isinstance(event, Gap):
+            recorder.event(
+                EventKind.GAP,
+                slot=event.slot,
+                real_ns=real,
+                local_ns=now,
+                subject=event.sender,
+                incarnation=event.incarnation,
+            )
+        elif isinstance(event, Left):
+            recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=real, local_ns=now)

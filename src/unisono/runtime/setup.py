@@ -1,0 +1,166 @@
+"""What `join` was asked for, checked: addresses, Δ Γ Θ, and the policy that a stack is built from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from unisono.errors import Infeasible, InvalidPolicy
+from unisono.model.durations import NS_PER_S, duration_ns, duration_text
+from unisono.model.metrics import MetricRow
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
+from unisono.model.references import Reference
+from unisono.model.sla import SlaSet
+from unisono.model.sla_text import parse_slas
+from unisono.model.timing import SLOT_DEFAULT, Timing
+from unisono.model.views import View
+from unisono.qos.oversight import Oversight
+from unisono.qos.reservation import Link
+from unisono.runtime.discovery import ByBeacon, ByName, Found, discover
+from unisono.runtime.injection import Injection
+from unisono.runtime.storage import Storage, check_fsync
+from unisono.stack import Stack, build, durable
+
+if TYPE_CHECKING:
+    from unisono.trace.recorder import Recorder
+
+SLOT_LARGEST_NS = 50_000_000
+SLOT_SMALLEST_NS = 500_000
+START_MARGIN_NS = 100_000_000
+PROBE_EVERY_NS = NS_PER_S
+
+
+MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
+"""Who takes the rows of each collecting interval; it must not block."""
+
+
+def slas_of(given: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
+    """Agreements as they are, or from the file of this name."""
+    if given is None or isinstance(given, SlaSet):
+        return given
+    return parse_slas(Path(given).read_text(encoding="utf-8"), os.fspath(given))
+
+
+def address_of(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidPolicy(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def timing_for(
+    order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
+) -> Timing:
+    """Δ, Γ and, unless it is given, the longest slot that keeps the deadline; `skews_ns`: Γ, and how much counts."""
+    gamma_ns, skew_ns = skews_ns
+    if slot is not None or deadline is None or order not in {"auto", "vbr"}:
+        return Timing(delta_ns, gamma_ns, duration_ns(SLOT_DEFAULT if slot is None else slot, "slot"))
+    limit = duration_ns(deadline, "deadline")
+    theta_ns = min(limit - delta_ns - skew_ns, SLOT_LARGEST_NS)
+    if theta_ns < SLOT_SMALLEST_NS:
+        terms, word = (delta_ns, skew_ns, SLOT_SMALLEST_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
+        raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
+    return Timing(delta_ns, gamma_ns, theta_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    group: str
+    member: int
+    addresses: dict[int, tuple[str, int]]
+    order: str
+    rate: Rate
+    timing: Timing
+    max_message: int
+    max_frame: int | None
+    failures: bool
+    loss_burst: int
+    fec: tuple[int, int] | None
+    reliable: Redundancy | None
+    processing_ns: int
+    multicast: tuple[str, int] | None
+    link: Link
+    recorder: Recorder | None
+    incarnation: int
+    timeout_s: float
+    queue_messages: int
+    injection: Injection | None
+    slas: SlaSet | None = None
+    monitor: bool | MetricSink = False
+    storage: Path | None = None
+    fsync: str = "always"
+    salt: str = ""
+    """Tells groups of one name with other members apart on the network."""
+    search: ByBeacon | ByName | None = None
+    """How to find the members, where their addresses only stand for them."""
+
+    async def complete(self) -> tuple[Setup, Found | None]:
+        """With the members' addresses, if they have to be found first."""
+        if self.search is None:
+            return self, None
+        found = await discover(self.search, self.incarnation, self.timeout_s)
+        return replace(self, member=found.member, addresses=found.addresses, salt=found.salt, search=None), found
+
+    def reference(self) -> str:
+        """A text that says where the members are."""
+        peers = {
+            number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            for number, (host, port) in self.addresses.items()
+        }
+        return Reference(self.group, peers, self.salt).text()
+
+    def oversight(self, stack: Stack) -> Oversight | None:
+        """Who watches the stack, if metrics or agreements were asked for."""
+        if self.slas is None and self.monitor is False:
+            return None
+        return Oversight(stack.policy, stack.parties, stack.skew, self.slas, stack)
+
+    def open_storage(self) -> Storage | None:
+        """This member's storage, if it is to have one."""
+        if self.storage is None:
+            return None
+        return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
+
+    def check(self, deadline_ns: int | None) -> None:
+        """Refuse what can be refused before there is a socket."""
+        if self.storage is not None and not durable(self.order):
+            raise InvalidPolicy("storage", f"the order {self.order} keeps nothing on stable storage; consensus does")
+        check_fsync(self.fsync)
+        copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
+        share = self.link.share(copies)
+        stack = build(self.policy(self.max_frame or 1400), share)
+        share.release()
+        bound_ns = stack.order.bound_ns()
+        self.oversight(stack)
+        if deadline_ns is not None and bound_ns > deadline_ns:
+            raise Infeasible(
+                deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
+            )
+
+    def policy(self, max_frame: int) -> Policy:
+        return Policy(
+            group=self.group + self.salt,
+            member=self.member,
+            view=View(tuple(sorted(self.addresses))),
+            timing=self.timing,
+            rate=self.rate,
+            order=self.order,
+            incarnation=self.incarnation,
+            max_message=self.max_message,
+            max_frame=max_frame,
+            start_margin_ns=START_MARGIN_NS,
+            probe_every_ns=PROBE_EVERY_NS,
+            multicast=self.multicast is not None,
+            failures=self.failures,
+            loss_burst=self.loss_burst,
+            fec=self.fec,
+            reliable=self.reliable,
+            rho_most=0 if self.slas is None or "rho" not in self.slas.adapt else self.slas.rho_most,
+            fec_most=0 if self.slas is None or "fec" not in self.slas.adapt else self.slas.fec_most,
+            processing_ns=self.processing_ns,
+        )

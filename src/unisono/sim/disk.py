@@ -1,0 +1,71 @@
+"""A disk that does what disks do in a crash: what was not synced is lost, in part, and the last record may be torn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from unisono.model.events import StackEvent
+from unisono.model.writes import Memory, Write
+from unisono.sim.streams import below
+from unisono.stack import Datagram, Stack
+
+
+class SimDisk:
+    """One member's stable storage. `forgets` plants the defect that synced records are lost too."""
+
+    def __init__(self, chance: Random, *, forgets: bool = False) -> None:
+        self._chance = chance
+        self._forgets = forgets
+        self._safe: list[bytes] = []
+        self._unsynced: list[bytes] = []
+        self.synced = 0
+        """How often a write was made durable."""
+
+    def apply(self, writes: Iterable[Write]) -> None:
+        """Write, in order; return when all that is not lazy is durable. A replacement is made whole or not at all."""
+        due = False
+        for write in writes:
+            if write.replace:
+                self._safe, self._unsynced = [], []
+            self._unsynced += write.records
+            due = due or not write.lazy
+        if due:
+            self.synced += 1
+            self._safe += self._unsynced
+            self._unsynced = []
+
+    def crash(self) -> None:
+        """Of what was not synced some of the first records are there; one that is torn is found out and cut off."""
+        self._safe += self._unsynced[: below(self._chance, len(self._unsynced) + 1)]
+        self._unsynced = []
+        if self._forgets:
+            del self._safe[below(self._chance, len(self._safe) + 1) :]
+
+    def records(self) -> list[bytes]:
+        """What a new life finds."""
+        return [*self._safe, *self._unsynced]
+
+    def memory(self, number: int) -> Memory:
+        """What a new life is given."""
+        return Memory(number, tuple(self.records()))
+
+
+class DurableStack:
+    """A stack with a disk: what it wants to be durable is, before what it says goes out."""
+
+    def __init__(self, stack: Stack, disk: SimDisk) -> None:
+        self._stack = stack
+        self._disk = disk
+        self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
+        self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
+
+    def outgoing(self) -> Sequence[Datagram]:
+        """The datagrams to send, behind what they rest on."""
+        self._disk.apply(self._stack.writes())
+        return self._stack.outgoing()
+
+    def events(self) -> Sequence[StackEvent]:
+        """What has happened, behind what it rests on."""
+        self._disk.apply(self._stack.writes())
+        return self._stack.events()

@@ -1,0 +1,91 @@
+"""What happened in an ideal group, as a trace: the rows that the real group records, with steps in place of times."""
+
+from __future__ import annotations
+
+from unisono.model.events import Step
+from unisono.sim.ideal_views import IdealGroup, Peer
+from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+from unisono.trace.table import Trace
+
+STEP_NS = 1_000
+
+
+def ideal_trace(group: IdealGroup) -> Trace:
+    """Everything that the members of the group did so far."""
+    memory = MemoryTrace("ideal", "ideal")
+    observer = memory.recorder(OBSERVER)
+    peers = [*group.past, *(group.peers[member] for member in sorted(group.peers))]
+    for peer in peers:
+        if peer.view:
+            _record(memory, peer)
+        if peer.fate == "crashed":
+            slot, at = peer.first_position + len(peer.consumed), peer.ended_at * STEP_NS
+            observer.event(
+                EventKind.CRASH, slot=slot, real_ns=at, local_ns=at, subject=peer.member, incarnation=peer.incarnation
+            )
+    meta = RunMeta(
+        run="ideal",
+        group="ideal",
+        order="priority",
+        members=tuple(sorted({peer.member for peer in peers})),
+        delta_ns=0,
+        gamma_ns=0,
+        theta_ns=STEP_NS,
+        bound_ns=None,
+        reliable=True,
+        source="ideal",
+    )
+    return memory.trace(meta)
+
+
+def _record(memory: MemoryTrace, peer: Peer) -> None:
+    recorder = memory.recorder(peer.member, life=peer.incarnation)
+    began, first = peer.began_at * STEP_NS, peer.first_position
+    recorder.event(EventKind.START, slot=first, real_ns=began, local_ns=began)
+    for number, note in enumerate(peer.notes):
+        message, at = note.message, note.at * STEP_NS
+        ref, size = message.ref, len(message.payload)
+        if note.kind == "send":
+            recorder.sent(
+                first_sequence=ref.sequence,
+                count=1,
+                sizes=size,
+                slot=note.at,
+                first_place=0,
+                real_ns=at,
+                local_ns=at,
+                priority=message.priority,
+            )
+        elif note.kind == "deliver":
+            recorder.delivered(
+                sender=ref.sender,
+                incarnation=ref.incarnation,
+                first_sequence=ref.sequence,
+                count=1,
+                sizes=size,
+                slot=note.position,
+                first_place=0,
+                first_index=note.index,
+                real_ns=at,
+                local_ns=at,
+                priority=message.priority,
+            )
+        else:
+            recorder.step(
+                Step(
+                    note.kind == "queue",
+                    *ref,
+                    priority=message.priority,
+                    number=number,
+                    consumed=note.index,
+                    position=note.position,
+                    detail=note.detail,
+                ),
+                real_ns=at,
+                local_ns=at,
+            )
+    if peer.fate == "left":
+        at = peer.ended_at * STEP_NS
+        recorder.event(EventKind.LEAVE, slot=first + len(peer.consumed), real_ns=at, local_ns=at)

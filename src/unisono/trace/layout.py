@@ -1,0 +1,121 @@
+"""What files a recorded run has, by range of slots, without reading their rows: the plan of a verification.
+
+A damaged layout is refused here (`TraceDamaged`), by the same rules as `read_trace` refuses it; what only the rows
+can show is refused where the rows are read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from unisono.trace.files import PART_NAME, closed_logs, read_columns, read_part
+from unisono.trace.meta import META_NAME, RunMeta, TraceDamaged, read_meta
+from unisono.trace.table import Log, Rows
+
+SURVEYED = (
+    *("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns"),
+    *("view", "grade", "destinations", "note"),
+)
+"""The columns that a survey of a range reads; member and life are in the file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file."""
+
+    path: str
+    member: int
+    life: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """The files of one range of slots, of all members."""
+
+    first_slot: int
+    last_slot: int
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One run of one group on disk."""
+
+    folder: str
+    meta: RunMeta
+    logs: tuple[Log, ...]
+    ranges: tuple[RangeFiles, ...]
+    """In the order of slots; they do not overlap."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(files.rows for files in self.ranges)
+
+
+def layout(folder: str | Path) -> Layout:
+    """The layout of a group's folder."""
+    root = Path(folder)
+    meta = read_meta(root / META_NAME)
+    ranges: dict[tuple[int, int], list[Part]] = {}
+    logs: list[Log] = []
+    for member_path in sorted(root.glob("member=*")):
+        text = member_path.name.removeprefix("member=")
+        if not re.fullmatch(r"-?\d+", text):
+            raise TraceDamaged(member_path, "the folder's name does not end in a member's number")
+        member = int(text)
+        counts: dict[int, int] = {}
+        for path in sorted(member_path.glob("*.parquet")):
+            named = PART_NAME.fullmatch(path.name)
+            if not named:
+                raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
+            first, last, life = (int(word) for word in named.groups()[:3])
+            rows = _rows_in(path)
+            counts[life] = counts.get(life, 0) + rows
+            ranges.setdefault((first, last), []).append(Part(str(path), member, life, rows))
+        logs += closed_logs(member_path, member, counts)
+    ordered = sorted(ranges)
+    for (_, last), (first, _) in pairwise(ordered):
+        if first <= last:
+            raise TraceDamaged(root, f"ranges of slots overlap at slot {first}: the files are of several recordings")
+    files = tuple(RangeFiles(first, last, tuple(ranges[first, last])) for first, last in ordered)
+    return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.life))), files)
+
+
+def silent_members(plan: Layout, crashed: frozenset[int]) -> list[int]:
+    """Members that the run names but of which there is no file, though nobody saw them crash."""
+    return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
+
+
+def read_range(files: RangeFiles, *, whole: bool = False) -> list[Rows]:
+    """The rows of a range, file by file: the surveyed columns, or the `whole` rows."""
+    read = []
+    for part in files.parts:
+        rows = read_part(part.path) if whole else read_columns(part.path, SURVEYED, part.member, part.life)
+        if len(rows) == 0:
+            continue
+        if whole and not ((rows.member == part.member).all() and (rows.life == part.life).all()):
+            raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.life}")
+        if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
+            raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
+        read.append(rows)
+    return read
+
+
+def _rows_in(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error

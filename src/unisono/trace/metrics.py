@@ -1,0 +1,102 @@
+"""Metric rows as they are kept and streamed: which run, group, member and life they come from, in one schema.
+
+Two forms of the same records, beside the trace of the run:
+
+    DIR/run=R/group=G/metrics/member=M.LIFE.jsonl         appended to as the group runs, one record per line
+    DIR/run=R/group=G/metrics/member=M.LIFE.parquet       all of them, written when the recording is closed
+
+The stream is text because its readers tail it while it grows: a line is whole when its newline is there, a spread's
+histogram has as many buckets as it needs, and a reader of an older version skips fields that it does not know. Parquet
+is for whoever reads a finished run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unisono.model.metrics import METRICS, MetricRow, Shape, Side
+
+METRIC_VERSION: Final = 1
+QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+"""What is written beside a spread's buckets, for readers that do not add histograms up."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRecord:
+    """One row and where it comes from."""
+
+    run: str
+    group: str
+    member: int
+    life: int
+    row: MetricRow
+
+
+def to_fields(record: MetricRecord) -> dict[str, Any]:
+    """The record's columns, in the schema's order."""
+    row = record.row
+    quantiles: dict[str, int | None] = dict.fromkeys(QUANTILES)
+    if METRICS[row.metric].shape is Shape.SPREAD and row.count:
+        histogram = row.histogram()
+        quantiles = {name: histogram.quantile(q) for name, q in QUANTILES.items()}
+    return {
+        "version": METRIC_VERSION,
+        "run": record.run,
+        "group": record.group,
+        "member": record.member,
+        "life": record.life,
+        "layer": row.layer,
+        "side": row.side.value,
+        "link": row.link,
+        "metric": row.metric,
+        "window_start_ns": row.window_start_ns,
+        "window_ns": row.window_ns,
+        "count": row.count,
+        "value": float(row.value),
+        **quantiles,
+        "largest": row.largest,
+        "buckets": [list(pair) for pair in row.buckets],
+    }
+
+
+def of_fields(fields: Mapping[str, Any]) -> MetricRecord:
+    """The record whose columns these are; ValueError names what is wrong with them."""
+    if fields.get("version") != METRIC_VERSION:
+        raise ValueError(f"metric version {fields.get('version')!r} is unknown, this release reads {METRIC_VERSION}")
+    try:
+        row = MetricRow(
+            layer=str(fields["layer"]),
+            side=Side(fields["side"]),
+            link=int(fields["link"]),
+            metric=str(fields["metric"]),
+            window_start_ns=int(fields["window_start_ns"]),
+            window_ns=int(fields["window_ns"]),
+            count=int(fields["count"]),
+            value=float(fields["value"]),
+            largest=int(fields["largest"]),
+            buckets=tuple((int(bucket), int(times)) for bucket, times in fields["buckets"]),
+        )
+        record = MetricRecord(str(fields["run"]), str(fields["group"]), int(fields["member"]), int(fields["life"]), row)
+    except KeyError as error:
+        raise ValueError(f"the field {error.args[0]} is missing") from error
+    except TypeError as error:
+        raise ValueError(f"a field has the wrong type: {error}") from error
+    if row.metric not in METRICS:
+        raise ValueError(f"metric: {row.metric!r} is not known")
+    return record
+
+
+def to_line(record: MetricRecord) -> str:
+    """The record as one line of the stream, newline included."""
+    return json.dumps(to_fields(record), separators=(",", ":")) + "\n"
+
+
+def of_line(line: str) -> MetricRecord:
+    """The record of one line; ValueError if it is none."""
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("a JSON object is needed")
+    return of_fields(fields)

@@ -1,0 +1,156 @@
+"""What a member of the priority order hands to a newcomer (erratum 004-10), and its bytes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from unisono.model.message_sets import MessageSet, Origin, Ref
+from unisono.wire.priority import (
+    Ack,
+    Decision,
+    Message,
+    Reader,
+    Unreadable,
+    decode_body,
+    encode_body,
+    encode_ref,
+    encode_set,
+)
+
+_VERSION = 1
+_HEAD = struct.Struct("!BQQ")
+_COUNT = struct.Struct("!I")
+_ORIGIN = struct.Struct("!HI")
+_NEXT = struct.Struct("!HIQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message with its origin; in the queue, with the messages that lock it."""
+
+    message: Message
+    origin: Origin
+    locks: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The member's place in the agreed order, its queue with all locks, what waits and what was said about it, its
+    history, what it knows of the others' histories, and what has left them all."""
+
+    position: int
+    clock: int
+    next_sequences: tuple[tuple[Origin, int], ...]
+    queue: tuple[Entry, ...]
+    tail_locks: tuple[Ref, ...]
+    waiting: tuple[Entry, ...]
+    acks: tuple[tuple[Origin, Ack], ...]
+    decisions: tuple[Decision, ...]
+    history: MessageSet
+    known: tuple[tuple[Origin, MessageSet], ...]
+    collected: MessageSet
+    finals: tuple[tuple[Origin, MessageSet], ...]
+    """What members that are about to leave have consumed."""
+    binding: MessageSet
+    """What members consumed that have left in order."""
+
+
+def encode_state(state: State) -> bytes:
+    """The state as bytes."""
+    parts = [_HEAD.pack(_VERSION, state.position, state.clock)]
+    parts += _list([_NEXT.pack(*origin, sequence) for origin, sequence in state.next_sequences])
+    parts += _list([_entry(entry) for entry in state.queue])
+    parts += _list([encode_ref(ref) for ref in state.tail_locks])
+    parts += _list([_entry(entry) for entry in state.waiting])
+    parts += _list([_ORIGIN.pack(*origin) + _sized(encode_body(ack)) for origin, ack in state.acks])
+    parts += _list([_sized(encode_body(decision)) for decision in state.decisions])
+    parts.append(encode_set(state.history))
+    parts += _list([_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.known])
+    parts.append(encode_set(state.collected))
+    parts += _list([_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.finals])
+    parts.append(encode_set(state.binding))
+    return b"".join(parts)
+
+
+def decode_state(data: bytes) -> State:
+    """The state, or Unreadable: nothing may lock or be acknowledged that does not wait."""
+    reader = Reader(data)
+    version, position, clock = reader.unpack(_HEAD)
+    if version != _VERSION:
+        raise Unreadable(f"state of version {version}; this release reads version {_VERSION}")
+    nexts = [reader.unpack(_NEXT) for _ in range(_count(reader))]
+    queue = tuple(_read_entry(reader) for _ in range(_count(reader)))
+    tail_locks = tuple(reader.ref() for _ in range(_count(reader)))
+    waiting = tuple(_read_entry(reader) for _ in range(_count(reader)))
+    acks: list[tuple[Origin, Ack]] = []
+    for _ in range(_count(reader)):
+        origin, ack = _read_origin(reader), decode_body(_read_sized(reader))
+        if not isinstance(ack, Ack):
+            raise Unreadable("an acknowledgment was expected")
+        acks.append((origin, ack))
+    decisions: list[Decision] = []
+    for _ in range(_count(reader)):
+        decision = decode_body(_read_sized(reader))
+        if not isinstance(decision, Decision):
+            raise Unreadable("a decision was expected")
+        decisions.append(decision)
+    history = reader.message_set()
+    known = tuple((_read_origin(reader), reader.message_set()) for _ in range(_count(reader)))
+    collected = reader.message_set()
+    finals = tuple((_read_origin(reader), reader.message_set()) for _ in range(_count(reader)))
+    binding = reader.message_set()
+    reader.end()
+    pending = {Ref(*entry.origin, entry.message.sequence) for entry in waiting}
+    named = {*tail_locks, *(ref for entry in queue for ref in entry.locks)}
+    named |= {ack.ref for _, ack in acks} | {decision.ref for decision in decisions}
+    if not named <= pending:
+        raise Unreadable(f"{min(named - pending)} is spoken of and does not wait")
+    return State(
+        position,
+        clock,
+        tuple(((sender, incarnation), sequence) for sender, incarnation, sequence in nexts),
+        queue,
+        tail_locks,
+        waiting,
+        tuple(acks),
+        tuple(decisions),
+        history,
+        known,
+        collected,
+        finals,
+        binding,
+    )
+
+
+def _list(items: list[bytes]) -> list[bytes]:
+    return [_COUNT.pack(len(items)), *items]
+
+
+def _sized(data: bytes) -> bytes:
+    return _COUNT.pack(len(data)) + data
+
+
+def _entry(entry: Entry) -> bytes:
+    locks = _list([encode_ref(ref) for ref in entry.locks])
+    return b"".join((_ORIGIN.pack(*entry.origin), _sized(encode_body(entry.message)), *locks))
+
+
+def _count(reader: Reader) -> int:
+    return reader.unpack(_COUNT)[0]
+
+
+def _read_origin(reader: Reader) -> Origin:
+    sender, incarnation = reader.unpack(_ORIGIN)
+    return sender, incarnation
+
+
+def _read_sized(reader: Reader) -> bytes:
+    return reader.bytes(_count(reader))
+
+
+def _read_entry(reader: Reader) -> Entry:
+    origin, message = _read_origin(reader), decode_body(_read_sized(reader))
+    if not isinstance(message, Message):
+        raise Unreadable("a message was expected")
+    return Entry(message, origin, tuple(reader.ref() for _ in range(_count(reader))))

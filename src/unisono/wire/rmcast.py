@@ -1,0 +1,45 @@
+"""The bytes of a reliable multicast (paper 002 §3.3, figure 12).
+
+A copy is a frame of kind RMCAST: the header's sender is m.broadcaster, its number m.copy, its sequence m.sequenceNo.
+The body is the same in every copy, whoever broadcasts it: m.originator and its incarnation, ρ, η, then the frame that
+is multicast. So a process that takes over sends the bytes that it received behind a header of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from unisono.model.redundancy import RHO_MAX
+from unisono.wire.frame import HEADER_BYTES, Frame, Nested, parts_of
+
+_FIELDS = struct.Struct("!HBBIQ")
+FIELDS_BYTES = _FIELDS.size
+RMCAST_BYTES = HEADER_BYTES + FIELDS_BYTES
+"""What a copy carries beside the frame that is multicast."""
+
+
+@dataclass(slots=True)
+class Copy(Nested):
+    """A copy on its way up."""
+
+    originator: int = 0
+    life: int = 0
+    """The originator's incarnation: it numbers its messages from 0 in each."""
+    rho: int = 0
+    eta_ns: int = 0
+
+
+def pack_message(frame: Frame, rho: int, eta_ns: int, group: int) -> bytes:
+    """The body of every copy of a message: the one buffer that is kept of it. The frame's sender is the originator."""
+    return b"".join((_FIELDS.pack(frame.sender, rho, 0, frame.incarnation, eta_ns), *parts_of(frame, group)))
+
+
+def read_fields(copy: Copy, data: bytes, start: int, end: int) -> bool:
+    """Fill in a copy's fields and where its frame lies; False if they cannot be."""
+    if end - start < FIELDS_BYTES + HEADER_BYTES:
+        return False
+    copy.originator, copy.rho, zero, copy.life, copy.eta_ns = _FIELDS.unpack_from(data, start)
+    copy.body = memoryview(data)[start:end]
+    copy.datagram, copy.start, copy.end = data, start + FIELDS_BYTES, end
+    return not zero and copy.number <= copy.rho <= RHO_MAX and 1_000 <= copy.eta_ns < 2**62

@@ -1,0 +1,252 @@
+"""All that can happen in a small ideal group, one thing after another, each state once.
+
+Most orders of events make no difference. An acknowledgment that does not complete a message's set changes nothing that
+can be seen, so receptions are taken in strides: up to the next message of a sender, or up to the acknowledgments or
+the decision that a waiting message lacks. Whatever a finer schedule could bring about, one of these does too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from unisono.model.message_sets import Origin, Ref
+from unisono.orders.consumable_queue import ConsumableQueue, Queued
+from unisono.orders.insertion import Form, Insertion
+from unisono.sim.ideal_views import Action, Change, IdealGroup, Peer
+from unisono.wire.priority import Ack, Decision, Message
+
+OPTIONAL = frozenset({"crash", "leave", "admit"})
+
+
+@dataclass
+class Explored:
+    """How many states were seen, how many of them were ends, and what was wrong at ends."""
+
+    states: int = 0
+    ends: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def explore(
+    group: IdealGroup, verdict: Callable[[IdealGroup], str], *, most: int = 1_000_000, faults_shown: int = 3
+) -> Explored:
+    """Visit every state that can be reached; `verdict` says what is wrong with an end."""
+    found = Explored()
+    seen = {_key(group)}
+    todo = [group]
+    while todo:
+        at = todo.pop()
+        strides = list(_strides(at))
+        if all(stride[0][0] in OPTIONAL for stride in strides):
+            found.ends += 1
+            problem = verdict(at)
+            if problem:
+                found.wrong.append(problem)
+                if len(found.wrong) >= faults_shown:
+                    break
+        for stride in strides:
+            following = fork(at)
+            for action in stride:
+                following.do(action)
+            _hear_at_once(following)
+            key = _key(following)
+            if key not in seen:
+                seen.add(key)
+                todo.append(following)
+        if len(seen) > most:
+            raise AssertionError(f"more than {most} states: the case is too large to be explored")
+    found.states = len(seen)
+    return found
+
+
+def _hear_at_once(group: IdealGroup) -> None:
+    """What is said to a coordinator alone can be heard as soon as it is said: when it is heard makes no difference."""
+    heard = True
+    while heard:
+        told = [action for action in group.enabled() if action[0] == "told"]
+        heard = bool(told)
+        for action in told[:1]:
+            group.do(action)
+
+
+def _strides(group: IdealGroup) -> Iterator[list[Action]]:
+    installing = group.change is not None
+    for action in group.enabled():
+        if action[0] == "receive":
+            continue
+        yield [action]
+    for member in sorted(group.peers):
+        peer = group.peers[member]
+        if not peer.up or not peer.view:
+            continue
+        senders = group.senders(peer.view)
+        for sender in senders:
+            steps = _up_to(group, peer, sender, None)
+            if steps:
+                yield [("receive", member, *sender)] * steps
+        for ref in list(peer.core.waiting):
+            if ref not in peer.core.decisions:
+                yield from _completing(group, peer, ref, senders)
+        if installing and peer.blocked and not any(_up_to(group, peer, sender, None) for sender in senders):
+            rest: list[Action] = [
+                ("receive", member, *sender)
+                for sender in senders
+                for _ in range(group.limit(peer.view, sender) - peer.got.get(sender, 0))
+            ]
+            if rest:
+                yield rest
+
+
+def _up_to(group: IdealGroup, peer: Peer, sender: Origin, ref: Ref | None) -> int:
+    """How many bodies up to the next message (no `ref`), or up to what is said about one before any message."""
+    got, bodies = peer.got.get(sender, 0), group.bodies[peer.view, sender]
+    for number in range(got, group.limit(peer.view, sender)):
+        body = bodies[number]
+        if isinstance(body, Message):
+            return number + 1 - got if ref is None else 0
+        if ref is not None and isinstance(body, Ack | Decision) and body.ref == ref:
+            return number + 1 - got
+    return 0
+
+
+def _completing(group: IdealGroup, peer: Peer, ref: Ref, senders: list[Origin]) -> Iterator[list[Action]]:
+    if group.form is Form.COORDINATOR:
+        for sender in senders:
+            steps = _up_to(group, peer, sender, ref)
+            if steps:
+                yield [("receive", peer.member, *sender)] * steps
+        return
+    stride: list[Action] = []
+    for member in peer.core.members:
+        if member in peer.core.bags[ref]:
+            continue
+        steps = _up_to(group, peer, member, ref) if (peer.view, member) in group.bodies else 0
+        if not steps:
+            return
+        stride += [("receive", peer.member, *member)] * steps
+    if stride:
+        yield stride
+
+
+# -- copies and keys of states ---------------------------------------------------------------------------------
+
+
+def fork(group: IdealGroup) -> IdealGroup:
+    """A copy that can go another way."""
+    new = object.__new__(IdealGroup)
+    for name, value in vars(group).items():
+        setattr(new, name, _copied(value))
+    return new
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner) if isinstance(inner, Peer) else inner for inner in value]
+    if isinstance(value, set):
+        return set(value)
+    if isinstance(value, ConsumableQueue):
+        queue = ConsumableQueue()
+        queue.restore([Queued(item.message, item.urgency, dict(item.locks)) for item in value], value.tail_locks)
+        return queue
+    if isinstance(value, Insertion):
+        core = object.__new__(type(value))
+        for name, inner in vars(value).items():
+            setattr(core, name, _copied(inner))
+        return core
+    if isinstance(value, Peer | Change):
+        return type(value)(**{f.name: _copied(getattr(value, f.name)) for f in fields(value)})
+    return value
+
+
+def _key(group: IdealGroup) -> int:
+    """A number for what the future depends on, and for what a verdict looks at."""
+    parts: list[object] = [group.view, group.members, group.crashes, group.leaves, tuple(group.can_join)]
+    parts.append(tuple(sorted(group.cuts.items())))
+    parts += [(of, tuple(bodies)) for of, bodies in sorted(group.bodies.items())]
+    change = group.change
+    if change is not None:
+        parts += [tuple(change.stay), tuple(change.newcomers), tuple(change.leavers), tuple(change.installed)]
+        parts += [(member, state) for member, state in sorted(change.states.items())]
+    parts += [_peer_key(peer) for peer in (*group.past, *(group.peers[m] for m in sorted(group.peers)))]
+    return hash(tuple(parts))
+
+
+def _peer_key(peer: Peer) -> tuple[object, ...]:
+    core = peer.core
+    return (
+        peer.member,
+        peer.view,
+        tuple(sorted(peer.got.items())),
+        tuple((teller, tuple(acks)) for teller, acks in sorted(peer.told.items()) if acks),
+        (peer.blocked, peer.fate, peer.leaving, peer.sent),
+        tuple(peer.backlog),
+        tuple(peer.consumed),
+        tuple((note.message.ref, note.index) for note in peer.notes if note.kind == "receive"),
+        tuple((item.ref, tuple(sorted(item.locks))) for item in core.queue),
+        tuple(sorted(core.queue.tail_locks)),
+        tuple((ref, tuple(sorted(core.bags[ref].items()))) for ref in sorted(core.waiting)),
+        tuple(core.decisions[ref] for ref in sorted(core.decisions)),
+        core.clock,
+        core.history,
+    )
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def p1_and_p2(group: IdealGroup) -> str:
+    """P1 among those that did not crash, P2 in words, and that nothing is stuck; empty if all hold."""
+    return p1(group) or stuck(group) or p2(group)
+
+
+def everyone(group: IdealGroup) -> list[Peer]:
+    """Every member in every life."""
+    return [*group.past, *(group.peers[member] for member in sorted(group.peers))]
+
+
+def p1(group: IdealGroup) -> str:
+    """One sequence for all who did not crash."""
+    agreed: dict[int, Ref] = {}
+    for peer in everyone(group):
+        if peer.fate == "crashed":
+            continue
+        for number, ref in enumerate(peer.consumed):
+            other = agreed.setdefault(peer.first_position + number, ref)
+            if other != ref:
+                orders = {p.member: [str(r) for r in p.consumed] for p in everyone(group) if p.fate != "crashed"}
+                return f"P1: {other} and {ref} at place {peer.first_position + number}: {orders}"
+    return ""
+
+
+def stuck(group: IdealGroup) -> str:
+    """At the end of a run nothing may wait."""
+    for peer in group.survivors():
+        if peer.core.waiting or len(peer.core.queue):
+            left = [str(ref) for ref in peer.core.waiting] + [str(item.ref) for item in peer.core.queue]
+            return f"member {peer.member} is stuck with {', '.join(left)}"
+    return ""
+
+
+def p2(group: IdealGroup) -> str:
+    """In words: l delivered nowhere when h was received there means h before l."""
+    peers = everyone(group)
+    levels = {note.message.ref: note.message.priority for peer in peers for note in peer.notes}
+    had_consumed = [{n.message.ref: n.index for n in peer.notes if n.kind == "receive"} for peer in peers]
+    places = [{ref: place for place, ref in enumerate(peer.consumed)} for peer in peers]
+    for peer, place in zip(peers, places, strict=True):
+        if peer.fate == "crashed":
+            continue
+        for low, at in place.items():
+            for high, level in levels.items():
+                if level <= levels[low] or place.get(high, 1 << 30) < at:
+                    continue
+                if high not in place and not any(high in received for received in had_consumed):
+                    continue
+                if all(
+                    theirs.get(low, 1 << 30) >= received.get(high, 1 << 29)
+                    for received, theirs in zip(had_consumed, places, strict=True)
+                ):
+                    return f"P2: member {peer.member} delivered {low} before {high}"
+    return ""

@@ -1,0 +1,130 @@
+"""n processes and one reliable multicast: the automata of paper 002 §3.4 on an event heap, fates chosen outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from unisono.layers.rmcast_message import NOTHING, RmcastMessage, RmcastRules
+from unisono.model.redundancy import Redundancy
+
+MS = 1_000_000
+ORIGINATOR = 1
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """One broadcast, as its broadcaster is about to make it: the `index`th of its own."""
+
+    at: int
+    broadcaster: int
+    copy: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What becomes of a broadcast: who gets it and after how long, and whether its broadcaster crashes in it."""
+
+    reached: dict[int, int]
+    crash: bool = False
+
+
+Fates = Callable[[Broadcast, list[int]], Fate]
+
+
+@dataclass
+class Outcome:
+    """What happened."""
+
+    broadcasts: list[Broadcast] = field(default_factory=list)
+    delivered: dict[int, int] = field(default_factory=dict)
+    crashed: set[int] = field(default_factory=set)
+    reached: dict[int, set[int]] = field(default_factory=dict)
+    """Broadcaster to those that any of its sends reached."""
+    ended: int = 0
+
+    def correct(self, n: int) -> set[int]:
+        return set(range(1, n + 1)) - self.crashed
+
+    def agreed(self, n: int) -> bool:
+        """Whether all correct processes have the message, or none has."""
+        having = self.correct(n) & set(self.delivered)
+        return not having or having == self.correct(n)
+
+    def within_reach(self, n: int, rho: int) -> bool:
+        """Whether whoever began copy ρ has reached every correct process with one copy of its own at least."""
+        finishers = {b.broadcaster for b in self.broadcasts if b.copy == rho}
+        return all(self.correct(n) - {f} <= self.reached[f] for f in finishers)
+
+
+def run(n: int, redundancy: Redundancy, fates: Fates, zeta: Callable[[int, int], int]) -> Outcome:
+    """One multicast of member 1 in a group of n; `zeta(member, η)` draws ζ."""
+    rules = {
+        i: RmcastRules(i, n, redundancy, lambda eta, i=i: zeta(i, eta))  # type: ignore[misc]
+        for i in range(1, n + 1)
+    }
+    processes = {i: RmcastMessage(rules[i], ORIGINATOR) for i in rules}
+    outcome = Outcome()
+    heap: list[tuple[int, int, int, int, int, int]] = []
+    made = dict.fromkeys(processes, 0)
+
+    def broadcast(now: int, i: int, k: int) -> None:
+        event = Broadcast(now, i, k, made[i])
+        made[i] += 1
+        outcome.broadcasts.append(event)
+        fate = fates(event, [j for j in processes if j != i])
+        outcome.reached.setdefault(i, set()).update(fate.reached)
+        for j, delay in fate.reached.items():
+            heappush(heap, (now + delay, 0, len(outcome.broadcasts), j, k, i))
+        if fate.crash:
+            outcome.crashed.add(i)
+        else:
+            arm(i)
+
+    def arm(i: int) -> None:
+        heappush(heap, (processes[i].deadline, 1, 0, i, 0, 0))
+
+    outcome.delivered[ORIGINATOR] = 0
+    broadcast(0, ORIGINATOR, processes[ORIGINATOR].originate(0))
+    while heap and heap[0][0] < 2**62:
+        now, timer, _, i, k, source = heappop(heap)
+        process = processes[i]
+        if i in outcome.crashed:
+            continue
+        outcome.ended = now
+        if timer:
+            if process.deadline == now and (copy := process.wake(now)) != NOTHING:
+                broadcast(now, i, copy)
+                continue
+        elif process.copy(now, k, source):
+            outcome.delivered[i] = now
+        arm(i)
+    return outcome
+
+
+class Explorer:
+    """Every combination of choices, depth first: run again and again, each time with the next combination."""
+
+    def __init__(self) -> None:
+        self._path: list[list[int]] = []
+        self._depth = 0
+
+    def paths(self) -> Iterator[None]:
+        while True:
+            self._depth = 0
+            yield
+            while self._path and self._path[-1][0] + 1 == self._path[-1][1]:
+                self._path.pop()
+            if not self._path:
+                return
+            self._path[-1][0] += 1
+
+    def choose(self, options: int) -> int:
+        """A number below `options`."""
+        if self._depth == len(self._path):
+            self._path.append([0, options])
+        choice = self._path[self._depth][0]
+        self._depth += 1
+        return choice

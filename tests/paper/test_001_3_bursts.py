@@ -1,0 +1,68 @@
+"""Erratum 001-3: with redundancy, a stretch of length Θ that is not a slot can contain more than NetMaxBurst.
+
+Policing is per slot. What is reserved is a slot's burst within a slot's time, and that covers any such stretch: at the
+reserved peak all of a slot has left at most one slot after the slot's end.
+"""
+
+from itertools import pairwise
+
+import pytest
+
+from unisono.layers.fec import net_max_burst, order_policy
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.packing import reservation
+from unisono.stack import build
+from unisono.wire.frame import UDP_IP_BYTES, Kind, unpack_header
+
+MS = 1_000_000
+TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
+T0 = 200_000_000_000 * TIMING.theta_ns
+BURST, SIZE = 6, 160
+
+
+@pytest.mark.parametrize("fec", [(1, 3), (2, 5), (3, 4)])
+def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_covers_them(
+    fec: tuple[int, int],
+) -> None:
+    policy = Policy("g", 1, View((1,)), TIMING, Rate(1e6, BURST), max_message=SIZE, max_frame=304, fec=fec)
+    stack = build(policy)
+    stack.wake(T0)
+    now = stack.wake_at() or T0
+    while not stack.order.running():
+        stack.wake(now)
+        now = max(now + 1, stack.wake_at() or 0)
+    stack.outgoing()
+    first = TIMING.slot_of(now) + 2
+    sent: list[tuple[int, int, int]] = []
+    """When, of which slot, how much on the wire."""
+
+    def send(at: int) -> None:
+        stack.wake(at)
+        assert stack.submit(at, [bytes(SIZE)] * (BURST + 1)) == BURST, "a slot takes its burst and no more"
+        for datagram in stack.outgoing():
+            header = unpack_header(datagram.data, 0)
+            if header[1] == Kind.FEC:
+                sent.append((at, header[10], len(datagram.data) + UDP_IP_BYTES))
+
+    # At the last instant of a slot and at the first of the next one, again and again.
+    for slot in range(first, first + 10, 2):
+        send(TIMING.end_of(slot) - 1)
+        send(TIMING.end_of(slot))
+    sent = [entry for entry in sent if entry[1] >= first]
+    most = net_max_burst(BURST, *fec)
+    per_slot = {slot: [size for _, of, size in sent if of == slot] for slot in range(first, first + 10)}
+    assert {len(sizes) for sizes in per_slot.values()} == {most}
+    window = max(sum(at <= other < at + TIMING.theta_ns for other, _, _ in sent) for at, _, _ in sent)
+    assert window == 2 * most, "twice what a slot may have"
+    reserved = reservation(order_policy(policy), policy.rate)
+    assert max(map(sum, per_slot.values())) <= reserved.burst_bytes_per_slot
+    # A link that gives no more than what is reserved.
+    free_at, left = 0.0, []
+    for at, slot, size in sent:
+        free_at = max(free_at, at) + size * 1e9 / reserved.peak_bytes_per_s
+        left.append((slot, free_at))
+    assert all(gone <= TIMING.end_of(slot) + TIMING.theta_ns for slot, gone in left)
+    assert any(before > TIMING.end_of(slot) for (slot, before), _ in pairwise(left)), "the last instant's is later"

@@ -1,0 +1,481 @@
+"""Paper 002 §3.3 and §3.4, the reliable multicast protocol, rule by rule, as errata 002-2, -3, -12, -14, -15 read it.
+
+Also the two choices of η (§3.3) and the adaptive time-outs of appendix B (errata 002-4, -6, -16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+from math import log
+from random import Random
+
+import pytest
+from tests.paper.rmcast_group import MS, ORIGINATOR, Broadcast, Explorer, Fate, Outcome, run
+
+from unisono.errors import InvalidPolicy
+from unisono.layers.rmcast_message import BROADCASTING, DONE, MAXINT, NEVER, NOTHING, WAITING, ZETA
+from unisono.layers.rmcast_message import RmcastMessage as Message
+from unisono.layers.rmcast_message import RmcastRules as Rules
+from unisono.layers.rmcast_timeouts import FOREVER, Exact, Heuristic
+from unisono.model.delays import Constant, Exponential
+from unisono.model.redundancy import Redundancy, Relative, eta_of_all, eta_of_one
+
+ETA, OMEGA, ZETA_NS = 10 * MS, 3 * MS, 4 * MS
+TIMEOUT = ETA + OMEGA
+
+
+def message(me: int = 3, rho: int = 2, *, last_copy: bool = False, originator: int = 5) -> Message:
+    redundancy = Redundancy(rho, ETA, OMEGA, last_copy=last_copy)
+    return Message(Rules(me, 5, redundancy, lambda eta: ZETA_NS), originator)
+
+
+def expired(m: Message) -> int:
+    """Let the time-out and ζ run out; the time of the take-over."""
+    assert m.wake(m.deadline) == NOTHING
+    return m.deadline
+
+
+# -- §3.3 Redundancy -----------------------------------------------------------------------------------------
+
+
+def test_the_originator_broadcasts_copies_0_to_rho_eta_apart() -> None:
+    m = message(me=5, rho=3)
+    sent = [(7, m.originate(7))]
+    while m.deadline != NEVER:
+        sent.append((m.deadline, m.wake(m.deadline)))
+    # Erratum 002-12: ρ+1 broadcasts, numbered 0 to ρ.
+    assert sent == [(7 + k * ETA, k) for k in range(4)]
+    assert m.phase == DONE
+
+
+def test_rho_0_is_one_broadcast() -> None:
+    m = message(me=5, rho=0)
+    assert m.originate(0) == 0
+    assert m.deadline == NEVER
+
+
+def test_the_originator_ignores_rebroadcasts() -> None:
+    """Erratum 002-14: its message is not new to it, and no copy number makes it relinquish."""
+    m = message(me=5, rho=3)
+    m.originate(0)
+    for k in (0, 1, 2, 3):
+        assert not m.copy(1, k, broadcaster=1)
+    assert (m.phase, m.deadline, m.wake(ETA)) == (BROADCASTING, ETA, 1)
+
+
+# -- §3.3 Responsiveness -------------------------------------------------------------------------------------
+
+
+def test_a_message_is_delivered_once() -> None:
+    m = message()
+    assert m.copy(0, 1, 5)
+    assert not any(m.copy(1, k, j) for k in (0, 1, 2) for j in (5, 1, 4))
+
+
+def test_the_next_copy_from_the_broadcaster_renews_the_timeout() -> None:
+    m = message(rho=3)
+    m.copy(0, 0, 5)
+    assert m.deadline == TIMEOUT
+    m.copy(9, 1, 5)
+    assert (m.phase, m.deadline, m.max_recd, m.leader) == (WAITING, 9 + TIMEOUT, 1, 5)
+
+
+def test_takeover_waits_eta_omega_then_zeta_and_resumes_at_copy_k() -> None:
+    m = message(rho=3)
+    m.copy(0, 1, 5)
+    assert m.wake(TIMEOUT) == NOTHING
+    assert (m.phase, m.deadline, m.leader) == (ZETA, TIMEOUT + ZETA_NS, MAXINT)
+    sent = []
+    while m.deadline != NEVER:
+        sent.append((m.deadline, m.wake(m.deadline)))
+    begun = TIMEOUT + ZETA_NS
+    assert sent == [(begun, 1), (begun + ETA, 2), (begun + 2 * ETA, 3)]
+
+
+def test_zeta_is_drawn_from_eta() -> None:
+    asked: list[int] = []
+
+    def zeta(eta: int) -> int:
+        asked.append(eta)
+        return 1
+
+    m = Message(Rules(3, 5, Redundancy(1, ETA, OMEGA), zeta), 5)
+    m.copy(0, 0, 5)
+    m.wake(TIMEOUT)
+    assert asked == [ETA]
+
+
+@pytest.mark.parametrize(("k", "broadcaster"), [(1, 4), (1, 2), (1, 5), (2, 4)])
+def test_any_copy_from_k_on_ends_zeta(k: int, broadcaster: int) -> None:
+    """Line 21: during ζ every broadcaster is as good as any other."""
+    m = message(rho=3)
+    m.copy(0, 1, 2)
+    m.wake(TIMEOUT)
+    m.copy(TIMEOUT + 1, k, broadcaster)
+    assert (m.phase, m.leader, m.deadline) == (WAITING, broadcaster, TIMEOUT + 1 + TIMEOUT)
+
+
+def test_a_lower_copy_does_not_end_zeta() -> None:
+    m = message(rho=3)
+    m.copy(0, 1, 2)
+    m.wake(TIMEOUT)
+    m.copy(TIMEOUT + 1, 0, 5)
+    assert (m.phase, m.deadline) == (ZETA, TIMEOUT + ZETA_NS)
+
+
+@pytest.mark.parametrize("broadcaster", [5, 1, 4])
+def test_the_first_copy_sets_the_timeout_whoever_broadcast_it(broadcaster: int) -> None:
+    """Erratum 002-2: lines 14 to 16 alone would set none for a copy that is not the originator's."""
+    m = message()
+    m.copy(0, 0, broadcaster)
+    assert m.deadline == TIMEOUT
+
+
+@pytest.mark.parametrize("broadcaster", [5, 2])
+def test_copy_rho_ends_the_matter(broadcaster: int) -> None:
+    """Line 13, whatever the process was doing."""
+    for phase in (WAITING, ZETA, BROADCASTING):
+        m = message()
+        m.copy(0, 0, 5)
+        if phase != WAITING:
+            begun = expired(m)
+            if phase == BROADCASTING:
+                m.wake(begun)
+        assert m.phase == phase
+        m.copy(100 * MS, 2, broadcaster)
+        assert (m.phase, m.deadline) == (DONE, NEVER)
+    new = message()
+    assert new.copy(0, 2, broadcaster)
+    assert (new.phase, new.deadline) == (DONE, NEVER)
+
+
+# -- §3.3 Selection ------------------------------------------------------------------------------------------
+
+
+def broadcasting(me: int = 3, rho: int = 3) -> Message:
+    """A process that has just broadcast copy 1 of the originator's message."""
+    m = message(me, rho)
+    m.copy(0, 1, 5)
+    assert m.wake(expired(m)) == 1
+    return m
+
+
+@pytest.mark.parametrize("broadcaster", [1, 2, 5])
+def test_an_equal_copy_from_a_senior_or_the_originator_relinquishes(broadcaster: int) -> None:
+    m = broadcasting()
+    m.copy(30 * MS, 1, broadcaster)
+    assert (m.phase, m.leader, m.deadline) == (WAITING, broadcaster, 30 * MS + TIMEOUT)
+
+
+def test_an_equal_copy_from_a_junior_does_not_relinquish() -> None:
+    m = broadcasting()
+    before = m.deadline
+    m.copy(before - 1, 1, 4)
+    assert (m.phase, m.leader, m.deadline) == (BROADCASTING, 3, before)
+
+
+def test_a_later_copy_from_anyone_relinquishes() -> None:
+    m = broadcasting()
+    m.copy(30 * MS, 2, 4)
+    assert (m.phase, m.leader, m.max_recd) == (WAITING, 4, 2)
+
+
+def test_who_relinquished_waits_anew_for_seniors_and_for_later_copies_only() -> None:
+    m = broadcasting(me=4)
+    m.copy(30 * MS, 1, 3)
+    m.copy(31 * MS, 1, 3)
+    assert m.deadline == 30 * MS + TIMEOUT
+    m.copy(32 * MS, 1, 2)
+    assert (m.leader, m.deadline) == (2, 32 * MS + TIMEOUT)
+    m.copy(33 * MS, 1, 5)
+    assert (m.leader, m.deadline) == (5, 33 * MS + TIMEOUT)
+    m.copy(34 * MS, 0, 1)
+    assert m.deadline == 33 * MS + TIMEOUT
+    m.copy(35 * MS, 2, 4)
+    assert (m.leader, m.deadline) == (4, 35 * MS + TIMEOUT)
+
+
+def test_a_second_takeover_goes_on_behind_its_last_own_broadcast() -> None:
+    """Line 26: max{last_own_bcast + 1, max_recd}."""
+    m = broadcasting()
+    m.copy(30 * MS, 1, 2)
+    assert m.wake(expired(m)) == 2
+    later = broadcasting(rho=4)
+    later.copy(30 * MS, 3, 2)
+    assert later.wake(expired(later)) == 3
+
+
+# -- 002-15: one timer, one Broadcaster ----------------------------------------------------------------------
+
+
+def test_a_new_timer_cancels_the_old_one_and_a_pending_zeta() -> None:
+    m = message(rho=3)
+    m.copy(0, 0, 5)
+    m.wake(TIMEOUT)
+    pending = m.deadline
+    m.copy(pending - 1, 1, 5)
+    assert m.deadline == pending - 1 + TIMEOUT
+    assert m.phase == WAITING
+
+
+def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta() -> None:
+    """The observation at the end of §3.4, over random groups; ω = 0, where it is closest to failing."""
+    redundancy = Redundancy(2, ETA, 0)
+    for seed in range(300):
+        chance = Random(seed)
+
+        def lossy(_: Broadcast, others: list[int], chance: Random = chance) -> Fate:
+            reached = {j: chance.randrange(1, 3 * ETA) for j in others if chance.random() > 0.3}
+            return Fate(reached, crash=chance.random() < 0.1)
+
+        outcome = run(6, redundancy, lossy, lambda i, eta, chance=chance: chance.randrange(eta))  # type: ignore[misc]
+        own: dict[int, list[Broadcast]] = {}
+        for b in outcome.broadcasts:
+            own.setdefault(b.broadcaster, []).append(b)
+        for made in own.values():
+            for first, second in pairwise(made):
+                assert second.copy > first.copy
+                assert second.at - first.at >= ETA
+        # What bounded memory rests on: nothing happens after the life of a message.
+        assert outcome.ended <= redundancy.life_ns(6, 3 * ETA)
+
+
+# -- 002-2 and 002-3: counterexamples ------------------------------------------------------------------------
+
+
+def chain(outcome_of: Redundancy) -> Outcome:
+    """1 reaches only 2 and crashes; 2 takes over, reaches only 3 and crashes; 3 and 4 are correct."""
+
+    def fates(b: Broadcast, others: list[int]) -> Fate:
+        if b.broadcaster == 1:
+            return Fate({2: MS}, crash=True)
+        if b.broadcaster == 2:
+            return Fate({3: MS}, crash=True)
+        return Fate(dict.fromkeys(others, MS))
+
+    return run(4, outcome_of, fates, lambda i, eta: eta // 2)
+
+
+def test_002_2_two_crashes_in_a_row_leave_nobody_out() -> None:
+    outcome = chain(Redundancy(1, ETA, OMEGA))
+    assert set(outcome.delivered) == {1, 2, 3, 4}
+    assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(1, 0), (2, 0), (3, 0), (3, 1)]
+
+
+def last_copy_only(redundancy: Redundancy) -> Outcome:
+    """The originator's copy 0 is lost on all links, and it crashes in copy 1 = ρ, having reached 2 alone."""
+
+    def fates(b: Broadcast, others: list[int]) -> Fate:
+        if b.broadcaster == 1:
+            return Fate({2: MS} if b.copy == 1 else {}, crash=b.copy == 1)
+        return Fate(dict.fromkeys(others, MS))
+
+    return run(4, redundancy, fates, lambda i, eta: eta * (5 - i) // 5)
+
+
+def test_002_3_a_process_with_copy_rho_alone_rebroadcasts_if_asked_to() -> None:
+    silent = last_copy_only(Redundancy(1, ETA, OMEGA))
+    assert set(silent.delivered) == {1, 2}
+    assert not silent.agreed(4)
+    repeated = last_copy_only(Redundancy(1, ETA, OMEGA, last_copy=True))
+    assert set(repeated.delivered) == {1, 2, 3, 4}
+    # 3 and 4 hear copy ρ for the first time from 2: each is armed, and the first of them to speak silences the other.
+    assert [(b.broadcaster, b.copy) for b in repeated.broadcasts] == [(1, 0), (1, 1), (2, 1), (4, 1)]
+
+
+def test_002_3_stands_down_for_another_broadcaster_but_not_for_a_duplicate() -> None:
+    m = message(last_copy=True)
+    m.copy(0, 2, 5)
+    m.copy(1, 2, 5)
+    assert (m.phase, m.deadline) == (WAITING, TIMEOUT)
+    m.copy(2, 2, 4)
+    assert m.phase == DONE
+
+
+# -- agreement, exhaustively ---------------------------------------------------------------------------------
+
+
+def subsets(members: list[int]) -> list[tuple[int, ...]]:
+    return [chosen for size in range(len(members), -1, -1) for chosen in combinations(members, size)]
+
+
+def explore(n: int, redundancy: Redundancy, crashes: int, losses: int, *, senior_first: bool) -> dict[str, int]:
+    """Every way in which broadcasts can miss receivers and broadcasters can crash, within the budgets."""
+    explorer, seen = Explorer(), {"runs": 0, "out of reach": 0, "apart": 0}
+
+    def zeta(i: int, eta: int) -> int:
+        return eta * (i if senior_first else n + 1 - i) // (n + 2)
+
+    for _ in explorer.paths():
+        left = [crashes, losses]
+
+        def fates(b: Broadcast, others: list[int], left: list[int] = left) -> Fate:
+            kinds = []
+            for reached in subsets(others):
+                missed = len(others) - len(reached)
+                if missed <= left[1]:
+                    kinds.append((reached, False))
+                if left[0]:
+                    kinds.append((reached, True))
+            reached, crash = kinds[explorer.choose(len(kinds))]
+            left[0] -= crash
+            left[1] -= 0 if crash else len(others) - len(reached)
+            return Fate(dict.fromkeys(reached, MS), crash)
+
+        outcome = run(n, redundancy, fates, zeta)
+        seen["runs"] += 1
+        assert outcome.ended <= redundancy.life_ns(n, MS)
+        if outcome.within_reach(n, redundancy.rho):
+            assert outcome.agreed(n), outcome
+        else:
+            seen["out of reach"] += 1
+            seen["apart"] += not outcome.agreed(n)
+        if not losses:
+            # Crashes alone never separate correct processes: whoever began copy ρ had completed a broadcast before.
+            assert outcome.agreed(n), outcome
+    return seen
+
+
+@pytest.mark.parametrize("senior_first", [True, False])
+@pytest.mark.parametrize(
+    ("n", "rho", "crashes", "losses"),
+    [(3, 1, 2, 2), (3, 2, 2, 1), (3, 2, 2, 2), (4, 1, 2, 0), (4, 2, 2, 0), (4, 1, 3, 0), (4, 2, 3, 0), (4, 1, 2, 1)],
+)
+def test_agreement_whatever_crashes_while_losses_stay_within_reach(
+    n: int, rho: int, crashes: int, losses: int, senior_first: bool
+) -> None:
+    """The originator and every later broadcaster crash at every copy, after every set of receivers.
+
+    Agreement: all correct processes have the message or none has. It holds if whoever begins copy ρ reaches every
+    correct process with one of its copies; then nobody who stops caring leaves anybody out.
+    """
+    seen = explore(n, Redundancy(rho, ETA, OMEGA), crashes, losses, senior_first=senior_first)
+    assert seen["runs"] > 100
+    if losses > 1:
+        assert seen["apart"] > 0  # the condition is not idle
+
+
+# -- §3.3: the two choices of η ------------------------------------------------------------------------------
+
+
+def test_eta_by_one_delay_and_by_the_largest_of_all() -> None:
+    delay = Exponential(MS)
+    assert eta_of_one(delay, 0.99) == pytest.approx(-MS * log(1 - 0.99), abs=1)
+    assert eta_of_one(delay, 0.99) / MS == pytest.approx(4.6, abs=0.01)  # §5.2
+    assert eta_of_all(delay, 0.99, 50) == pytest.approx(-MS * log(1 - 0.99 ** (1 / 49)), abs=1)
+    assert eta_of_all(delay, 0.99, 2) == eta_of_one(delay, 0.99)
+
+
+def test_bad_redundancy_is_refused_by_name() -> None:
+    bad: dict[str, Callable[[], object]] = {
+        "redundancy.rho": lambda: Redundancy(-1, ETA),
+        "redundancy.eta": lambda: Redundancy(1, 0),
+        "redundancy.omega": lambda: Redundancy(1, ETA, -1),
+        "redundancy.adaptive": lambda: Redundancy(1, ETA, adaptive="often"),  # type: ignore[arg-type]
+        "redundancy.relative": lambda: Redundancy(1, ETA, adaptive="exact"),
+        "relative.success": lambda: Relative(1.0, MS, 0.1, Constant(1)),
+        "relative.within": lambda: Relative(0.9, 0, 0.1, Constant(1)),
+        "relative.loss": lambda: Relative(0.9, MS, 1.0, Constant(1)),
+        "alpha": lambda: eta_of_one(Constant(1), 1.0),
+        "members": lambda: eta_of_all(Constant(1), 0.9, 1),
+    }
+    for field, make in bad.items():
+        with pytest.raises(InvalidPolicy) as refused:
+            make()
+        assert refused.value.field == field
+
+
+# -- appendix B: adaptive time-outs --------------------------------------------------------------------------
+
+NETWORK = Exponential(MS)
+PAPER = Relative(0.8, 20 * MS, 0.05, NETWORK)
+
+
+def exact(rho: int = 2, omega: int = 0, relative: Relative = PAPER) -> Exact:
+    return Exact(Redundancy(rho, 4_600_000, omega, "exact", relative), relative, 50)
+
+
+def success(rule: Exact, k: int, left: int, omega: int) -> float:
+    """u_k(S) by (7)."""
+    return float((1 - rule.by_originator(k, left) * rule.by_this(k, left, omega)) ** 48)
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_the_exact_rule_takes_the_largest_omega_that_keeps_the_requirement(k: int) -> None:
+    """(11) with >= (002-6): the result keeps U, a nanosecond more does not; (9) gives ∞."""
+    seen = set()
+    for left in range(MS, 40 * MS, 700_000):
+        rule = exact()
+        rounded = left // rule._step * rule._step  # what is left of S is rounded down
+        omega = rule.largest(k, left)
+        if (1 - rule.by_originator(k, rounded)) ** 48 >= 0.8:
+            assert omega == FOREVER
+            seen.add("∞")
+        elif omega > 0:
+            assert success(rule, k, rounded, omega) >= 0.8 > success(rule, k, rounded, omega + 1)
+            seen.add("larger")
+        else:
+            assert success(rule, k, rounded, 1) < 0.8
+            seen.add("negotiated")
+    assert seen >= ({"∞", "negotiated"} if k else {"larger", "negotiated"})
+
+
+def test_the_exact_rule_never_goes_below_the_negotiated_omega() -> None:
+    rule = exact(omega=5 * MS)
+    assert min(rule.largest(0, left) for left in range(-MS, 30 * MS, 700_000)) == 5 * MS
+
+
+def test_omega_of_infinity_leaves_the_broadcasting_to_others_until_the_next_copy() -> None:
+    relative = Relative(0.8, 40 * MS, 0.001, NETWORK)
+    redundancy = Redundancy(3, ETA, OMEGA, "exact", relative)
+    m = Message(Rules(3, 5, redundancy, lambda eta: ZETA_NS), 5)
+    m.copy(0, 1, 5)
+    assert (m.phase, m.deadline) == (WAITING, NEVER)
+    m.copy(45 * MS, 2, 5)  # S is over: the negotiated ω
+    assert m.deadline == 45 * MS + TIMEOUT
+
+
+def test_the_exact_rule_measures_s_from_the_first_copy() -> None:
+    rule = exact()
+    assert rule.next(0, 0, 1, 7 * MS, True) == rule.largest(1, 13 * MS)
+
+
+def test_g_tilde_is_1_at_rho_by_definition() -> None:
+    """Erratum 002-4."""
+    assert exact().by_this(2, 10**12, 0) == 1.0
+
+
+def test_heuristic_missed_copies_lengthen_omega() -> None:
+    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m.copy(0, 2, 5)
+    assert m.deadline == TIMEOUT + 2 * ETA
+    m.copy(5, 2, 5)
+    assert m.deadline == 5 + TIMEOUT + 2 * ETA
+
+
+def test_heuristic_copy_1_in_time_lengthens_omega_once_and_for_good() -> None:
+    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m.copy(0, 0, 5)
+    assert m.deadline == TIMEOUT
+    m.copy(1, 1, 4)
+    assert m.deadline == 1 + TIMEOUT + ETA
+    m.copy(2, 1, 5)
+    m.copy(3, 2, 5)
+    assert m.deadline == 3 + TIMEOUT + ETA
+
+
+def test_heuristic_copy_1_during_zeta_does_not_count() -> None:
+    """Erratum 002-16: the text has "before the timeout expires"."""
+    m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
+    m.copy(0, 0, 5)
+    m.wake(TIMEOUT)
+    m.copy(TIMEOUT + 1, 1, 5)
+    assert m.deadline == TIMEOUT + 1 + TIMEOUT
+    assert Heuristic(Redundancy(3, ETA, OMEGA, "heuristic")).next(OMEGA, 0, 1, 5, False) == OMEGA
+
+
+def test_the_originators_message_reaches_everyone_without_faults() -> None:
+    outcome = run(5, Redundancy(2, ETA, OMEGA), lambda b, o: Fate(dict.fromkeys(o, MS)), lambda i, eta: eta // 2)
+    assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(ORIGINATOR, k) for k in range(3)]
+    assert set(outcome.delivered) == {1, 2, 3, 4, 5}

@@ -1,0 +1,384 @@
+"""The counterexamples to paper 004's published algorithm (errata 004-1 to 004-5, 004-9, 004-10): it fails, ours holds.
+
+Each published step is put back by patching the one method that corrects it.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from tests.paper.ideal_exploration import everyone, p1, p2, stuck
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.model.message_sets import Ref
+from unisono.orders import consumable_queue, insertion
+from unisono.orders.consumable_queue import ConsumableQueue, InsertionPointGone, Joining, Urgency
+from unisono.orders.insertion import Form, Insertion
+from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_trace import ideal_trace
+from unisono.sim.ideal_views import Action, IdealGroup
+from unisono.sim.streams import Streams
+
+LOW, HIGH = 0, 1
+
+
+def insert_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """004-1 put back: no waiting for the history set."""
+    monkeypatch.setattr(Insertion, "may_insert", lambda self, decision: True)
+
+
+def throw_early_acks_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """004-2 put back: the bag is emptied at reception."""
+    monkeypatch.setattr(Insertion, "_open_bag", lambda self, ref: self.bags.__setitem__(ref, {}))
+
+
+def compare_priorities_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """004-3 put back: nothing puts messages of one priority in one order."""
+
+    def by_priority(message: Joining) -> Urgency:
+        return (message.priority,)
+
+    monkeypatch.setattr(consumable_queue, "urgency", by_priority)
+    monkeypatch.setattr(insertion, "urgency", by_priority)
+
+
+def count_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """004-4 put back: as many acknowledgments as members, whoever they are from."""
+    monkeypatch.setattr(Insertion, "complete", lambda self, bag: len(bag) >= len(self.members))
+
+
+def play(group: IdealGroup, *actions: Action) -> None:
+    for action in actions:
+        assert action in group.enabled(), f"{action} cannot happen; {group.enabled()} can"
+        group.do(action)
+
+
+def from_(sender: int, at: int, times: int = 1) -> list[Action]:
+    """`at` receives the next bodies of `sender`."""
+    return [("receive", at, sender, 1)] * times
+
+
+def alike(members: tuple[int, ...], order: list[str]) -> dict[int, list[str]]:
+    return dict.fromkeys(members, order)
+
+
+def orders(group: IdealGroup) -> dict[int, list[str]]:
+    return {peer.member: [str(ref) for ref in peer.consumed] for peer in group.survivors()}
+
+
+# -- 004-1 -------------------------------------------------------------------------------------------------------
+
+
+def ack_overtakes() -> IdealGroup:
+    """Member 2 consumes l and then receives h; member 1 has all acknowledgments of h, but not its own of l."""
+    group = IdealGroup({1: [], 2: [LOW], 3: [HIGH]})
+    play(group, ("send", 2), *from_(2, at=3), ("send", 3))
+    play(group, *from_(3, at=1, times=2), *from_(2, at=1))
+    play(group, *from_(2, at=2, times=2), *from_(1, at=2, times=2), *from_(3, at=2), ("consume", 2))
+    play(group, *from_(3, at=2), *from_(3, at=3, times=2))
+    play(group, *from_(1, at=1), *from_(2, at=1, times=2), *from_(3, at=1))
+    return group
+
+
+def test_004_1_published_an_acknowledgment_that_overtakes_breaks_p1(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert_at_once(monkeypatch)
+    group = ack_overtakes()
+    play(group, ("consume", 1))
+    finish(group)
+    assert orders(group)[1] == ["(3,0)", "(2,0)"]
+    assert orders(group)[2] == ["(2,0)", "(3,0)"]
+    assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
+
+
+def test_004_1_corrected_insertion_waits_for_the_history_set() -> None:
+    group = ack_overtakes()
+    core = group.peers[1].core
+    assert list(core.decisions) == [Ref(3, 1, 0)], "decided, and waiting for l"
+    assert ("consume", 1) not in group.enabled()
+    finish(group)
+    assert orders(group) == alike((1, 2, 3), ["(2,0)", "(3,0)"])
+
+
+# -- 004-2 -------------------------------------------------------------------------------------------------------
+
+
+def ack_before_message() -> IdealGroup:
+    group = IdealGroup({1: [], 2: [LOW], 3: []})
+    play(group, ("send", 2), *from_(2, at=2), *from_(2, at=1), *from_(1, at=3), *from_(2, at=3))
+    return group
+
+
+def test_004_2_published_an_early_acknowledgment_is_thrown_away_and_the_message_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    throw_early_acks_away(monkeypatch)
+    group = ack_before_message()
+    finish(group)
+    assert "member 3 is stuck" in stuck(group)
+
+
+def test_004_2_corrected_the_bag_is_created_by_whichever_comes_first() -> None:
+    group = ack_before_message()
+    finish(group)
+    assert not stuck(group)
+    assert orders(group) == alike((1, 2, 3), ["(2,0)"])
+
+
+# -- 004-3 -------------------------------------------------------------------------------------------------------
+
+
+def crossing_equals() -> IdealGroup:
+    """Each member receives its own message first, and both acknowledge an empty queue."""
+    group = IdealGroup({1: [LOW], 2: [LOW]})
+    play(group, ("send", 1), ("send", 2), *from_(1, at=1), *from_(2, at=2), *from_(2, at=1), *from_(1, at=2))
+    play(group, *from_(1, at=1), *from_(2, at=1, times=2))
+    play(group, *from_(1, at=2, times=2), *from_(2, at=2))
+    return group
+
+
+def test_004_3_published_equal_priorities_in_two_orders_of_reception_break_p1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compare_priorities_only(monkeypatch)
+    broken = 0
+    for seed in range(40):
+        chance = Streams(seed).stream("equals")
+        group = IdealGroup({1: [LOW], 2: [LOW], 3: []})
+        run_by_lot(group, chance)
+        if p1(group):
+            broken += 1
+            assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
+    assert broken >= 5
+
+
+def test_004_3_corrected_the_logical_clock_decides_among_equals() -> None:
+    group = crossing_equals()
+    finish(group)
+    assert orders(group) == alike((1, 2), ["(1,0)", "(2,0)"])
+
+
+# -- 004-4 -------------------------------------------------------------------------------------------------------
+
+
+def ack_of_the_dead() -> IdealGroup:
+    """Member 3 acknowledges h and dies; member 2 has consumed l before it receives h."""
+    group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
+    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
+    for at in (1, 2, 3):
+        play(group, *from_(1, at=at), *from_(2, at=at), *from_(3, at=at))
+    play(group, ("send", 1), *from_(1, at=3), *from_(1, at=1), ("consume", 2))
+    play(group, ("crash", 3, 2), ("block", 1), ("block", 2))
+    play(group, *from_(3, at=1), *from_(1, at=1), *from_(3, at=2), *from_(1, at=2, times=2))
+    play(group, ("install", 1), ("install", 2))
+    return group
+
+
+def test_004_4_published_the_acknowledgment_of_the_dead_stands_in_for_a_living_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count_acks(monkeypatch)
+    group = ack_of_the_dead()
+    finish(group)
+    assert orders(group) == {1: ["(1,1)", "(1,0)"], 2: ["(1,0)", "(1,1)"]}
+    assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
+
+
+def test_004_4_corrected_every_member_of_the_view_must_have_acknowledged() -> None:
+    group = ack_of_the_dead()
+    finish(group)
+    assert orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
+
+
+def test_004_4_what_the_dead_said_before_the_view_change_still_counts() -> None:
+    """Member 3 consumes l, acknowledges h and dies: l stays before h at those who have both."""
+    group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
+    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
+    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3))
+    play(group, ("send", 1), *from_(1, at=3), *from_(1, at=1, times=2))
+    play(group, ("crash", 3, 2))
+    finish(group)
+    assert orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
+
+
+# -- 004-5 -------------------------------------------------------------------------------------------------------
+
+
+def not_uniform() -> IdealGroup:
+    """Member 3 consumes c, and crashes before it acknowledges b, which the others put before c."""
+    group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
+    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
+    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3), ("send", 1), ("crash", 3, 1))
+    finish(group)
+    return group
+
+
+def test_004_5_only_a_member_that_crashed_may_differ() -> None:
+    group = not_uniform()
+    assert orders(group) == alike((1, 2), ["(1,1)", "(1,0)"])
+    assert group.peers[3].consumed == [Ref(1, 1, 0)]
+    verdicts = check_all(ideal_trace(group))
+    assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}
+
+
+def test_004_5_a_member_that_leaves_in_order_does_not_differ() -> None:
+    group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, leaves=1)
+    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
+    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3), ("send", 1))
+    play(group, ("leave", 3), *from_(3, at=3), ("depart", 3), ("block", 3))
+    finish(group)
+    assert group.peers[3].consumed == [Ref(1, 1, 0)]
+    assert orders(group) == alike((1, 2), ["(1,0)", "(1,1)"]), "what the leaver consumed stays in front"
+
+
+# -- 004-7 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", Form)
+def test_004_7_without_step_3_nothing_breaks(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConsumableQueue, "drop_lesser_locks", lambda self, items, level: None)
+    for seed in range(15):
+        chance = Streams(seed).stream("step 3")
+        group = drawn_group(chance, form=form)
+        run_by_lot(group, chance)
+        finish(group)
+        assert p1(group) + p2(group) + stuck(group) == "", seed
+
+
+# -- 004-9 -------------------------------------------------------------------------------------------------------
+
+
+def talked_through(messages: int, report_every: int = 1 << 30) -> IdealGroup:
+    group = IdealGroup({1: [LOW] * messages, 2: []}, report_every=report_every)
+    for _ in range(messages):
+        play(group, ("send", 1))
+        finish_but_send(group)
+    return group
+
+
+def finish_but_send(group: IdealGroup) -> None:
+    while actions := [action for action in group.enabled() if action[0] != "send"]:
+        group.do(actions[0])
+
+
+def test_004_9_what_everybody_has_consumed_leaves_the_histories_without_further_messages() -> None:
+    group = talked_through(10)
+    for peer in group.survivors():
+        assert peer.consumed == [Ref(1, 1, n) for n in range(10)]
+        assert list(peer.core.history) == [Ref(1, 1, 9)], "the acknowledgments of message 9 told of all before it"
+    assert {type(body).__name__ for bodies in group.bodies.values() for body in bodies} == {"Message", "Ack"}
+
+
+def test_004_9_a_member_that_only_consumes_reports_its_progress() -> None:
+    group = talked_through(10, report_every=1)
+    assert [list(peer.core.history) for peer in group.survivors()] == [[], []]
+
+
+def test_004_9_a_slow_consumer_keeps_the_histories() -> None:
+    group = IdealGroup({1: [LOW] * 5, 2: []})
+    while actions := [action for action in group.enabled() if action != ("consume", 2)]:
+        group.do(actions[0])
+    assert len(group.peers[1].core.history) == 5
+    finish(group)
+
+
+def test_004_9_a_collected_message_counts_as_inserted() -> None:
+    """A member that was slow to hear still names what the others have forgotten."""
+    chance = Streams(9).stream("collected")
+    for _ in range(20):
+        group = drawn_group(chance)
+        run_by_lot(group, chance)
+        finish(group)
+        assert not stuck(group)
+
+
+# -- 004-10 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", Form)
+def test_004_10_a_newcomer_takes_over_queue_locks_history_and_pending_acknowledgments(form: Form) -> None:
+    group = IdealGroup({1: [LOW, LOW, HIGH], 2: []}, form=form, can_join={3: []})
+    play(group, ("send", 1), ("send", 1))
+    finish_but(group, {"send", "consume", "admit"})
+    play(group, ("consume", 1), ("send", 1), *from_(1, at=1))
+    play(group, ("admit", 3), ("block", 1), ("block", 2))
+    finish_but(group, {"consume", "install", "admit"})
+    play(group, ("install", 1), ("join", 3, 1))
+    giver, newcomer = group.peers[1].core, group.peers[3].core
+    assert newcomer.position == 1
+    assert [item.ref for item in newcomer.queue] == [Ref(1, 1, 1)]
+    assert [list(item.locks) for item in newcomer.queue] == [[Ref(1, 1, 2)]]
+    assert list(newcomer.waiting) == list(giver.waiting) == [Ref(1, 1, 2)]
+    assert newcomer.history == giver.history
+    finish(group)
+    assert orders(group)[1] == ["(1,0)", "(1,2)", "(1,1)"]
+    assert orders(group)[3] == ["(1,2)", "(1,1)"]
+    assert not stuck(group)
+
+
+def finish_but(group: IdealGroup, kinds: set[str]) -> None:
+    while actions := [action for action in group.enabled() if action[0] not in kinds]:
+        group.do(actions[0])
+
+
+def test_004_10_the_coordinator_dies_with_its_decision_and_the_first_member_decides_anew() -> None:
+    group = IdealGroup({1: [], 2: [], 3: [HIGH]}, form=Form.COORDINATOR, crashes=1, can_crash=[3])
+    play(group, ("send", 3), *from_(3, at=1), *from_(3, at=2), *from_(3, at=3), ("told", 3, 1), ("told", 3, 2))
+    assert len(group.bodies[1, (3, 1)]) == 2, "the message and the decision"
+    play(group, ("crash", 3, 1))
+    finish(group)
+    assert orders(group) == alike((1, 2), ["(3,0)"])
+
+
+def test_004_10_decisions_wait_for_the_history_set_as_acknowledgments_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wait, decisions of two coordinators that come in two orders break P1."""
+    insert_at_once(monkeypatch)
+    broken = 0
+    for seed in range(400):
+        chance = Streams(seed).stream("decisions")
+        group = IdealGroup({1: [LOW, LOW], 2: [HIGH, HIGH], 3: [LOW, HIGH]}, form=Form.COORDINATOR)
+        try:
+            run_by_lot(group, chance)
+        except InsertionPointGone:
+            broken += 1
+            continue
+        broken += bool(p1(group))
+    assert broken >= 3
+
+
+# -- planted, caught ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("published", "scripts", "crashes"),
+    [
+        (insert_at_once, {1: [], 2: [LOW, LOW], 3: [HIGH, HIGH]}, 0),
+        (throw_early_acks_away, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 0),
+        (compare_priorities_only, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 0),
+        (count_acks, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 1),
+    ],
+)
+def test_each_published_step_is_caught_by_the_checkers_in_runs_by_lot(
+    published: Callable[[pytest.MonkeyPatch], None],
+    scripts: dict[int, list[int]],
+    crashes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published(monkeypatch)
+    for seed in range(1000):
+        chance = Streams(seed).stream("planted")
+        group = IdealGroup(scripts, crashes=crashes)
+        try:
+            run_by_lot(group, chance)
+        except InsertionPointGone:
+            return
+        if stuck(group):
+            return
+        if p1(group):
+            assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
+            return
+    pytest.fail("no run showed it")
+
+
+def test_everyone_has_a_life_in_the_trace() -> None:
+    group = not_uniform()
+    assert {(peer.member, peer.incarnation) for peer in everyone(group)} == {(1, 1), (2, 1), (3, 1)}

@@ -1,0 +1,68 @@
+"""A member of a group by consensus, as a process: sends numbered messages, and says what it sends and what it delivers.
+
+Configuration is one line of JSON on standard input. Each line out is one JSON list: ["sent", sequence] as soon as a
+message was taken, ["got", sender, incarnation, sequence, slot, place, index], ["said", kind], ["up"], ["error", text].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import unisono
+from unisono.errors import UnisonoError
+from unisono.model.events import Batch, Violation
+
+
+def say(*fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+async def run(setup: dict[str, Any]) -> None:
+    try:
+        group = await unisono.join(
+            "table",
+            member=setup["member"],
+            peers={int(member): (host, port) for member, (host, port) in setup["peers"].items()},
+            order="consensus",
+            rate=unisono.Rate(avg=200, burst=8),
+            storage=setup["storage"],
+            fsync=setup.get("fsync", "never"),
+            incarnation=setup["life"],
+            timeout="60s",
+        )
+    except UnisonoError as error:
+        say("error", f"{type(error).__name__}: {error}")
+        return
+    say("up")
+
+    async def send() -> None:
+        sequence = 0
+        while True:
+            await group.send(b"%d/%d/%d" % (setup["member"], setup["life"], sequence))
+            say("sent", sequence)
+            sequence += 1
+            await asyncio.sleep(setup["every_s"])
+
+    sending = asyncio.create_task(send())
+    try:
+        async for event in group.batches():
+            if isinstance(event, Batch):
+                for number, message in enumerate(event.messages):
+                    sequence = event.first_sequence + number
+                    assert message == b"%d/%d/%d" % (event.sender, event.incarnation, sequence)
+                    place, index = event.first_place + number, event.first_index + number
+                    say("got", event.sender, event.incarnation, sequence, event.slot, place, index)
+            elif isinstance(event, Violation):
+                say("said", event.kind)
+    except UnisonoError as error:
+        say("error", f"{type(error).__name__}: {error}")
+    finally:
+        sending.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(json.loads(sys.stdin.readline())))

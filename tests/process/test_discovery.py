@@ -1,0 +1,212 @@
+"""Members that find each other: real processes, a beacon on loopback, no registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.errors import EnvironmentLacks, FormationTimeout, InvalidPolicy
+from unisono.runtime.discovery import ByName, by_name
+
+LOOPBACK = "127.0.0.1"
+
+
+def beacon() -> str:
+    """A beacon of this test's own."""
+    return f"239.255.77.76:{free_addresses((1,))[1][1]}"
+
+
+def has_multicast() -> bool:
+    """Whether a datagram to a multicast group on loopback comes back."""
+    group, port = "239.255.77.75", free_addresses((1,))[1][1]
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hearing,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        try:
+            hearing.bind((group, port))
+            member = socket.inet_aton(group) + socket.inet_aton(LOOPBACK)
+            hearing.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOOPBACK))
+            sender.sendto(b"?", (group, port))
+            hearing.settimeout(2)
+            return hearing.recv(16) == b"?"
+        except OSError:
+            return False
+
+
+multicast_only = pytest.mark.skipif(not has_multicast(), reason="this machine's loopback carries no IP multicast")
+
+MEMBER = """
+import asyncio, json, sys, unisono
+
+async def main():
+    setup = json.loads(sys.argv[1])
+    group = await unisono.join("found", interface="127.0.0.1", timeout="25s", delta="200ms", slot="20ms", **setup)
+    print(json.dumps({"member": group.member, "reference": group.reference}), flush=True)
+    await group.send(b"I am %d" % group.member)
+    seen = []
+    async for event in group:
+        if isinstance(event, unisono.Delivery):
+            seen.append([list(event.id), event.payload.decode()])
+            if len(seen) == len(group.members):
+                break
+    print(json.dumps(seen), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await group.leave()
+
+asyncio.run(main())
+"""
+
+
+def start(**setup: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MEMBER, json.dumps(setup)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+
+
+def line(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    assert said, f"the process ended with {process.wait(10)}"
+    return json.loads(said)
+
+
+@multicast_only
+def test_processes_that_know_only_a_name_and_how_many_they_are_become_one_group() -> None:
+    at = beacon()
+    processes = [start(members=3, beacon=at) for _ in range(3)]
+    try:
+        firsts = [line(process) for process in processes]
+        assert sorted(first["member"] for first in firsts) == [1, 2, 3]
+        assert len({first["reference"] for first in firsts}) == 1
+        seen = [line(process) for process in processes]
+        assert seen[0] == seen[1] == seen[2]
+        assert sorted(text for _, text in seen[0]) == ["I am 1", "I am 2", "I am 3"]
+        assert len({tuple(number) for number, _ in seen[0]}) == 3, "every multicast has an id of its own"
+        for process in processes:
+            process.communicate("\n", timeout=30)
+        assert [process.returncode for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@multicast_only
+def test_one_that_restarts_learns_the_table_from_whoever_runs(tmp_path: Path) -> None:
+    at = beacon()
+    processes = [start(members=3, beacon=at, failures=True) for _ in range(3)]
+    try:
+        firsts = [line(process) for process in processes]
+        victim = firsts[2]["member"]
+        processes[2].kill()
+        processes[2].communicate()
+        again = start(members=3, beacon=at, failures=True, member=victim)
+        processes.append(again)
+        back = line(again)
+        assert back == {"member": victim, "reference": firsts[0]["reference"]}
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+async def _late(at: str) -> None:
+    joins = [unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s") for _ in range(2)]
+    groups = await asyncio.gather(*joins)
+    try:
+        with pytest.raises(EnvironmentLacks, match=r"the group has its members already: 1 at 127\.0\.0\.1"):
+            await unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s")
+    finally:
+        await asyncio.gather(*(group.leave() for group in groups))
+
+
+@multicast_only
+def test_one_too_many_is_told_who_is_there() -> None:
+    asyncio.run(_late(beacon()))
+
+
+def test_alone_it_gives_up_and_says_what_it_knows() -> None:
+    async def alone() -> None:
+        with pytest.raises(FormationTimeout, match="1 of 2 processes known"):
+            await unisono.join("alone", members=2, beacon=beacon(), interface=LOOPBACK, timeout="600ms")
+
+    asyncio.run(alone())
+
+
+def test_a_reference_is_all_that_another_member_needs() -> None:
+    async def both() -> None:
+        peers = {number: f"{host}:{port}" for number, (host, port) in free_addresses((1, 2)).items()}
+        one = unisono.join("by reference", member=1, peers=peers, delta="200ms", slot="20ms")
+        reference = one._setup.reference()
+        assert reference.startswith("unisono://by%20reference?peers=1@127.0.0.1:")
+        two = unisono.join(reference, member=2, delta="200ms", slot="20ms")
+        groups = await asyncio.gather(one, two)
+        assert groups[0].reference == groups[1].reference == reference
+        await asyncio.gather(*(group.leave() for group in groups))
+
+    asyncio.run(both())
+
+
+def test_a_name_with_several_addresses_is_a_group_and_each_finds_its_own() -> None:
+    port = free_addresses((1,))[1][1]
+    answers = [["127.0.0.3", "127.0.0.1"], ["127.0.0.3", "127.0.0.1", "127.0.0.2"]]
+
+    async def resolve(name: str, at: int) -> list[str]:
+        assert (name, at) == ("table.example", port)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async def all_three() -> None:
+        place = ByName("g", "table.example", port, members=3)
+        found = [await by_name(place, 5, resolve) for _ in range(3)]
+        try:
+            assert [each.member for each in found] == [1, 2, 3]
+            wanted = {1: ("127.0.0.1", port), 2: ("127.0.0.2", port), 3: ("127.0.0.3", port)}
+            assert all(each.addresses == wanted for each in found)
+            assert len({each.salt for each in found}) == 1
+            with pytest.raises(EnvironmentLacks, match=r"none of the addresses of table\.example can be bound"):
+                await by_name(place, 5, resolve)
+        finally:
+            for each in found:
+                each.close()
+
+    asyncio.run(all_three())
+
+
+def test_a_name_that_is_not_filled_in_is_waited_for() -> None:
+    async def resolve(name: str, at: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async def wait() -> None:
+        with pytest.raises(FormationTimeout, match=r"table.example has 1 addresses, 2 are needed: 127.0.0.1"):
+            await by_name(ByName("g", "table.example", 9, members=2), 0.2, resolve)
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({}, "members"),
+        ({"members": 0}, "members"),
+        ({"members": 3, "member": 4}, "member"),
+        ({"peers": {1: "127.0.0.1:9"}}, "member"),
+        ({"peers": "127.0.0.1:9"}, "peers"),
+        ({"peers": "dns:name:9"}, "members"),
+        ({"members": 2, "beacon": "here"}, "beacon"),
+    ],
+)
+def test_what_is_left_open_is_refused_at_once(arguments: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidPolicy) as caught:
+        unisono.join("g", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field

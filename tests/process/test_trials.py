@@ -1,0 +1,301 @@
+"""Real groups put through what no assumption allows: a member that stands still, wrong clocks, one number used twice.
+
+What is asserted is safety, what the members say of it, and who is where in the end; never how long anything took.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unisono
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.cluster.judge import Judgement, judge
+from unisono.cluster.local import Fate, LocalCluster, free_addresses
+from unisono.errors import EnvironmentLacks
+from unisono.model.scenario_text import parse_scenario
+from unisono.runtime.clock import new_incarnation
+from unisono.runtime.injection import Injection
+from unisono.trace.kinds import EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace, noted_members
+
+PATIENCE_S = 90.0
+SECOND = 1_000_000_000
+ORDER = ("total_order", "integrity", "fifo")
+
+
+def scenario_text(seconds: float, members: int) -> str:
+    # Δ is generous, so that a busy machine does not look like a failure.
+    return f"""
+[group]
+name = "trial"
+failures = true
+members = {members}
+slot = "20ms"
+delta = "300ms"
+gamma = "20ms"
+[rate]
+avg = 200
+burst = 8
+[workload]
+kind = "poisson"
+rate = 100
+[run]
+seconds = {seconds}
+"""
+
+
+def played(folder: Path, text: str, fates: dict[int, Fate]) -> Judgement:
+    """One run of real processes, judged."""
+    scenario = parse_scenario(text, "the trial")
+    setup: dict[str, Any] = {"scenario": text, "source": "the trial", "trace": str(folder), "run": "trial"}
+    setup |= {"peers": free_addresses(scenario.members), "expected": list(scenario.members)}
+    configurations = {member: {**setup, "member": member} for member in scenario.members}
+    cluster = LocalCluster(configurations, lambda _member, _report: None, fates=fates)
+    nodes = asyncio.run(cluster.run(PATIENCE_S))
+    finals = {member: final for member, node in nodes.items() if (final := node.final()) is not None}
+    assert sorted(finals) == list(scenario.members), "everybody has a last word"
+    return judge(scenario, "trial", folder, finals)
+
+
+def assert_in_order(found: Judgement) -> None:
+    for name in ORDER:
+        assert found.verdicts[name].status is Status.VALID, (name, found.verdicts[name])
+    rows = found.trace.deliveries()
+    for member in found.finals:
+        mine = rows.select((rows.member == member).nonzero()[0])
+        messages = list(zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True))
+        assert len(messages) == len(set(messages)), f"member {member} delivered something twice"
+        places = list(zip(mine.slot.tolist(), mine.place.tolist(), strict=True))
+        assert places == sorted(places), f"member {member} delivered out of order"
+
+
+def said(found: Judgement, member: int) -> str:
+    return "\n".join(found.finals[member]["violations"])
+
+
+def views(found: Judgement, member: int) -> list[tuple[int, ...]]:
+    rows = found.trace.of_kind(EventKind.VIEW)
+    mine = rows.select((rows.member == member).nonzero()[0])
+    return [noted_members(mine.notes[code]) for code in mine.note.tolist()]
+
+
+# -- a member that stands still ------------------------------------------------------------------------------------
+
+
+def test_a_member_that_was_stopped_is_removed_and_joins_again(tmp_path: Path) -> None:
+    """SIGSTOP for two seconds, then SIGCONT (paper 000 §6.3 to §6.5)."""
+    found = played(tmp_path, scenario_text(5, 3), {3: Fate(pauses_s=((1.0, 3.0),))})
+    assert_in_order(found)
+    for other in (1, 2):
+        seen = views(found, other)
+        assert (1, 2) in seen, "it is removed"
+        assert (1, 2, 3) in seen[: seen.index((1, 2))]
+        assert (1, 2, 3) in seen[seen.index((1, 2)) :], "it is back"
+    assert "stood still" in said(found, 3)
+    rows = found.trace.deliveries()
+    theirs = rows.sequence[(rows.sender == 3) & (rows.member == 1)]
+    mine = rows.sequence[(rows.sender == 3) & (rows.member == 3)]
+    assert theirs.max() == mine.max(), "what it sends after its return reaches the others"
+
+
+# -- several members in this process -------------------------------------------------------------------------------
+
+
+def payloads(events: list[Any]) -> list[bytes]:
+    return [event.payload for event in events if isinstance(event, unisono.Delivery)]
+
+
+class Table:
+    """Members in this process over real sockets, and a trace of what they do."""
+
+    def __init__(self, members: tuple[int, ...], **options: Any) -> None:
+        self.members = members
+        self.peers = free_addresses(members)
+        self.memory = MemoryTrace("run", "table")
+        self.groups: list[unisono.Group] = []
+        self.events: dict[int, list[Any]] = {member: [] for member in members}
+        self._options = options
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def join(self, member: int, offset_ms: int = 0) -> unisono.Group:
+        life = new_incarnation()
+        group = await unisono.join(
+            "table",
+            member=member,
+            peers=self.peers,
+            incarnation=life,
+            recorder=self.memory.recorder(member, life=life),
+            injection=Injection(member, clock_offset_ns=offset_ms * 1_000_000),
+            **self._options,
+        )
+        self.groups.append(group)
+        self._tasks.append(asyncio.create_task(self._consume(group)))
+        return group
+
+    async def _consume(self, group: unisono.Group) -> None:
+        async for event in group:
+            self.events[group.member].append(event)
+
+    def kinds(self, member: int) -> list[str]:
+        return [event.kind for event in self.events[member] if isinstance(event, unisono.Violation)]
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not what():
+                await asyncio.sleep(0.01)
+
+    async def talk(self, groups: list[unisono.Group], count: int = 20) -> None:
+        """All of them send, and hear all of that."""
+        before = {group: len(payloads(self.events[group.member])) for group in groups}
+        for number in range(count):
+            await asyncio.gather(*(group.send(b"%d/%d" % (group.member, number)) for group in groups))
+        most = count * len(groups)
+        await self.until(lambda: all(len(payloads(self.events[g.member])) >= before[g] + most for g in groups))
+
+    async def part(self) -> None:
+        await asyncio.gather(*(group.leave() for group in self.groups))
+        await asyncio.gather(*self._tasks)
+
+    def assert_in_order(self) -> None:
+        meta = RunMeta("run", "table", "vbr", self.members, 0, 0, 20_000_000, None, reliable=False, source="runtime")
+        trace = self.memory.trace(meta)
+        verdicts = check_all(trace)
+        for name in ORDER:
+            assert verdicts[name].status is Status.VALID, (name, verdicts[name])
+
+    def senders(self, *members: int) -> set[int]:
+        """Of whom these have delivered anything."""
+        return {event.sender for m in members for event in self.events[m] if isinstance(event, unisono.Delivery)}
+
+
+# -- a wrong clock -------------------------------------------------------------------------------------------------
+
+LOOSE: dict[str, Any] = {"failures": True, "delta": "300ms", "gamma": "20ms", "slot": "20ms"}
+MEMBERS = (1, 2, 3, 4)
+ODD = 4
+
+
+@pytest.mark.parametrize("offset_ms", [200, -200])
+def test_who_comes_with_a_wrong_clock_is_not_let_in(offset_ms: int) -> None:
+    """Off by more than Γ: found out as it joins, told so, and the others' order is as without it."""
+
+    async def part() -> None:
+        table = Table(MEMBERS, **LOOSE)
+        good = await asyncio.gather(*(table.join(member) for member in MEMBERS if member != ODD))
+        await table.until(lambda: all(group.members == (1, 2, 3) for group in good))
+        with pytest.raises(unisono.GroupClosed, match="clocks differ from ours by more than Γ = 20ms: ours is wrong"):
+            await table.join(ODD, offset_ms)
+        await table.talk(good)
+        if offset_ms > 0:
+            assert all("clock" in table.kinds(member) for member in (1, 2, 3)), "one that is ahead shows at once"
+        assert all(group.members == (1, 2, 3) for group in good)
+        await table.part()
+        table.assert_in_order()
+        assert table.senders(1, 2, 3) == {1, 2, 3}, "nothing of it is in the others' order"
+
+    asyncio.run(part())
+
+
+@pytest.mark.parametrize("offset_ms", [200, -200])
+def test_who_was_there_first_with_a_wrong_clock_leaves(offset_ms: int) -> None:
+    """Alone it cannot know. When most others differ it says so and goes, and nothing of it gets into their order."""
+
+    async def part() -> None:
+        table = Table(MEMBERS, **LOOSE)
+        odd = await table.join(ODD, offset_ms)
+        await odd.send(b"alone")
+        await table.until(lambda: payloads(table.events[ODD]) == [b"alone"])
+        good = await asyncio.gather(*(table.join(member) for member in MEMBERS if member != ODD))
+        await table.until(lambda: odd._driver.closed)
+        assert table.kinds(ODD)[-1] == "own clock"
+        assert table.kinds(ODD).count("clock") >= 2
+        await table.until(lambda: all(group.members == (1, 2, 3) for group in good))
+        await table.talk(good)
+        await table.part()
+        table.assert_in_order()
+        assert table.senders(1, 2, 3) == {1, 2, 3}
+
+    asyncio.run(part())
+
+
+def test_a_clock_that_is_off_by_less_than_gamma_is_nobodys_business() -> None:
+    async def part() -> None:
+        table = Table(MEMBERS, **LOOSE)
+        groups = await asyncio.gather(*(table.join(member, 8 * (member == ODD)) for member in MEMBERS))
+        await table.until(lambda: all(group.members == MEMBERS for group in groups))
+        await table.talk(list(groups))
+        await table.until(lambda: all((group.stats().gamma_ns or 0) > 5_000_000 for group in groups))
+        assert not any("clock" in kind for member in MEMBERS for kind in table.kinds(member))
+        orders = [payloads(table.events[member]) for member in MEMBERS]
+        assert len(orders[0]) == 80
+        assert all(order == orders[0] for order in orders)
+        await table.part()
+
+    asyncio.run(part())
+
+
+# -- one number, two processes -------------------------------------------------------------------------------------
+
+
+def test_joining_twice_from_one_process_is_refused_and_the_first_is_unharmed() -> None:
+    async def part() -> None:
+        table = Table((1, 2))
+        groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
+        link = unisono.Link("1Gbit/s")
+        with pytest.raises(EnvironmentLacks, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is taken"):
+            await unisono.join("table", member=1, peers=table.peers, link=link)
+        assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
+        await table.talk(groups)
+        assert payloads(table.events[1]) == payloads(table.events[2])
+        assert all(await asyncio.gather(*(group.leave() for group in groups)))
+        await table.part()
+        # What was left can be joined again, by the same process.
+        again = await asyncio.gather(*(unisono.join("table", member=m, peers=table.peers) for m in (1, 2)))
+        assert all(await asyncio.gather(*(group.leave() for group in again)))
+
+    asyncio.run(part())
+
+
+def test_a_second_process_with_a_number_that_is_taken_does_not_get_into_a_fixed_group() -> None:
+    """Without failures nobody comes back: the group says that somebody tried, and goes on."""
+
+    async def part() -> None:
+        table = Table((1, 2, 3))
+        groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2, 3))))
+        elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
+        later = groups[1]._stack.policy.incarnation + 8
+        with pytest.raises(unisono.FormationTimeout, match="did not form"):
+            await unisono.join("table", member=2, peers=elsewhere, incarnation=later, timeout="1s")
+        await table.talk(groups)
+        assert payloads(table.events[1]) == payloads(table.events[2]) == payloads(table.events[3])
+        assert "restarted" in table.kinds(1)
+        assert "restarted" in table.kinds(3)
+        assert all(await asyncio.gather(*(group.leave() for group in groups)))
+        await table.part()
+
+    asyncio.run(part())
+
+
+def test_a_second_process_with_a_number_that_is_taken_supersedes_the_first_where_members_come_and_go() -> None:
+    """The later one counts: it may be the restart of one that is only cut off. The earlier one is told, and leaves."""
+
+    async def part() -> None:
+        table = Table((1, 2, 3), **LOOSE)
+        groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2, 3))))
+        await table.until(lambda: all(group.members == (1, 2, 3) for group in groups))
+        elsewhere = {**table.peers, 2: free_addresses((2,))[2]}
+        later = groups[1]._stack.policy.incarnation + 8
+        second = await unisono.join("table", member=2, peers=elsewhere, incarnation=later, **LOOSE)
+        await table.until(lambda: groups[1]._driver.closed)
+        assert table.kinds(2)[-1] == "number taken"
+        rest = [groups[0], groups[2]]
+        await table.talk(rest)
+        await asyncio.gather(table.part(), second.leave())
+        table.assert_in_order()
+
+    asyncio.run(part())

@@ -1,0 +1,262 @@
+"""The verdicts from surveys of ranges are those of the checkers over the whole run: on clean runs, on every kind of
+damage alone, and on several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unisono.check.ranges import Findings, check_ranges
+from unisono.check.suite import check_all
+from unisono.check.survey import survey
+from unisono.check.verdict import Status, Verdict
+from unisono.trace.kinds import NUMBERS, OBSERVER, EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.table import EMPTY, Log, Rows, Trace, concatenated
+
+SLOT_NS = 1_000_000
+BOUND_NS = 5 * SLOT_NS
+PLACE = 1 << 32
+Chance = np.random.Generator
+Damage = Callable[[Rows, Chance], Rows]
+
+
+def by_ranges(trace: Trace, range_slots: int, looked_at_rows: int = 10**9, clean: bool = False) -> dict[str, Verdict]:
+    """What `check_ranges` says of a trace cut into ranges; of a clean one it reads next to nothing again."""
+    number = trace.slot // range_slots
+    ranges = np.unique(number).tolist()
+    parts = [Rows(**_columns(trace.select(number == n))) for n in ranges]
+    read: list[int] = []
+
+    def load(wanted: Sequence[int]) -> Rows:
+        read.extend(wanted)
+        return concatenated([parts[n] for n in wanted])
+
+    surveys = tuple(
+        survey([part], n * range_slots, (n + 1) * range_slots - 1, grade=None, bound_ns=trace.meta.bound_ns)
+        for n, part in zip(ranges, parts, strict=True)
+    )
+    verdicts = check_ranges(Findings(trace.meta, trace.logs, surveys, load, looked_at_rows=looked_at_rows))
+    if all(verdict.status is Status.VALID and not verdict.reason for verdict in verdicts.values()):
+        assert not read or not clean
+    return verdicts
+
+
+def _columns(rows: Rows) -> dict[str, Any]:
+    return {name: getattr(rows, name) for name in (*NUMBERS, "kind", "grade", "destinations", "note")} | {
+        "grades": rows.grades,
+        "destination_sets": rows.destination_sets,
+        "notes": rows.notes,
+    }
+
+
+def run(chance: Chance, members: int, slots: int) -> Rows:
+    """A clean run: each member sends up to three messages per slot, and delivers everything within the bound."""
+    rows: list[dict[str, int]] = []
+    sequence = [0] * (members + 1)
+    index = 0
+    for slot in range(slots):
+        for sender in range(1, members + 1):
+            for place in range(int(chance.integers(0, 4))):
+                sent_ns = slot * SLOT_NS + place
+                # A send is noted by the sender's clock: at a slot's edge that may be another slot than the key's.
+                noted = max(0, slot - int(chance.integers(0, 30) == 0))
+                common = {
+                    "sender": sender,
+                    "incarnation": 0,
+                    "sequence": sequence[sender],
+                    "place": sender * PLACE + place,
+                }
+                rows.append(
+                    common
+                    | {"kind": EventKind.SEND.code, "member": sender, "slot": noted, "real_ns": sent_ns, "index": -1}
+                )
+                for member in range(1, members + 1):
+                    took = int(chance.integers(1, BOUND_NS))
+                    kind = EventKind.DELIVER.code
+                    rows.append(
+                        common
+                        | {"kind": kind, "member": member, "slot": slot, "real_ns": sent_ns + took, "index": index}
+                    )
+                sequence[sender] += 1
+                index += 1
+    columns: dict[str, Any] = {
+        name: np.array([row.get(name, 0) for row in rows], dtype=dtype) for name, dtype in NUMBERS.items()
+    }
+    columns["kind"] = np.array([row["kind"] for row in rows], dtype=np.int8)
+    for name in ("grade", "destinations", "note"):
+        columns[name] = np.full(len(rows), -1, dtype=np.int32)
+    return replace(EMPTY, **columns)
+
+
+def picked(rows: Rows, chance: Chance, kind: EventKind) -> int:
+    return int(chance.choice(np.flatnonzero(rows.kind == kind.code)))
+
+
+def changed(rows: Rows, row: int, **values: int) -> Rows:
+    columns: dict[str, Any] = {name: getattr(rows, name).copy() for name in values}
+    for name, value in values.items():
+        columns[name][row] = value
+    return replace(rows, **columns)
+
+
+def swapped(rows: Rows, chance: Chance) -> Rows:
+    """Two deliveries of one member change places."""
+    one = picked(rows, chance, EventKind.DELIVER)
+    same = np.flatnonzero((rows.kind == rows.kind[one]) & (rows.member == rows.member[one]))
+    other = int(chance.choice(same))
+    if chance.integers(2):  # neighbours, mostly
+        other = int(same[np.argmin(np.abs(rows.index[same] - rows.index[one] - 1))])
+    first = int(rows.index[one])
+    return changed(changed(rows, one, index=int(rows.index[other])), other, index=first)
+
+
+def dropped(rows: Rows, chance: Chance) -> Rows:
+    """A delivery is not there; the member's index goes on without it."""
+    gone = picked(rows, chance, EventKind.DELIVER)
+    later = (rows.kind == rows.kind[gone]) & (rows.member == rows.member[gone]) & (rows.index > rows.index[gone])
+    return replace(rows, index=rows.index - later).select(np.arange(len(rows)) != gone)
+
+
+def hole(rows: Rows, chance: Chance) -> Rows:
+    """A row of the log is lost."""
+    return rows.select(np.arange(len(rows)) != picked(rows, chance, EventKind.DELIVER))
+
+
+def doubled(rows: Rows, chance: Chance) -> Rows:
+    """A member delivers a message once more at its end, under the same or a later key."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    mine = (rows.kind == rows.kind[row]) & (rows.member == rows.member[row])
+    again = rows.select(np.array([row]))
+    slot = int(rows.slot.max()) if chance.integers(2) else int(rows.slot[row])
+    again = changed(again, 0, index=int(rows.index[mine].max()) + 1, slot=slot, place=9 * PLACE)
+    return concatenated([rows, again])
+
+
+def foreign(rows: Rows, chance: Chance) -> Rows:
+    """A delivery of a message that nobody sent."""
+    return changed(rows, picked(rows, chance, EventKind.DELIVER), sequence=100_000 + int(chance.integers(9)))
+
+
+def late(rows: Rows, chance: Chance) -> Rows:
+    """A delivery past the bound."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    return changed(rows, row, real_ns=int(rows.real_ns[row]) + BOUND_NS * int(chance.integers(1, 50)))
+
+
+def unsent(rows: Rows, chance: Chance) -> Rows:
+    """A send that is not in the log."""
+    return rows.select(np.arange(len(rows)) != picked(rows, chance, EventKind.SEND))
+
+
+def undelivered(rows: Rows, chance: Chance) -> Rows:
+    """A message that nobody delivered."""
+    row = picked(rows, chance, EventKind.SEND)
+    it = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[row])
+    it &= rows.sequence == rows.sequence[row]
+    index = rows.index.copy()
+    for gone in np.flatnonzero(it).tolist():
+        index[
+            (rows.kind == rows.kind[gone]) & (rows.member == rows.member[gone]) & (rows.index > rows.index[gone])
+        ] -= 1
+    return replace(rows, index=index).select(~it)
+
+
+def rekeyed(rows: Rows, chance: Chance) -> Rows:
+    """A delivery under another key."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    return changed(rows, row, slot=int(rows.slot[row]) + int(chance.integers(1, 6)))
+
+
+def crashed(rows: Rows, chance: Chance) -> Rows:
+    """A member crashes; its log ends there, and the others deliver no more of it."""
+    member = int(rows.member[picked(rows, chance, EventKind.SEND)])
+    slot = int(chance.integers(1, int(rows.slot.max()) + 1))
+    gone = (rows.member == member) & (rows.slot >= slot)
+    at = rows.select(np.array([0]))
+    at = changed(
+        at,
+        0,
+        kind=EventKind.CRASH.code,
+        member=OBSERVER,
+        sender=member,
+        incarnation=0,
+        slot=slot,
+        place=-1,
+        index=-1,
+        sequence=-1,
+        real_ns=slot * SLOT_NS,
+    )
+    return concatenated([rows.select(~gone), at])
+
+
+DAMAGES: tuple[Damage, ...] = (
+    *(swapped, dropped, hole, doubled, foreign, late, unsent, undelivered, rekeyed, crashed),
+)
+
+
+def trace_of(rows: Rows, members: int, reliable: bool, lost: int) -> Trace:
+    gone = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
+    everyone = tuple(range(1, members + 1))
+    meta = RunMeta("r", "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, reliable, "simulator")
+    logs = [Log(m, 0, closed=m not in gone, dropped=lost if m == 1 else 0) for m in range(1, members + 1)]
+    return Trace.from_rows(rows, meta, [Log(OBSERVER, 0), *logs] if gone else logs)
+
+
+def told(verdicts: dict[str, Verdict]) -> dict[str, object]:
+    """What two ways of checking have to agree on; a count is of what was looked at, and quantiles are rounded."""
+    return {
+        name: (v.status, v.reason, v.witness, v.count if name in {"latency", "gap_freedom", "integrity"} else None)
+        for name, v in sorted(verdicts.items())
+    }
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGES], ids=lambda damage: getattr(damage, "__name__", "clean"))
+def test_one_damage(damage: Damage | None) -> None:
+    statuses = set()
+    for seed in range(12):
+        chance = np.random.default_rng(seed)
+        members, slots = int(chance.integers(2, 6)), int(chance.integers(8, 60))
+        rows = run(chance, members, slots)
+        if damage is not None:
+            rows = damage(rows, chance)
+        trace = trace_of(rows, members, reliable=True, lost=0)
+        whole, range_slots = check_all(trace), int(chance.integers(1, 17))
+        found = by_ranges(trace, range_slots, clean=damage is None)
+        assert told(found) == told(whole), (seed, damage)
+        in_parts = by_ranges(trace, range_slots, looked_at_rows=len(trace) - 1)
+        for name, verdict in in_parts.items():
+            too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
+            assert too_much or verdict.status is whole[name].status, (seed, damage, name)
+        statuses |= {verdict.status for verdict in found.values()}
+    if damage is not crashed:
+        assert (statuses == {Status.VALID}) == (damage is None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_several_damages(seed: int) -> None:
+    chance = np.random.default_rng(1000 + seed)
+    members, slots = int(chance.integers(2, 6)), int(chance.integers(8, 60))
+    rows = run(chance, members, slots)
+    for _ in range(int(chance.integers(2, 6))):
+        rows = DAMAGES[int(chance.integers(len(DAMAGES)))](rows, chance)
+    trace = trace_of(rows, members, reliable=bool(chance.integers(2)), lost=int(chance.integers(5) == 0))
+    found, whole = by_ranges(trace, int(chance.integers(1, 17))), check_all(trace)
+    assert {n: v.status for n, v in found.items()} == {n: v.status for n, v in whole.items()}
+    assert {n: v.witness for n, v in found.items()} == {n: v.witness for n, v in whole.items()}
+
+
+def test_more_suspect_ranges_than_are_looked_at_is_unknown_and_never_valid() -> None:
+    chance = np.random.default_rng(7)
+    rows = run(chance, 3, 60)
+    for _ in range(12):
+        rows = dropped(rows, chance)
+    trace = trace_of(rows, 3, reliable=True, lost=0)
+    assert check_all(trace)["gap_freedom"].status is Status.VIOLATED
+    found = by_ranges(trace, 4, looked_at_rows=1)["gap_freedom"]
+    assert found.status is Status.UNKNOWN
+    assert "ranges of slots are suspect" in found.reason

@@ -1,0 +1,105 @@
+"""What members of an agreement say and write down: all of it round trip, and no bytes make a decoder fail."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.wire import consensus as wire
+from unisono.wire.consensus import (
+    CHOSEN,
+    Accept,
+    Accepted,
+    Fetch,
+    Learn,
+    Note,
+    NotedDecision,
+    NotedMemory,
+    NotedPromise,
+    NotedSnapshot,
+    NotedValue,
+    Prepare,
+    Promise,
+    Proposal,
+    Snapshot,
+)
+from unisono.wire.frame import Kind
+from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+
+numbers = st.integers(1, 2**63 - 1)
+ballots = st.integers(1, CHOSEN - 1)
+values = st.binary(max_size=40)
+some = st.lists(values, max_size=5).map(tuple)
+
+
+@st.composite
+def promises(draw: st.DrawFn) -> Promise:
+    first = draw(st.integers(1, 2**62))
+    entries = tuple(draw(st.lists(st.tuples(st.integers(1, CHOSEN), values), max_size=5)))
+    at = first + draw(st.integers(0, 5))
+    last = at + len(entries) - 1 + draw(st.integers(0, 5))
+    return Promise(draw(ballots), draw(st.booleans()), draw(numbers), first, last, at, entries)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    part = draw(values)
+    offset = draw(st.integers(0, 2**31))
+    return Snapshot(draw(numbers), offset + len(part) + draw(st.integers(0, 9)), offset, part)
+
+
+messages = st.one_of(
+    st.builds(Prepare, ballots, numbers, st.booleans()),
+    promises(),
+    st.builds(Accept, ballots, numbers, numbers, numbers, some),
+    st.builds(Accepted, numbers, numbers, numbers),
+    st.builds(Fetch, numbers, numbers, st.integers(0, 2**32 - 1)),
+    st.builds(Learn, numbers, numbers, st.lists(values, min_size=1, max_size=5).map(tuple)),
+    st.builds(Proposal, numbers, values),
+    snapshots(),
+)
+notes = st.one_of(
+    st.builds(NotedPromise, numbers),
+    st.builds(NotedValue, numbers, numbers, values),
+    st.builds(NotedDecision, numbers),
+    st.builds(NotedSnapshot, numbers, values),
+    st.builds(NotedMemory, st.integers(1, 65535), st.integers(0, 2**32 - 1)),
+)
+
+
+@given(messages)
+def test_messages_round_trip(message: wire.Message) -> None:
+    kind, body = wire.encode(message)
+    assert wire.DECODERS[kind](body) == message
+
+
+@given(messages, st.data())
+def test_a_body_that_was_cut_or_grew_is_another_message_or_none(message: wire.Message, data: st.DataObject) -> None:
+    kind, body = wire.encode(message)
+    cut = data.draw(st.integers(0, len(body)))
+    for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):
+        read = wire.DECODERS[kind](changed)
+        assert read is None or wire.encode(read) == (kind, changed)
+
+
+@given(st.sampled_from(sorted(wire.DECODERS)), st.binary(max_size=200))
+def test_no_bytes_make_a_decoder_fail(kind: Kind, body: bytes) -> None:
+    read = wire.DECODERS[kind](body)
+    assert read is None or wire.encode(read) == (kind, body)
+
+
+@given(notes)
+def test_notes_round_trip(note: Note) -> None:
+    assert wire.decode_note(wire.encode_note(note)) == note
+
+
+@given(st.binary(max_size=60))
+def test_no_record_makes_the_reader_fail(record: bytes) -> None:
+    note = wire.decode_note(record)
+    assert note is None or wire.encode_note(note) == record
+
+
+@given(st.builds(Heartbeat, numbers, numbers))
+def test_heartbeats_round_trip(heartbeat: Heartbeat) -> None:
+    assert decode_heartbeat(encode_heartbeat(heartbeat)) == heartbeat
+    assert decode_heartbeat(encode_heartbeat(heartbeat)[:-1]) is None

@@ -1,0 +1,93 @@
+"""What members of a view say: all of it round trip, and no bytes make a decoder fail."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.wire import membership as wire
+from unisono.wire.frame import Kind
+from unisono.wire.membership import (
+    Acks,
+    Cut,
+    Enter,
+    Flush,
+    Flushed,
+    Need,
+    NextView,
+    Passed,
+    Said,
+    Sent,
+    State,
+    Went,
+    decode_next_view,
+    encode_next_view,
+)
+
+members = st.integers(1, 0xFFFF)
+numbers = st.integers(1, 2**63 - 1)
+vectors = st.dictionaries(members, st.integers(0, 2**63 - 1), max_size=5)
+lives = st.dictionaries(members, st.integers(0, 2**32 - 1), min_size=1, max_size=5)
+bodies = st.binary(max_size=40)
+counts = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> Cut:
+    received = draw(vectors)
+    return Cut(draw(counts), received, {member: draw(members) for member in received})
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> Need:
+    first = draw(st.integers(1, 2**62))
+    return Need(draw(members), first, first + draw(st.integers(0, 9)))
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    part, offset = draw(bodies), draw(st.integers(0, 2**31))
+    return State(draw(numbers), offset + len(part) + draw(st.integers(0, 9)), offset, draw(members), part)
+
+
+messages = st.one_of(
+    st.builds(Sent, numbers, st.integers(0, 1), bodies),
+    st.builds(Said, numbers, st.integers(0, 1), bodies),
+    st.builds(Acks, vectors, vectors),
+    st.builds(Flush, counts, lives),
+    st.builds(Flushed, counts, st.booleans(), vectors),
+    cuts(),
+    st.builds(Enter, st.booleans(), counts, numbers, members, counts),
+    needs(),
+    st.builds(Passed, members, numbers, st.integers(0, 1), bodies),
+    st.builds(Went, numbers, st.binary(min_size=1, max_size=40)),
+    states(),
+)
+
+
+@given(messages)
+def test_messages_round_trip(message: wire.Message) -> None:
+    kind, body = wire.encode(message)
+    assert wire.DECODERS[kind](body) == message
+
+
+@given(messages, st.data())
+def test_a_body_that_was_cut_does_not_make_a_decoder_fail(message: wire.Message, data: st.DataObject) -> None:
+    kind, body = wire.encode(message)
+    cut = data.draw(st.integers(0, len(body)))
+    for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):
+        read = wire.DECODERS[kind](changed)
+        assert read is None or wire.DECODERS[kind](wire.encode(read)[1]) == read
+
+
+@given(st.sampled_from(sorted(wire.DECODERS)), st.binary(max_size=120))
+def test_no_bytes_make_a_decoder_fail(kind: Kind, body: bytes) -> None:
+    read = wire.DECODERS[kind](body)
+    assert read is None or wire.DECODERS[kind](wire.encode(read)[1]) == read
+
+
+@given(st.builds(NextView, lives, vectors), bodies)
+def test_next_views_round_trip(following: NextView, junk: bytes) -> None:
+    assert decode_next_view(encode_next_view(following)) == following
+    read = decode_next_view(junk)
+    assert read is None or decode_next_view(encode_next_view(read)) == read

@@ -1,0 +1,102 @@
+"""Round trips of what the priority order says, and bytes that are not what they should be."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.model.message_sets import MessageSet, Ref
+from unisono.model.priorities import PRIORITY_MAX
+from unisono.sim.ideal_swarm import drawn_group, run_by_lot
+from unisono.sim.streams import Streams
+from unisono.wire.priority import (
+    Ack,
+    Body,
+    Decision,
+    Message,
+    Progress,
+    Unreadable,
+    decode_body,
+    encode_body,
+)
+from unisono.wire.priority_state import decode_state, encode_state
+
+REFS = st.builds(Ref, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+NEAR = st.builds(Ref, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))
+SETS = st.builds(MessageSet.of, st.frozensets(NEAR))
+NUMBERS = st.integers(0, 2**63 - 1)
+MESSAGES = st.builds(
+    lambda sequence, back, priority, stamp, payload: Message(
+        sequence, priority, stamp, max(0, sequence - back), payload
+    ),
+    NUMBERS,
+    st.integers(0, 100),
+    st.integers(0, PRIORITY_MAX),
+    NUMBERS,
+    st.binary(max_size=50),
+)
+BODIES = st.one_of(
+    MESSAGES,
+    st.builds(Ack, REFS, SETS, SETS),
+    st.builds(Decision, REFS, SETS, SETS),
+    st.builds(Progress, SETS, st.booleans()),
+)
+
+
+@given(BODIES)
+def test_a_body_comes_back_as_it_went(body: Body) -> None:
+    assert decode_body(encode_body(body)) == body
+
+
+@given(BODIES, st.integers(0, 200))
+def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: Body, length: int) -> None:
+    data = encode_body(body)
+    cut = data[: min(length, len(data) - 1)]
+    if isinstance(body, Message) and len(cut) >= len(data) - len(body.payload):
+        shorter = decode_body(cut)
+        assert isinstance(shorter, Message)
+        assert body.payload.startswith(shorter.payload)
+    else:
+        with pytest.raises(Unreadable):
+            decode_body(cut)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -> None:
+    try:
+        body = decode_body(data)
+    except Unreadable:
+        return
+    again = encode_body(body)
+    assert decode_body(again) == body
+    assert len(again) == len(data)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000))
+def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: int) -> None:
+    chance = Streams(seed).stream("state")
+    group = drawn_group(chance)
+    for _ in range(40):
+        actions = [action for action in group.enabled() if action[0] not in {"crash", "leave", "admit"}]
+        if not actions:
+            break
+        group.do(actions[int(chance.random() * len(actions))])
+    for peer in group.survivors():
+        state = peer.core.state()
+        data = encode_state(state)
+        assert decode_state(data) == state
+        with pytest.raises(Unreadable):
+            decode_state(data[: int(chance.random() * len(data))])
+        with pytest.raises(Unreadable):
+            decode_state(data + b"\0")
+        with pytest.raises(Unreadable, match="version"):
+            decode_state(b"\7" + data[1:])
+
+
+def test_a_state_in_which_a_lock_belongs_to_nobody_is_refused() -> None:
+    group = drawn_group(Streams(3).stream("lock"))
+    run_by_lot(group, Streams(3).stream("lock"))
+    state = next(iter(group.peers.values())).core.state()
+    broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (Ref(9, 9, 9),)})
+    with pytest.raises(Unreadable, match=r"\(9,9\) is spoken of and does not wait"):
+        decode_state(encode_state(broken))

@@ -1,0 +1,83 @@
+"""Recorded runs of any size for tests: clean, in the trace's own layout, made with numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unisono.trace.files import member_folder, part_path, write_end, write_part
+from unisono.trace.kinds import NUMBERS, EventKind
+from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.table import EMPTY, Rows, concatenated
+
+SLOT_NS = 1_000_000
+BOUND_NS = 8 * SLOT_NS
+PLACE = 1 << 32
+RANGE = 256
+
+
+def record(directory: Path, *, members: int, slots: int, burst: int, range_slots: int = RANGE, run: str = "r") -> Path:
+    """A run in which each member sends `burst` messages in every slot; gives the group's folder."""
+    everyone = tuple(range(1, members + 1))
+    meta = RunMeta(run, "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "made")
+    folder = write_meta(directory, meta).parent
+    written = dict.fromkeys(everyone, 0)
+    for first in range(0, slots, range_slots):
+        count = min(range_slots, slots - first)
+        for member in everyone:
+            rows = concatenated([sends(member, first, count, burst), deliveries(member, members, first, count, burst)])
+            path = part_path(member_folder(directory, run, "g", member), first, range_slots, 0, 0)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_part(path, rows, run, "g")
+            written[member] += len(rows)
+    for member in everyone:
+        write_end(member_folder(directory, run, "g", member), 0, rows=written[member], dropped=0)
+    return folder
+
+
+def sends(member: int, first: int, slots: int, burst: int) -> Rows:
+    """One member's sends in a range of slots."""
+    slot = np.repeat(np.arange(first, first + slots), burst)
+    number = np.tile(np.arange(burst), slots)
+    return rows_of(
+        EventKind.SEND,
+        member=np.full(len(slot), member),
+        sender=np.full(len(slot), member),
+        sequence=slot * burst + number,
+        slot=slot,
+        place=member * PLACE + number,
+        index=np.full(len(slot), -1),
+        real_ns=slot * SLOT_NS + number,
+    )
+
+
+def deliveries(member: int, members: int, first: int, slots: int, burst: int) -> Rows:
+    """One member's deliveries in a range of slots."""
+    per_slot = members * burst
+    slot = np.repeat(np.arange(first, first + slots), per_slot)
+    sender = np.tile(np.repeat(np.arange(1, members + 1), burst), slots)
+    number = np.tile(np.arange(burst), slots * members)
+    return rows_of(
+        EventKind.DELIVER,
+        member=np.full(len(slot), member),
+        sender=sender,
+        sequence=slot * burst + number,
+        slot=slot,
+        place=sender * PLACE + number,
+        index=np.arange(first * per_slot, (first + slots) * per_slot),
+        real_ns=slot * SLOT_NS + number + 4 * SLOT_NS + member * 1000,
+    )
+
+
+def rows_of(kind: EventKind, **given: Any) -> Rows:
+    """Rows of one kind; columns that are not given are zero."""
+    count = len(given["slot"])
+    columns: dict[str, Any] = {
+        name: np.asarray(given.get(name, np.zeros(count)), dtype=dtype) for name, dtype in NUMBERS.items()
+    }
+    columns["kind"] = np.full(count, kind.code, dtype=np.int8)
+    for name in ("grade", "destinations", "note"):
+        columns[name] = np.full(count, -1, dtype=np.int32)
+    return Rows(**{**{name: getattr(EMPTY, name) for name in ("grades", "destination_sets", "notes")}, **columns})

@@ -1,0 +1,64 @@
+"""Membership through crashes, restarts, joins, leaves, pauses, partitions and a network that loses and repeats.
+
+View atomicity (paper 004 §3.2), FIFO and the states of newcomers are judged in every run; so is that all who are up end
+in one view, wherever a majority of the last one is left.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.membership_world import calm_after, stormy
+
+from unisono.layers.view_multicast import ViewMulticast
+from unisono.wire.membership import Vector
+
+CHUNK = 500
+
+
+def judge(seed: int) -> bool:
+    world = stormy(seed)
+    live = calm_after(world)
+    faults = world.faults()
+    assert not faults, f"stormy({seed}): {faults[0]}"
+    assert live, f"stormy({seed}): not all who are up are in one view"
+    return not world.hopeless()
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_view_atomic_always_and_together_in_the_end(first: int) -> None:
+    assert sum(judge(seed) for seed in range(first, first + 20)) >= 8, "too few of these runs can end well to say much"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("first", range(0, 5000, CHUNK))
+def test_view_atomic_always_and_together_in_the_end_at_length(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        judge(seed)
+
+
+def test_without_the_standstill_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that go on handing out while a view is being agreed on do not receive the same messages in it."""
+
+    def hand_out_all(self: ViewMulticast, cut: Vector | None = None) -> None:
+        frozen, self.frozen = self.frozen, False
+        original(self, None if cut is None else {m: max(n, self._handed_out[m]) for m, n in cut.items()})
+        self.frozen = frozen
+
+    original = ViewMulticast._hand_out
+    monkeypatch.setattr(ViewMulticast, "_hand_out", hand_out_all)
+    found = 0
+    for seed in range(300):
+        world = stormy(seed)
+        calm_after(world)
+        found += bool(world.faults())
+        if found:
+            return
+    pytest.fail("300 runs without the standstill, and nothing was found")
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = stormy(5), stormy(5)
+    calm_after(first)
+    calm_after(second)
+    assert [member.views for member in first.members.values()] == [member.views for member in second.members.values()]

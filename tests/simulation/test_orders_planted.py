@@ -1,0 +1,303 @@
+"""One rule of each order broken at one member, and the swarm sees it: a swarm that is never alarmed proves nothing.
+
+The bug is put into the order's own class and acts at one member only (at all of them where others would make up for it,
+and for forward error correction, whose layer does not know where it is). It has to be seen in one of the first seeds,
+by the checker of the claim that it breaks, with a witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from tests.simulation.test_orders_swarm import judged, problems
+
+from unisono.check.verdict import Status
+from unisono.layers.fec import Fec
+from unisono.model.durations import NS_PER_MS, NS_PER_S
+from unisono.model.scenario import Scenario
+from unisono.orders.cbr import Cbr
+from unisono.orders.election import Succession
+from unisono.orders.leader import Leader
+from unisono.orders.porder import period_ns
+from unisono.orders.timestamp import Timestamp
+from unisono.orders.vbr import Vbr
+from unisono.orders.vbr_gaps import VbrGaps
+from unisono.sim.node import PayloadDiffers
+from unisono.sim.swarm_orders import KINDS, any_order
+from unisono.wire.frame import LAST
+
+FOREVER_NS = 60 * NS_PER_S
+TRIED = 40
+"""So many scenarios of the order's kind; the first that shows the bug is enough."""
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A rule of an order, by its method, and how it is broken: `broken` gets the right rule as its first argument."""
+
+    kind: str
+    where: type
+    method: str
+    broken: Rule
+    seen_by: str
+    leads: bool = False
+    """At the first member, which leads, and not at the last."""
+    everywhere: bool = False
+    """At all members: what only one member does wrong another may make up for."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.broken.__name__}"
+
+
+def scenarios(kind: str) -> list[Scenario]:
+    first = KINDS.index(kind)
+    return [any_order(first + number * len(KINDS)) for number in range(TRIED)]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, bug: Planted, member: int) -> None:
+    """At this member only, where the object knows whose it is."""
+    right = getattr(bug.where, bug.method)
+
+    def rule(self: Any, *given: Any, **named: Any) -> Any:
+        policy = getattr(self, "_policy", None)
+        me = getattr(self, "me", None) if policy is None else policy.member
+        if me is None or me == member or bug.everywhere:
+            return bug.broken(right, self, *given, **named)
+        return right(self, *given, **named)
+
+    monkeypatch.setattr(bug.where, bug.method, rule)
+
+
+# -- CBR -----------------------------------------------------------------------------------------------------------
+
+
+def skips_the_tie_break(right: Rule, self: Cbr, now: int) -> None:
+    """Of turns due at the same instant the higher member's comes first."""
+    right(self, now)
+    turns = [(Fraction(self.porder[:at].count(m), self.rate[m]), -m, m) for at, m in enumerate(self.porder)]
+    self.porder = tuple(m for _, _, m in sorted(turns))
+
+
+def takes_everybody_by_turns(right: Rule, self: Cbr, now: int) -> None:
+    """One message of each, whatever their rates: what §4.1 says does not work."""
+    right(self, now)
+    turns = [(self.porder[:at].count(m), m) for at, m in enumerate(self.porder)]
+    self.porder = tuple(m for _, m in sorted(turns))
+
+
+def forgets_the_dummy(right: Rule, self: Cbr, now: int) -> None:
+    """Says nothing in a turn for which nothing is queued."""
+    dummy, before = self._squeue is None, len(self.down)
+    right(self, now)
+    if dummy:
+        del self.down[before:]
+
+
+def sends_a_period_late(right: Rule, self: Cbr) -> int:
+    """At the end of its period, as figure 4 sends its dummies (000-6)."""
+    return int(right(self)) + period_ns(self._rates.rate)
+
+
+# -- VBR -----------------------------------------------------------------------------------------------------------
+
+
+def serves_the_last_member_first(right: Rule, self: Vbr, now: int) -> None:
+    object.__setattr__(self.view, "members", tuple(sorted(self.view.members)))
+    right(self, now)
+    object.__setattr__(self.view, "members", self.view.members[::-1])
+
+
+def does_not_wait_for_the_mark(right: Rule, self: Vbr, now: int, sender: int) -> bool:
+    """When the slot is over it goes on with what has come: the rest is never delivered, or out of turn."""
+    return now >= self.grid.end_of(self._deliver_slot)
+
+
+def forgets_the_mark_of_an_empty_slot(right: Rule, self: Vbr, *given: Any) -> None:
+    before = len(self.down)
+    right(self, *given)
+    if self.down[before:] and self.down[-1].run is None and not self.down[-1].body:
+        del self.down[before:]
+
+
+def sends_in_the_next_slot(right: Rule, self: Vbr, *given: Any) -> None:
+    """Everything is said to be of the slot after the one in which it was submitted."""
+    self._slot += 1
+    right(self, *given)
+    self._slot -= 1
+
+
+def forgets_a_batch(right: Rule, self: Vbr, sender: int, frames: Any) -> None:
+    """Of each fifth slot what the first member sent."""
+    before, index, count = len(self.events), self._index, self._count
+    right(self, sender, frames)
+    if self._deliver_slot % 5 == 0 and sender == self.view.members[0]:
+        del self.events[before:]
+        self._index, self._count = index, count
+
+
+# -- VBR with failures ---------------------------------------------------------------------------------------------
+
+
+def forgets_the_time_out(right: Rule, self: VbrGaps) -> int:
+    """Waits for who has crashed as if nobody could."""
+    return int(right(self)) + FOREVER_NS
+
+
+def waits_a_slot_longer(right: Rule, self: VbrGaps) -> int:
+    return int(right(self)) + self._policy.timing.theta_ns
+
+
+def gives_up_early(right: Rule, self: VbrGaps) -> int:
+    """At the slot's end by its own clock."""
+    return self.grid.end_of(self._deliver_slot)
+
+
+def counts_what_it_delivered(right: Rule, self: VbrGaps, sender: int, frames: Any) -> None:
+    """A message's place is its number among those that came: a gap moves what is behind it."""
+    self.places_by_sequence = False
+    right(self, sender, frames)
+
+
+# -- leaders -------------------------------------------------------------------------------------------------------
+
+
+def delivers_the_newest_first(right: Rule, self: Leader, now: int) -> None:
+    accepted = self.succession.stream.accepted
+    if len(accepted) >= 2 and accepted[0].what is accepted[1].what:
+        accepted[0], accepted[1] = accepted[1], accepted[0]
+    right(self, now)
+
+
+def collects_before_it_delivers(right: Rule, self: Leader, now: int) -> None:
+    """Three entries at a time, in the order of their senders."""
+    accepted = self.succession.stream.accepted
+    if len(accepted) < 3:
+        return
+    entries = sorted(accepted, key=lambda entry: (entry.what.value, entry.origin, entry.position))
+    accepted.clear()
+    accepted.extend(entries)
+    right(self, now)
+
+
+def holds_on_too_long(right: Rule, self: Leader, *given: Any) -> None:
+    """Much more than p over each message, when it leads."""
+    self._hold_ns = self._policy.processing_ns + 4 * self._timing.theta_ns + 40 * NS_PER_MS
+    right(self, *given)
+
+
+def does_not_send_again(right: Rule, self: Leader, now: int) -> None:
+    """What was lost with the leader stays lost."""
+
+
+def never_suspects(right: Rule, self: Succession) -> int:
+    """Whoever should stand for the next reign waits for the dead leader instead."""
+    return int(right(self)) + FOREVER_NS
+
+
+def forgets_the_release(right: Rule, self: Timestamp, now: int) -> bool:
+    """Stamps that were not used are not given back."""
+    opened = bool(right(self, now))
+    if self._closes_at is not None:
+        self._closes_at += FOREVER_NS
+    return opened
+
+
+def releases_late(right: Rule, self: Timestamp, now: int) -> bool:
+    """After as long as a message may take, twice over."""
+    opened = bool(right(self, now))
+    if self._closes_at is not None:
+        self._closes_at += 2 * self.bound_ns()
+    return opened
+
+
+def does_not_wait_for_a_grants_frames(right: Rule, self: Timestamp, grant: Any) -> bool:
+    right(self, grant)
+    return True
+
+
+# -- forward error correction --------------------------------------------------------------------------------------
+
+
+def does_not_reconstruct(right: Rule, self: Fec, share: Any, shares: Any) -> None:
+    """What was lost stays lost."""
+
+
+def sends_no_redundancy(right: Rule, self: Fec, now: int, count: int, flags: int) -> None:
+    before = len(self.down)
+    right(self, now, count, flags)
+    del self.down[before + count :]
+
+
+def loses_the_end_bit(right: Rule, self: Fec, now: int, count: int, flags: int) -> None:
+    """The last block of a slot does not carry its mark."""
+    if flags & LAST:
+        self._waiting[:] = self._waiting[:-1] or self._waiting
+        count = len(self._waiting)
+    right(self, now, count, flags)
+
+
+PLANTED = [
+    Planted("cbr", Cbr, "_start_deliver", skips_the_tie_break, "total_order"),
+    Planted("cbr", Cbr, "_start_deliver", takes_everybody_by_turns, "total_order"),
+    Planted("cbr", Cbr, "_send", forgets_the_dummy, "gap_freedom"),
+    Planted("cbr", Cbr, "_own_due", sends_a_period_late, "latency"),
+    Planted("vbr", Vbr, "_finish_slot", serves_the_last_member_first, "total_order"),
+    Planted("vbr", Vbr, "_given_up", does_not_wait_for_the_mark, "gap_freedom"),
+    Planted("vbr", Vbr, "_close", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
+    Planted("vbr", Vbr, "_emit", sends_in_the_next_slot, "gap_freedom"),
+    Planted("vbr", Vbr, "_deliver", forgets_a_batch, "gap_freedom"),
+    Planted("vbr with failures", VbrGaps, "_finish_slot", serves_the_last_member_first, "total_order"),
+    Planted("vbr with failures", VbrGaps, "_late_at", forgets_the_time_out, "latency"),
+    Planted("vbr with failures", VbrGaps, "_late_at", waits_a_slot_longer, "latency"),
+    Planted("vbr with failures", VbrGaps, "_deliver", forgets_a_batch, "gaps_explained"),
+    Planted("vbr with failures", VbrGaps, "_deliver", counts_what_it_delivered, "total_order"),
+    Planted("leader", Leader, "_advance", delivers_the_newest_first, "total_order"),
+    Planted("leader", Leader, "_advance", collects_before_it_delivers, "total_order"),
+    Planted("leader", Leader, "_arrived", holds_on_too_long, "latency", leads=True),
+    Planted("leader", Leader, "_post_again", does_not_send_again, "gap_freedom"),
+    Planted("leader", Succession, "_stand_at", never_suspects, "gap_freedom", everywhere=True),
+    Planted("timestamp", Timestamp, "_deliver_grant", does_not_wait_for_a_grants_frames, "gap_freedom"),
+    Planted("timestamp", Timestamp, "_open", forgets_the_release, "gap_freedom"),
+    Planted("timestamp", Timestamp, "_open", releases_late, "latency"),
+    Planted("timestamp", Succession, "_stand_at", never_suspects, "gap_freedom", everywhere=True),
+    Planted("vbr with fec", Fec, "_reconstruct", does_not_reconstruct, "gap_freedom"),
+    Planted("vbr with fec", Fec, "_cut", sends_no_redundancy, "gap_freedom"),
+    Planted("vbr with fec", Fec, "_cut", loses_the_end_bit, "gap_freedom"),
+]
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=str)
+def test_a_broken_rule_is_seen_with_a_witness(bug: Planted) -> None:
+    for scenario in scenarios(bug.kind):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            plant(monkeypatch, bug, scenario.members[0 if bug.leads else -1])
+            try:
+                _, verdicts = judged(scenario)
+            except PayloadDiffers:
+                continue
+        verdict = verdicts.get(bug.seen_by)
+        if verdict is not None and verdict.status is Status.VIOLATED:
+            assert verdict.witness is not None
+            assert verdict.witness.text
+            assert verdict.count > 0
+            return
+    pytest.fail(f"none of {TRIED} runs shows it: {bug}")
+
+
+def test_who_gives_others_up_early_is_seen_though_it_says_so() -> None:
+    """Such gaps are explained, since the rows cannot tell: that they are of senders that live, the swarm can."""
+    bug = Planted("vbr with failures", VbrGaps, "_late_at", gives_up_early, "")
+    found: list[str] = []
+    for scenario in scenarios(bug.kind):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            plant(monkeypatch, bug, scenario.members[0 if bug.leads else -1])
+            found += problems(scenario)
+        if any("gaps of senders that are alive" in text for text in found):
+            return
+    pytest.fail(f"none of {TRIED} runs shows it: {found}")

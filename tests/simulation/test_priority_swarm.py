@@ -1,0 +1,58 @@
+"""Swarms of ideal groups against the priority order of paper 004, judged by the checkers.
+
+Up to eight members and five priorities, concurrent senders, consumers of different speeds; members crash, leave, join
+and come back at any step, and a crash takes any part of what its member said with it. P1 and P2 hold, FIFO within a
+priority, nothing is lost or stuck. A failure prints the command that replays it.
+"""
+
+import sys
+
+import pytest
+from tests.paper.ideal_exploration import p1_and_p2
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_trace import ideal_trace
+from unisono.sim.streams import Streams
+
+SEEDS, SLOW_SEEDS = range(120), range(10_000, 30_000)
+CHUNK = 20
+
+
+def problems(seed: int) -> list[str]:
+    """What is wrong with one run."""
+    chance = Streams(seed).stream("priority swarm")
+    group = drawn_group(chance)
+    run_by_lot(group, chance)
+    finish(group)
+    found = [
+        f"{name}: {verdict.witness.text if verdict.witness else verdict.reason}"
+        for name, verdict in check_all(ideal_trace(group)).items()
+        if verdict.status is not Status.VALID
+    ]
+    direct = p1_and_p2(group)
+    return [*found, direct] if direct else found
+
+
+def judge(seeds: range) -> None:
+    for seed in seeds:
+        found = problems(seed)
+        command = f"replay: .venv/bin/python -m tests.simulation.test_priority_swarm {seed}"
+        assert not found, f"seed {seed}: {found}\n{command}"
+
+
+@pytest.mark.parametrize("first", SEEDS[::CHUNK])
+def test_p1_and_p2_hold_whatever_happens(first: int) -> None:
+    judge(range(first, first + CHUNK))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", SLOW_SEEDS[::1000])
+def test_p1_and_p2_hold_whatever_happens_in_20_000_runs(first: int) -> None:
+    judge(range(first, first + 1000))
+
+
+if __name__ == "__main__":
+    print(problems(int(sys.argv[1])) or "nothing wrong")

@@ -1,0 +1,119 @@
+"""Swarms of random scenarios in which members ask for other rates and other slot lengths while the group runs.
+
+Every other seed is a group in which members crash, come back, join, leave and stand still, and whose network divides
+and loses within the declared bound; the others keep to what the order without failures assumes. All have to keep one
+order, integrity and FIFO; without failures nothing may be missing, with them every gap has to be explained. Latency is
+judged slot by slot, by the bound of the length that the slot has, unless a member stood still, or had missed a change
+while the network was divided and had to join again. When the trouble is over, all who are up have each other in their
+lists, and the same slots.
+A failure prints the command that replays it.
+"""
+
+import sys
+
+import pytest
+
+from unisono.check.slot_bounds import latency_in_force
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.model.faults import Partition, Pause
+from unisono.model.scenario import Scenario, SlotChange
+from unisono.orders.vbr import Vbr
+from unisono.sim.run import meta_of, prepare
+from unisono.sim.swarm import renegotiated
+from unisono.sim.world import World
+from unisono.stack import Stack
+from unisono.trace.kinds import EventKind
+
+SEEDS, SLOW_SEEDS = range(300), range(10_000, 15_000)
+CHUNK = 30
+
+
+def replay(seed: int) -> str:
+    return f"replay: .venv/bin/python tests/simulation/test_renegotiation_swarm.py {seed}"
+
+
+def outcome(seed: int) -> tuple[list[str], int]:
+    """What is wrong with one run, and how many changes of slots its members were told of."""
+    scenario = renegotiated(seed)
+    world, memory, bound_ns, reliable = prepare(scenario, seed, payloads=True)
+    world.run(world.send_until + bound_ns)
+    trace = memory.trace(meta_of(scenario, seed, bound_ns, reliable))
+    stood_still = any(isinstance(fault, Pause) for fault in scenario.faults)
+    divided = any(isinstance(fault, Partition) for fault in scenario.faults)
+    told = [(member, violation) for member, node in world.nodes.items() for violation in node.violations]
+    held_up = stood_still or (divided and any(violation.kind == "slots" for _, violation in told))
+    verdicts = check_all(trace, until_ns=world.now) | {"latency in force": latency_in_force(trace)}
+    found = [
+        f"{name}: {verdict.witness.text if verdict.witness else verdict.reason}"
+        for name, verdict in verdicts.items()
+        if verdict.status is Status.VIOLATED and not (name.startswith("latency") and held_up)
+    ]
+    if not stood_still and not divided:
+        found += [f"member {member}: {violation.kind}: {violation.text}" for member, violation in told]
+    return found + not_whole(scenario, world), len(trace.of_kind(EventKind.TIMING))
+
+
+def not_whole(scenario: Scenario, world: World) -> list[str]:
+    """Members that, after the trouble, do not have those in their lists that are up, or have other slots."""
+    orders = {
+        member: node.stack.order
+        for member, node in sorted(world.nodes.items())
+        if node.up and isinstance(node.stack, Stack) and isinstance(node.stack.order, Vbr)
+    }
+    found = []
+    for member, order in orders.items():
+        if scenario.failures and order.view.members != tuple(orders):
+            found.append(f"member {member} has {order.view.members} in its list, and {tuple(orders)} are up")
+        if not all(order.grid.agrees(other.grid) for other in orders.values()):
+            found.append(f"member {member} has slots of its own: {order.grid.last}")
+    return found
+
+
+def assert_holds(seeds: range) -> None:
+    changes = 0
+    for seed in seeds:
+        found, told = outcome(seed)
+        changes += told
+        assert not found, f"{found}\n{replay(seed)}"
+    assert changes > len(seeds), "slots do change"
+
+
+def chunks(seeds: range, size: int) -> list[range]:
+    return [seeds[at : at + size] for at in range(0, len(seeds), size)]
+
+
+@pytest.mark.parametrize("seeds", chunks(SEEDS, CHUNK), ids=str)
+def test_while_rates_and_slots_change_there_is_one_order_in_time(seeds: range) -> None:
+    assert_holds(seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seeds", chunks(SLOW_SEEDS, 500), ids=str)
+def test_in_5000_runs_there_is_no_violation(seeds: range) -> None:
+    assert_holds(seeds)
+
+
+def test_the_swarm_is_not_tame() -> None:
+    """Wishes for longer and for shorter slots, several in one run and by one member; all kinds of trouble."""
+    scenarios = [renegotiated(seed) for seed in range(200)]
+    wishes = [[step for step in scenario.steps if isinstance(step, SlotChange)] for scenario in scenarios]
+    assert {len(asked) for asked in wishes} == {1, 2, 3, 4, 5}
+    ratios = [step.theta_ns / s.timing.theta_ns for s, asked in zip(scenarios, wishes, strict=True) for step in asked]
+    assert min(ratios) < 0.3
+    assert max(ratios) == 4
+    assert sum(len({step.member for step in asked}) < len(asked) for asked in wishes) >= 20
+    happened = [{type(part).__name__ for part in (*s.faults, *s.steps)} for s in scenarios]
+    for kind in ("Crash", "Pause", "Partition", "Loss", "Start", "Leave", "Restart", "RateChange", "Duplication"):
+        assert sum(kind in parts for parts in happened) >= 15, kind
+
+
+def test_the_same_seed_gives_the_same_scenario() -> None:
+    assert renegotiated(7) == renegotiated(7) != renegotiated(9)
+
+
+if __name__ == "__main__":
+    for number in map(int, sys.argv[1:]):
+        lines = outcome(number)[0] or ["valid"]
+        sys.stdout.write(f"{renegotiated(number)}\n" + "".join(f"  {line}\n" for line in lines))

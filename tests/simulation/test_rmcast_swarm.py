@@ -1,0 +1,240 @@
+"""Swarms over networks that lose datagrams: every order over reliable multicast keeps all that it promises.
+
+Redundancy is chosen so that no run of the swarm should meet a message that is lost in every copy; if one is, it is a
+figure of the network and not of the protocol, and the seed is replaced with the arithmetic that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from unisono.check.agreement import agreement, uniform_agreement
+from unisono.check.causal import causal
+from unisono.check.fifo import fifo
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.layers.rmcast import Rmcast
+from unisono.model.delays import DelayModel, Exponential, Uniform, within
+from unisono.model.faults import Crash, Duplication, Loss, Span
+from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy, Relative, eta_of_all
+from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Send, Start, Workload
+from unisono.model.services import SERVICES
+from unisono.model.timing import Timing
+from unisono.sim import run
+from unisono.sim.result import Result
+from unisono.sim.world import World
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Trace
+
+MS = 1_000_000
+ALWAYS = Span(0, 2**60)
+SEEDS, SLOW_SEEDS = range(8), range(100, 160)
+
+
+def lossy(seed: int, order: str) -> Scenario:
+    """A small group over a network that loses, delays, repeats and overtakes."""
+    chance = Random(f"{order} {seed}")
+    members = tuple(sorted(chance.sample(range(1, 30), chance.randint(2, 5))))
+    loss = chance.choice([0.01, 0.05, 0.1])
+    rho = {0.01: 4, 0.05: 6, 0.1: 8}[loss]  # 1e-10, 8e-10, 1e-9 of one frame at one receiver
+    longest = chance.choice([3, 5, 8]) * MS
+    model: DelayModel = chance.choice([Uniform(0, longest), within(Exponential(longest // 4), longest)])
+    eta = eta_of_all(model, chance.choice([0.9, 0.99]), len(members))
+    timing = Timing(rho * eta + 2 * longest, chance.choice([0, 2 * MS]), chance.choice([5, 10]) * MS)
+    omega = chance.choice([0, MS])
+    redundancy = chance.choice(
+        [
+            Redundancy(rho, eta, omega),
+            Redundancy(rho, eta, omega, "heuristic"),
+            Redundancy(rho, eta, omega, "exact", Relative(0.999, timing.delta_ns, loss, model)),
+        ]
+    )
+    rate = Rate(20, 2) if order == "cbr" else Rate(100, 8)
+    return Scenario(
+        source=f"lossy({seed}, {order})",
+        group="lossy",
+        order=order,
+        members=members,
+        timing=timing,
+        rates=dict.fromkeys(members, rate),
+        workloads={
+            m: Workload(chance.choice(["poisson", "cbr"]), 0, chance.choice([50, 700]), 20 if order == "cbr" else 80)
+            for m in members
+        },
+        network=Network(model, fifo=chance.random() < 0.5),
+        run_ns=(2500 if order == "cbr" else 300) * MS,
+        seed=seed,
+        max_frame=chance.choice([700, 1400]),
+        clocks=Clocks(chance.choice(["perfect", "fixed", "drifting"])),
+        faults=(Loss(ALWAYS, loss), Duplication(ALWAYS, 0.05)),
+        reliable=redundancy,
+    )
+
+
+def broken(result: Result) -> dict[str, object]:
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
+    return {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
+
+
+def replay(scenario: Scenario) -> str:
+    return f"replay: tests.simulation.test_rmcast_swarm.{scenario.source}"
+
+
+@pytest.mark.parametrize("order", ["vbr", "cbr", "leader", "timestamp"])
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
+def test_orders_over_a_lossy_network(order: str, seeds: range) -> None:
+    for seed in seeds:
+        scenario = lossy(seed, order)
+        result = run(scenario, payloads=True)
+        assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+        assert sum(result.delivered.values()) > 20, replay(scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["vbr", "cbr", "leader", "timestamp"])
+def test_orders_over_a_lossy_network_for_longer(order: str) -> None:
+    test_orders_over_a_lossy_network(order, SLOW_SEEDS)
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
+def test_services_over_a_lossy_network(order: str, seeds: range) -> None:
+    test_orders_over_a_lossy_network(order, seeds)
+
+
+def crashing(seed: int, order: str) -> Scenario:
+    """As many crashes as the service outlives, each at any moment of a broadcast."""
+    scenario = lossy(seed, order)
+    chance = Random(f"crashing {order} {seed}")
+    n = len(scenario.members)
+    most = (n - 1) // 2 if order.startswith("uniform") else n - 1
+    victims = chance.sample(scenario.members, chance.randint(0, most))
+    crashes = tuple(Crash(victim, chance.randrange(80, 280) * MS + chance.randrange(MS)) for victim in victims)
+    return replace(scenario, source=f"crashing({seed}, {order})", faults=(*scenario.faults, *crashes))
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
+def test_services_outlive_crashes(order: str, seeds: range) -> None:
+    """A take-over may be later than Δ after the send, since its broadcaster began later: twice the bound is allowed."""
+    for seed in seeds:
+        scenario = crashing(seed, order)
+        result = run(scenario, payloads=True)
+        bound = result.meta.bound_ns or 0
+        verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
+        wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
+        assert not wrong, f"{wrong}\n{replay(scenario)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", sorted(SERVICES))
+def test_services_for_longer(order: str) -> None:
+    test_services_over_a_lossy_network(order, SLOW_SEEDS)
+    test_services_outlive_crashes(order, SLOW_SEEDS)
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+def test_who_leaves_a_service_is_waited_for(order: str) -> None:
+    """All that it sent is delivered everywhere, and the others go on without it."""
+    for seed in range(4):
+        scenario = lossy(seed, order)
+        scenario = replace(scenario, steps=(Leave(scenario.members[0], 200 * MS),))
+        result = run(scenario, payloads=True)
+        assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_members_join_and_come_back_over_a_lossy_network(seed: int) -> None:
+    """JOINs travel reliably too: who comes late or again is in everybody's list, and misses nothing from then on."""
+    scenario = lossy(seed, "vbr")
+    first, last = scenario.members[0], scenario.members[-1]
+    faults = (*scenario.faults, Crash(first, 150 * MS))
+    steps = (Start(last, 120 * MS), Restart(first, 300 * MS))
+    scenario = replace(scenario, failures=True, run_ns=600 * MS, faults=faults, steps=steps)
+    result = run(scenario, payloads=True)
+    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+    views = [row for row in result.trace.of_kind(EventKind.VIEW).note.tolist() if row >= 0]
+    final = {result.trace.notes[row] for row in views[-1:]}
+    assert final == {"members " + ",".join(map(str, scenario.members))}, replay(scenario)
+    assert not [v for found in result.violations.values() for v in found if v.kind == "late join"], replay(scenario)
+
+
+@pytest.mark.parametrize("order", ["vbr", "uniform_causal"])
+def test_memory_is_bounded_while_a_lossy_group_runs(order: str) -> None:
+    """What layers hold does not grow with the run: no more at the end of a run than in a run a third as long."""
+
+    def most(run_ms: int) -> tuple[int, int]:
+        held, looks = [(0, 0)], [0]
+
+        def look(world: World) -> None:
+            looks[0] += 1
+            for node in world.nodes.values() if looks[0] % 50 == 0 else ():
+                rmcast = next(layer for layer in node.stack._layers if isinstance(layer, Rmcast))  # type: ignore[attr-defined]
+                held[0] = max(held[0][0], rmcast.held()[0]), max(held[0][1], rmcast.held()[1])
+
+        run(replace(lossy(3, order), run_ns=run_ms * MS), check=look)
+        return held[0]
+
+    short, long = most(400), most(1200)
+    assert 0 < short[0] <= long[0] <= 2 * short[0]
+    assert long[1] <= 2 * short[1] + 10
+
+
+@pytest.mark.parametrize(("weaker", "check"), [("reliable", fifo), ("fifo", causal)])
+def test_a_service_promises_more_than_the_one_below_it_happens_to_give(
+    weaker: str, check: Callable[[Trace], Verdict]
+) -> None:
+    statuses = [check(run(lossy(seed, weaker)).trace).status for seed in range(6)]
+    assert Status.VIOLATED in statuses
+
+
+@pytest.mark.parametrize(("order", "status"), [("reliable", Status.VIOLATED), ("uniform", Status.VALID)])
+def test_a_sender_that_delivers_and_dies_before_anybody_hears_it(order: str, status: Status) -> None:
+    """Uniform delivery is what keeps a member from acting on a message that nobody else will ever have."""
+    scenario = replace(lossy(3, "fifo"), order=order, reliable=Redundancy(2, 10 * MS))
+    assert len(scenario.members) > 2
+    dying, at = scenario.members[0], 150 * MS
+    result = run(
+        replace(
+            scenario,
+            workloads={m: Workload("script", sends=(Send(at, (10,)),) if m == dying else ()) for m in scenario.members},
+            faults=(Loss(Span(at, at + 100 * MS), 1.0), Crash(dying, at + MS)),
+        )
+    )
+    assert agreement(result.trace, until_ns=result.until_ns).status is not Status.VIOLATED
+    assert uniform_agreement(result.trace, until_ns=result.until_ns).status is status
+
+
+def test_without_it_the_same_losses_stall_the_order() -> None:
+    """What the layer is for: the same scenarios without it."""
+    stalled = 0
+    for seed in range(10):
+        result = run(replace(lossy(seed, "vbr"), reliable=None), payloads=True)
+        stalled += "gap_freedom" in broken(result)
+    assert stalled == 10
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_leaves_stays_until_its_last_copies_are_out(seed: int) -> None:
+    scenario = lossy(seed, "vbr")
+    scenario = replace(scenario, steps=(Leave(scenario.members[0], 250 * MS),))
+    result = run(scenario, payloads=True)
+    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_vbr_with_failures_over_a_lossy_network(seed: int) -> None:
+    """A crash under way: one order, gaps only where the crash explains them, and nobody else is given up."""
+    scenario = lossy(seed, "vbr")
+    scenario = replace(
+        scenario, failures=True, faults=(*scenario.faults, Crash(scenario.members[-1], (130 + 5 * seed) * MS))
+    )
+    result = run(scenario, payloads=True)
+    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+    told = [v for found in result.violations.values() for v in found if v.kind == "lost"]
+    assert not told, replay(scenario)

@@ -1,0 +1,145 @@
+"""One member's part in adapting the group: what it demands, what follows from all demands, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from unisono.errors import InvalidPolicy
+from unisono.model.events import Notice, SlaViolation
+from unisono.model.histogram import Histogram
+from unisono.model.metrics import MetricRow, Side
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
+from unisono.model.settings import Settings
+from unisono.model.sla_text import parse_slas
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.qos.adapter import GONE_NS, Adapter
+
+MS = 1_000_000
+S = 1000 * MS
+COPIES = Redundancy(1, 8 * MS, 8 * MS)
+POLICY = Policy(
+    *("g", 1, View((1, 2, 3)), Timing(60 * MS, MS, 5 * MS), Rate(50, 8)),
+    failures=True,
+    reliable=COPIES,
+    rho_most=4,
+)
+SLA = """
+[[sla]]
+name = "network"
+provider = "network"
+consumer = "rmcast"
+metric = "loss"
+bound = 0.05
+probability = 0.95
+window = "1s"
+informs = ["rmcast"]
+
+[[sla]]
+name = "own"
+provider = "rmcast"
+consumer = "vbr"
+metric = "loss"
+bound = 0.001
+probability = 0.95
+window = "1s"
+
+[adaptation]
+knobs = {knobs}
+reliability = 0.999
+"""
+
+
+def adapter(knobs: str = '["rho", "eta"]', **policy: Any) -> Adapter:
+    slas = parse_slas(SLA.format(knobs=knobs), "sla.toml")
+    return Adapter(replace(POLICY, **policy), slas, slas.slas, "rmcast")
+
+
+def rows(loss: float, number: int) -> tuple[list[MetricRow], int]:
+    delays = Histogram()
+    delays.add(MS, 100)
+    pairs = tuple(delays.to_pairs())
+    start = number * S
+    lost = MetricRow("rmcast", Side.BELOW, 2, "loss", start, S, 1000, loss)
+    delay = MetricRow("rmcast", Side.BELOW, 2, "delay", start, S, 100, MS, MS, pairs)
+    return [lost, delay], start + S
+
+
+def test_a_worse_network_makes_it_demand_more_and_say_why() -> None:
+    one = adapter()
+    assert one.declared == Settings((1, 8 * MS, 8 * MS))
+    assert one.step(*rows(0.01, 0), ()) == (None, [])
+    wanted, events = one.step(*rows(0.2, 1), ())
+    assert wanted is not None
+    assert wanted.copies is not None
+    assert wanted.copies[0] > 1
+    (notice,) = events
+    assert isinstance(notice, Notice)
+    assert "loss 0.2" in notice.text
+    assert one.in_force == one.declared, "a demand changes nothing until everybody has it"
+
+
+def test_what_is_in_force_satisfies_everybody() -> None:
+    one = adapter()
+    more, less = Settings((3, 8 * MS, 0)), Settings((0, 8 * MS, 0))
+    assert one.demanded(2, more) == more
+    assert one.demanded(3, less) is None, "the others need more"
+    assert one.demanded(2, less) == one.declared, "member 1 needs what was declared"
+    assert one.demanded(1, less) == less
+
+
+def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None:
+    one = adapter()
+    more = Settings((3, 8 * MS, 0))
+    one.demanded(3, more)
+    one.view(0, (1, 2))
+    one.demanded(2, one.declared)
+    assert one.in_force == more
+    one.view(GONE_NS, (1, 2))
+    assert one.demanded(2, one.declared) == one.declared
+    gone = adapter(failures=False)
+    gone.demanded(3, more)
+    gone.view(0, (1, 2))
+    assert gone.demanded(2, gone.declared) == gone.declared, "who has left has left"
+
+
+def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_network_does_not() -> None:
+    one, two = adapter(), adapter()
+    for each in (one, two):
+        each.step(*rows(0.01, 0), ())
+    violation = SlaViolation("sla", "broken", sla="own")
+    one.informed("rmcast")(violation)
+    wanted, _ = one.step(*rows(0.01, 1), ())
+    assert wanted is not None
+    assert wanted.copies is not None
+    assert wanted.copies[0] == 2
+    assert two.step(*rows(0.01, 1), ()) == (None, [])
+
+
+def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
+    one = adapter()
+    one.step(*rows(0.01, 0), ())
+    _, events = one.step(*rows(0.9, 1), ())
+    (violation,) = [event for event in events if isinstance(event, SlaViolation)]
+    assert violation.kind == "cannot hold"
+    assert violation.sla == "network"
+    assert "probability" in violation.offered
+
+
+@pytest.mark.parametrize(
+    ("knobs", "policy", "problem"),
+    [
+        ('["rho"]', {"reliable": None}, "reliable multicast's"),
+        ('["fec"]', {}, "fec is not in this stack"),
+        ('["slot"]', {}, "to adapt the slot needs"),
+        ('["rho"]', {"order": "leader"}, "agreed on by the order vbr"),
+    ],
+)
+def test_a_knob_that_is_not_there_is_refused(knobs: str, policy: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidPolicy, match=problem):
+        adapter(knobs, **policy)

@@ -1,0 +1,102 @@
+"""The checker of view atomicity (paper 004 §3.2), on planted violations first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from unisono.check.verdict import Status, Verdict
+from unisono.check.view_atomicity import members_note, view_atomicity
+from unisono.trace.kinds import EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
+
+Event = tuple[int | str, ...]
+"""(view, *members) installs a view; ("got", view, sender, sequence) receives."""
+
+
+def judge(logs: Mapping[int, Sequence[Event]]) -> Verdict:
+    memory = MemoryTrace("run", "g")
+    for member, events in logs.items():
+        recorder = memory.recorder(member, life=1)
+        index = 0
+        for at, event in enumerate(events):
+            view, *rest = (int(field) for field in event if not isinstance(field, str))
+            if isinstance(event[0], str):
+                sender, sequence = rest
+                recorder.delivered(
+                    sender=sender,
+                    incarnation=1,
+                    first_sequence=sequence,
+                    count=1,
+                    sizes=1,
+                    slot=view,
+                    first_place=0,
+                    first_index=index,
+                    real_ns=at,
+                    local_ns=at,
+                    view=view,
+                )
+                index += 1
+            else:
+                note = members_note(tuple(rest), (1,) * len(rest))
+                recorder.event(EventKind.VIEW, slot=view, real_ns=at, local_ns=at, view=view, note=note)
+    meta = RunMeta(
+        run="run",
+        group="g",
+        order="none",
+        members=(1, 2, 3),
+        delta_ns=1,
+        gamma_ns=1,
+        theta_ns=1,
+        bound_ns=None,
+        reliable=False,
+        source="test",
+    )
+    return view_atomicity(memory.trace(meta))
+
+
+def got(view: int, sender: int, sequence: int) -> Event:
+    return ("got", view, sender, sequence)
+
+
+def test_the_same_messages_in_any_order_are_valid() -> None:
+    verdict = judge(
+        {
+            1: [(1, 1, 2, 3), got(1, 1, 0), got(1, 2, 0), (2, 1, 2), got(2, 1, 1)],
+            2: [(1, 1, 2, 3), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)],
+            3: [(1, 1, 2, 3), got(1, 3, 0)],
+        }
+    )
+    assert verdict.status is Status.VALID
+    assert verdict.figures == {"views": 2}
+
+
+@pytest.mark.parametrize(
+    ("logs", "text"),
+    [
+        (
+            {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
+            "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
+        ),
+        ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
+        ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
+        ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),
+        ({1: [(1, 1, 2), got(1, 3, 0)]}, "which its sender is not in"),
+        ({1: [(1, 1), got(1, 1, 0), got(1, 1, 0)]}, "received (1,0) twice"),
+        ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "others in view"),
+        ({1: [(1, 1), got(1, 1, 0), got(1, 1, 2), (2, 1)]}, "left view 1 without some of its own messages"),
+        ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
+    ],
+)
+def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text: str) -> None:
+    verdict = judge(logs)
+    assert verdict.status is Status.VIOLATED
+    assert verdict.witness is not None
+    assert verdict.count >= 1
+    assert text in verdict.witness.text
+
+
+def test_without_views_nothing_can_be_said() -> None:
+    assert judge({1: []}).status is Status.UNKNOWN

@@ -1,0 +1,173 @@
+"""Experiments: tasks that can travel, tallies that add up in any order, intervals, and the command."""
+
+import csv
+import json
+import pickle
+import sys
+from math import inf, sqrt
+from pathlib import Path
+
+import pytest
+
+from unisono.cli.experiment import table
+from unisono.cli.main import Exit, main
+from unisono.errors import InvalidPolicy
+from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
+from unisono.experiments.experiment import Tally, rows_of, run_block, tasks
+from unisono.experiments.intervals import difference_margin, mean_interval, share_interval
+
+NAMES = {*(f"tapas-group-{group}" for group in range(1, 6)), *(f"tapas-fig{figure}" for figure in range(17, 25))}
+
+
+def test_the_published_groups_and_figures_are_all_there() -> None:
+    assert set(EXPERIMENTS) == NAMES
+    assert all(len(one.shows) > 60 and one.runs == 10_000 for one in EXPERIMENTS.values())
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_experiment_runs_and_its_rows_carry_intervals(name: str) -> None:
+    experiment = find(name)
+    work = tasks(experiment, runs=3)
+    rows = rows_of(experiment, map(run_task, work))
+    assert len(rows) >= len(experiment.points)
+    for row in rows:
+        assert "paper" in row
+        lows = [column for column in row if column.endswith("_low")]
+        for low in lows:
+            assert low.removesuffix("_low") + "_high" in row
+    assert any(column.endswith("_low") for row in rows for column in row)
+
+
+@pytest.mark.parametrize("name", ["tapas-group-1", "tapas-group-5", "tapas-fig23", "tapas-fig24"])
+def test_tables_of_broadcasts_have_their_columns(name: str) -> None:
+    experiment = find(name)
+    columns = {"n", "rho", "scenario", "adaptive", "broadcasts_mean", "broadcasts_low", "broadcasts_high", "paper"}
+    for row in rows_of(experiment, map(run_task, tasks(experiment, runs=2))):
+        assert columns <= row.keys()
+
+
+def test_a_task_and_its_tally_can_be_sent_elsewhere_and_are_small() -> None:
+    (task, *_) = tasks(find("tapas-fig18"), runs=5)
+    there = pickle.loads(pickle.dumps(task))
+    result = pickle.dumps(run_task(there))
+    assert len(result) < 4000
+    assert pickle.loads(result)[1] == run_task(task)[1]
+
+
+def test_blocks_cover_the_runs_and_each_has_its_own_chance() -> None:
+    experiment = find("tapas-group-1")
+    work = tasks(experiment, runs=1234)
+    assert sum(task.runs for task in work) == 2 * 1234
+    assert len(work) == 2 * 3
+    one, two = (run_block(experiment, task) for task in tasks(experiment, runs=1000)[::2])
+    assert one.runs == two.runs == 500
+    assert one.hits["r"] != two.hits["r"]
+
+
+def test_the_table_does_not_depend_on_the_order_in_which_tasks_end() -> None:
+    experiment = find("tapas-group-5")
+    done = list(map(run_task, tasks(experiment, runs=40, seed=3)))
+    assert rows_of(experiment, done) == rows_of(experiment, reversed(done))
+    other = rows_of(experiment, map(run_task, tasks(experiment, runs=40, seed=4)))
+    assert rows_of(experiment, done) != other
+
+
+def test_tallies_add_up() -> None:
+    whole = Tally()
+    whole.add(Tally(2, {"x": 3.0}, {"x": 5.0}, {"h": [1, 2]}))
+    whole.add(Tally(1, {"x": 2.0}, {"x": 4.0}, {"h": [0, 1]}))
+    assert whole == Tally(3, {"x": 5.0}, {"x": 9.0}, {"h": [1, 3]})
+
+
+def test_intervals_by_hand() -> None:
+    values = [2.0, 4.0, 6.0, 8.0]
+    mean, low, high = mean_interval(4, sum(values), sum(value * value for value in values))
+    spread = sqrt(sum((value - 5) ** 2 for value in values) / 3 / 4)
+    assert (mean, low, high) == pytest.approx((5, 5 - 1.96 * spread, 5 + 1.96 * spread), rel=1e-4)
+    assert mean_interval(1, 3.0, 9.0) == (3.0, -inf, inf)
+    # Wilson for 8 of 10, as in the textbooks.
+    assert share_interval(10, 8) == pytest.approx((0.8, 0.490, 0.943), abs=5e-4)
+    assert share_interval(100, 100)[2] == 1
+    assert share_interval(100, 100)[1] == pytest.approx(0.963, abs=5e-4)
+    assert difference_margin((50, 100), (50, 100)) == pytest.approx(1.96 * sqrt(0.005), rel=1e-4)
+
+
+def test_no_such_experiment_and_no_runs() -> None:
+    with pytest.raises(InvalidPolicy, match="tapas-fig17"):
+        find("tapas-fig99")
+    with pytest.raises(InvalidPolicy, match="runs"):
+        tasks(find("tapas-fig18"), runs=0)
+
+
+def test_the_command_prints_json_and_writes_table_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", "tapas-group-1", "--runs", "20", "--json", "--out", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["experiment"] == "tapas-group-1"
+    assert told["out"] == str(tmp_path)
+    assert [row["paper"] for row in told["rows"]] == [4.53, 5.37]
+    for suffix in ("csv", "json", "png", "svg"):
+        assert (tmp_path / f"tapas-group-1.{suffix}").stat().st_size > 100
+    with (tmp_path / "tapas-group-1.csv").open(encoding="utf-8") as file:
+        assert [float(row["paper"]) for row in csv.DictReader(file)] == [4.53, 5.37]
+
+
+def test_the_command_without_matplotlib_writes_the_table_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ["experiment", "tapas-group-1", "--runs", "3", "--out", str(tmp_path)]
+    assert main(arguments) == Exit.ENVIRONMENT
+    assert "pip install" in capsys.readouterr().err
+    assert (tmp_path / "tapas-group-1.csv").exists()
+
+
+def test_two_processes_make_the_same_table_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(processes: str) -> list[dict[str, object]]:
+        arguments = ["experiment", "tapas-group-1", "--runs", "30", "--json", "--processes", processes]
+        assert main(arguments) == 0
+        found: list[dict[str, object]] = json.loads(capsys.readouterr().out)["rows"]
+        return found
+
+    assert rows("2") == rows("1")
+
+
+def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "tapas-group-3", "--runs", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "Group 3" in said
+    assert "8.48" in said
+
+
+def test_the_list_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in NAMES)
+    assert main(["experiment", "--list", "--json"]) == 0
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)["experiments"]} == NAMES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "NAME"),
+        (["tapas-fig99"], "tapas-fig99"),
+        (["tapas-fig18", "--runs", "0"], "runs"),
+        (["tapas-fig18", "--processes", "0"], "--processes"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", *arguments]) == Exit.BAD_INPUT
+    assert named in capsys.readouterr().err
+
+
+def test_a_table_tells_once_what_is_the_same_everywhere() -> None:
+    text = table([{"n": 5, "x": 1.23456, "paper": None, "y": True}, {"n": 5, "x": 2.0, "paper": 3.5, "y": None}])
+    head, lines = text.split("\n\n")
+    assert head == "n = 5"
+    assert [line.split() for line in lines.splitlines()] == [
+        ["x", "paper", "y"],
+        ["1.235", "-", "yes"],
+        ["2", "3.5", "-"],
+    ]

@@ -1,0 +1,195 @@
+"""Finding each other without a registry: whatever is lost and whenever whoever comes, there is one table."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.layers.gathering import EVERY_NS, Gathering, choose, numbered
+from unisono.wire.beacon import Applicant, Beacon, decode_beacon, encode_beacon, table_key
+
+MS = 1_000_000
+GROUP = 77
+
+APPLICANT = st.builds(
+    Applicant,
+    incarnation=st.integers(0, 2**32 - 1),
+    host=st.sampled_from(["127.0.0.1", "10.0.0.7", "fe80::1"]),
+    port=st.integers(1, 65535),
+    nonce=st.integers(1, 2**64 - 1),
+    wanted=st.integers(0, 5),
+)
+BEACON = st.builds(
+    Beacon,
+    group=st.integers(0, 2**32 - 1),
+    members=st.integers(1, 200),
+    sender=st.integers(1, 2**64 - 1),
+    proposal=st.integers(0, 2**64 - 1),
+    voted=st.booleans(),
+    settled=st.booleans(),
+    known=st.lists(APPLICANT, max_size=6, unique_by=lambda who: who.nonce).map(tuple),
+)
+
+
+@given(BEACON)
+def test_a_beacon_survives_the_wire(beacon: Beacon) -> None:
+    assert decode_beacon(encode_beacon(beacon)) == beacon
+
+
+@given(BEACON, st.data())
+def test_a_broken_beacon_is_refused_or_another_one(beacon: Beacon, data: st.DataObject) -> None:
+    raw = bytearray(encode_beacon(beacon))
+    assert decode_beacon(bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])) is None
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    found = decode_beacon(bytes(raw))
+    assert found is None or decode_beacon(encode_beacon(found)) == found
+
+
+@given(st.lists(APPLICANT, max_size=8, unique_by=lambda who: who.nonce), st.integers(1, 5), st.randoms())
+def test_the_same_knowledge_gives_the_same_table(known: list[Applicant], members: int, chance: random.Random) -> None:
+    table = choose(tuple(known), members)
+    chance.shuffle(known)
+    assert choose(tuple(known), members) == table
+    if table is not None:
+        numbers = numbered(table)
+        assert sorted(numbers) == list(range(1, members + 1))
+        assert set(numbers.values()) == set(table)
+        assert all(who.wanted in {0, number} for number, who in numbers.items())
+
+
+def applicant(number: int, *, wanted: int = 0, incarnation: int = 10) -> Applicant:
+    return Applicant(incarnation, "10.0.0.1", 9000 + number, 1000 + number, wanted)
+
+
+class Net:
+    """Beacons to everybody, some of which are lost, late or doubled."""
+
+    def __init__(self, seed: int, loss: float) -> None:
+        self.chance = random.Random(seed)
+        self.loss = loss
+        self.now = 0
+        self.processes: dict[int, Gathering] = {}
+        self.under_way: list[tuple[int, int, Beacon]] = []
+        self.cut: set[int] = set()
+
+    def add(self, who: Applicant, members: int) -> Gathering:
+        self.processes[who.nonce] = Gathering(GROUP, who, members)
+        return self.processes[who.nonce]
+
+    def run(self, seconds: float) -> None:
+        until = self.now + int(seconds * 1000 * MS)
+        while self.now < until:
+            self.now += 10 * MS
+            due = [entry for entry in self.under_way if entry[0] <= self.now]
+            self.under_way = [entry for entry in self.under_way if entry[0] > self.now]
+            for _, to, beacon in due:
+                if to in self.processes and to not in self.cut:
+                    self.processes[to].beacon(self.now, beacon)
+            for nonce, process in self.processes.items():
+                if nonce in self.cut:
+                    continue
+                if process.wake_at() <= self.now:
+                    process.wake(self.now)
+                for beacon in process.out:
+                    for to in self.processes:
+                        for _ in range(1 + (self.chance.random() < 0.05)):
+                            if to != nonce and self.chance.random() >= self.loss:
+                                at = self.now + self.chance.randrange(1, 200) * MS
+                                self.under_way.append((at, to, beacon))
+                process.out.clear()
+
+    def tables(self) -> set[int]:
+        return {table_key(p.table) for p in self.processes.values() if p.table is not None}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_all_settle_on_one_table_whenever_they_come_and_whatever_is_lost(seed: int) -> None:
+    chance = random.Random(seed)
+    net, members = Net(seed, loss=chance.choice([0.0, 0.1, 0.4])), chance.randint(1, 7)
+    order = list(range(members))
+    chance.shuffle(order)
+    for number in order:
+        net.add(applicant(number, incarnation=10 + chance.randrange(3)), members)
+        net.run(chance.choice([0, 0.01, 0.3, 2.0]))
+        assert len(net.tables()) <= 1
+    net.run(10)
+    assert len(net.tables()) == 1
+    assert all(process.table is not None for process in net.processes.values())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_two_settle_on_different_tables_though_too_many_come_and_some_die(seed: int) -> None:
+    chance = random.Random(1000 + seed)
+    members = chance.randint(2, 4)
+    net = Net(seed, loss=chance.choice([0.0, 0.3, 0.6]))
+    # Fewer than 2n, so any two tables share a process.
+    for number in range(chance.randint(members, 2 * members - 1)):
+        net.add(applicant(number, incarnation=10 + chance.randrange(4)), members)
+        net.run(chance.choice([0, 0.05, 0.6]))
+        if chance.random() < 0.2:
+            net.cut.add(chance.choice(list(net.processes)))
+    net.run(6)
+    assert len(net.tables()) <= 1
+
+
+def test_voting_more_than_once_would_give_two_tables() -> None:
+    """The protection taken out: a process that takes its vote back can be in two settled tables' making."""
+    a, b, c, d = (applicant(number) for number in range(4))
+    process = Gathering(GROUP, b, 3)
+    first, second = (a, b, c), (b, c, d)
+    process.wake(0)
+    process.beacon(1, Beacon(GROUP, 3, a.nonce, table_key(first), False, False, first))
+    process.beacon(2, Beacon(GROUP, 3, a.nonce, table_key(first), True, False, first))
+    assert process._vote == first
+    process.beacon(3, Beacon(GROUP, 3, d.nonce, table_key(second), True, False, second))
+    assert process._vote == first, "it votes once"
+
+
+def test_who_comes_late_learns_the_table_and_that_it_is_full() -> None:
+    net = Net(1, 0.0)
+    for number in range(3):
+        net.add(applicant(number), 3)
+    net.run(3)
+    late = net.add(applicant(9), 3)
+    net.run(2)
+    assert late.table is None
+    assert late.closed_to_me == next(iter(net.processes.values())).table
+    assert "the group has its members already: 1 at 10.0.0.1:9000" in late.missing()
+
+
+def test_numbers_that_are_insisted_on_are_had_and_a_second_claim_is_passed_over() -> None:
+    net = Net(2, 0.0)
+    who = [applicant(0, wanted=3), applicant(1), applicant(2, wanted=1), applicant(3, wanted=3, incarnation=11)]
+    for each in who:
+        net.add(each, 3)
+    net.run(3)
+    tables = {nonce: process.table for nonce, process in net.processes.items() if process.table}
+    assert set(tables) == {who[0].nonce, who[1].nonce, who[2].nonce}
+    assert numbered(next(iter(tables.values()))) == {1: who[2], 2: who[1], 3: who[0]}
+
+
+def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_votes() -> None:
+    net = Net(3, 0.0)
+    old = applicant(0)
+    net.add(old, 3)
+    net.run(0.2)
+    net.cut.add(old.nonce)
+    new = Applicant(11, old.host, old.port, 5000)
+    for each in (new, applicant(1), applicant(2)):
+        net.add(each, 3)
+    net.run(4)
+    table = net.processes[new.nonce].table
+    assert table is not None
+    assert new in table
+    assert old not in table
+
+
+def test_another_size_is_a_complaint() -> None:
+    process = Gathering(GROUP, applicant(0), 3)
+    process.beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
+    assert "expects 4 members, here it is 3" in process.missing()
+    process.wake(0)
+    assert process.wake_at() == EVERY_NS

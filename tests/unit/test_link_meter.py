@@ -1,0 +1,107 @@
+"""The collector of one link, against what was really lost, delayed and overtaken."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from unisono.qos.link_meter import REORDER, LinkMeter
+from unisono.wire.frame import SERIALS
+
+MS = 1_000_000
+
+
+def serial(number: int) -> int:
+    return number % SERIALS + 1
+
+
+def fed(arrivals: list[tuple[int, int, int]]) -> LinkMeter:
+    """A meter that has taken (when, sent, number of the datagram)."""
+    meter = LinkMeter(1, arrivals[0][0])
+    for at, sent, number in arrivals:
+        meter.take(sent, serial(number))
+        meter.time(at, sent)
+    return meter
+
+
+def runs_of_loss(kept: list[bool]) -> list[int]:
+    runs, run = [], 0
+    for came in [*kept, True]:
+        if came and run:
+            runs.append(run)
+        run = 0 if came else run + 1
+    return runs
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.2, 0.6])
+def test_loss_and_its_bursts_are_those_that_were_planted(loss: float) -> None:
+    chance = random.Random(7)
+    kept = [True, *(chance.random() >= loss for _ in range(4000)), *[True] * (2 * REORDER)]
+    meter = fed([(n * MS + 300, n * MS, n) for n, came in enumerate(kept) if came])
+    lost = kept.count(False)
+    assert meter.lost == lost
+    assert meter.settled == len(kept) - REORDER
+    runs = runs_of_loss(kept)
+    assert meter.bursts.total == len(runs)
+    assert meter.bursts.largest == max(runs, default=0)
+    assert sum(min(run, 31) for run in runs if run < 32) == sum(b * times for b, times in meter.bursts.to_pairs())
+
+
+@pytest.mark.parametrize("gap", [1, REORDER - 1, REORDER, REORDER + 1, 127, 128, 200, 254])
+def test_an_outage_of_up_to_254_datagrams_is_counted_whole(gap: int) -> None:
+    numbers = [*range(100), *range(100 + gap, 300 + gap)]
+    meter = fed([(n * MS, n * MS - 300, n) for n in numbers])
+    assert (meter.lost, meter.bursts.total, meter.late) == (gap, 1, 0)
+    assert meter.silence_ns == (gap + 1) * MS
+
+
+def test_what_is_overtaken_within_the_window_is_not_lost() -> None:
+    chance = random.Random(3)
+    # No datagram is overtaken by more than 20 later ones.
+    arrivals = sorted((n * MS + chance.randrange(20 * MS), n * MS, n) for n in range(2000))
+    meter = fed([*arrivals, *[(n * MS, n * MS, n) for n in range(2020, 2100)]])
+    assert meter.reordered > 500
+    assert meter.lost == 20, "the twenty between the two parts"
+    assert meter.late == 0
+
+
+def test_a_duplicate_changes_no_count_of_loss() -> None:
+    once = [(n * MS, n * MS, n) for n in range(500)]
+    meter = fed([arrival for arrival in once for _ in range(2)])
+    assert (meter.lost, meter.reordered, meter.settled, meter.doubled) == (0, 0, 500 - REORDER, 500)
+
+
+def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
+    chance = random.Random(5)
+    transits = [MS + chance.randrange(MS) for _ in range(400)]
+    meter = fed([(n * 10 * MS + transit, n * 10 * MS, n) for n, transit in enumerate(transits)])
+    expected = 0.0
+    for before, after in itertools.pairwise(transits):
+        expected += (abs(after - before) - expected) / 16
+    assert meter.jitter_ns() == pytest.approx(expected, abs=3)
+    assert fed([(n * MS + 500, n * MS, n) for n in range(100)]).jitter_ns() == 0
+
+
+def test_delay_is_corrected_by_the_clocks_difference() -> None:
+    meter = LinkMeter(1, 0)
+    meter.offset_ns = 5 * MS  # the peer's clock is ahead of ours: what took 1 ms seems to arrive 4 ms before it left
+    for n in range(100):
+        meter.time(n * MS + MS - 5 * MS, n * MS)
+    assert meter.delays.quantile(0.5) == pytest.approx(MS, rel=1 / 32)
+
+
+def test_windows_add_up_and_hide_no_silence() -> None:
+    meter = LinkMeter(1, 0)
+    lost = settled = 0
+    for n in range(3000):
+        if n % 10:
+            meter.take(n * MS, serial(n))
+            meter.time(n * MS, n * MS)
+        if n % 50 == 49:
+            lost, settled = lost + meter.lost, settled + max(0, meter.settled)
+            meter.restart()
+    assert (lost, settled) == (settled // 10, 3000 - REORDER - 1), "the first one, number 0, was never seen"
+    meter.silent_until(3500 * MS)
+    assert meter.silence_ns == 501 * MS

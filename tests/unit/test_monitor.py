@@ -1,0 +1,211 @@
+"""The collectors around a real stack: each side of each layer, against what was planted in the network."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from unisono.errors import InvalidPolicy
+from unisono.model.events import SlaViolation, StackEvent
+from unisono.model.metrics import EVERY_LINK, MetricRow, Side
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.sla_text import parse_slas
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.qos.oversight import Oversight
+from unisono.stack import Stack, build
+
+MS = 1_000_000
+S = 1000 * MS
+T0 = 1_700_000_000 * S
+TIMING = Timing(20 * MS, 2 * MS, 5 * MS)
+SLA = """
+[[sla]]
+name = "{name}"
+provider = "{provider}"
+consumer = "{consumer}"
+metric = "{metric}"
+bound = {bound}
+probability = {probability}
+window = "1s"
+"""
+
+Lose = Callable[[int, int, int], bool]
+
+
+def sla(metric: str, bound: object, probability: float, provider: str = "network", consumer: str = "order") -> str:
+    fields = {"metric": metric, "bound": bound, "probability": probability, "provider": provider, "consumer": consumer}
+    return SLA.format(name=metric, **fields)
+
+
+class Pair:
+    """Two members with a network of fixed delays between them, run by hand."""
+
+    def __init__(self, text: str = "", delay_ns: int = MS, lose: Lose | None = None, **policy: Any) -> None:
+        self.delay_ns = delay_ns
+        self.lose = lose or (lambda now, sender, number: False)
+        self.stacks: dict[int, Stack] = {}
+        self.rows: dict[int, list[MetricRow]] = {1: [], 2: []}
+        self.events: dict[int, list[StackEvent]] = {1: [], 2: []}
+        self.sent = {1: 0, 2: 0}
+        slas = parse_slas(text, "sla.toml") if text else None
+        for member in (1, 2):
+            fields: dict[str, Any] = {"rate": Rate(1000, 8), "probe_every_ns": 100 * MS, **policy}
+            stack = build(Policy("g", member, View((1, 2)), TIMING, **fields))
+            self.stacks[member] = stack
+            stack.watcher = Oversight(stack.policy, stack.parties, stack.skew, slas)
+        self.now = T0
+        self._under_way: list[tuple[int, int, int, bytes]] = []
+
+    def oversight(self, member: int) -> Oversight:
+        watcher = self.stacks[member].watcher
+        assert isinstance(watcher, Oversight)
+        return watcher
+
+    def run(self, seconds: float, messages: Callable[[int, int], list[bytes]] = lambda now, member: []) -> None:
+        until = self.now + int(seconds * S)
+        while self.now < until:
+            self.now += MS
+            due = [entry for entry in self._under_way if entry[0] <= self.now]
+            self._under_way = [entry for entry in self._under_way if entry[0] > self.now]
+            for _, _, to, data in sorted(due):
+                self.stacks[to].receive(self.now, data)
+            for member, stack in self.stacks.items():
+                stack.wake(self.now)
+                if offered := messages(self.now, member):
+                    stack.submit(self.now, offered)
+                for datagram in stack.outgoing():
+                    self.sent[member] += 1
+                    if not self.lose(self.now, member, self.sent[member]):
+                        self._under_way.append((self.now + self.delay_ns, self.sent[member], 3 - member, datagram.data))
+                self.events[member] += stack.events()
+                self.rows[member] += self.oversight(member).rows()
+
+    def of(self, member: int, layer: str, side: Side, metric: str) -> list[MetricRow]:
+        return [r for r in self.rows[member] if (r.layer, r.side, r.metric) == (layer, side, metric)]
+
+
+def test_delay_jitter_and_gamma_of_a_steady_link() -> None:
+    pair = Pair(delay_ns=3 * MS)
+    pair.run(3)
+    (delay, *_) = pair.of(1, "vbr", Side.BELOW, "delay")[-1:]
+    assert delay.link == 2
+    assert delay.count == pytest.approx(50, abs=2), "a mark each 5 ms, for 250 ms"
+    assert delay.value == pytest.approx(3 * MS, rel=1 / 32)
+    assert pair.of(1, "vbr", Side.BELOW, "jitter")[-1].value == 0
+    assert pair.of(1, "vbr", Side.BELOW, "loss")[-1].value == 0
+    assert pair.of(1, "vbr", Side.BELOW, "gamma")[-1].value == pytest.approx(3 * MS, abs=MS), "half a round trip"
+    silences = [row.value for row in pair.of(2, "vbr", Side.BELOW, "silence")[2:]]
+    assert set(silences) == {5 * MS}
+
+
+def test_loss_on_the_network_is_what_was_planted() -> None:
+    chance = random.Random(4)
+    pair = Pair(lose=lambda now, sender, number: sender == 2 and now > T0 + S and chance.random() < 0.1, failures=True)
+    pair.run(11)
+    rows = [row for row in pair.of(1, "vbr", Side.BELOW, "loss") if row.window_start_ns > T0 + 2 * S]
+    lost, count = sum(row.value * row.count for row in rows), sum(row.count for row in rows)
+    assert count == pytest.approx(9 * 200, rel=0.05)
+    assert lost / count == pytest.approx(0.1, abs=0.025)
+    assert all(row.value == 0 for row in pair.of(2, "vbr", Side.BELOW, "loss")), "the other direction loses nothing"
+
+
+def test_latency_of_own_and_of_others_messages() -> None:
+    pair = Pair(delay_ns=2 * MS)
+    pair.run(3, lambda now, member: [b"x"] if member == 1 and now % (20 * MS) == MS else [])
+    own, other = (pair.of(m, "application", Side.BELOW, "latency")[-1] for m in (1, 2))
+    # Handed in 1 ms into a slot of 5 and sent at its end: the first in the list delivers its own then, the other one
+    # 2 ms later. There it counts from the slot's beginning, which is 1 ms more than it took: at most that.
+    assert own.link == other.link == 1
+    assert own.value == pytest.approx(4 * MS, rel=1 / 32)
+    assert other.value == pytest.approx(7 * MS, rel=1 / 32)
+    assert own.count == other.count == pytest.approx(12, abs=1)
+
+
+def test_usage_is_collected_above_the_order_and_above_the_network() -> None:
+    pair = Pair()
+    pair.run(3, lambda now, member: [bytes(40)] * 12 if member == 1 and now % (50 * MS) == MS else [])
+    rate, burst, held, size = (pair.of(1, "vbr", Side.ABOVE, m)[-1] for m in ("rate", "burst", "held_back", "size"))
+    assert rate.link == EVERY_LINK
+    assert (rate.value, burst.value) == (5 * 8 * 4, 8), "a burst of 8 is all that a slot takes"
+    assert held.value == pytest.approx(1 / 3)
+    assert size.largest == 40
+    assert (
+        pair.of(1, "network", Side.ABOVE, "bandwidth")[-1].value
+        > pair.of(2, "network", Side.ABOVE, "bandwidth")[-1].value
+    )
+
+
+def test_a_service_hides_the_networks_loss_and_both_are_seen() -> None:
+    pytest.importorskip("zfec")
+    pair = Pair(lose=lambda now, sender, number: now > T0 + S and number % 7 == 0, fec=(1, 3))
+    pair.run(6, lambda now, member: [bytes(100)] * 4)
+    network = pair.of(1, "fec", Side.BELOW, "loss")[8:-1]
+    above = pair.of(1, "vbr", Side.BELOW, "loss")[8:-1]
+    assert network
+    assert above
+    assert sum(row.value for row in network) / len(network) == pytest.approx(1 / 7, abs=0.02)
+    assert {row.value for row in above} == {0.0}
+    used = pair.of(1, "fec", Side.ABOVE, "rate")[-1]
+    assert used.value == pytest.approx(200, abs=10), "the order hands a frame per slot to the layer under it"
+
+
+def test_windows_are_numbered_alike_everywhere_and_leave_nothing_out() -> None:
+    pair = Pair()
+    pair.run(4)
+    for member in (1, 2):
+        starts = sorted({row.window_start_ns for row in pair.rows[member]})
+        assert all(start % (250 * MS) == 0 for start in starts)
+        assert starts == list(range(starts[0], starts[-1] + 1, 250 * MS))
+
+
+def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
+    pair = Pair(sla("delay", '"10ms"', 0.95))
+    heard: list[object] = []
+    pair.oversight(1).register("delay", heard.append)
+    with pytest.raises(InvalidPolicy, match="there is no agreement 'dealy'; known here: delay"):
+        pair.oversight(1).register("dealy", heard.append)
+    pair.run(3)
+    assert not heard
+    pair.delay_ns = 15 * MS
+    pair.run(3)
+    (violation,) = [event for event in pair.events[1] if isinstance(event, SlaViolation)]
+    assert heard == [violation]
+    assert (violation.sla, violation.link) == ("delay", 2)
+    pair.delay_ns = MS
+    pair.run(3)
+    assert [type(event).__name__ for event in heard] == ["SlaViolation", "SlaCleared"]
+
+
+WRONG_PARTIES = [
+    (sla("loss", 0.1, 0.9, "network", "rmcast"), "consumer: rmcast is not in this stack"),
+    (sla("loss", 0.1, 0.9, "network", "application"), "provider: under application there is vbr, not network"),
+    (sla("latency", '"1s"', 0.9, "network", "vbr"), "metric: latency is not collected between network and vbr"),
+    (sla("delay", '"1s"', 0.9, "vbr", "application"), "metric: delay is not collected between vbr and application"),
+    (sla("rate", 5, 0.9, "network", "vbr"), "metric: rate is not collected between network and vbr"),
+    (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: fec is not in this stack"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG_PARTIES)
+def test_an_agreement_that_this_stack_cannot_judge_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidPolicy) as caught:
+        Pair(text)
+    assert problem in str(caught.value)
+
+
+def test_memory_is_constant_however_much_arrives() -> None:
+    pair = Pair()
+    pair.run(2, lambda now, member: [b"x"] * 8)
+    monitor = pair.oversight(1).monitor
+    sizes = (len(monitor._awaited), len(monitor._links))
+    pair.run(2, lambda now, member: [b"x"] * 8)
+    assert (len(monitor._awaited), len(monitor._links)) == sizes
+    monitor._awaited.clear()
+    for n in range(10_000):
+        monitor.submitted(T0 + n, [b"x"], 1)
+    assert len(monitor._awaited) <= 4096

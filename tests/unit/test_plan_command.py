@@ -1,0 +1,91 @@
+"""`unisono plan`: its JSON, its explanation for people, and what it refuses."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.cli.main import Exit, main
+
+ASKED = (
+    *("plan", "--members", "5", "--rate", "50", "--burst", "8", "--loss", "0.05", "--reliability", "0.999"),
+    *("--gamma", "2ms", "--deadline", "60ms", "--delay", "exponential:1ms"),
+)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = main([*arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_the_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = planned(capsys, *ASKED)
+    assert status == 0
+    fields = {"order", "feasible", "latency_bound_ms", "reliability", "avg_rate", "max_burst", "why"}
+    assert all(fields <= row.keys() for row in found["candidates"])
+    chosen = next(row for row in found["candidates"] if row["order"] == found["chosen"])
+    assert {"rho", "eta_ms", "omega_ms", "broadcasts"} <= chosen.keys()
+    assert chosen["feasible"]
+    assert chosen["reliability"] >= 0.999
+    assert chosen["latency_bound_ms"] <= 60
+
+
+def test_the_choice_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ASKED) == 0
+    text = capsys.readouterr().out
+    for expected in ("ρ = 2", "r_D reaches 0.999", "exponential:1ms, 0.05 lost: accepted", "chosen: vbr with failures"):
+        assert expected in text
+
+
+def test_a_relative_latency_shortens_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    def chosen(*more: str) -> dict[str, Any]:
+        _, found = planned(capsys, *ASKED, *more)
+        row: dict[str, Any] = next(row for row in found["candidates"] if row["order"] == found["chosen"])
+        return row
+
+    assert chosen("--relative", "0.999/30ms")["omega_ms"] < chosen()["omega_ms"]
+
+
+def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = planned(capsys, *ASKED, "--deadline", "12ms")
+    assert status == Exit.VIOLATED
+    assert found["chosen"] is None
+    assert all(row["why"] for row in found["candidates"])
+    assert any("instead: " in line for row in found["candidates"] for line in row["why"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--relative", "0.9"], "--relative"),
+        (["--relative", "2/5ms"], "--relative"),
+        (["--relative", "0.9/5"], "--relative"),
+        (["--delay", "gaussian:1ms"], "--delay"),
+        (["--reliability", "1"], "--reliability"),
+        (["--session", "0ms"], "session"),
+        (["--mttf", "1s", "--crash-in-send", "2"], "crash_in_broadcast"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--loss", "0.01", *arguments]) == Exit.BAD_INPUT
+    assert named in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "negotiation.md").read_text("utf-8")
+
+
+def test_the_walk_that_the_documentation_shows_is_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"```sh\nunisono (.*)\n```", PAGE)
+    assert main(shlex.split(command)) == 0
+    said = capsys.readouterr().out
+    shown = re.findall(r"^[↓↑] .*$", PAGE, re.MULTILINE)
+    assert len(shown) == 5
+    assert "\n".join(f"      {line}" for line in shown) in said
+
+
+def test_the_python_that_the_documentation_shows_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(example, "docs/negotiation.md", "exec"), {})

@@ -1,0 +1,129 @@
+"""What real processes are put through of a scenario, and what is refused because its order could not go on."""
+
+import pytest
+
+from unisono.cluster.local import Fate
+from unisono.cluster.node import timeline
+from unisono.cluster.playable import caution, fates, left_out, refuse_unplayable
+from unisono.errors import InvalidPolicy
+from unisono.model.delays import Chance
+from unisono.model.scenario import Leave, Scenario
+from unisono.model.scenario_text import parse_scenario
+
+
+def scenario(group: str, rest: str = "") -> Scenario:
+    return parse_scenario(
+        f"""
+[group]
+name = "table"
+members = 3
+slot = "5ms"
+delta = "20ms"
+gamma = "2ms"
+{group}
+
+[rate]
+avg = 200
+burst = 4
+
+[run]
+seconds = 2
+{rest}
+""",
+        "the test",
+    )
+
+
+LOSS = '[[fault]]\nkind = "loss"\nprobability = 0.1\n'
+CRASH = '[[fault]]\nkind = "crash"\nmember = 2\nat = "1s"\n'
+LATE = '[[step]]\nkind = "start"\nmember = 2\nat = "1s"\n'
+CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
+
+
+@pytest.mark.parametrize(
+    ("group", "faults", "told"),
+    [
+        ("", LOSS, "--fec a/b"),
+        ("failures = true", LOSS, "--loss-burst x"),
+        ('fec = "1/5"', LOSS, "give the loss a bound"),
+        ('fec = "1/5"', LOSS + "burst = 1", "give the loss a bound"),
+        ('fec = "1/5"', LOSS + "at_most = 1\nof = 4", "2 of 5 consecutive"),
+        ('order = "cbr"', LOSS, "waits for ever for what is lost"),
+        ("", CRASH, "add --failures"),
+        ('order = "cbr"', CRASH, "leader or timestamp"),
+        ("", CUT, "add --failures"),
+        ("", LATE, "takes nobody in later"),
+        ('order = "leader"', LATE, "takes nobody in later"),
+        ('order = "timestamp"', LATE.replace("start", "restart"), "takes nobody in later"),
+    ],
+)
+def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told: str) -> None:
+    with pytest.raises(InvalidPolicy, match=told.replace("/", ".")):
+        refuse_unplayable(scenario(group, faults))
+
+
+@pytest.mark.parametrize(
+    ("group", "faults"),
+    [
+        ("", ""),
+        ("", LOSS.replace("0.1", "0.0")),
+        ('fec = "1/5"', LOSS + "at_most = 1\nof = 5"),
+        ('fec = "1/5"', LOSS + "at_most = 1\nof = 9"),
+        ('fec = "2/5"\nfailures = true', LOSS),
+        ("failures = true\nloss_burst = 1", LOSS + CRASH + CUT),
+        ('order = "leader"', LOSS + CRASH + CUT),
+        ("failures = true", LATE),
+        ('order = "timestamp"', LOSS),
+    ],
+)
+def test_what_the_order_can_bear_is_played(group: str, faults: str) -> None:
+    refuse_unplayable(scenario(group, faults))
+
+
+def test_what_is_left_out_is_said() -> None:
+    assert left_out(scenario("")) == []
+    rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'
+    assert left_out(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
+        "reordering",
+        "the network's delays",
+        "drifting clocks",
+    ]
+
+
+def test_an_order_that_assumes_no_loss_comes_with_a_caution() -> None:
+    assert "fenced out" in caution(scenario('order = "leader"', LOSS))
+    assert caution(scenario('order = "leader"')) == caution(scenario("failures = true\nloss_burst = 1", LOSS)) == ""
+
+
+def test_what_happens_to_processes() -> None:
+    rest = (
+        CRASH
+        + '[[step]]\nkind = "restart"\nmember = 2\nat = "1.5s"\n[[step]]\nkind = "start"\nmember = 3\nat = "500ms"\n'
+    )
+    rest += '[[fault]]\nkind = "pause"\nmember = 1\nfrom = "200ms"\nto = "400ms"\n'
+    assert fates(scenario("failures = true", rest)) == {
+        1: Fate(pauses_s=((0.2, 0.4),)),
+        2: Fate(kills_s=(1.0,), restarts_s=(1.5,)),
+        3: Fate(start_s=0.5),
+    }
+
+
+class Never(Chance):
+    def random(self) -> float:
+        raise AssertionError("a script needs no chance")
+
+
+def test_a_later_life_does_what_is_left_of_the_script() -> None:
+    rest = """
+[workload]
+kind = "script"
+send = [{ at = "100ms", member = 1, sizes = [1] }, { at = "900ms", member = 1, sizes = [2, 3] }]
+[[step]]
+kind = "leave"
+member = 1
+at = "500ms"
+"""
+    told = scenario("failures = true", rest)
+    leave = Leave(1, 500_000_000)
+    assert timeline(told, 1, Never()) == [(100_000_000, (1,)), (500_000_000, leave), (900_000_000, (2, 3))]
+    assert timeline(told, 1, Never(), 600_000_000) == [(300_000_000, (2, 3))]

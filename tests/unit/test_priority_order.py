@@ -1,0 +1,231 @@
+"""The priority order as a stack's order, over a virtual synchrony that the test plays by hand."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
+from unisono.model.events import Batch, Left, Step, ViewChange, Violation
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.insertion import Form
+from unisono.orders.priority import Priority
+from unisono.wire.frame import Frame
+from unisono.wire.priority_state import decode_state
+
+MS = 1_000_000
+LOW, HIGH = 0, 1
+
+
+class Views:
+    """One member's end of the ether."""
+
+    def __init__(self, ether: "Ether", member: int) -> None:
+        self.down: list[Frame] = []
+        self.stream: list[Happening] = []
+        self.violations: list[Violation] = []
+        self.given: dict[int, bytes] = {}
+        self.asked_to_leave = False
+        self._ether, self._member = ether, member
+
+    def multicast(self, now: int, body: bytes) -> None:
+        for other in self._ether.members:
+            self._ether.under_way.append((other, Receive(self._member, 1, self._ether.view_id, body)))
+
+    def tell(self, now: int, to: int, body: bytes) -> None:
+        self._ether.under_way.append((to, Told(self._member, 1, self._ether.view_id, body)))
+
+    def blocked(self) -> bool:
+        return False
+
+    def give_state(self, now: int, view_id: int, state: bytes) -> None:
+        self.given[view_id] = state
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        raise AssertionError("no frames here")
+
+    def leave(self, now: int) -> None:
+        self.asked_to_leave = True
+
+    def wake(self, now: int) -> None:
+        pass
+
+    def wake_at(self) -> int | None:
+        return None
+
+
+class Ether:
+    """Everything that is multicast comes to everyone, in one order, when `run` is called."""
+
+    def __init__(self, members: Iterable[int], *, form: Form = Form.ALL, window: int = 64, burst: int = 100) -> None:
+        self.members = tuple(members)
+        self.view_id = 1
+        self.now = 0
+        self.under_way: list[tuple[int, Happening]] = []
+        self.views: dict[int, Views] = {}
+        self.orders: dict[int, Priority] = {}
+        self._options = (form, window, burst)
+        for member in self.members:
+            self.add(member)
+            self.hand(member, NewView(1, self.members, (1,) * len(self.members), self.members))
+
+    def add(self, member: int) -> Priority:
+        form, window, burst = self._options
+        policy = Policy(
+            "g", member, View((1, 2, 3)), Timing(MS, 0, 10 * MS), Rate(avg=burst * 100, burst=burst), order="priority"
+        )
+        self.views[member] = Views(self, member)
+        order = self.orders[member] = Priority(policy, Unlimited(), self.views[member], form=form, window=window)
+        return order
+
+    def hand(self, member: int, happening: Happening) -> None:
+        self.views[member].stream.append(happening)
+        self.orders[member].wake(self.now)
+
+    def run(self) -> None:
+        while self.under_way:
+            self.hand(*self.under_way.pop(0))
+
+    def change(self, members: tuple[int, ...], giver: int = 0) -> None:
+        """Everybody goes on to the next view; newcomers get the giver's state."""
+        self.run()
+        old, self.members = self.members, members
+        self.view_id += 1
+        joined = tuple(m for m in members if m not in old)
+        view = NewView(self.view_id, members, (1,) * len(members), joined, tuple(m for m in old if m not in members))
+        for member in members:
+            if member in old and joined:
+                self.hand(member, StateWanted(self.view_id))
+        for member in members:
+            if member in joined:
+                self.add(member)
+                self.hand(member, StateGiven(self.view_id, self.views[giver].given[self.view_id]))
+            self.hand(member, view)
+
+    def consumed(self, member: int) -> list[bytes]:
+        found = []
+        while (batch := self.orders[member].consume(self.now)) is not None:
+            found += batch.messages
+        return found
+
+
+@pytest.mark.parametrize("form", Form)
+def test_an_urgent_message_overtakes_at_every_member_alike(form: Form) -> None:
+    ether = Ether((1, 2, 3), form=form)
+    assert ether.orders[1].submit(0, [b"a", b"b", b"c"]) == 3
+    ether.run()
+    first = ether.orders[2].consume(0)
+    assert first is not None
+    assert (first.messages, first.priority, first.slot, first.first_index) == ([b"a"], LOW, 0, 0)
+    assert ether.orders[3].submit_at(0, [b"!"], HIGH) == 1
+    ether.run()
+    assert ether.consumed(2) == [b"!", b"b", b"c"]
+    assert ether.consumed(1) == ether.consumed(3) == [b"a", b"!", b"b", b"c"]
+
+
+def test_the_events_tell_what_was_received_and_queued() -> None:
+    ether = Ether((1, 2))
+    ether.orders[1].submit_at(0, [b"a"], 3)
+    ether.run()
+    view, received, queued = ether.orders[2].events
+    assert isinstance(view, ViewChange)
+    assert view.view.members == (1, 2)
+    assert view.joined == (1, 2)
+    assert received == Step(False, 1, 1, 0, priority=3, number=0, consumed=0, position=0, detail="")
+    assert queued == Step(True, 1, 1, 0, priority=3, number=1, consumed=0, position=0, detail="(0,0)")
+
+
+def test_a_window_is_full_until_everybody_has_consumed_and_each_priority_has_its_own() -> None:
+    ether = Ether((1, 2), window=4)
+    sender = ether.orders[1]
+    assert sender.submit(0, [b"x"] * 10) == 4
+    ether.run()
+    assert sender.submit(0, [b"x"]) == 0
+    assert sender.submit_at(0, [b"!"] * 10, HIGH) == 4, "more urgent ones do not wait for less urgent ones"
+    ether.run()
+    assert len(ether.consumed(1)) == 8
+    ether.run()
+    assert sender.submit(0, [b"x"]) == 0, "member 2 has consumed nothing"
+    assert sender.wake_at() is None
+    assert len(ether.consumed(2)) == 8
+    ether.run()
+    assert sender.submit(0, [b"x"] * 10) == 4
+
+
+def test_the_declared_rate_is_kept() -> None:
+    ether = Ether((1, 2), burst=2)
+    assert ether.orders[1].submit(0, [b"x"] * 5) == 2
+    assert ether.orders[1].wake_at() == 10 * MS
+    ether.run()
+    assert ether.orders[1].submit(10 * MS, [b"x"] * 5) == 2
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_newcomer_goes_on_from_where_the_giver_was(form: Form) -> None:
+    ether = Ether((1, 2), form=form)
+    ether.orders[1].submit(0, [b"a", b"b"])
+    ether.run()
+    ether.orders[1].consume(0)
+    ether.change((1, 2, 3), giver=1)
+    ether.run()
+    assert decode_state(ether.views[1].given[2]).position == 1
+    ether.orders[3].submit_at(0, [b"!"], HIGH)
+    ether.run()
+    assert ether.consumed(1) == ether.consumed(3) == [b"!", b"b"]
+    assert ether.consumed(2) == [b"a", b"!", b"b"]
+    change = next(event for event in ether.orders[3].events if isinstance(event, ViewChange))
+    assert (change.view.first_slot, change.joined) == (1, (3,))
+
+
+def test_a_member_leaves_when_everybody_knows_what_it_consumed() -> None:
+    ether = Ether((1, 2))
+    ether.orders[1].submit(0, [b"a", b"b"])
+    ether.run()
+    assert ether.orders[2].consume(0) is not None
+    ether.orders[2].leave(0)
+    assert ether.orders[2].consume(0) is None
+    asked = [ether.views[2].asked_to_leave]
+    ether.run()
+    asked.append(ether.views[2].asked_to_leave)
+    assert asked == [False, True]
+    ether.change((1,))
+    ether.hand(2, Out("left"))
+    assert ether.orders[2].events[-1] == Left(0)
+    assert not any(isinstance(event, Violation) for event in ether.orders[2].events)
+    assert not ether.orders[2].running()
+    ether.orders[1].submit_at(0, [b"!"], HIGH)
+    ether.run()
+    assert ether.consumed(1) == [b"a", b"!", b"b"], "what the leaver consumed stays in front"
+
+
+def test_a_member_that_was_put_out_says_so_and_consumes_nothing_more() -> None:
+    ether = Ether((1, 2))
+    ether.orders[1].submit(0, [b"a"])
+    ether.run()
+    ether.hand(2, Out("it was silent"))
+    violation, left = ether.orders[2].events[-2:]
+    assert violation == Violation("excluded", "it was silent", 2)
+    assert left == Left(-1)
+    assert ether.orders[2].consume(0) is None
+    assert ether.orders[2].submit(0, [b"x"]) == 0
+
+
+def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:
+    ether = Ether((1, 2))
+    ether.hand(1, Receive(2, 1, 1, b"\xff"))
+    ether.hand(1, Told(2, 1, 1, b""))
+    assert ether.orders[1].ignored["unreadable"] == 2
+
+
+def test_batches_are_one_message_with_its_number_in_the_agreed_order() -> None:
+    ether = Ether((1, 2))
+    ether.orders[1].submit(0, [b"a"])
+    ether.orders[2].submit_at(0, [b"b"], HIGH)
+    ether.run()
+    batches = [ether.orders[1].consume(0) for _ in range(2)]
+    assert [batch.slot for batch in batches if isinstance(batch, Batch)] == [0, 1]
+    delivery = batches[0].deliveries()[0] if batches[0] else None
+    assert delivery is not None
+    assert (delivery.payload, delivery.priority, delivery.id) == (b"b", HIGH, (2, 1, 0))

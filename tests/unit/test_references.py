@@ -1,0 +1,51 @@
+"""References to groups as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import InvalidPolicy
+from unisono.model.references import Reference, parse_reference
+
+ADDRESS = st.sampled_from(["10.0.0.7:9001", "host.example:1", "[fe80::1]:65535"])
+
+
+@given(
+    st.text(min_size=1, max_size=30).filter(lambda name: name.isprintable()),
+    st.dictionaries(st.integers(1, 99), ADDRESS, min_size=1, max_size=4),
+    st.sampled_from(["", "#1f2e3d4c"]),
+)
+def test_a_reference_to_addresses_is_read_as_it_was_written(group: str, peers: dict[int, str], table: str) -> None:
+    reference = Reference(group, peers, table)
+    assert parse_reference(reference.text()) == reference
+
+
+def test_references_by_beacon_and_by_name() -> None:
+    by_beacon = Reference("table-7", beacon="239.255.77.76:7776", members=5)
+    assert by_beacon.text() == "unisono://table-7?beacon=239.255.77.76:7776&members=5"
+    assert parse_reference(by_beacon.text()) == by_beacon
+    by_name = Reference("table-7", dns="table.example:9001", members=3)
+    assert parse_reference(by_name.text()) == by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("unisono://", "unisono://NAME"),
+        ("unisono://table-7", "unisono://NAME"),
+        ("unisono://table-7?", "one of peers, beacon and dns"),
+        ("unisono://table-7?peers=1@h:1&dns=n:1", "one of peers, beacon and dns"),
+        ("unisono://table-7?peers=1@h:1&color=red", "color means nothing"),
+        ("unisono://table-7?peers=h:1", "NUMBER@HOST:PORT"),
+        ("unisono://table-7?peers=1@h:1,1@h:2", "each number once"),
+        ("unisono://table-7?beacon=1.2.3.4:5&members=many", "members is a number"),
+        ("http://table-7?peers=1@h:1", "unisono://NAME"),
+    ],
+)
+def test_a_wrong_reference_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidPolicy) as caught:
+        parse_reference(text)
+    assert caught.value.field == "reference"
+    assert problem in str(caught.value)

@@ -1,0 +1,532 @@
+"""FIFO, causal and uniform delivery above reliable multicast, and the top that gives them to an application."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from unisono.errors import InvalidPolicy, MessageTooLarge
+from unisono.layers.causal import Causal
+from unisono.layers.contract import Lost
+from unisono.layers.fifo import Fifo
+from unisono.layers.service import Service
+from unisono.layers.uniform import Uniform
+from unisono.model.events import Batch, Left, ViewChange, Violation
+from unisono.model.ids import group_key
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.redundancy import Redundancy
+from unisono.model.services import PROMISES, SERVICES
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.stack import Stack, build
+from unisono.wire.door import Door
+from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
+from unisono.wire.run import OwnRun
+from unisono.wire.uniform import ASK, HAVE, Have, decode_haves, encode_haves
+
+MS = 1_000_000
+T0 = 10**18
+GROUP = group_key("g")
+MEMBERS = (1, 2, 3, 4)
+TIMING = Timing(30 * MS, 2 * MS, 5 * MS)
+ETA = 10 * MS
+REDUNDANCY = Redundancy(2, ETA, 0)
+LIFE = REDUNDANCY.life_ns(len(MEMBERS), TIMING.delta_ns)
+KINDS = frozenset({Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+
+
+def policy(member: int = 1, order: str = "fifo", members: tuple[int, ...] = MEMBERS, **changes: Any) -> Policy:
+    fields: dict[str, Any] = {"rate": Rate(1000, 8), "max_message": 4000, "reliable": REDUNDANCY}
+    return Policy("g", member, View(members), TIMING, order=order, **{**fields, **changes})
+
+
+class Member:
+    """One member's layer, as the layers above and below see it."""
+
+    def __init__(self, kind: type[Service], member: int, members: tuple[int, ...] = MEMBERS, life: int = 1) -> None:
+        self.member, self.life = member, life
+        self.layer: Any = kind(policy(member, members=members, incarnation=life))
+        self.door = Door(GROUP, member, members, KINDS)
+
+    def send(self, text: str, now: int = T0, flags: int = LAST) -> bytes:
+        """Multicast a message; the frame as bytes."""
+        run = OwnRun([text.encode()], uniform=True) if text else None
+        frame = Frame(Kind.DATA, self.member, self.life, 0, TIMING.slot_of(now), 0, flags, 8, 0, now, run)
+        self.layer.from_above(now, frame)
+        return encode(next(f for f in self.pop(self.layer.down) if f.to == 0), GROUP)
+
+    def take(self, *datagrams: bytes, now: int = T0) -> list[str]:
+        for data in datagrams:
+            frame = self.door.admit(data, 0, len(data), 2**40)
+            if frame is not None:
+                self.layer.from_below(now, frame)
+        return self.up()
+
+    def up(self) -> list[str]:
+        found = []
+        for frame in self.pop(self.layer.up):
+            if isinstance(frame, Lost):
+                found.append(f"lost {frame.sender}/{frame.first_sequence}")
+            else:
+                found.append(frame.run.messages()[0].decode() if frame.run else "final")
+        return found
+
+    def wake(self, now: int) -> list[str]:
+        self.layer.wake(now)
+        return self.up()
+
+    def said(self) -> list[tuple[int, int, bytes]]:
+        """HAVEs: to whom, of which sort, the datagram."""
+        return [(frame.to, frame.number, encode(frame, GROUP)) for frame in self.pop(self.layer.down)]
+
+    @staticmethod
+    def pop(frames: list[Any]) -> list[Any]:
+        taken, frames[:] = frames[:], []
+        return taken
+
+
+# -- FIFO ----------------------------------------------------------------------------------------------------
+
+
+def test_fifo_in_whatever_order_frames_come() -> None:
+    one = Member(Fifo, 1)
+    sent = [one.send(f"m{n}") for n in range(4)]
+    for order in permutations(sent):
+        two = Member(Fifo, 2)
+        assert two.take(*order) == ["m0", "m1", "m2", "m3"]
+        assert two.take(*order) == []
+        assert two.layer.wake_at() is None
+
+
+def test_fifo_senders_do_not_wait_for_each_other() -> None:
+    one, three, two = Member(Fifo, 1), Member(Fifo, 3), Member(Fifo, 2)
+    one.send("lost")
+    assert two.take(one.send("waits"), three.send("passes")) == ["passes"]
+
+
+def test_fifo_goes_on_when_a_messages_life_is_over_and_never_back() -> None:
+    one, two = Member(Fifo, 1), Member(Fifo, 2)
+    late, waits, third = one.send("late"), one.send("waits"), one.send("third")
+    assert two.take(waits) == []
+    assert two.layer.wake_at() == T0 + LIFE
+    assert two.wake(T0 + LIFE - 1) == []
+    assert two.wake(T0 + LIFE) == ["waits"]
+    assert two.take(late, third, now=T0 + LIFE) == ["third"]
+    assert two.layer.skipped == 1
+
+
+def test_fifo_keeps_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.layers.fifo.WAITING_MAX", 3)
+    one, two = Member(Fifo, 1), Member(Fifo, 2)
+    one.send("lost")
+    assert [two.take(one.send(f"m{n}")) for n in range(4)] == [[], [], [], ["m0", "m1", "m2", "m3"]]
+
+
+# -- causal --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_waits_for_the_question() -> None:
+    one, two, three = Member(Causal, 1), Member(Causal, 2), Member(Causal, 3)
+    question = one.send("question")
+    assert two.take(question) == ["question"]
+    answer = two.send("answer")
+    assert three.take(answer) == []
+    assert three.take(question) == ["question", "answer"]
+
+
+def test_causes_of_causes_are_waited_for_too() -> None:
+    """3 answers 2, who had answered 1; 4 sees the last first."""
+    one, two, three = (Member(Causal, m) for m in (1, 2, 3))
+    a = one.send("a")
+    two.take(a)
+    b = two.send("b")
+    three.take(a, b)
+    c = three.send("c")
+    for order in permutations((a, b, c)):
+        four = Member(Causal, 4)
+        assert four.take(*order) == ["a", "b", "c"]
+
+
+def test_causal_is_fifo_and_what_is_concurrent_does_not_wait() -> None:
+    one, two, three = Member(Causal, 1), Member(Causal, 2), Member(Causal, 3)
+    first, second = one.send("first"), one.send("second")
+    assert three.take(second) == []
+    assert three.take(two.send("beside")) == ["beside"]
+    assert three.take(first) == ["first", "second"]
+
+
+def test_what_a_sender_had_seen_of_us_holds_nothing_up() -> None:
+    one, two = Member(Causal, 1), Member(Causal, 2)
+    two.take(one.send("a"), one.send("b"))
+    assert one.take(two.send("answer")) == ["answer"]
+
+
+def test_causal_goes_on_when_a_cause_will_not_come_and_never_back() -> None:
+    one, two, three = Member(Causal, 1), Member(Causal, 2), Member(Causal, 3)
+    lost, seen = one.send("lost"), one.send("seen")
+    two.take(lost, seen)
+    answer = two.send("answer")
+    assert three.take(answer, now=T0) == []
+    assert three.take(seen, now=T0 + 1) == []
+    assert three.layer.wake_at() == T0 + LIFE
+    assert three.wake(T0 + LIFE) == ["seen", "answer"], "what is here comes before what it caused"
+    assert three.take(lost, now=T0 + LIFE) == []
+    assert three.layer.skipped == 1
+    assert three.layer.wake_at() is None
+
+
+def test_vector_clocks_go_on_beyond_32_bits() -> None:
+    one, two, three = Member(Causal, 1), Member(Causal, 2), Member(Causal, 3)
+    for member in (two, three):
+        member.layer._passed[1] = 2**32 - 1
+    one.layer._sequence = 2**32 - 1
+    a, b = one.send("a"), one.send("b")
+    two.take(a, b)
+    answer = two.send("answer")
+    assert three.take(answer, a) == ["a"]
+    assert three.take(b) == ["b", "answer"]
+
+
+def test_causal_keeps_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.layers.causal.WAITING_MAX", 2)
+    one, two = Member(Causal, 1), Member(Causal, 2)
+    one.send("lost")
+    assert [two.take(one.send(f"m{n}")) for n in range(3)] == [[], [], ["m0", "m1", "m2"]]
+
+
+# -- uniform -------------------------------------------------------------------------------------------------
+
+
+def have_of(member: Member, now: int) -> bytes:
+    """What a member says it has, as it says it to member 1."""
+    member.layer.wake(now)
+    return next(data for to, _, data in member.said() if to == 1)
+
+
+def test_uniform_waits_for_half_of_the_members() -> None:
+    """Of five, three must have it: its sender, this member, and one more that says so."""
+    members = (1, 2, 3, 4, 5)
+    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
+    message = two.send("m")
+    assert one.take(message) == []
+    three.take(message)
+    assert one.take(have_of(three, T0)) == ["m"]
+
+
+def test_uniform_delivers_ones_own_message_like_everybodys() -> None:
+    one, two = Member(Uniform, 1), Member(Uniform, 2)
+    message = one.send("mine")
+    assert one.up() == []
+    two.take(message)
+    assert one.take(have_of(two, T0)) == ["mine"]
+
+
+def test_a_have_that_comes_before_the_message_counts() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
+    message = two.send("m")
+    three.take(message)
+    assert one.take(have_of(three, T0)) == []
+    assert one.take(message) == ["m"]
+
+
+def test_uniform_keeps_the_order_in_which_messages_came() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two, three, four = (Member(Uniform, m, members) for m in (1, 2, 3, 4))
+    first, second = two.send("first"), three.send("second")
+    assert one.take(first, second) == []
+    four.take(second)
+    assert one.take(have_of(four, T0)) == [], "the second one could go, but not before the first"
+    four.take(first, now=T0 + 9 * MS)
+    assert one.take(have_of(four, T0 + 10 * MS)) == ["first", "second"]
+
+
+def test_have_is_said_at_most_once_in_a_slot_and_rho_more_times_and_then_asked_for() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
+    two.take(one.send("a"))
+    told = []
+    now = T0
+    for _ in range(5):
+        at = two.layer.wake_at()
+        assert at is not None
+        now = max(now, at)
+        two.layer.wake(now)
+        told.append((now - T0, {number for _, number, _ in two.said()}))
+    assert told == [(0, {HAVE}), (ETA, {HAVE}), (2 * ETA, {ASK}), (3 * ETA, {ASK}), (4 * ETA, {ASK})]
+    two.take(one.send("b"), now=now)
+    assert two.layer.wake_at() == now + TIMING.theta_ns
+
+
+def test_a_question_is_answered_at_once() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
+    two.take(one.send("a"))
+    two.layer.wake(T0)
+    two.layer.wake(T0 + ETA)
+    two.said()
+    two.layer.wake(T0 + 2 * ETA)
+    ask = next(data for to, number, data in two.said() if (to, number) == (1, ASK))
+    one.take(ask)
+    ((to, number, _),) = one.said()
+    assert (to, number) == (2, HAVE)
+
+
+def test_a_message_that_did_not_come_is_not_claimed() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
+    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    missed, come = two.send("missed"), two.send("come")
+    three.take(come)
+    three.layer.wake(T0 + life)
+    three.said()
+    assert three.layer._have(2).floor == 2, "it no longer waits for the first one"
+    one.take(missed, come, now=T0 + life)
+    assert one.take(have_of(three, T0 + life + ETA), now=T0 + life + ETA) == []
+    four = Member(Uniform, 4, members)
+    four.take(missed, now=T0 + life)
+    later = T0 + life + 2 * ETA
+    assert one.take(have_of(four, later), now=later) == ["missed", "come"]
+
+
+def test_what_too_few_have_is_dropped_and_told() -> None:
+    members = (1, 2, 3, 4, 5)
+    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
+    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    one.take(two.send("m"))
+    assert one.wake(T0 + 2 * life - 1) == []
+    assert one.wake(T0 + 2 * life) == ["lost 2/0"]
+    assert one.layer.dropped == 1
+
+
+def test_who_has_left_is_no_longer_counted() -> None:
+    members = (1, 2, 3)
+    one, two, three = (Member(Uniform, m, members) for m in members)
+    for member in (two, three):
+        assert one.take(member.send("", flags=LAST | FINAL)) == ["final"]
+    one.send("alone")
+    assert one.up() == ["alone"]
+
+
+def test_a_farewell_is_not_held_up_by_the_dead() -> None:
+    members = (1, 2, 3, 4, 5)
+    one = Member(Uniform, 1, members)
+    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    one.send("last")
+    one.send("", flags=LAST | FINAL)
+    assert one.wake(T0 + 2 * life) == ["lost 1/0", "final"]
+
+
+@pytest.mark.parametrize("kind", [Fifo, Causal, Uniform])
+def test_a_frame_of_an_earlier_life_that_comes_first_does_no_harm(kind: type[Service]) -> None:
+    """A copy that was left over from an earlier group of the same name."""
+    members = (1, 2, 3)
+    old, new, two = Member(kind, 1, members), Member(kind, 1, members, life=2), Member(kind, 2, members)
+    old.send("-")
+    stale, first = old.send("stale"), new.send("first")
+    two.take(stale)
+    assert two.take(first) == ["first"]
+    assert two.take(old.send("older")) == []
+
+
+def test_haves_on_the_wire() -> None:
+    haves = [Have(7, 0b101, frozenset({3})), Have(0, 0)]
+    body = encode_haves(haves)
+    assert decode_haves(body, 2) == haves
+    assert decode_haves(body, 3) is None
+    assert decode_haves(body[:-1], 2) is None
+    assert decode_haves(b"", 2) is None
+    assert [n for n in range(12) if haves[0].holds(n)] == [0, 1, 2, 4, 5, 6, 7, 9]
+
+
+# -- the top and the stack -----------------------------------------------------------------------------------
+
+
+class Group:
+    """Stacks over a network without delay; `cut` loses what goes from one to another."""
+
+    def __init__(self, order: str, members: tuple[int, ...] = (1, 2, 3), **changes: Any) -> None:
+        self.stacks = {m: build(policy(m, order, members, **changes)) for m in members}
+        self.cut: set[tuple[int, int]] = set()
+        self.now = T0
+        self.wake()
+        self.first = TIMING.smax(T0)
+        self.until(TIMING.start_of(self.first))
+
+    def wake(self) -> None:
+        for stack in self.stacks.values():
+            stack.wake(self.now)
+        self.carry()
+
+    def until(self, now: int) -> None:
+        """Let time pass, step by step."""
+        while self.now < now:
+            self.now = min(now, self.now + MS)
+            self.wake()
+
+    def carry(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for sender, stack in self.stacks.items():
+                for datagram in stack.outgoing():
+                    moved = True
+                    for member, other in self.stacks.items():
+                        if member != sender and datagram.to in {0, member} and (sender, member) not in self.cut:
+                            other.receive(self.now, datagram.data)
+
+    def send(self, member: int, *messages: bytes) -> int:
+        taken = self.stacks[member].submit(self.now, messages)
+        self.carry()
+        return taken
+
+    def delivered(self, member: int) -> list[bytes]:
+        return [m for event in self.stacks[member].events() if isinstance(event, Batch) for m in event.messages]
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+def test_a_service_carries_messages_of_any_size_at_once(order: str) -> None:
+    group = Group(order)
+    messages = [b"small", bytes(range(256)) * 15, b"", b"last"]
+    assert group.send(1, *messages) == 4
+    group.until(group.now + 20 * MS)
+    for member in (1, 2, 3):
+        assert group.delivered(member) == messages
+    assert group.stacks[2].delays.total == 1
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+def test_a_service_holds_its_members_to_their_rates(order: str) -> None:
+    group = Group(order)
+    assert group.send(1, *[b"m"] * 10) == 8
+    due = group.stacks[1].wake_at()
+    assert due is not None
+    assert due <= TIMING.end_of(group.first), "whoever was turned away is told when to come back"
+    group.until(TIMING.end_of(group.first))
+    assert group.send(1, b"m", b"m") == 2
+    with pytest.raises(MessageTooLarge):
+        group.send(1, bytes(4001))
+
+
+@pytest.mark.parametrize("order", sorted(SERVICES))
+def test_leaving_a_service(order: str) -> None:
+    group = Group(order)
+    group.send(1, b"last words")
+    group.stacks[1].leave(group.now)
+    group.until(group.now + 100 * MS)
+    events = group.stacks[1].events()
+    assert isinstance(events[-1], Left)
+    for member in (2, 3):
+        seen = group.stacks[member].events()
+        assert [m for e in seen if isinstance(e, Batch) for m in e.messages] == [b"last words"]
+        (change,) = [e for e in seen if isinstance(e, ViewChange) and e.left]
+        assert (change.left, change.view.members) == ((1,), (2, 3))
+    group.send(2, b"goes on")
+    group.until(group.now + 20 * MS)
+    assert group.delivered(3) == [b"goes on"]
+
+
+def test_who_leaves_is_gone_when_its_last_copies_are_out() -> None:
+    group = Group("fifo")
+    group.stacks[1].leave(group.now)
+    left_at = {}
+    for step in range(40):
+        if any(isinstance(event, Left) for event in group.stacks[1].events()):
+            left_at[1] = step
+        group.until(group.now + MS)
+    assert left_at == {1: REDUNDANCY.rho * ETA // MS}
+
+
+def test_what_comes_before_the_group_is_known_to_have_begun_is_kept() -> None:
+    """Member 3 lacks 2's HELLO when 1's first message comes."""
+    group = Group.__new__(Group)
+    group.stacks = {m: build(policy(m, "fifo", (1, 2, 3))) for m in (1, 2, 3)}
+    group.cut, group.now, group.first = set(), T0, TIMING.smax(T0)
+    group.wake()
+    late = build(policy(3, "fifo", (1, 2, 3)))
+    group.stacks[3] = late
+    group.cut = {(2, 3), (3, 2)}
+    group.until(TIMING.start_of(group.first))
+    assert not late.order.running()
+    group.send(1, b"early")
+    group.cut = set()
+    group.until(group.now + 300 * MS)
+    assert late.order.running()
+    assert group.delivered(3) == [b"early"]
+
+
+def test_a_message_that_is_lost_in_every_copy_is_told() -> None:
+    group = Group("fifo")
+    group.cut = {(1, 3), (2, 3)}
+    group.send(1, b"lost")
+    group.until(group.now + 60 * MS)
+    group.cut = set()
+    group.send(1, b"found")
+    life = REDUNDANCY.life_ns(3, TIMING.delta_ns)
+    assert group.delivered(3) == []
+    group.until(group.now + life + MS)
+    events = group.stacks[3].events()
+    (told,) = [event for event in events if isinstance(event, Violation)]
+    assert (told.kind, told.member) == ("lost", 1)
+    assert [m for e in events if isinstance(e, Batch) for m in e.messages] == [b"found"]
+
+
+@pytest.mark.parametrize(("order", "changes"), [("causal", {}), ("vbr", {}), ("vbr", {"reliable": None})])
+def test_members_that_were_given_different_orders_say_so(order: str, changes: dict[str, Any]) -> None:
+    group = Group.__new__(Group)
+    group.stacks = {1: build(policy(1, "fifo", (1, 2))), 2: build(policy(2, order, (1, 2), **changes))}
+    group.cut, group.now = set(), T0
+    group.wake()
+    group.until(T0 + 50 * MS)
+    told = [event for event in group.stacks[1].events() if isinstance(event, Violation)]
+    assert [violation.kind for violation in told] == ["policy differs"]
+    assert "here it is fifo over reliable multicast" in told[0].text
+    assert not group.stacks[1].order.running()
+
+
+def test_members_may_repeat_differently_often() -> None:
+    group = Group.__new__(Group)
+    other = Redundancy(1, 2 * ETA, MS)
+    group.stacks = {1: build(policy(1, "fifo", (1, 2))), 2: build(policy(2, "fifo", (1, 2), reliable=other))}
+    group.cut, group.now = set(), T0
+    group.wake()
+    group.until(T0 + 50 * MS)
+    assert group.stacks[1].order.running()
+
+
+def test_a_service_without_reliable_multicast_is_refused() -> None:
+    for order in SERVICES:
+        with pytest.raises(InvalidPolicy, match="ρ, η and ω") as caught:
+            build(policy(1, order, reliable=None))
+        assert caught.value.field == "reliable"
+    for kind in (Fifo, Causal, Uniform):
+        with pytest.raises(InvalidPolicy):
+            kind(policy(1, reliable=None))
+
+
+def test_frames_that_are_too_small_are_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="34 bytes more"):
+        build(policy(1, "causal", max_frame=350))
+    with pytest.raises(InvalidPolicy, match="uniform delivery to 80 members"):
+        build(policy(1, "uniform", tuple(range(1, 81))))
+
+
+def test_erratum_002_3_is_mended_under_uniform_delivery_unless_told() -> None:
+    def last_copy(order: str, asked: bool | None) -> bool | None:
+        stack: Stack = build(policy(1, order, reliable=replace(REDUNDANCY, last_copy=asked)))
+        assert stack.policy.reliable is not None
+        return stack.policy.reliable.last_copy
+
+    assert [last_copy("fifo", None), last_copy("uniform", None), last_copy("uniform_fifo", False)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_every_service_promises_something() -> None:
+    assert set(PROMISES) == set(SERVICES)

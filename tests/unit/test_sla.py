@@ -1,0 +1,156 @@
+"""Agreements against windows of metrics: held, violated, unknown, and what is told when that changes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from unisono.model.events import SlaCleared, SlaViolation
+from unisono.model.histogram import Histogram
+from unisono.model.metrics import METRICS, MetricRow, Shape, Side
+from unisono.model.sla import Sla
+from unisono.qos.sla import Evaluation, Kept, evaluate, surely_at_least
+
+MS = 1_000_000
+S = 1000 * MS
+LATENCY = Sla("on time", "vbr", "application", "latency", 60 * MS, 0.99, S)
+LOSS = Sla("losses", "network", "vbr", "loss", 0.02, 0.95, S)
+JITTER = Sla("steady", "network", "vbr", "jitter", 2 * MS, 0.5, S)
+RATE = Sla("within the rate", "vbr", "application", "rate", 50, 1, S)
+
+
+def spread(values: list[int], link: int = 1, start: int = 0) -> MetricRow:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    pairs = tuple(histogram.to_pairs())
+    return MetricRow(
+        "application",
+        Side.BELOW,
+        link,
+        "latency",
+        start,
+        S,
+        histogram.total,
+        histogram.mean(),
+        histogram.largest,
+        pairs,
+    )
+
+
+def level(metric: str, value: float, count: int = 100, link: int = 2, start: int = 0) -> MetricRow:
+    side = METRICS[metric].side
+    return MetricRow("vbr", side, link if side is Side.BELOW else 0, metric, start, S, count, value)
+
+
+def test_a_spread_is_held_to_the_share_of_its_values() -> None:
+    assert evaluate(LATENCY, [spread([50 * MS] * 99 + [70 * MS])], 0).kept is Kept.HELD
+    broken = evaluate(LATENCY, [spread([50 * MS] * 98 + [70 * MS] * 2)], 0)
+    assert (broken.kept, broken.measured, broken.count) == (Kept.VIOLATED, 0.98, 100)
+    assert broken.worst == pytest.approx(70 * MS, rel=1 / 32)
+
+
+def test_a_value_at_the_bound_keeps_it() -> None:
+    assert evaluate(LATENCY, [spread([60 * MS] * 100)], 0).kept is Kept.HELD
+    assert evaluate(LATENCY, [spread([64 * MS] * 100)], 0).kept is Kept.VIOLATED
+
+
+def test_too_few_observations_give_no_verdict() -> None:
+    assert evaluate(LATENCY, [spread([90 * MS] * 29)], 0).kept is Kept.UNKNOWN
+    assert evaluate(LATENCY, [spread([90 * MS] * 30)], 0).kept is Kept.VIOLATED
+    assert evaluate(LATENCY, [], 0).kept is Kept.UNKNOWN
+    assert evaluate(LATENCY, [level("loss", 1.0)], 0).kept is Kept.UNKNOWN, "another metric's rows"
+
+
+def test_each_link_keeps_the_agreement_by_itself_or_all_together() -> None:
+    rows = [spread([50 * MS] * 950, link=1), spread([90 * MS] * 50, link=2)]
+    finding = evaluate(LATENCY, rows, 0)
+    assert (finding.kept, finding.link, finding.measured) == (Kept.VIOLATED, 2, 0.0)
+    assert evaluate(replace(LATENCY, links=(1,)), rows, 0).kept is Kept.HELD
+    together = replace(LATENCY, together=True, probability=0.95)
+    assert evaluate(together, rows, 0).measured == pytest.approx(0.95)
+    assert evaluate(together, rows, 0).kept is Kept.HELD
+
+
+def test_a_share_is_broken_when_that_is_certain_enough() -> None:
+    # 3 of 100 may well be 2 %; 30 of 1000 hardly is.
+    assert evaluate(LOSS, [level("loss", 0.03)], 0).kept is Kept.HELD
+    assert evaluate(LOSS, [level("loss", 0.03, 1000)], 0).kept is Kept.VIOLATED
+    parts = [level("loss", 0.06, 500), level("loss", 0.0, 500)]
+    assert evaluate(LOSS, parts, 0).measured == pytest.approx(0.03)
+    assert evaluate(replace(LOSS, probability=0.5), [level("loss", 0.021, 1000)], 0).kept is Kept.VIOLATED
+
+
+def test_false_alarms_of_a_share_are_as_rare_as_was_asked_for() -> None:
+    chance = random.Random(1)
+    alarms = 0
+    for _ in range(2000):
+        lost = sum(chance.random() < LOSS.bound for _ in range(400))
+        alarms += evaluate(LOSS, [level("loss", lost / 400, 400)], 0).kept is Kept.VIOLATED
+    assert alarms / 2000 <= 0.08  # 5 % in the limit; Wilson's bound is a little bold in small samples
+
+
+def test_wilsons_bound_is_below_the_share_and_comes_near_it() -> None:
+    assert surely_at_least(0, 0, 0.95) == 0
+    assert surely_at_least(5, 100, 0.5) == pytest.approx(0.05)
+    bounds = [surely_at_least(0.05 * n, n, 0.95) for n in (20, 200, 2000, 20000)]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == pytest.approx(0.05, abs=0.003)
+    # The textbook's one-sided 95 % bound for 10 of 100.
+    assert surely_at_least(10, 100, 0.95) == pytest.approx(0.0607, abs=1e-3)
+
+
+def test_levels_are_held_to_a_share_of_the_intervals() -> None:
+    rows = [level("jitter", value * MS) for value in (1, 1, 3, 3)]
+    assert evaluate(JITTER, rows, 0).kept is Kept.HELD
+    assert evaluate(replace(JITTER, probability=0.6), rows, 0).kept is Kept.VIOLATED
+    assert evaluate(RATE, [level("rate", 50.0), level("rate", 50.5)], 0).kept is Kept.VIOLATED, (
+        "a usage, collected above"
+    )
+
+
+def test_a_violation_is_told_once_and_so_is_its_end() -> None:
+    evaluation = Evaluation([LATENCY, LOSS], member=3)
+    told: list[tuple[int, type]] = []
+    for window, slow in enumerate([0, 0, 1, 1, 1, 0, 0, 1]):
+        rows = [spread([(90 if slow else 30) * MS] * 100, start=window * S)]
+        findings, events = evaluation.take(rows, (window + 1) * S)
+        assert [finding.sla for finding in findings] == [LATENCY, LOSS]
+        assert findings[1].kept is Kept.UNKNOWN
+        told += [(window, type(event)) for event in events]
+    assert told == [(2, SlaViolation), (5, SlaCleared), (7, SlaViolation)]
+    assert evaluation.broken() == ("on time",)
+
+
+def test_the_event_carries_the_figures() -> None:
+    _, (event,) = Evaluation([LATENCY], 3).take([spread([90 * MS] * 100)], S)
+    assert isinstance(event, SlaViolation)
+    assert (event.kind, event.member, event.sla, event.metric) == ("sla", 3, "on time", "latency")
+    assert (event.bound, event.measured, event.probability) == (60 * MS, 0.0, 0.99)
+    assert (event.window_start_ns, event.window_ns, event.link) == (0, S, 1)
+    for figure in ("on time", "60ms", "99.0000%", "vbr", "application"):
+        assert figure in event.text
+
+
+def test_a_window_gathers_the_collecting_intervals_that_it_spans() -> None:
+    evaluation = Evaluation([replace(LATENCY, window_ns=S)], 1)
+    quarter = S // 4
+    for number in range(3):
+        row = replace(spread([90 * MS] * 20), window_start_ns=4 * S + number * quarter, window_ns=quarter)
+        assert evaluation.take([row], row.window_start_ns + quarter) == ([], [])
+    row = replace(spread([30 * MS] * 20), window_start_ns=4 * S + 3 * quarter, window_ns=quarter)
+    (finding,), events = evaluation.take([row], 5 * S)
+    assert (finding.count, finding.measured, finding.window_start_ns) == (80, 0.25, 4 * S)
+    assert len(events) == 1
+
+
+def test_every_metric_has_a_shape_that_can_be_judged() -> None:
+    for name, kind in METRICS.items():
+        bound = 0.5 if kind.shape is Shape.SHARE else 10
+        layer = "application" if kind.side is Side.BELOW else "vbr"
+        sla = Sla("any", "vbr", "application", name, bound, 0.9, S, observations=1)
+        buckets = ((5, 7),) if kind.shape is Shape.SPREAD else ()
+        row = MetricRow(layer, kind.side, 1, name, 0, S, 7, 0.25, 5, buckets)
+        assert evaluate(sla, [row], 0).kept is Kept.HELD

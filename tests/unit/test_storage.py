@@ -1,0 +1,261 @@
+"""Stable storage: what was written is read again, a torn end is cut, damage is refused, failures have names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import InvalidPolicy, StorageError
+from unisono.model.writes import Write
+from unisono.runtime.storage import BATCH_NS, Storage
+
+
+def opened(path: Path, fsync: str = "never", member: int = 3) -> Storage:
+    return Storage(path, group="table", member=member, fsync=fsync)
+
+
+def filled(path: Path, count: int = 5) -> bytes:
+    made = opened(path)
+    made.apply([Write((b"record %d" % number,)) for number in range(count)])
+    made.close()
+    return path.read_bytes()
+
+
+def test_what_was_written_is_read_again_with_the_same_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    first = opened(path)
+    number = first.memory.number
+    first.apply([Write((b"a", b"")), Write((b"b" * 100_000,), lazy=True)])
+    first.close()
+    again = opened(path)
+    assert again.memory.number == number
+    assert again.memory.records == (b"a", b"", b"b" * 100_000)
+    again.apply([Write((b"c",))])
+    again.close()
+    assert opened(path).memory.records[-1] == b"c"
+
+
+def test_two_files_have_two_memories(tmp_path: Path) -> None:
+    assert opened(tmp_path / "a").memory.number != opened(tmp_path / "b").memory.number
+
+
+def test_a_replacement_leaves_only_what_it_holds_and_what_follows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    made = opened(path)
+    number = made.memory.number
+    made.apply([Write((b"x" * 1000,))])
+    made.apply([Write((b"lost",)), Write((b"all", b"there is"), replace=True), Write((b"and this",))])
+    made.close()
+    again = opened(path)
+    assert again.memory.records == (b"all", b"there is", b"and this")
+    assert again.memory.number == number
+    assert path.stat().st_size < 500
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_an_end_torn_at_any_byte_is_cut_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    data = filled(path)
+    start = data.rindex(b"\xa7rec")
+    for end in range(start + 1, len(data)):
+        path.write_bytes(data[:end])
+        made = opened(path)
+        assert made.memory.records == tuple(b"record %d" % number for number in range(4))
+        assert made.cut_bytes == end - start
+        made.apply([Write((b"next",))])
+        made.close()
+        again = opened(path)
+        assert again.memory.records[-1] == b"next"
+        assert again.cut_bytes == 0
+        again.close()
+
+
+def test_blocks_that_were_never_written_are_a_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    data = filled(path)
+    path.write_bytes(data + bytes(4096))
+    made = opened(path)
+    assert len(made.memory.records) == 5
+    assert made.cut_bytes == 4096
+    made.close()
+    path.write_bytes(data[:-8] + bytes(8))
+    made = opened(path)
+    assert len(made.memory.records) == 4
+    made.close()
+
+
+def test_a_changed_byte_is_never_believed(tmp_path: Path) -> None:
+    """Whatever byte changes: refused, or at worst the last record, which a crash could have torn as well, is cut."""
+    path = tmp_path / "log"
+    data = filled(path)
+    refused = 0
+    whole = tuple(b"record %d" % number for number in range(5))
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+        try:
+            made = opened(path)
+        except StorageError:
+            refused += 1
+            continue
+        assert made.memory.records == whole[:4], f"byte {at} was believed"
+        made.close()
+    assert refused > len(data) - 8
+
+
+@pytest.mark.parametrize("change", ["exchanged", "left out", "said twice"])
+def test_records_cannot_change_places(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "log"
+    data = filled(path)
+    parts = [b"\xa7rec" + part for part in data.split(b"\xa7rec")[1:]]
+    if change == "exchanged":
+        parts[2], parts[3] = parts[3], parts[2]
+    elif change == "left out":
+        del parts[2]
+    else:
+        parts.insert(2, parts[2])
+    path.write_bytes(b"".join(parts))
+    with pytest.raises(StorageError, match="damaged"):
+        opened(path)
+
+
+def test_a_file_that_never_got_its_heading_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    data = filled(path, 0)
+    path.write_bytes(data[: len(data) // 2])
+    made = opened(path)
+    assert made.memory.records == ()
+    made.apply([Write((b"a",))])
+    made.close()
+    assert opened(path).memory.records == (b"a",)
+
+
+def test_another_members_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    filled(path)
+    with pytest.raises(StorageError, match="belongs to member 3 of 'table', not to member 4"):
+        opened(path, member=4)
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"#!/bin/sh\nexit 0\n" * 20)
+    with pytest.raises(StorageError, match="damaged"):
+        opened(path)
+    assert path.read_bytes().startswith(b"#!/bin/sh")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="there is no folder"):
+        opened(tmp_path / "nowhere" / "log")
+
+
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="name a file in it"):
+        opened(tmp_path)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    first = opened(tmp_path / "log")
+    with pytest.raises(StorageError, match="another process has it open"):
+        opened(tmp_path / "log")
+    first.apply([Write((b"a",), replace=True)])
+    with pytest.raises(StorageError, match="another process has it open"):
+        opened(tmp_path / "log")
+    first.close()
+    opened(tmp_path / "log").close()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EIO, "put/output")]
+)
+def test_a_write_that_fails_says_why_and_nothing_is_written_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    made = opened(tmp_path / "log")
+
+    def fails(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    with pytest.raises(StorageError, match=words):
+        made.apply([Write((b"a",))])
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match=words):
+        made.apply([Write((b"b",))])
+
+
+def test_a_read_only_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write everything (root) is not kept out by a file's mode, so the answer is planted."""
+
+    def refuses(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "no")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(os, "open", refuses)
+        with pytest.raises(StorageError, match="may not write there"):
+            opened(tmp_path / "log")
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+
+    def spy(name: str, real: Callable[..., int | None]) -> Callable[..., int | None]:
+        def call(*arguments: int) -> int | None:
+            calls.append(name)
+            return real(*arguments)
+
+        return call
+
+    for name, word in (("fdatasync", "sync"), ("fsync", "sync"), ("pwrite", "write")):
+        monkeypatch.setattr(os, name, spy(word, getattr(os, name)))
+    return calls
+
+
+def test_always_syncs_after_each_write_and_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = opened(tmp_path / "log", "always")
+    calls = counting(monkeypatch)
+    made.apply([Write((b"a",)), Write((b"b",))])
+    made.apply([Write((b"c",))])
+    assert calls == ["write", "sync", "write", "sync"]
+
+
+def test_what_is_lazy_waits_for_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = opened(tmp_path / "log", "always")
+    calls = counting(monkeypatch)
+    made.apply([Write((b"a",), lazy=True)])
+    made.apply([Write((b"b",))])
+    assert calls == ["write", "write", "sync"]
+
+
+def test_never_never_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counting(monkeypatch)
+    made = opened(tmp_path / "log", "never")
+    made.apply([Write((b"a",)), Write((b"b",), replace=True)])
+    made.close()
+    assert "sync" not in calls
+
+
+def test_a_batch_is_synced_at_most_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = opened(tmp_path / "log", "batch")
+    now = 10**12
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    calls = counting(monkeypatch)
+    for _ in range(5):
+        made.apply([Write((b"a",))])
+    assert calls.count("sync") == 1
+    now += BATCH_NS
+    made.apply([Write((b"a",))])
+    assert calls.count("sync") == 2
+    made.apply([Write((b"a",))])
+    made.close()
+    assert calls.count("sync") == 3
+
+
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPolicy, match="always, batch, never"):
+        opened(tmp_path / "log", "sometimes")

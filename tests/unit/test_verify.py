@@ -1,0 +1,147 @@
+"""`verify` over recorded runs, without Spark: what is found, and that damage is told and never taken for valid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tests.recorded import BOUND_NS, SLOT_NS, record
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.cli.main import main
+from unisono.pipeline.verify import RunReport, verify
+from unisono.trace.files import read_part, read_trace, write_part
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Rows
+
+
+def one(path: Path) -> RunReport:
+    (report,) = verify(path)
+    return report
+
+
+def edit(part: Path, change: Callable[[Rows], Rows]) -> None:
+    """Rewrite one file; the number of its rows must stay."""
+    rows = read_part(part)
+    write_part(part, change(rows), "r" if "run=r" in str(part) else "bad", "g")
+
+
+def part_of(folder: Path, member: int, number: int) -> Path:
+    return sorted((folder / f"member={member}").glob("*.parquet"), key=lambda p: int(p.name.split("-")[1]))[number]
+
+
+def nth_delivery(rows: Rows, n: int) -> int:
+    return int(np.flatnonzero(rows.kind == EventKind.DELIVER.code)[n])
+
+
+def test_clean_run_is_valid_and_equal_to_the_checkers(tmp_path: Path) -> None:
+    folder = record(tmp_path, members=3, slots=700, burst=2)
+    report = one(tmp_path)
+    assert report.status is Status.VALID
+    assert report.rows == 700 * 2 * (3 + 9)
+    assert {n: v.status for n, v in report.verdicts.items()} == {
+        n: v.status for n, v in check_all(read_trace(folder)).items()
+    }
+    assert report.verdicts["latency"].figures["max_ns"] == 4 * SLOT_NS + 3000
+
+
+def swapped(rows: Rows) -> Rows:
+    a, b = nth_delivery(rows, 100), nth_delivery(rows, 101)
+    index = rows.index.copy()
+    index[[a, b]] = index[[b, a]]
+    return replace(rows, index=index)
+
+
+def foreign(rows: Rows) -> Rows:
+    sequence = rows.sequence.copy()
+    sequence[nth_delivery(rows, 50)] += 10**9
+    return replace(rows, sequence=sequence)
+
+
+def late(rows: Rows) -> Rows:
+    real_ns = rows.real_ns.copy()
+    real_ns[nth_delivery(rows, 7)] += 2 * BOUND_NS
+    return replace(rows, real_ns=real_ns)
+
+
+@pytest.mark.parametrize(("change", "check"), [(swapped, "total_order"), (foreign, "integrity"), (late, "latency")])
+def test_planted_violation_has_the_witness_of_the_checkers(
+    tmp_path: Path, change: Callable[[Rows], Rows], check: str
+) -> None:
+    folder = record(tmp_path, members=3, slots=700, burst=2)
+    edit(part_of(folder, 2, 1), change)
+    found, whole = one(tmp_path).verdicts, check_all(read_trace(folder))
+    assert found[check].status is Status.VIOLATED
+    assert {n: (v.status, v.witness) for n, v in found.items()} == {n: (v.status, v.witness) for n, v in whole.items()}
+
+
+def truncate(folder: Path) -> None:
+    part = part_of(folder, 1, 0)
+    part.write_bytes(part.read_bytes()[:-100])
+
+
+def lack_a_column(folder: Path) -> None:
+    part = part_of(folder, 1, 0)
+    table = pq.read_table(part, partitioning=None)
+    pq.write_table(table.drop_columns(["index"]), part)
+
+
+def lack_a_file(folder: Path) -> None:
+    part_of(folder, 2, 1).unlink()
+
+
+def lack_a_member(folder: Path) -> None:
+    shutil.rmtree(folder / "member=3")
+
+
+def another_version(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "schema_version": 99}))
+
+
+def misplaced_rows(folder: Path) -> None:
+    edit(part_of(folder, 1, 0), lambda rows: replace(rows, slot=rows.slot + 10_000))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (truncate, "no readable Parquet"),
+        (lack_a_column, "lacks the column index"),
+        (lack_a_file, "rows were written"),
+        (lack_a_member, "no file of member 3"),
+        (another_version, "version 99 is unknown"),
+        (misplaced_rows, "slots outside"),
+    ],
+)
+def test_damage_is_unknown_with_the_reason(
+    tmp_path: Path, damage: Callable[[Path], None], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = record(tmp_path, members=3, slots=300, burst=1)
+    damage(folder)
+    assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["verdict"] == "unknown"
+    assert told in shown["checks"]["trace"]["reason"]
+
+
+def test_no_trace_there_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tmp_path / "nowhere"), "--master", "none"]) == 2
+    assert "nowhere: is no folder" in capsys.readouterr().err
+
+
+def test_every_run_below_the_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, members=2, slots=10, burst=1, run="clean")
+    folder = record(tmp_path, members=2, slots=200, burst=1, run="bad")
+    edit(part_of(folder, 1, 0), late)
+    assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert {run["run"]: run["verdict"] for run in shown["runs"]} == {"clean": "valid", "bad": "violated"}
+    assert shown["checks"]["latency"]["verdict"] == "violated"
