@@ -1,22 +1,39 @@
-"""Consensus through loss, repetition, reordering, partitions, crashes with recovery, pauses and leaps of clocks."""
+"""Consensus through loss, repetition, reordering, partitions, crashes with recovery, pauses and leaps of clocks.
+
+A range of seeds runs by
+    .venv/bin/python tests/simulation/test_consensus_swarm.py 0..49999
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
 from tests.simulation.consensus_world import MS, ConsensusWorld, calm_after, stormy
+from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.verdict import Status
 
 CHUNK = 1000
 
 
-def judge(seed: int) -> None:
+def problems(seed: int) -> list[str]:
+    """What is wrong with one run."""
     world = stormy(seed)
     live = calm_after(world)
     verdict = world.verdict()
-    told = verdict.witness.text if verdict.witness is not None else verdict.reason
-    assert verdict.status is Status.VALID, f"stormy({seed}): {told}"
-    assert live, f"stormy({seed}): not everything was decided after the trouble, {world.lagging()} lag"
+    found = [] if live else [f"not everything was decided after the trouble, {world.lagging()} lag"]
+    if verdict.status is not Status.VALID:
+        found.append(verdict.witness.text if verdict.witness is not None else verdict.reason)
+    return found
+
+
+def judge(seed: int) -> None:
+    found = problems(seed)
+    assert not found, f"{found}\nreplay: .venv/bin/python tests/simulation/test_consensus_swarm.py {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -92,3 +109,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     calm_after(second)
     assert first.told == second.told
     assert first.steps == second.steps
+
+
+if __name__ == "__main__":
+    sys.exit(run_ranges(sys.argv[1:], problems))

@@ -1,13 +1,20 @@
 """Membership through crashes, restarts, joins, leaves, pauses, partitions and a network that loses and repeats.
 
 View atomicity (paper 004 §3.2), FIFO and the states of newcomers are judged in every run; so is that all who are up end
-in one view, wherever a majority of the last one is left.
+in one view, wherever a majority of the last one is left. A range of seeds runs by
+    .venv/bin/python tests/simulation/test_membership_swarm.py 0..4999
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
 from tests.simulation.membership_world import calm_after, stormy
+from tests.simulation.seed_ranges import run_ranges
 
 from unisono.layers.view_multicast import ViewMulticast
 from unisono.wire.membership import Vector
@@ -15,13 +22,18 @@ from unisono.wire.membership import Vector
 CHUNK = 500
 
 
-def judge(seed: int) -> bool:
+def outcome(seed: int) -> tuple[list[str], bool]:
+    """What is wrong with one run, and whether it could end well."""
     world = stormy(seed)
     live = calm_after(world)
-    faults = world.faults()
-    assert not faults, f"stormy({seed}): {faults[0]}"
-    assert live, f"stormy({seed}): not all who are up are in one view"
-    return not world.hopeless()
+    found = world.faults() if live else [*world.faults(), "not all who are up are in one view"]
+    return found, not world.hopeless()
+
+
+def judge(seed: int) -> bool:
+    found, hopeful = outcome(seed)
+    assert not found, f"{found}\nreplay: .venv/bin/python tests/simulation/test_membership_swarm.py {seed}"
+    return hopeful
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
@@ -62,3 +74,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     calm_after(first)
     calm_after(second)
     assert [member.views for member in first.members.values()] == [member.views for member in second.members.values()]
+
+
+if __name__ == "__main__":
+    sys.exit(run_ranges(sys.argv[1:], lambda seed: outcome(seed)[0]))

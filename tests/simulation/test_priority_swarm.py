@@ -2,13 +2,18 @@
 
 Up to eight members and five priorities, concurrent senders, consumers of different speeds; members crash, leave, join
 and come back at any step, and a crash takes any part of what its member said with it. P1 and P2 hold, FIFO within a
-priority, nothing is lost or stuck. A failure prints the command that replays it.
+priority, nothing is lost or stuck. A failure prints the command that replays it; a range of seeds runs by
+    .venv/bin/python tests/simulation/test_priority_swarm.py 10000..29999
 """
 
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
 from tests.paper.ideal_exploration import p1_and_p2
+from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -38,7 +43,7 @@ def problems(seed: int) -> list[str]:
 def judge(seeds: range) -> None:
     for seed in seeds:
         found = problems(seed)
-        command = f"replay: .venv/bin/python -m tests.simulation.test_priority_swarm {seed}"
+        command = f"replay: .venv/bin/python tests/simulation/test_priority_swarm.py {seed}"
         assert not found, f"seed {seed}: {found}\n{command}"
 
 
@@ -55,4 +60,4 @@ def test_p1_and_p2_hold_whatever_happens_in_20_000_runs(first: int) -> None:
 
 
 if __name__ == "__main__":
-    print(problems(int(sys.argv[1])) or "nothing wrong")
+    sys.exit(run_ranges(sys.argv[1:], problems))
