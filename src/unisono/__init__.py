@@ -15,6 +15,7 @@ from unisono.errors import (
 )
 from unisono.group import Event, Group, join
 from unisono.model.events import Batch, Delivery, Notice, SlaCleared, SlaViolation, TimingChange, ViewChange, Violation
+from unisono.model.grades import Grade
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
@@ -28,6 +29,7 @@ __all__ = [
     "EnvironmentLacks",
     "Event",
     "FormationTimeout",
+    "Grade",
     "Group",
     "GroupClosed",
     "Infeasible",

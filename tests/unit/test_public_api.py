@@ -13,6 +13,7 @@ NAMES = [
     "EnvironmentLacks",
     "Event",
     "FormationTimeout",
+    "Grade",
     "Group",
     "GroupClosed",
     "Infeasible",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from unisono.model.grades import Grade
 from unisono.model.timing import Timing
 from unisono.model.views import View
 
@@ -43,6 +44,8 @@ class Delivery:
     """The sender's life: a member that restarts counts its messages from 0 again."""
     priority: int | None = None
     """In the priority order; others do not carry it."""
+    grade: Grade | None = None
+    """Where messages are delivered twice, which of the two this is; None where they are delivered once."""
 
     @property
     def id(self) -> tuple[int, int, int]:
@@ -64,6 +67,8 @@ class Batch:
     runs: list[Run]
     priority: int | None = None
     """In the priority order, where a batch is one message, and its slot the message's number in the agreed order."""
+    grade: Grade | None = None
+    """Where messages are delivered twice, which of the two this is."""
 
     @property
     def messages(self) -> list[bytes]:
@@ -84,8 +89,8 @@ class Batch:
     def deliveries(self) -> list[Delivery]:
         """One by one."""
         first, sender, slot, life = self.first_sequence, self.sender, self.slot, self.incarnation
-        level = self.priority
-        return [Delivery(sender, first + i, slot, payload, life, level) for i, payload in enumerate(self.messages)]
+        kind = (life, self.priority, self.grade)
+        return [Delivery(sender, first + i, slot, payload, *kind) for i, payload in enumerate(self.messages)]
 
 
 @dataclass(frozen=True, slots=True)

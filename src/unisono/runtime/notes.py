@@ -62,6 +62,7 @@ class Notes:
                 real_ns=real,
                 local_ns=now,
                 priority=event.priority,
+                grade=None if event.grade is None else event.grade.value,
             )
         elif isinstance(event, Step):
             recorder.step(event, real_ns=real, local_ns=now)

@@ -395,6 +395,7 @@ class Node:
                 real_ns=now,
                 local_ns=local,
                 priority=batch.priority,
+                grade=None if batch.grade is None else batch.grade.value,
             )
 
     def _note_view(self, now: int, local: int, change: ViewChange) -> None:

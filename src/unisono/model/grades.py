@@ -1,0 +1,12 @@
+"""The two grades of a delivery."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Grade(Enum):
+    """EARLY: on time, and perhaps to be corrected. FINAL: agreed by all. The value is the word in a trace."""
+
+    EARLY = "early"
+    FINAL = "final"
