@@ -56,7 +56,7 @@ endef
 # $(1) is the lock to install. Every archive is checked against its hash; the project itself is built with
 # the setuptools of the lock, so nothing unlocked is fetched.
 define install
-@echo "installing $(1) into $(VENV); the first time takes a minute"
+@echo "installing $(1) into $(VENV); the first time takes some minutes"
 @$(PIP) --require-hashes -r $(1) || { \
     echo "error: could not install $(1); the lines above say why. Is there a network or a package mirror?" >&2; exit 3; }
 @$(PIP) --no-deps --no-build-isolation -e .
@@ -67,8 +67,8 @@ help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: $(BASE)  ## set up, then run a group of real member processes on this machine
-	@$(BIN)/unisono demo
+demo: $(BASE)  ## set up, run a group of real processes on this machine, verify its trace on Spark
+	@$(BIN)/unisono demo --verify spark
 
 .PHONY: test
 test: lint types  ## set up, then lint, types and every test that is not slow
@@ -109,7 +109,7 @@ UV_COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --gene
 lock:  ## recompile the locked requirements with uv (LOCK_FLAGS=--upgrade for newer versions)
 	@$(UV) --version >/dev/null 2>&1 || { echo "error: make lock needs uv: $(BIN)/python -m pip install uv" >&2; exit 3; }
 	$(UV_COMPILE) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
-	$(UV_COMPILE) pyproject.toml requirements/build.in -c requirements/dev.txt -o requirements/base.txt
+	$(UV_COMPILE) pyproject.toml requirements/build.in --extra pipeline -c requirements/dev.txt -o requirements/base.txt
 
 .PHONY: clean
 clean:  ## remove .venv and every cache; traces in out/ stay

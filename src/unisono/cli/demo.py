@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from unisono.check.verdict import Status
 from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, strike
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable, print_json
+from unisono.cli.second_opinion import ask_spark
 from unisono.cluster.judge import Judgement, judge, note_crashes
 from unisono.cluster.local import LocalCluster, Node, Report, free_addresses
 from unisono.cluster.node import member_joining
@@ -24,13 +25,14 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.sla_text import parse_slas
+from unisono.trace.meta import group_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 START_ALLOWANCE_S = 30.0
 MULTICAST_GROUP = "239.255.77.77"
-BESIDE_A_FILE = frozenset({"scenario", "out", "json", "multicast", "sla"})
+BESIDE_A_FILE = frozenset({"scenario", "out", "json", "multicast", "sla", "verify"})
 """What may be said beside a scenario file."""
 
 
@@ -68,6 +70,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--sla", type=Path, metavar="FILE", help="service level agreements to judge while it runs")
     verb.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
     verb.add_argument("--out", type=Path, help="where to keep the trace and the scenario (default: a new folder)")
+    verb.add_argument(
+        "--verify",
+        choices=("in-process", "spark"),
+        default="in-process",
+        help="who checks the trace: the checkers in this process, or these and then the data pipeline on Spark "
+        "(default in-process)",
+    )
     add_tolerance(verb)
     add_options(verb)
     add_timing(verb)
@@ -115,11 +124,19 @@ def run(options: argparse.Namespace) -> int:
     result = {"order": scenario.order, "members": len(scenario.members), **judgement.to_json(), "trace": str(directory)}
     if bargain is not None:
         result["negotiation"] = bargain.to_json()
+    if not options.json:
+        _print(scenario, judgement, result)
+        sys.stdout.flush()
+    verdicts = {judgement.verdict}
+    if options.verify == "spark":
+        opinion = ask_spark(group_folder(directory, run_name, scenario.group), quiet=options.json)
+        result["spark"] = opinion.to_json(judgement.verdicts)
+        verdicts.add(opinion.verdict or judgement.verdict)
+        if not options.json:
+            sys.stdout.writelines(f"{line}\n" for line in opinion.lines(judgement.verdicts))
     if options.json:
         print_json(result)
-    else:
-        _print(scenario, judgement, result)
-    return 0 if judgement.verdict is Status.VALID else 1
+    return 0 if verdicts == {Status.VALID} else 1
 
 
 def _complete(options: argparse.Namespace) -> None:

@@ -94,7 +94,8 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
     """A session, stopped at the end; executors have this package whether or not they have seen it before."""
     chosen = choice or SparkChoice()
     try:
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - the one import of half a second
+        from py4j.protocol import Py4JError  # noqa: PLC0415 - what Spark needs takes half a second to import
+        from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ImportError:
         raise EnvironmentLacks("pyspark is not installed: pip install 'unisono[pipeline]'") from None
@@ -117,18 +118,43 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             java = settings.get("spark.driver.extraJavaOptions", "")
             settings["spark.driver.extraJavaOptions"] = f"{java} -Dlog4j2.configurationFile={quiet}".strip()
             settings.setdefault("spark.submit.pyFiles", str(package_archive(Path(scratch))))
-            builder = builder.master(chosen.master)
-            for key, value in settings.items():
-                builder = builder.config(key, value)
+            settings |= {"spark.master": chosen.master, "spark.app.name": name}
+            said = Path(scratch) / "spark.log"
             try:
+                _start(settings, said)
                 session = builder.getOrCreate()
-            except (PySparkException, OSError, RuntimeError) as error:
-                raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {error}") from error
+            except (PySparkException, Py4JError, OSError, RuntimeError) as error:
+                raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {_cause(error, said)}") from error
             session.sparkContext.setLogLevel("ERROR")
         try:
             yield session
         finally:
             session.stop()
+
+
+def _start(settings: Mapping[str, str], said: Path) -> None:
+    """A context with these settings, unless one runs; what its JVM and its workers say goes to a file.
+
+    Errors of tasks come back as exceptions, so nothing is lost; on the terminal the JVM's greetings would stand between
+    the lines of the verb.
+    """
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    gateway = None
+    if SparkContext._gateway is None:
+        with said.open("wb") as log:
+            gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+    if SparkContext._active_spark_context is None:
+        SparkContext(conf=conf, gateway=gateway)
+
+
+def _cause(error: Exception, said: Path) -> str:
+    """What the JVM said last of what is wrong; the error itself if it said nothing."""
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
+    told = [line for line in lines if "ERROR" in line or "Exception" in line]
+    return told[-1] if told else str(error).partition("\n")[0]
 
 
 def package_archive(folder: Path) -> Path:
