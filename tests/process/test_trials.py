@@ -106,8 +106,12 @@ def test_a_member_that_was_stopped_is_removed_and_joins_again(tmp_path: Path) ->
 # -- several members in this process -------------------------------------------------------------------------------
 
 
+HERE = b"here"
+
+
 def payloads(events: list[Any]) -> list[bytes]:
-    return [event.payload for event in events if isinstance(event, unisono.Delivery)]
+    """What was delivered, but for the roll calls."""
+    return [event.payload for event in events if isinstance(event, unisono.Delivery) and event.payload != HERE]
 
 
 class Table:
@@ -149,8 +153,23 @@ class Table:
             while not what():
                 await asyncio.sleep(0.01)
 
+    async def roll(self, groups: list[unisono.Group]) -> None:
+        """Call the roll: where members come and go each begins at a slot of its own, and hears nothing of before."""
+        everybody = {group.member for group in groups}
+        begun = {member: len(self.events[member]) for member in everybody}
+
+        def heard(member: int) -> set[int]:
+            events = self.events[member][begun[member] :]
+            return {event.sender for event in events if isinstance(event, unisono.Delivery)}
+
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(everybody <= heard(member) for member in everybody):
+                await asyncio.gather(*(group.send(HERE) for group in groups))
+                await asyncio.sleep(0.05)
+
     async def talk(self, groups: list[unisono.Group], count: int = 20) -> None:
         """All of them send, and hear all of that."""
+        await self.roll(groups)
         before = {group: len(payloads(self.events[group.member])) for group in groups}
         for number in range(count):
             await asyncio.gather(*(group.send(b"%d/%d" % (group.member, number)) for group in groups))
