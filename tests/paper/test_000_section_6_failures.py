@@ -105,12 +105,16 @@ def test_theorem_4_no_gap_free_order_that_survives_f_crashes_promises_less_than_
     refused, not_refused = (plan(replace(ask, deadline_ns=ns)).refusal for ns in (least_ns - 1, least_ns))
     assert "Theorem 4" in refused
     assert "Theorem 4" not in not_refused
-    # Asked for any deadline at all, whoever promises none when somebody dies is out.
-    for offer in plan(replace(ask, deadline_ns=3600 * NS_PER_S)).candidates:
+    promised = {offer.order: offer for offer in plan(ask).candidates if offer.feasible}
+    assert {"leader", "timestamp", "consensus"} <= set(promised)
+    for offer in promised.values():
         died = tuple(range(1, failures + 1))
-        if offer.feasible:
+        if offer.outage_ns is not None:
+            assert offer.latency_bound_ns + failures * offer.outage_ns >= least_ns, offer.order
             stack = build(Policy("p", 1, View(tuple(range(1, ask.members + 1))), TIMING, ask.rate, order=offer.order))
-            assert offer.latency_bound_ns + stack.outage_ns(died) >= least_ns, offer.order
+            assert failures * offer.outage_ns >= stack.outage_ns(died), "what runs states no more than was planned"
+    kept = plan(replace(ask, deadline_ns=3600 * NS_PER_S)).candidates
+    assert {offer.order: offer.feasible for offer in kept}["consensus"] is False, "it promises nothing when one dies"
 
 
 def test_theorem_4_a_gap_free_order_pays_for_two_crashes_what_the_scenario_says() -> None:

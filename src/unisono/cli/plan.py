@@ -123,6 +123,7 @@ def _row(offer: Offer) -> dict[str, Any]:
         "order": offer.order,
         "feasible": offer.feasible,
         "latency_bound_ms": ms(offer.latency_bound_ns),
+        "outage_ms": None if offer.outage_ns is None else ms(offer.outage_ns),
         "reliability": offer.reliability,
         "avg_rate": offer.avg_rate,
         "max_burst": offer.max_burst,

@@ -86,3 +86,5 @@ class Offer:
     """ρ, η and ω where it stands on RMCast."""
     broadcasts: float = 1.0
     """How often a datagram is expected to be broadcast."""
+    outage_ns: int | None = 0
+    """By how much the bound is exceeded for each member that dies; None where nothing is promised then."""

@@ -43,4 +43,5 @@ def offer(ask: Ask) -> Offer:
         "what is lost is sent again, late",
         1.0,
         (*against, *why),
+        outage_ns=None,
     )

@@ -212,10 +212,13 @@ def offer(ask: Ask) -> Offer:
 
 def led_offer(order: str, ask: Ask, bound: int, why: tuple[str, ...], *, average: float, burst: int) -> Offer:
     """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
-    gap, longest, against = gap_bound_ns(ask.timing), bound + outage_ns(ask.timing, ask.processing_ns), []
+    gap, outage, against = gap_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
+    longest = bound + ask.failures * outage
     if ask.failures and ask.deadline_ns is not None and bound <= ask.deadline_ns < longest:
         worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
-        against.append(f"when the leader dies a message takes up to {worst}, more than the deadline of {deadline}")
+        times = "" if ask.failures == 1 else f" {ask.failures} times"
+        text = f"when the leader dies{times} a message takes up to {worst}, more than the deadline of {deadline}"
+        against.append(text)
     if 2 * ask.failures >= ask.members and ask.failures:
         against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")
     if ask.loss or ask.loss_burst or ask.fec is not None:
@@ -232,4 +235,5 @@ def led_offer(order: str, ask: Ask, bound: int, why: tuple[str, ...], *, average
         "what is lost is sent again, late",
         1.0,
         (*against, *why, dies),
+        outage_ns=outage,
     )
