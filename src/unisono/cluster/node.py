@@ -29,7 +29,7 @@ from unisono.model.durations import NS_PER_S, ms
 from unisono.model.events import Batch, Notice, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
 from unisono.model.histogram import Histogram
-from unisono.model.scenario import Leave, RateChange, Scenario, SlotChange, Workload
+from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Workload
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.sla import SlaSet
 from unisono.model.sla_text import parse_slas
@@ -38,7 +38,7 @@ from unisono.qos.reservation import Link
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.injection import Injection
 from unisono.runtime.setup import MetricSink
-from unisono.stack import durable
+from unisono.stack import build, durable
 from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter
@@ -110,9 +110,11 @@ class MemberRun:
         self.violations: list[str] = []
         self.longest_gap_ns = 0
         self._last_delivery_ns = 0
-        self._byes = self._sent = 0
+        self._sent = 0
+        self._byes: set[int] = set()
         self._pause_s = self.scenario.consume_ns.get(self.member, 0) / NS_PER_S
         self._all_said_bye = asyncio.Event()
+        self._staying = staying(self.scenario)
         self._expected = frozenset(setup.get("expected", ())) if self.scenario.failures else frozenset()
         """Who is to be there before this member sends; a group with failures begins without waiting for anybody."""
         self._roll_calls: dict[int, frozenset[int]] = {}
@@ -129,17 +131,17 @@ class MemberRun:
             self.injection.begin(int(setup["begun_ns"]))
         self.incarnation = new_incarnation()
         where = setup["trace"], setup["run"], self.scenario.group, self.member
-        self._memory = Path(setup["trace"]) / "memory"
+        self._memory = Path(setup["trace"]) / "memory" / setup["run"]
         self.writer = ParquetWriter(*where, life=self.incarnation)
         self.metrics = MetricWriter(*where, life=self.incarnation)
         self.slas = parse_slas(*setup["slas"]) if setup.get("slas") else None
         self.sla_events: list[dict[str, Any]] = []
 
     def _storage(self) -> Path | None:
-        """Where an order that keeps promises through a crash has them, beside the trace: its next life reads them."""
+        """Where an order that keeps promises through a crash has them: their next life in this run reads them."""
         if not durable(self.scenario.order):
             return None
-        self._memory.mkdir(exist_ok=True)
+        self._memory.mkdir(parents=True, exist_ok=True)
         return self._memory / f"member-{self.member}.sqlite"
 
     async def run(self) -> None:
@@ -169,6 +171,7 @@ class MemberRun:
             bound_ms=ms(group.bound_ns),
             members=group.members,
         )
+        gaps = not build(self.scenario.policy_for(self.member)).order.reliable()
         consuming = asyncio.create_task(self._consume(group))
         reporting = asyncio.create_task(self._report_progress(group))
         sending = asyncio.create_task(self._send_while_in(group))
@@ -177,8 +180,9 @@ class MemberRun:
             await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED, timeout=self._patience_s())
             if sending.done():
                 sending.result()
-                # Where members die or gaps are allowed somebody's goodbye may be missing.
-                patience = FAREWELL_S if self._mortal() else None
+                # Where members die or gaps are allowed somebody's goodbye may be missing. Where none are, who comes
+                # back has more to make up for, and may need the others for it.
+                patience = (FAREWELL_S if gaps else GATHER_S) if self._mortal() else None
                 await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
         finally:
             loop.remove_reader(sys.stdin.fileno())
@@ -213,7 +217,7 @@ class MemberRun:
                 messages = event.messages
                 for message in messages:
                     if message == BYE:
-                        self._byes += 1
+                        self._byes.add(event.sender)
                     elif message.startswith(HERE):
                         self._roll_calls[event.sender] = frozenset(message[len(HERE) :])
                     elif len(message) >= _STAMP.size:
@@ -224,7 +228,7 @@ class MemberRun:
                 self._tell(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
-            if self._byes >= len(group.members):
+            if self._byes >= self._staying.intersection(group.members):
                 self._all_said_bye.set()
             if isinstance(event, Batch) and self._pause_s:
                 await asyncio.sleep(self._pause_s)
@@ -319,6 +323,14 @@ class MemberRun:
             trace_dropped=self.writer.dropped,
             injected={"datagrams": self.injection.datagrams, "lost": self.injection.lost},
         )
+
+
+def staying(scenario: Scenario) -> frozenset[int]:
+    """Who is there at the end, and says goodbye: whose last part is not to crash or to leave."""
+    gone = [fault for fault in scenario.faults if isinstance(fault, Crash)]
+    ends = [*gone, *(step for step in scenario.steps if isinstance(step, Leave | Restart))]
+    last = {end.member: end for end in sorted(ends, key=lambda end: end.at_ns)}
+    return frozenset(m for m in scenario.members if isinstance(last.get(m), Restart | None))
 
 
 def timeline(
