@@ -131,7 +131,7 @@ class MemberRun:
             self.injection.begin(int(setup["begun_ns"]))
         self.incarnation = new_incarnation()
         where = setup["trace"], setup["run"], self.scenario.group, self.member
-        self._memory = Path(setup["trace"]) / "memory" / setup["run"]
+        self._memory = Path(setup["trace"], "memory", setup["run"])
         self.writer = ParquetWriter(*where, life=self.incarnation)
         self.metrics = MetricWriter(*where, life=self.incarnation)
         self.slas = parse_slas(*setup["slas"]) if setup.get("slas") else None
