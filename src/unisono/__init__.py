@@ -14,7 +14,17 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.group import Event, Group, join
-from unisono.model.events import Batch, Delivery, Notice, SlaCleared, SlaViolation, TimingChange, ViewChange, Violation
+from unisono.model.events import (
+    Batch,
+    Blocked,
+    Delivery,
+    Notice,
+    SlaCleared,
+    SlaViolation,
+    TimingChange,
+    ViewChange,
+    Violation,
+)
 from unisono.model.grades import Grade
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
@@ -25,6 +35,7 @@ from unisono.qos.reservation import Link
 
 __all__ = [
     "Batch",
+    "Blocked",
     "Delivery",
     "EnvironmentLacks",
     "Event",

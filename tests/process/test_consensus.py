@@ -3,13 +3,8 @@ same number and the same storage, or with storage that is bad. The checkers judg
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.process.member_process import Process
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -28,48 +24,6 @@ from unisono.trace.recorder import MemoryTrace
 
 PATIENCE_S = 60.0
 SCRIPT = Path(__file__).with_name("consensus_member.py")
-
-
-class Process:
-    """One life of one member."""
-
-    def __init__(self, member: int, life: int, setup: dict[str, Any]) -> None:
-        self.member, self.life = member, life
-        self.lines: list[list[Any]] = []
-        self.times: list[int] = []
-        self.killed_ns: int | None = None
-        self.popen = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(json.dumps(setup) + "\n")
-        self.popen.stdin.flush()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            if line.endswith("\n"):
-                self.lines.append(json.loads(line))
-                self.times.append(time.time_ns())
-
-    def count(self, kind: str) -> int:
-        return sum(line[0] == kind for line in list(self.lines))
-
-    def signal(self, number: int) -> None:
-        os.kill(self.popen.pid, number)
-
-    def end(self) -> None:
-        """At once, as a power failure would."""
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-        self.killed_ns = self.killed_ns or time.time_ns()
-        self._reader.join()
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 class Table:
@@ -93,7 +47,7 @@ class Table:
             "fsync": self.fsync,
             "every_s": self.every_s,
         }
-        process = Process(member, life, setup)
+        process = Process(SCRIPT, member, life, setup)
         self.lives[member].append(process)
         return process
 

@@ -8,12 +8,12 @@ from random import Random
 
 from unisono.check.fifo import fifo
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import members_note, view_atomicity
+from unisono.check.view_atomicity import view_atomicity
 from unisono.layers.membership import Membership
 from unisono.layers.view_contract import NewView, Out, Receive, StateGiven, StateWanted, Told
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import MemoryTrace, view_note
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
@@ -162,7 +162,7 @@ class MembershipWorld:
                     member.index += 1
                     member.seen.add((happening.sender, happening.incarnation, sequence))
                 case NewView():
-                    note = members_note(happening.members, happening.incarnations)
+                    note = view_note(happening.members, happening.incarnations)
                     view = happening.view_id
                     recorder.event(EventKind.VIEW, slot=view, real_ns=self.now, local_ns=self.now, view=view, note=note)
                     member.views.append(happening)

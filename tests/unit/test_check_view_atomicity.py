@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import members_note, view_atomicity
+from unisono.check.view_atomicity import view_atomicity
+from unisono.model.events import Step
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import MemoryTrace, view_note
 
 Event = tuple[int | str, ...]
 """(view, *members) installs a view; ("got", view, sender, sequence) receives."""
 
 
-def judge(logs: Mapping[int, Sequence[Event]]) -> Verdict:
+def judge(logs: Mapping[int, Sequence[Event]], order: str = "none") -> Verdict:
+    """In the priority order a message is received first; what is consumed, and when, is not judged here."""
     memory = MemoryTrace("run", "g")
     for member, events in logs.items():
         recorder = memory.recorder(member, life=1)
@@ -25,6 +27,11 @@ def judge(logs: Mapping[int, Sequence[Event]]) -> Verdict:
             view, *rest = (int(field) for field in event if not isinstance(field, str))
             if isinstance(event[0], str):
                 sender, sequence = rest
+                if order == "priority":
+                    step = Step(False, sender, 1, sequence, 0, index, 0, 0, "", view=view or None)
+                    recorder.step(step, real_ns=at, local_ns=at)
+                    index += 1
+                    continue
                 recorder.delivered(
                     sender=sender,
                     incarnation=1,
@@ -40,12 +47,12 @@ def judge(logs: Mapping[int, Sequence[Event]]) -> Verdict:
                 )
                 index += 1
             else:
-                note = members_note(tuple(rest), (1,) * len(rest))
+                note = view_note(tuple(rest), (1,) * len(rest))
                 recorder.event(EventKind.VIEW, slot=view, real_ns=at, local_ns=at, view=view, note=note)
     meta = RunMeta(
         run="run",
         group="g",
-        order="none",
+        order=order,
         members=(1, 2, 3),
         delta_ns=1,
         gamma_ns=1,
@@ -61,18 +68,21 @@ def got(view: int, sender: int, sequence: int) -> Event:
     return ("got", view, sender, sequence)
 
 
-def test_the_same_messages_in_any_order_are_valid() -> None:
+@pytest.mark.parametrize("order", ["none", "priority"])
+def test_the_same_messages_in_any_order_are_valid(order: str) -> None:
     verdict = judge(
         {
             1: [(1, 1, 2, 3), got(1, 1, 0), got(1, 2, 0), (2, 1, 2), got(2, 1, 1)],
             2: [(1, 1, 2, 3), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)],
             3: [(1, 1, 2, 3), got(1, 3, 0)],
-        }
+        },
+        order,
     )
     assert verdict.status is Status.VALID
     assert verdict.figures == {"views": 2}
 
 
+@pytest.mark.parametrize("order", ["none", "priority"])
 @pytest.mark.parametrize(
     ("logs", "text"),
     [
@@ -90,12 +100,17 @@ def test_the_same_messages_in_any_order_are_valid() -> None:
         ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
     ],
 )
-def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text: str) -> None:
-    verdict = judge(logs)
+def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text: str, order: str) -> None:
+    verdict = judge(logs, order)
     assert verdict.status is Status.VIOLATED
     assert verdict.witness is not None
     assert verdict.count >= 1
     assert text in verdict.witness.text
+
+
+def test_what_a_newcomer_took_over_was_received_in_no_view() -> None:
+    logs = {1: [(1, 1), got(1, 1, 0), (2, 1, 2)], 2: [got(0, 1, 0), (2, 1, 2)]}
+    assert judge(logs, "priority").status is Status.VALID
 
 
 def test_without_views_nothing_can_be_said() -> None:

@@ -27,7 +27,7 @@ class Views:
         self.stream: list[Happening] = []
         self.violations: list[Violation] = []
         self.given: dict[int, bytes] = {}
-        self.asked_to_leave = False
+        self.asked_to_leave = self.changing = False
         self._ether, self._member = ether, member
 
     def multicast(self, now: int, body: bytes) -> None:
@@ -38,7 +38,7 @@ class Views:
         self._ether.under_way.append((to, Told(self._member, 1, self._ether.view_id, body)))
 
     def blocked(self) -> bool:
-        return False
+        return self.changing
 
     def give_state(self, now: int, view_id: int, state: bytes) -> None:
         self.given[view_id] = state
@@ -133,7 +133,7 @@ def test_the_events_tell_what_was_received_and_queued() -> None:
     assert isinstance(view, ViewChange)
     assert view.view.members == (1, 2)
     assert view.joined == (1, 2)
-    assert received == Step(False, 1, 1, 0, priority=3, number=0, consumed=0, position=0, detail="")
+    assert received == Step(False, 1, 1, 0, priority=3, number=0, consumed=0, position=0, detail="", view=1)
     assert queued == Step(True, 1, 1, 0, priority=3, number=1, consumed=0, position=0, detail="(0,0)")
 
 
@@ -229,3 +229,15 @@ def test_batches_are_one_message_with_its_number_in_the_agreed_order() -> None:
     delivery = batches[0].deliveries()[0] if batches[0] else None
     assert delivery is not None
     assert (delivery.payload, delivery.priority, delivery.id) == (b"b", HIGH, (2, 1, 0))
+
+
+def test_while_a_view_change_is_under_way_nothing_is_consumed() -> None:
+    """Whoever is cut off must not go on alone with what the others may yet put elsewhere."""
+    ether = Ether((1, 2, 3))
+    ether.orders[1].submit(0, [b"a"])
+    ether.run()
+    ether.views[3].changing = True
+    assert not ether.orders[3].consumable()
+    assert ether.consumed(3) == []
+    ether.views[3].changing = False
+    assert ether.consumed(3) == [b"a"]

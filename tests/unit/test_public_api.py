@@ -9,6 +9,7 @@ import unisono
 
 NAMES = [
     "Batch",
+    "Blocked",
     "Delivery",
     "EnvironmentLacks",
     "Event",

@@ -15,6 +15,7 @@ from unisono.check.lives import without_crashed
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Verdict
+from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
@@ -56,6 +57,7 @@ def check_all(
     }
     if by_priority:
         verdicts["priority_accounting"] = priority_accounting(trace)
+        verdicts["view_atomicity"] = view_atomicity(trace)
     if trace.meta.reliable:
         verdicts["gap_freedom"] = gap_freedom(binding, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns)
     else:

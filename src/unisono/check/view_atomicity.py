@@ -1,8 +1,10 @@
 """View-atomic multicast (paper 004 §3.2): who goes from one view to the next has received the same messages in it.
 
-Judged from the DELIVER rows' views and the VIEW rows, whose note lists the members with their incarnations
-("1:5 2:7"). Besides the definition: one sequence of views, each message in one view only, from a member of that view,
-and before the next view is installed; a member that goes on has received all that it sent in the view it leaves.
+Judged from the rows of messages with a view and the VIEW rows, whose note lists the members with their incarnations
+(`trace.recorder.view_note`). In the priority order a message is received before it is queued, and consumed in any later
+view: there RECEIVE rows count, elsewhere DELIVER rows. Besides the definition: one sequence of views, each message in
+one view only, from a member of that view, and before the next view is installed; a member that goes on has received all
+that it sent in the view it leaves.
 """
 
 from __future__ import annotations
@@ -11,18 +13,17 @@ from collections.abc import Callable
 
 from unisono.check.lives import hidden_rows, nothing_recorded
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
-from unisono.trace.kinds import EventKind
+from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.recorder import noted_lives
 from unisono.trace.table import Rows, Trace
 
 NAME = "view_atomicity"
 Who = tuple[int, int]
 """A member in one of its lives."""
+Views = dict[int, tuple[Who, ...]]
+"""Who is in which view."""
 Complain = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
-
-
-def members_note(members: tuple[int, ...], incarnations: tuple[int, ...]) -> str:
-    """What the note of a VIEW row says."""
-    return " ".join(f"{member}:{life}" for member, life in zip(members, incarnations, strict=True))
 
 
 def view_atomicity(trace: Trace) -> Verdict:
@@ -50,45 +51,54 @@ def view_atomicity(trace: Trace) -> Verdict:
     _own_messages(installed, received, complain)
     if faults:
         return Verdict(NAME, Status.VIOLATED, faults[0], len(faults))
-    hidden = hidden_rows(trace) or nothing_recorded(trace) or ("" if views else "no view was recorded")
+    hidden = hidden_rows(trace) or nothing_recorded(trace) or ("" if views else "no agreed view was recorded")
     return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures={"views": len(views)})
+
+
+def _text(members: tuple[Who, ...]) -> str:
+    return ", ".join(f"{member}:{life}" for member, life in members)
 
 
 def _rows(rows: Rows, *names: str) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(rows, name).tolist() for name in names), strict=True))
 
 
-def _views(trace: Trace, complain: Complain) -> tuple[dict[int, str], dict[Who, dict[int, int]]]:
+def _views(trace: Trace, complain: Complain) -> tuple[Views, dict[Who, dict[int, int]]]:
     """What each view is, and by member and life when it installed which views."""
     rows = trace.of_kind(EventKind.VIEW)
-    views: dict[int, str] = {}
+    views: Views = {}
     installed: dict[Who, dict[int, int]] = {}
     for member, life, view, note, at in _rows(rows, "member", "life", "view", "note", "real_ns"):
-        members = rows.notes[note] if note >= 0 else ""
+        members = noted_lives(rows.notes[note]) if note >= 0 else ()
+        if not members:
+            continue
         if views.setdefault(view, members) != members:
-            complain((member,), f"installed view {view} with {members}, another member with {views[view]}", ())
+            text = f"installed view {view} with {_text(members)}, another member with {_text(views[view])}"
+            complain((member,), text, ())
         mine = installed.setdefault((member, life), {})
         if mine and view != max(mine) + 1:
             complain((member,), f"installed view {view} after view {max(mine)}", ())
         mine[view] = at
-        if f"{member}:{life}" not in members.split():
+        if (member, life) not in members:
             complain((member,), f"installed view {view}, which it is not in", ())
     return views, installed
 
 
 def _received(
-    trace: Trace, views: dict[int, str], installed: dict[Who, dict[int, int]], complain: Complain
+    trace: Trace, views: Views, installed: dict[Who, dict[int, int]], complain: Complain
 ) -> dict[tuple[Who, int], set[MessageId]]:
-    deliveries = trace.deliveries()
+    kind = EventKind.RECEIVE if trace.meta.order in PRIORITY_ORDERS else EventKind.DELIVER
+    rows = trace.of_kind(kind)
+    rows = rows.select(rows.view != ABSENT)
     received: dict[tuple[Who, int], set[MessageId]] = {}
     where: dict[MessageId, int] = {}
     names = ("member", "life", "sender", "incarnation", "sequence", "view", "real_ns")
-    for member, life, sender, incarnation, sequence, view, at in _rows(deliveries, *names):
+    for member, life, sender, incarnation, sequence, view, at in _rows(rows, *names):
         who, message = (member, life), MessageId(sender, incarnation, sequence)
         mine = installed.get(who, {})
         if view not in mine or at < mine[view] or at > mine.get(view + 1, at):
             complain((member,), f"received {message} of view {view} outside that view", (message,))
-        if f"{sender}:{incarnation}" not in views.get(view, "").split():
+        if (sender, incarnation) not in views.get(view, ()):
             complain((member,), f"received {message} in view {view}, which its sender is not in", (message,))
         if where.setdefault(message, view) != view:
             complain((member,), f"received {message} in view {view}, others in view {where[message]}", (message,))

@@ -32,6 +32,7 @@ ORDER_CHECKS = (
     "integrity",
     "fifo",
     "priority_accounting",
+    "view_atomicity",
     "gap_freedom",
     "gaps_explained",
     "agreement",

@@ -364,8 +364,8 @@ class Membership:
         self._retry_at = now
 
     def _announce(self, now: int, joined: tuple[int, ...], left: tuple[int, ...], waiting: Sequence[bytes]) -> None:
-        self.stream.append(NewView(self.view_id, tuple(self.lives), tuple(self.lives.values()), joined, left))
-        self.standstill.end(now)
+        gap_ns = self.standstill.end(now)
+        self.stream.append(NewView(self.view_id, tuple(self.lives), tuple(self.lives.values()), joined, left, gap_ns))
         self._early.clear()
         for body in waiting:
             self.multicast(now, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.layers.detector import Detector
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import Violation
+from unisono.model.events import Blocked
 from unisono.model.histogram import Histogram
 from unisono.wire.membership import Vector
 
@@ -26,14 +26,16 @@ class Standstill:
         """A view is coming to its end."""
         self._since = now if self._since is None else self._since
 
-    def end(self, now: int) -> None:
-        """The next view begins."""
+    def end(self, now: int) -> int:
+        """The next view begins; gives how long this lasted."""
+        lasted = 0
         if self._since is not None:
-            self.last_ns = now - self._since
-            self.gaps.add(self.last_ns)
+            lasted = self.last_ns = now - self._since
+            self.gaps.add(lasted)
         self._since, self._told = None, False
+        return lasted
 
-    def complaint(self, now: int, me: int, view_id: int, lives: Vector, detector: Detector) -> Violation | None:
+    def complaint(self, now: int, me: int, view_id: int, lives: Vector, detector: Detector) -> Blocked | None:
         """Once, when a view cannot be agreed on in time."""
         if self._since is None or self._told:
             return None
@@ -46,4 +48,4 @@ class Standstill:
             f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago, and no other is agreed on: of its "
             f"members {tuple(lives)}, {heard} are heard; a majority is needed"
         )
-        return Violation("blocked", text, me)
+        return Blocked("blocked", text, me, view_id=view_id, heard=heard)

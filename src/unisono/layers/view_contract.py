@@ -54,6 +54,8 @@ class NewView:
     incarnations: tuple[int, ...]
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    gap_ns: int = 0
+    """How long nothing could be handed out here, because the views were changing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,12 @@ class ViewChange:
     view: View
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    view_id: int | None = None
+    """Of an agreed view (virtual synchrony), its number; all members have the same views, in this order."""
+    lives: tuple[int, ...] = ()
+    """Of an agreed view, its members' incarnations, in the order of the members."""
+    gap_ns: int = 0
+    """How long the change of agreed views kept messages from being handed out here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,19 @@ class Violation:
     text: str
     member: int | None = None
     slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked(Violation):
+    """An agreed view has ended and no other can be agreed on: this member is cut off from the majority.
+
+    It delivers nothing until a ViewChange follows, or it learns that the others went on without it and is out.
+    """
+
+    view_id: int = 0
+    """The view that has ended."""
+    heard: tuple[int, ...] = ()
+    """The members of that view that are still heard, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +219,8 @@ class Step:
     """A message's step into the consumable queue (paper 004): received, or `queued`. For the record only.
 
     `number` counts the member's steps; it had consumed `consumed` messages and was at `position` in the agreed order.
-    `detail` names the target tail of what was received, the insertion point of what was queued.
+    `detail` names the target tail of what was received, the insertion point of what was queued; `view` is the agreed
+    view in which it was received, none if it came with the state of another member.
     """
 
     queued: bool
@@ -212,6 +232,7 @@ class Step:
     consumed: int
     position: int
     detail: str
+    view: int | None = None
 
 
 StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | Left | Gap | Step

@@ -42,6 +42,8 @@ class Received:
 
     message: Joining
     target_tail: MessageSet
+    inherited: bool = False
+    """Whether it came with another member's state, and not by multicast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +357,9 @@ class Insertion:
             self.bags[ack.ref][origin] = ack
         self.decisions = {decision.ref: decision for decision in state.decisions}
         for item in items:
-            self.steps += [Received(item.message, NO_MESSAGES), Inserted(item.message, TAIL)]
+            self.steps += [Received(item.message, NO_MESSAGES, inherited=True), Inserted(item.message, TAIL)]
         for ref, message in self.waiting.items():
-            self.steps.append(Received(message, MessageSet.of(self.queue.locked_by(ref))))
+            self.steps.append(Received(message, MessageSet.of(self.queue.locked_by(ref)), inherited=True))
 
 
 def _message(joining: Joining) -> Message:

@@ -58,6 +58,7 @@ class Priority:
         self._retry_at: int | None = None
         self._refused = False
         self._members: tuple[int, ...] = ()
+        self._view_id = 0
         self._index = 0
         self._steps = 0
         self._leaving = self._departing = self._out = False
@@ -98,13 +99,17 @@ class Priority:
     # -- consuming -------------------------------------------------------------------------------------------
 
     def consumable(self) -> bool:
-        """Whether `consume` would give a message."""
+        """Whether `consume` would give a message.
+
+        While a view change is under way it gives none: whoever is cut off from the majority must not go on alone.
+        """
         first = self.core.queue.first
-        return first is not None and not first.locks and not self._leaving and not self._out
+        ready = first is not None and not first.locks
+        return ready and not self._leaving and not self._out and not self._views.blocked()
 
     def consume(self, now: int) -> Batch | None:
         """Figure 1: the first message of the queue, which is delivered by this; None if there is none to be had."""
-        if self._out or (message := self.core.consume()) is None:
+        if not self.consumable() or (message := self.core.consume()) is None:
             return None
         ref = message.ref
         batch = Batch(
@@ -203,7 +208,17 @@ class Priority:
         self._members = view.members
         collected = self.core.new_view(zip(view.members, view.incarnations, strict=True), joining=joining)
         joined = tuple(sorted({*view.joined, me})) if first else view.joined
-        self.events.append(ViewChange(View(view.members, self.core.position), joined, view.left))
+        self._view_id = view.view_id
+        self.events.append(
+            ViewChange(
+                View(view.members, self.core.position),
+                joined,
+                view.left,
+                view_id=view.view_id,
+                lives=view.incarnations,
+                gap_ns=view.gap_ns,
+            )
+        )
         self._free(now, collected)
 
     def _end(self, reason: str) -> None:
@@ -223,16 +238,17 @@ class Priority:
     def _note_steps(self) -> None:
         for step in self.core.steps:
             ref = step.message.ref
-            queued = not isinstance(step, Received)
+            came = isinstance(step, Received) and not step.inherited
             self.events.append(
                 Step(
-                    queued,
+                    not isinstance(step, Received),
                     *ref,
                     priority=step.message.priority,
                     number=self._steps,
                     consumed=self._index,
                     position=self.core.position,
                     detail=str(step.target_tail) if isinstance(step, Received) else str(step.point),
+                    view=self._view_id if came else None,
                 )
             )
             self._steps += 1

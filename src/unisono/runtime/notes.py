@@ -70,8 +70,9 @@ class Notes:
             first = event.view.first_slot
             if self._stack.policy.member in event.joined:
                 recorder.event(EventKind.START, slot=first, real_ns=real, local_ns=now)
-            note = view_note(event.view.members)
-            recorder.event(EventKind.VIEW, slot=first, view=first, real_ns=real, local_ns=now, note=note)
+            note = view_note(event.view.members, event.lives)
+            view = first if event.view_id is None else event.view_id
+            recorder.event(EventKind.VIEW, slot=first, view=view, real_ns=real, local_ns=now, note=note)
         elif isinstance(event, TimingChange):
             note = timing_note(event.timing.theta_ns, event.bound_ns)
             recorder.event(EventKind.TIMING, slot=event.slot, real_ns=real, local_ns=now, note=note)

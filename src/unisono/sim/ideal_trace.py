@@ -6,7 +6,7 @@ from unisono.model.events import Step
 from unisono.sim.ideal_views import IdealGroup, Peer
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import MemoryTrace, view_note
 from unisono.trace.table import Trace
 
 STEP_NS = 1_000
@@ -44,6 +44,9 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
     recorder = memory.recorder(peer.member, life=peer.incarnation)
     began, first = peer.began_at * STEP_NS, peer.first_position
     recorder.event(EventKind.START, slot=first, real_ns=began, local_ns=began)
+    for at_step, view, origins in peer.views:
+        at, text = at_step * STEP_NS, view_note([m for m, _ in origins], [life for _, life in origins])
+        recorder.event(EventKind.VIEW, slot=first, view=view, real_ns=at, local_ns=at, note=text)
     for number, note in enumerate(peer.notes):
         message, at = note.message, note.at * STEP_NS
         ref, size = message.ref, len(message.payload)
@@ -82,6 +85,7 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
                     consumed=note.index,
                     position=note.position,
                     detail=note.detail,
+                    view=note.view,
                 ),
                 real_ns=at,
                 local_ns=at,

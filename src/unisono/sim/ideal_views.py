@@ -37,6 +37,8 @@ class Noted:
     index: int
     position: int
     detail: str = ""
+    view: int | None = None
+    """In which view a message was received."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class Peer:
     consumed: list[Ref] = field(default_factory=list)
     first_position: int = 0
     notes: list[Noted] = field(default_factory=list)
+    views: list[tuple[int, int, tuple[Origin, ...]]] = field(default_factory=list)
+    """At which step it installed which view, and who is in that."""
     fate: str = ""
     """Empty, "crashed" or "left"; and at which step of the run."""
     ended_at: int = 0
@@ -255,17 +259,19 @@ class IdealGroup:
             self._note(peer, "deliver", message)
             peer.consumed.append(message.ref)
 
-    def _note(self, peer: Peer, kind: str, message: Joining, detail: str = "") -> None:
+    def _note(self, peer: Peer, kind: str, message: Joining, detail: str = "", view: int | None = None) -> None:
         index = len(peer.consumed)
-        peer.notes.append(Noted(kind, self.steps, message, index, peer.first_position + index, detail))
+        peer.notes.append(Noted(kind, self.steps, message, index, peer.first_position + index, detail, view))
 
     def _after(self, peer: Peer) -> None:
         """Carry away what a member has to say."""
         core = peer.core
         for step in core.steps:
-            kind = "receive" if isinstance(step, Received) else "queue"
-            detail = str(step.target_tail) if isinstance(step, Received) else str(step.point)
-            self._note(peer, kind, step.message, detail)
+            if isinstance(step, Received):
+                view = None if step.inherited else peer.view
+                self._note(peer, "receive", step.message, str(step.target_tail), view)
+            else:
+                self._note(peer, "queue", step.message, str(step.point))
         core.steps.clear()
         if not peer.up:
             core.says.clear()
@@ -350,7 +356,9 @@ class IdealGroup:
         backlog, peer.backlog = peer.backlog, []
         for body in backlog:
             self._say(peer, body)
-        peer.core.new_view([self.peers[m].origin for m in members], joining=joining)
+        origins = tuple(self.peers[m].origin for m in members)
+        peer.views.append((self.steps, peer.view, origins))
+        peer.core.new_view(origins, joining=joining)
         self._after(peer)
 
     def _finish_if_done(self) -> None:

@@ -405,7 +405,8 @@ class Node:
             self._row(EventKind.START, now, local, view.first_slot)
             self._began = now
             self._plan_offer()
-        self._row(EventKind.VIEW, now, local, view.first_slot, view_note(view.members), view=view.first_slot)
+        number = view.first_slot if change.view_id is None else change.view_id
+        self._row(EventKind.VIEW, now, local, view.first_slot, view_note(view.members, change.lives), view=number)
 
     def _row(
         self,

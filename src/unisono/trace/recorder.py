@@ -26,14 +26,25 @@ COUNT: Final = 4
 SLOT: Final = 6
 
 
-def view_note(members: Sequence[int]) -> str:
-    """The note of a VIEW row: who is in the list from its slot on."""
-    return "members " + ",".join(map(str, members))
+def view_note(members: Sequence[int], lives: Sequence[int] = ()) -> str:
+    """The note of a VIEW row: who is in the list from its slot on; of agreed views also in which of its lives."""
+    listed = [f"{member}:{life}" for member, life in zip(members, lives, strict=True)] if lives else map(str, members)
+    return "members " + ",".join(listed)
 
 
 def noted_members(note: str) -> tuple[int, ...]:
     """Whom the note of a VIEW row lists."""
-    return tuple(int(member) for member in note.removeprefix("members ").split(",") if member)
+    return tuple(int(entry.partition(":")[0]) for entry in _entries(note))
+
+
+def noted_lives(note: str) -> tuple[tuple[int, int], ...]:
+    """The members and their lives that the note of an agreed view's row lists; none of any other view."""
+    pairs = [entry.partition(":") for entry in _entries(note)]
+    return tuple((int(member), int(life)) for member, _, life in pairs if life)
+
+
+def _entries(note: str) -> list[str]:
+    return [entry for entry in note.removeprefix("members ").split(",") if entry]
 
 
 _OF_MESSAGES = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
@@ -135,11 +146,12 @@ class Recorder:
 
         The place counts the member's steps, the index is how many messages it had delivered, the slot is its place in
         the agreed order: they tell what came before what, which times cannot. The note names messages: the target
-        tail of a RECEIVE, the insertion point of a QUEUE.
+        tail of a RECEIVE, the insertion point of a QUEUE. The view of a RECEIVE is the one in which the message came;
+        it has none if the message was in the state that a newcomer took over.
         """
         kind = EventKind.QUEUE if step.queued else EventKind.RECEIVE
         message = (kind.code, step.sender, step.incarnation, step.sequence, 1, ABSENT)
-        extras = (step.priority, None, None, None, step.detail or None)
+        extras = (step.priority, step.view, None, None, step.detail or None)
         self._put((*message, step.position, step.number, step.consumed, real_ns, local_ns, extras))
 
     def event(

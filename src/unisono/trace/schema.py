@@ -5,7 +5,8 @@ member whatever that member missed; a running count of what one member delivered
 whose members all consume the same sequence, the slot is the message's number in that sequence.
 
 RECEIVE and QUEUE rows are steps of a message into the consumable queue of the priority order: their place counts the
-member's steps, their index what it had delivered, their slot is its place in the order.
+member's steps, their index what it had delivered, their slot is its place in the order. A RECEIVE's view is the agreed
+view in which the message came; the view of a VIEW row is the number of an agreed view, else its first slot.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""One life of one member as a process of its own: it is told its configuration, and says line by line what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Process:
+    """One life of one member; each line that it prints is one JSON list."""
+
+    def __init__(self, script: Path, member: int, life: int, setup: dict[str, Any]) -> None:
+        self.member, self.life = member, life
+        self.lines: list[list[Any]] = []
+        self.times: list[int] = []
+        self.killed_ns: int | None = None
+        self.finished = False
+        self.popen = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(setup) + "\n")
+        self.popen.stdin.flush()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            if line.endswith("\n"):
+                self.lines.append(json.loads(line))
+                self.times.append(time.time_ns())
+
+    def of(self, kind: str) -> list[list[Any]]:
+        return [line for line in list(self.lines) if line[0] == kind]
+
+    def count(self, kind: str) -> int:
+        return len(self.of(kind))
+
+    def signal(self, number: int) -> None:
+        os.kill(self.popen.pid, number)
+
+    def finish(self, patience_s: float) -> None:
+        """Close its input, which asks it to end in order, and wait for that."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.popen.wait(patience_s)
+        self.finished = True
+        self._reader.join()
+
+    def end(self) -> None:
+        """At once, as a power failure would, if it has not finished."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+        if not self.finished:
+            self.killed_ns = self.killed_ns or time.time_ns()
+        self._reader.join()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
