@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import unisono
+from benchmarks.switching import Switch
 
 WARM_S = 0.5
 """Left out at the start, while processes and caches warm up."""
@@ -43,6 +44,7 @@ class MemberRun:
         folder = os.environ.get("UNISONO_PROFILE") if self.me == PROFILED else None
         self._profile_at = Path(folder) if folder else None
         self._profile = cProfile.Profile()
+        self._switch: Switch | None = None
 
     async def run(self) -> dict[str, Any]:
         """Join, send and count for the given time, leave; the figures."""
@@ -62,6 +64,8 @@ class MemberRun:
             monitor=bool(setup.get("monitor")),
         )
         transport = group._driver.transport
+        if setup.get("monitor"):
+            self._switch = Switch(group)
         self._begin = self.last = time.monotonic()
         tasks = [asyncio.create_task(part) for part in (self._count(group), self._send(group, burst, size))]
         watching = asyncio.create_task(self._watch())
@@ -87,6 +91,7 @@ class MemberRun:
             "refused": dict(group.stats().refused),
             "ignored": dict(group.stats().ignored),
             "given_up": self.given_up,
+            "phases": [] if self._switch is None else self._switch.phases,
         }
 
     async def _gather(self, group: unisono.Group) -> None:
@@ -124,6 +129,8 @@ class MemberRun:
                 continue
             self.counted_to = now
             self.batches += 1
+            if self._switch is not None:
+                self._switch.counted(now, 0 if event.sender == self.me else number)
             if event.sender == self.me:
                 self.own += number
             else:

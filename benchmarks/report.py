@@ -114,12 +114,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "messages_per_s_off": "messages/s without",
         "messages_per_s_on": "messages/s with",
         "throughput_lost": "share lost",
-        "throughput_lost_low": "lowest",
-        "throughput_lost_high": "highest",
+        "throughput_lost_low": "from",
+        "throughput_lost_high": "to",
         "cpu_us_off": "CPU µs per message without",
         "cpu_us_on": "with",
         "cpu_added": "CPU added",
-        "rounds": "rounds",
+        "cpu_added_low": "from ",
+        "cpu_added_high": "to ",
+        "cpu_us_per_datagram": "CPU µs per datagram without",
+        "phases": "phases",
         "stalled": "rounds stalled",
     },
     "rmcast": {
@@ -225,9 +228,10 @@ slot fits one frame ({group_size.ONE_FRAME:,} B) it does not change with the num
 message it falls; with frames of {group_size.ETHERNET:,} B it grows with the frames, not with the messages. Times \
 are the lowest of three runs.""",
     "monitoring": """\
-The group of (a) with messages of 100 B, with and without metric collectors in turns; the shares are medians of the \
-rounds' own ratios. *CPU added* compares processor time per message and is the steadier of the two on a machine that \
-others use. Frames of an Ethernet's size are the hard case: collecting is work per datagram.""",
+The group of (a) with messages of 100 B. While it runs, all members turn their collectors on and off together, four \
+times a second; each phase with them is compared with the phases before and after it. The shares are medians, each \
+with its 95 % interval. *CPU added* compares processor time per message and is the steadier of the two on a machine \
+that others use. Frames of an Ethernet's size are the hard case: collecting is work per datagram. The target is 3 %.""",
     "rmcast": f"""\
 {rmcast.MEMBERS} processes, each multicasting {rmcast.RATE:g} messages/s without a total order; {rmcast.LOSS:.0%} of \
 all datagrams that arrive are thrown away on purpose. What one datagram takes is measured first, without loss; from \

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from unisono.errors import InvalidPolicy
 from unisono.layers import fec, rmcast
@@ -43,7 +44,7 @@ from unisono.orders.vbr import Vbr
 from unisono.orders.vbr_gaps import VbrGaps
 from unisono.wire.demand import encode_settings
 from unisono.wire.door import Door
-from unisono.wire.frame import LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
+from unisono.wire.frame import FLAGS_AT, LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
@@ -176,20 +177,41 @@ class Stack:
 
     def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
         """Take the datagram in data[start:end]."""
-        latest = self.order.latest_slot(now)
-        frame = self.door.admit(data, start, len(data) if end is None else end, latest)
-        if frame is None:
+        frame = self._take(now, data, start, len(data) if end is None else end, multicast)
+        if frame is not None and self.watcher is not None:
+            self.watcher.arrived(now, frame, data[start + SERIAL_AT])
+
+    def receive_run(self, now: int, data: bytes, start: int, end: int, segment: int, *, multicast: bool) -> None:
+        """Take the datagrams in data[start:end], of `segment` bytes each but the last, that one read brought."""
+        if end - start <= segment:
+            self.receive(now, data, start, end, multicast)
             return
+        frames = [self._take(now, data, at, min(at + segment, end), multicast) for at in range(start, end, segment)]
+        if self.watcher is None:
+            return
+        serials = data[start + SERIAL_AT : end : segment]
+        if all(frames):
+            whole = cast("list[Frame]", frames)
+            self.watcher.arrived_together(now, whole, serials, data[start + FLAGS_AT : end : segment])
+            return
+        for frame, serial in zip(frames, serials, strict=False):
+            if frame is not None:
+                self.watcher.arrived(now, frame, serial)
+
+    def _take(self, now: int, data: bytes, start: int, end: int, multicast: bool) -> Frame | None:
+        """Take one datagram; None if it was not let in."""
+        frame = self.door.admit(data, start, end, self.order.latest_slot(now))
+        if frame is None:
+            return None
         if frame.flags & LAST:
             self.delays.add(now - frame.sent_ns)
         frame.multicast = multicast
         self._now = now
-        if self.watcher is not None:
-            self.watcher.arrived(now, frame, data[start + SERIAL_AT])
         taker = self._takers[frame.kind]
         taker.from_below(now, frame)
         if taker is not self.order or self.order.down:
             self._pump(now)
+        return frame
 
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""

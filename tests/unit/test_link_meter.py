@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from unisono.qos.link_meter import REORDER, LinkMeter
+from unisono.qos.link_meter import REORDER, TIMED_KEPT, LinkMeter
 from unisono.wire.frame import SERIALS
 
 MS = 1_000_000
@@ -86,7 +86,7 @@ def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
 
 def test_delay_is_corrected_by_the_clocks_difference() -> None:
     meter = LinkMeter(1, 0)
-    meter.offset_ns = 5 * MS  # the peer's clock is ahead of ours: what took 1 ms seems to arrive 4 ms before it left
+    meter.correct(5 * MS)  # the peer's clock is ahead of ours: what took 1 ms seems to arrive 4 ms before it left
     for n in range(100):
         meter.time(n * MS + MS - 5 * MS, n * MS)
     assert meter.delays.quantile(0.5) == pytest.approx(MS, rel=1 / 32)
@@ -105,3 +105,16 @@ def test_windows_add_up_and_hide_no_silence() -> None:
     assert (lost, settled) == (settled // 10, 3000 - REORDER - 1), "the first one, number 0, was never seen"
     meter.silent_until(3500 * MS)
     assert meter.silence_ns == 501 * MS
+
+
+def test_what_is_timed_is_kept_in_constant_memory_and_counts_whenever_it_is_worked_out() -> None:
+    chance = random.Random(9)
+    arrivals = [(n * MS + chance.randrange(MS), n * MS, n) for n in range(3 * TIMED_KEPT + 7)]
+    meter, looked_at = fed(arrivals), LinkMeter(1, arrivals[0][0])
+    for at, sent, number in arrivals:
+        looked_at.take(sent, serial(number))
+        looked_at.time(at, sent)
+        assert looked_at.delays.total == number + 1
+    assert len(meter._timed) < TIMED_KEPT
+    assert meter.delays == looked_at.delays
+    assert (meter.jitter_ns(), meter.silence_ns) == (looked_at.jitter_ns(), looked_at.silence_ns)

@@ -103,7 +103,7 @@ class Receiver:
         self.got: list[bytes] = []
         self._take = self.injection.before(self._receive)
 
-    def _receive(self, data: bytes, start: int, end: int, multicast: bool) -> None:
+    def _receive(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         self.got.append(data[start:end])
 
     def arrive(self, sender: int, count: int = 1) -> int:
@@ -111,13 +111,24 @@ class Receiver:
         before = len(self.got)
         for number in range(count):
             datagram = encode(Frame(Kind.DATA, sender, 1, 0, 1, number % 60_000), KEY)
-            self._take(b"in front" + datagram + b"behind", 8, 8 + len(datagram), False)
+            self._take(b"in front" + datagram + b"behind", 8, 8 + len(datagram), len(datagram), False)
             assert self.got[before:] == [] or self.got[-1][:2] == datagram[:2]
         return len(self.got) - before
 
 
+def test_what_one_read_brought_is_lost_one_by_one() -> None:
+    receiver = Receiver(Loss(Span(0), 0.5))
+    datagrams = [encode(Frame(Kind.DATA, 1, 1, 0, 1, number), KEY) for number in range(64)]
+    read, size = b"".join(datagrams) + b"short", len(datagrams[0])
+    receiver._take(read, 0, len(read), size, False)
+    assert receiver.injection.datagrams == 64, "what is too short to have a sender is none of its business"
+    assert receiver.injection.lost == 64 + 1 - len(receiver.got)
+    assert 10 < receiver.injection.lost < 54
+    assert [one for one in (*datagrams, b"short") if one in receiver.got] == receiver.got
+
+
 def test_nothing_stands_in_the_way_where_nothing_is_injected() -> None:
-    def receive(data: bytes, start: int, end: int, multicast: bool) -> None:
+    def receive(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         raise NotImplementedError
 
     assert Injection(1, [Pause(1, 0, 5)]).before(receive) is receive
@@ -149,7 +160,7 @@ def test_time_counts_from_the_beginning_and_is_zero_before() -> None:
 def test_own_datagrams_and_noise_are_none_of_its_business() -> None:
     receiver = Receiver(Loss(Span(), 1.0))
     assert receiver.arrive(9) == 1
-    receiver._take(b"noise", 0, 5, False)
+    receiver._take(b"noise", 0, 5, 5, False)
     assert receiver.got[-1] == b"noise"
     assert receiver.injection.datagrams == 0
 

@@ -18,6 +18,7 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.qos.oversight import Oversight
 from unisono.stack import Stack, build
+from unisono.wire.frame import LAST, SERIALS, Frame, Kind
 
 MS = 1_000_000
 S = 1000 * MS
@@ -209,3 +210,78 @@ def test_memory_is_constant_however_much_arrives() -> None:
     for n in range(10_000):
         monitor.submitted(T0 + n, [b"x"], 1)
     assert len(monitor._awaited) <= 4096
+
+
+class Arrivals:
+    """What arrives at a stack's collectors from two peers, in reads of several datagrams, one at a time or together."""
+
+    def __init__(self) -> None:
+        stack = build(Policy("g", 1, View((1, 2, 3)), TIMING, rate=Rate(1000, 8)))
+        self.monitor = Oversight(stack.policy, stack.parties, stack.skew).monitor
+
+    def read(self, now: int, frames: list[Frame], serials: bytes, together: bool) -> None:
+        if together:
+            self.monitor.arrived_together(now, frames, serials, bytes(frame.flags for frame in frames))
+            return
+        for frame, number in zip(frames, serials, strict=True):
+            self.monitor.arrived(now, frame, number)
+
+    def counts(self) -> dict[int, tuple[object, ...]]:
+        return {
+            peer: (link.incarnation, link.settled, link.lost, link.late, link.doubled, link.reordered, link.bursts)
+            for peer, link in self.monitor._links.items()
+        }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_datagrams_read_together_count_as_if_they_came_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    apart, together = Arrivals(), Arrivals()
+    sent, life, now = {2: 0, 3: 0}, {2: 1, 3: 1}, T0
+    for _ in range(400):
+        now += MS
+        peer = chance.choice((2, 3))
+        if chance.random() < 0.01:
+            life[peer] += 1
+        frames, serials = [], []
+        for _ in range(chance.randrange(1, 50)):
+            sent[peer] += 1 + (chance.random() < 0.01) * chance.randrange(1, 60)
+            flags = LAST if chance.random() < 0.1 else 0
+            frames.append(Frame(Kind.DATA, peer, life[peer], 0, 1, 0, flags, sent_ns=now - 2 * MS + sent[peer] % MS))
+            serials.append(sent[peer] % SERIALS + 1)
+            if chance.random() < 0.005:  # overtaken
+                frames.insert(0, frames.pop())
+                serials.insert(0, serials.pop())
+        apart.read(now, frames, bytes(serials), together=False)
+        together.read(now, frames, bytes(serials), together=True)
+        assert together.counts() == apart.counts()
+    timed = [len(link.delays.counts) for link in together.monitor._links.values()]
+    assert all(timed)
+
+
+def test_of_datagrams_read_together_the_marks_and_the_last_are_timed() -> None:
+    arrivals = Arrivals()
+    frames = [Frame(Kind.DATA, 2, 1, 0, 1, n, LAST if n in {3, 7} else 0, sent_ns=T0 + n * MS) for n in range(20)]
+    arrivals.read(T0 + 20 * MS, frames[:1], bytes([1]), together=False)
+    arrivals.read(T0 + 20 * MS, frames[1:], bytes(range(2, 21)), together=True)
+    delays = arrivals.monitor._links[2].delays
+    assert (delays.total, delays.largest) == (3, 17 * MS)
+
+
+def test_a_read_with_a_refused_datagram_counts_what_was_let_in() -> None:
+    pair = Pair()
+    pair.run(1)
+    sender, receiver = pair.stacks[2], pair.stacks[1]
+    for _, _, to, data in pair._under_way:
+        pair.stacks[to].receive(pair.now, data)
+    link = pair.oversight(1).monitor._links[2]
+    before = link.settled
+    sender.submit(pair.now, [b"x"])
+    pair.now += 5 * MS
+    sender.wake(pair.now)
+    (datagram,) = [each.data for each in sender.outgoing() if not each.to]
+    alien = datagram[:8] + b"\0\0\0\0" + datagram[12:]
+    read = datagram + alien
+    receiver.receive_run(pair.now, read, 0, len(read), len(datagram), multicast=False)
+    assert sum(receiver.door.refused.values()) == 1
+    assert link.settled == before + 1

@@ -46,8 +46,8 @@ class Member:
         self._event = asyncio.Event()
         self.transport.attach(asyncio.get_running_loop(), self._receive, self._after)
 
-    def _receive(self, data: bytes, start: int, end: int, multicast: bool) -> None:
-        self.got.append((data[start:end], multicast))
+    def _receive(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
+        self.got += [(data[at : min(at + segment, end)], multicast) for at in range(start, max(end, 1), segment)]
 
     def _after(self) -> None:
         self.afters += 1
@@ -352,7 +352,7 @@ def test_pausing_within_a_portion_ends_it() -> None:
         two = UdpTransport(2, peers, offload=False)
         got: list[bytes] = []
 
-        def receive(data: bytes, start: int, end: int, multicast: bool) -> None:
+        def receive(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
             got.append(data[start:end])
             two.pause_reading()
 
@@ -374,7 +374,7 @@ def test_a_receiver_may_close_the_transport() -> None:
         one, two = UdpTransport(1, peers), UdpTransport(2, peers)
         closed = asyncio.Event()
 
-        def receive(data: bytes, start: int, end: int, multicast: bool) -> None:
+        def receive(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
             two.close()
             closed.set()
 
@@ -518,7 +518,7 @@ def test_backlog_under_a_tiny_send_buffer(tmp_path: Path) -> None:
             assert outbox.backlog_bytes == 1000 * (100 - outbox.traffic.datagrams)
 
             def read() -> None:
-                inbox.read(lambda data, start, end, _: got.append(data[start:end]), most_calls=64, most_bytes=1 << 20)
+                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), most_calls=64, most_bytes=1 << 20)
 
             loop.add_reader(receiver.fileno(), read)
             async with asyncio.timeout(10):

@@ -126,6 +126,9 @@ class Watcher(Protocol):
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
         """The network delivered a datagram."""
 
+    def arrived_together(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
+        """The network delivered datagrams at once, as kernels do with those of one socket that follow each other."""
+
     def raised(self, layer: str, frames: Sequence[Frame]) -> None:
         """A layer passed frames up."""
 

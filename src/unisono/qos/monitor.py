@@ -22,11 +22,13 @@ from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, S
 from unisono.model.policy import Policy
 from unisono.qos.frame_meter import FrameMeter
 from unisono.qos.link_meter import LinkMeter
-from unisono.wire.frame import LAST, Frame, Kind
+from unisono.wire.frame import LAST, SERIALS, Frame, Kind
 
 WINDOW_NS = 250_000_000
 TIMED_EVERY = 8
 """Of data without an end-of-slot mark, one datagram in so many is timed."""
+DELIVERIES_KEPT = 256
+"""Batches of others that are kept until what they tell is worked out, many at once."""
 SUBMISSIONS_KEPT = 4096
 """Submissions whose delivery is awaited, to know how long it took; beyond that some are not measured."""
 
@@ -34,6 +36,9 @@ SUBMISSIONS_KEPT = 4096
 _LINK = frozenset({"delay", "jitter", "loss", "loss_burst", "reordering", "silence", "gamma"})
 _ORDER_USE = frozenset({"rate", "burst", "size", "held_back"})
 
+
+_MARKS = bytes(flags & LAST for flags in range(256))
+"""By a datagram's flags, whether it has an end-of-slot mark."""
 
 Collector: TypeAlias = tuple[str, Side, int]
 """Which layer collects, on which side, about which link."""
@@ -87,12 +92,16 @@ class Monitor:
         """When the window is over."""
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._links: dict[int, LinkMeter] = {}
+        # Copies of a reliable multicast are few and carry no marks.
+        self._timed_every = 1 if "rmcast" in layers else TIMED_EVERY
         self._residual = {layer: {peer: FrameMeter() for peer in self._peers} for layer in self._layers[:-1]}
         self._offered = self._taken = self._sequence = 0
-        self._slot = self._slot_taken = self._burst = 0
+        self._slot_end_ns = self._slot_taken = self._burst = 0
         self._awaited: deque[tuple[int, int]] = deque()
         """(the sequence after the submission's last message, when it was made)."""
         self._sizes = Histogram()
+        self._others: list[tuple[int, int, int, int]] = []
+        """Deliveries of others' messages, not worked out yet: when, whose, of which slot, how many."""
         self._latencies = {member: Histogram() for member in policy.view.members}
         self._offsets = dict.fromkeys(policy.view.members, 0)
         """By peer, its clock minus ours as last estimated."""
@@ -123,9 +132,11 @@ class Monitor:
             return
         self._taken += taken
         self._sequence += taken
-        slot = self._slots().slot_of(now)
-        self._slot_taken = self._slot_taken + taken if slot == self._slot else taken
-        self._slot = slot
+        if now >= self._slot_end_ns:
+            slots = self._slots()
+            self._slot_end_ns = slots.end_of(slots.slot_of(now))
+            self._slot_taken = 0
+        self._slot_taken += taken
         self._burst = max(self._burst, self._slot_taken)
         self._sizes.add(len(messages[0]), taken)
         if len(self._awaited) < SUBMISSIONS_KEPT:
@@ -133,15 +144,32 @@ class Monitor:
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
         """The order handed these to the application."""
+        sender = slot = count = 0
         for event in events:
-            if type(event) is Batch:
-                sender = event.sender
-                if sender == self._me:
-                    self._own(now, event)
-                elif self._slotted:
-                    # None of them was submitted before its slot began: so long it took at most.
-                    latency = now - self._slots().start_of(event.slot) + self._offsets[sender]
-                    self._latencies[sender].add(latency, event.count)
+            if type(event) is not Batch:
+                continue
+            if event.sender == sender and event.slot == slot:
+                count += event.count
+                continue
+            if count:
+                self._others.append((now, sender, slot, count))
+            if event.sender == self._me:
+                self._own(now, event)
+                sender = count = 0
+            else:
+                sender, slot, count = event.sender, event.slot, event.count
+        if count:
+            self._others.append((now, sender, slot, count))
+        if len(self._others) >= DELIVERIES_KEPT:
+            self._work_out()
+
+    def _work_out(self) -> None:
+        """How long others' messages took at most: none of a slot was submitted before it began."""
+        if self._slotted:
+            slots = self._slots()
+            for now, sender, slot, count in self._others:
+                self._latencies[sender].add(now - slots.start_of(slot) + self._offsets[sender], count)
+        self._others.clear()
 
     def _own(self, now: int, batch: Batch) -> None:
         """How long our own messages took, by our own clock."""
@@ -155,18 +183,56 @@ class Monitor:
 
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
         """The network delivered a datagram."""
-        sent_ns = frame.sent_ns
-        if not serial or not sent_ns:
+        link = self._links.get(frame.sender)
+        if link is not None and link.next == serial and link.incarnation == frame.incarnation:
+            # In turn, as nearly all are. This is what collecting costs, so nothing is called here.
+            link.in_turn += 1
+            link.next = serial % SERIALS + 1
+            link.high_sent_ns = frame.sent_ns
+        elif (link := self._out_of_turn(now, frame, serial)) is None:
             return
+        if frame.flags & LAST or serial % self._timed_every == 0:
+            link.time(now, frame.sent_ns)
+
+    def arrived_together(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
+        """The network delivered datagrams at once: where all are in turn, they count at once."""
+        first, last = frames[0], frames[-1]
+        link = self._links.get(last.sender)
+        # They came by one socket, one behind the other, so what holds for both ends holds for all.
+        if (
+            link is None
+            or first.sender != last.sender
+            or first.incarnation != link.incarnation
+            or last.incarnation != link.incarnation
+            or not link.takes_in_turn(serials)
+            or self._timed_every == 1
+        ):
+            for frame, serial in zip(frames, serials, strict=True):
+                self.arrived(now, frame, serial)
+            return
+        link.in_turn += len(frames)
+        link.next = serials[-1] % SERIALS + 1
+        link.high_sent_ns = last.sent_ns
+        # Having arrived at one time, of those without a mark one tells as much as several.
+        marks, end = flags.translate(_MARKS), len(frames) - 1
+        at = marks.find(1)
+        while 0 <= at < end:
+            link.time(now, frames[at].sent_ns)
+            at = marks.find(1, at + 1)
+        link.time(now, last.sent_ns)
+
+    def _out_of_turn(self, now: int, frame: Frame, serial: int) -> LinkMeter | None:
+        """The link that a datagram came by, if it counts there."""
+        if not serial or not frame.sent_ns:
+            return None
         link = self._links.get(frame.sender)
         if link is None or link.incarnation != frame.incarnation:
             if link is not None and link.incarnation > frame.incarnation:
-                return
+                return None
             link = self._links[frame.sender] = LinkMeter(frame.incarnation, now)
             self._correct(frame.sender, link)
-        link.take(sent_ns, serial)
-        if frame.flags & LAST or frame.kind is Kind.RMCAST or serial % TIMED_EVERY == 0:
-            link.time(now, sent_ns)
+        link.take(frame.sent_ns, serial)
+        return link
 
     def raised(self, layer: str, frames: Sequence[Frame]) -> None:
         """A layer passed frames up."""
@@ -200,6 +266,7 @@ class Monitor:
             self._start_ns = current
         rows: list[MetricRow] = []
         if current > self._start_ns:
+            self._work_out()
             rows = self._rows(Window(self._start_ns, current - self._start_ns))
             self._start_ns = current
             self._restart()
@@ -254,4 +321,5 @@ class Monitor:
     def _correct(self, peer: int, link: LinkMeter) -> None:
         sample = self._skew.estimate(peer)
         if sample is not None:
-            link.offset_ns = self._offsets[peer] = sample.offset_ns
+            self._offsets[peer] = sample.offset_ns
+            link.correct(sample.offset_ns)

@@ -93,6 +93,7 @@ class Oversight:
                     self.register(sla.name, self.adapter.informed(name))
         self.submitted = self.monitor.submitted
         self.arrived: Callable[[int, Frame, int], None] = self.monitor.arrived
+        self.arrived_together = self.monitor.arrived_together
         self.raised = self.monitor.raised
         self.lowered = self.monitor.lowered
         self.departed = self.monitor.departed

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from unisono.stack import Datagram
 
 Address = tuple[str, int] | tuple[str, int, int, int]
-Receive = Callable[[bytes, int, int, bool], None]
-"""Takes the datagram in data[start:end], and whether it came by multicast."""
+Receive = Callable[[bytes, int, int, int, bool], None]
+"""Takes the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
@@ -261,12 +261,9 @@ class Inbox:
         traffic = self.traffic
         traffic.bytes += size
         if not 0 < segment < size:
-            traffic.datagrams += 1
-            receive(data, 0, size, self._multicast)
-            return size
-        for start in range(0, size, segment):
-            traffic.datagrams += 1
-            receive(data, start, min(start + segment, size), self._multicast)
+            segment = max(size, 1)  # an empty datagram is one, too
+        traffic.datagrams += max(1, -(-size // segment))
+        receive(data, 0, size, segment, self._multicast)
         return size
 
 

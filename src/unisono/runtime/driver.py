@@ -80,7 +80,7 @@ class Driver:
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
-        transport.attach(self._loop, self._on_datagram, self._settle)
+        transport.attach(self._loop, self._on_datagrams, self._settle)
 
     def start(self) -> None:
         """Wake the stack for the first time."""
@@ -89,9 +89,9 @@ class Driver:
 
     # -- from the machine ------------------------------------------------------------------------------------
 
-    def _on_datagram(self, data: bytes, start: int, end: int, multicast: bool) -> None:
+    def _on_datagrams(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         try:
-            self.stack.receive(self.clock.now(), data, start, end, multicast)
+            self.stack.receive_run(self.clock.now(), data, start, end, segment, multicast=multicast)
         except Exception as error:  # noqa: BLE001 - a defect of ours must end this group loudly, not the event loop
             self._fail(error)
 

@@ -59,9 +59,11 @@ class Injection:
         if self._losses is None and not self._copies and not self._cuts:
             return receive
 
-        def take(data: bytes, start: int, end: int, multicast: bool) -> None:
-            for _ in range(self._arrivals(sender_of(data, start, end))):
-                receive(data, start, end, multicast)
+        def take(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
+            for at in range(start, max(end, start + 1), segment):
+                until = min(at + segment, end)
+                for _ in range(self._arrivals(sender_of(data, at, until))):
+                    receive(data, at, until, until - at, multicast)
 
         return take
 

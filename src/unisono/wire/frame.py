@@ -23,8 +23,9 @@ UDP_IP_BYTES = 28
 FRAME_NUMBER_MAX = 0xFFFF
 SERIALS = 255
 """Datagrams to everyone are numbered 1 to 255 round and round; 0 is on those that are not counted."""
+FLAGS_AT = 2
 SERIAL_AT = 3
-"""Where in a datagram its serial is."""
+"""Where in a datagram its flags and its serial are."""
 
 
 class Kind(IntEnum):
