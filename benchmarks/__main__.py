@@ -24,6 +24,7 @@ from benchmarks import (
     rmcast,
     simulator,
     throughput,
+    views,
 )
 from benchmarks.progress import done, to_stderr
 from benchmarks.report import DOCUMENT, document, machine_facts, revised, tables
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "hot_spots": hot_spots.rows,
     "consensus": consensus.rows,
     "priority": priority.rows,
+    "views": views.rows,
 }
 
 

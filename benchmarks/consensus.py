@@ -43,6 +43,8 @@ def measure(way: str, seconds: float, folder: Path) -> dict[str, Any]:
         "batches_per_s": round(batches),
         "messages_per_s": round(min(row["messages_per_s"] for row in found)),
         "batches_per_cpu_s": round(batches / cpu),
+        "leader_us": round(leader["cpu_s"] * 1e6 / batches, 1),
+        "follower_us": round((cpu - leader["cpu_s"]) * 1e6 / batches / (len(found) - 1), 1),
         "cpu": round(cpu, 2),
         "syncs_per_s": round(leader["syncs_per_s"]),
         "leaders": max(row["reigns"] for row in found),

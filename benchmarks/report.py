@@ -11,7 +11,7 @@ from typing import Any
 
 import simpy
 
-from benchmarks import consensus, group_size, kill, latency, rmcast, simulator, throughput
+from benchmarks import consensus, group_size, kill, latency, rmcast, simulator, throughput, views
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
@@ -152,6 +152,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "batches_per_s": "batches decided/s",
         "messages_per_s": "messages/s",
         "batches_per_cpu_s": "batches per CPU second, all members",
+        "leader_us": "CPU µs per batch, leader",
+        "follower_us": "CPU µs per batch, follower",
         "cpu": "cores busy",
         "syncs_per_s": "fsyncs/s, leader",
         "leaders": "leaders",
@@ -164,6 +166,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "urgent_ms": "urgent, ms",
         "ratio": "ratio",
         "paper_ms": "paper, ms (Figure 5)",
+    },
+    "views": {
+        "run": "run",
+        "killed": "killed",
+        "detection_ms": "failure detection, ms",
+        "in_view_ms": "last survivor in the new view, ms",
+        "detection_times": "in detection times",
+        "gap_ms": "longest gap, ms",
+        "load_before": "load before",
     },
 }
 
@@ -180,6 +191,7 @@ TITLES = {
     "hot_spots": "Where a member of (a) spends its time",
     "consensus": "(g) Consensus",
     "priority": "(h) An urgent message into the queues of all members",
+    "views": "(i) The next view after a kill",
 }
 
 METHODS = {
@@ -246,6 +258,12 @@ it more.""",
 All members in one process over loopback, median of 50 rounds. *Without priorities*: into empty queues, until everyone \
 has consumed it. *Urgent*: into queues of three messages of low priority, until everyone has consumed it, ahead of \
 them. The paper's figure is for six machines on an Ethernet of 1995.""",
+    "views": f"""\
+{len(views.MEMBERS)} processes on this machine over loopback UDP in the priority order; one is killed with SIGKILL, \
+comes back under its number, then the next. *Failure detection* is the longest silence after which a survivor would \
+have suspected the dead, as its detector had measured it by then. From the kill until the last survivor is in a view \
+without the dead; the target is three detection times. *Gap*: how long the change kept a survivor from handing out \
+messages.""",
     "hot_spots": """\
 cProfile within one member of (a). Profiling itself slows Python functions down, so shares are a guide, not a \
 measurement.""",

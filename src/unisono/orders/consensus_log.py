@@ -58,6 +58,8 @@ class ConsensusLog:
         self.mode = Mode.GET_RATE
         self.now = 0
         """The clock at the last input."""
+        self._stirred = True
+        """Whether anything has happened since the last `flush`."""
         self.view = policy.view
         self.consensus = Consensus(
             policy.member,
@@ -144,7 +146,7 @@ class ConsensusLog:
                 flags = PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
             self._send(slot, flags, body)
             self._sequence += load.messages
-        self.now = now
+        self.now, self._stirred = now, True
         self._offer(now)
         return count
 
@@ -157,7 +159,7 @@ class ConsensusLog:
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if self.mode is not Mode.LEFT:
-            self.now = now
+            self.now, self._stirred = now, True
             self.consensus.from_below(now, frame)
 
     def wake(self, now: int) -> None:
@@ -166,7 +168,7 @@ class ConsensusLog:
             return
         if self.mode is Mode.GET_RATE:
             self.mode, self._leaderless_since = Mode.DET_RATE, now
-        self.now = now
+        self.now, self._stirred = now, True
         self.consensus.wake(now)
         self._watch(now)
 
@@ -193,14 +195,16 @@ class ConsensusLog:
         """Depart when all that was accepted has its place; those who stay still need a majority of all there were."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
+            self._stirred = True
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Say what there is to say to all that has happened since the last time: what came together counts together."""
         now, consensus = self.now, self.consensus
-        if self.mode is Mode.LEFT:
+        if self.mode is Mode.LEFT or not self._stirred:
             return
+        self._stirred = False
         if consensus.reigns != self._reigns:
             self._reigns = consensus.reigns
             self._new_leader(now)
