@@ -211,6 +211,7 @@ class Group:
         self, driver: Driver, stack: Stack, share: LinkShare, setup: Setup, responder: Responder | None
     ) -> None:
         self._driver = driver
+        self.proclaim = driver.proclaim
         self._setup, self._responder = setup, responder
         self._stack = stack
         self._share = share

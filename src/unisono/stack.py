@@ -21,7 +21,7 @@ from unisono.layers.service import Service
 from unisono.layers.skew import Skew
 from unisono.layers.uniform import Uniform
 from unisono.layers.views import views_of
-from unisono.model.events import Batch, Left, StackEvent, Violation
+from unisono.model.events import Batch, Left, SlaVerdict, StackEvent, Violation
 from unisono.model.grid import Grid
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
@@ -42,7 +42,7 @@ from unisono.orders.timestamp import Timestamp
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr import Vbr
 from unisono.orders.vbr_gaps import VbrGaps
-from unisono.wire.demand import encode_settings
+from unisono.wire.demand import encode_command
 from unisono.wire.door import Door
 from unisono.wire.frame import FLAGS_AT, LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
 
@@ -304,14 +304,15 @@ class Stack:
         self._slotted.new_slot(now, theta_ns, rate)
         self._pump(now)
 
-    def demand(self, now: int, settings: Settings) -> None:
-        """Let everybody know which settings this member needs; the watcher hears when everybody does.
+    def demand(self, now: int, settings: Settings, verdict: SlaVerdict | None = None) -> None:
+        """Let everybody know which settings this member needs, and of the verdict that they follow from.
 
+        The watcher hears when everybody does.
         Called by the watcher while the stack is at work, so what it leads to is carried on by that.
         """
         if self._slotted is None:
             raise InvalidPolicy("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
-        self._slotted.demand(now, encode_settings(settings))
+        self._slotted.demand(now, encode_command(settings, verdict), keep=verdict is not None)
 
     def turn(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on that everybody has agreed on."""

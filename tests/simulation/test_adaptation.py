@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.model.events import Notice, SlaViolation
+from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.sla_text import parse_slas
+from unisono.qos.estimate import Estimate
 from unisono.qos.oversight import Oversight
 from unisono.sim.node import Node
 from unisono.sim.run import meta_of, prepare
@@ -82,9 +85,15 @@ reliability = {reliability}
 
 
 class Play:
-    """A scenario with adaptation at every member."""
+    """A scenario with adaptation at every member; `service` says what member 1 tells the group, and when."""
 
-    def __init__(self, scenario: Scenario, slas: str, seed: int) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        slas: str,
+        seed: int,
+        service: Sequence[tuple[int, Estimate | None, SlaViolation]] = (),
+    ) -> None:
         self.scenario = scenario
         agreed = parse_slas(slas, "sla.toml")
         world, memory, self.bound_ns, _ = prepare(scenario, seed)
@@ -95,7 +104,15 @@ class Play:
             assert isinstance(stack, Stack)
             policy = replace(stack.policy, rho_most=agreed.rho_most, fec_most=agreed.fec_most)
             stack.watcher = Oversight(policy, stack.parties, stack.skew, agreed, stack)
+        for at_ns, network, verdict in service:
+            world.later(world.send_until - scenario.run_ns + at_ns, self._proclaim, (network, verdict))
         world.run(world.send_until + self.bound_ns)
+
+    def _proclaim(self, now: int, what: tuple[Estimate | None, SlaViolation]) -> None:
+        stack = self.nodes[1].stack
+        assert isinstance(stack, Stack)
+        assert isinstance(stack.watcher, Oversight)
+        stack.watcher.proclaim(self.nodes[1].clock.local(now), what[0], [what[1]])
 
     def notices(self, kind: str) -> dict[int, list[Notice]]:
         return {m: [n for n in node.notices if n.kind == kind] for m, node in self.nodes.items()}
@@ -180,3 +197,47 @@ def test_forward_error_correction_is_strengthened_together() -> None:
     assert changes[1]
     assert "redundant of" in changes[1][0][1]
     assert len({play.in_force(member) for member in play.nodes}) == 1
+
+
+def bad_network(loss: float) -> Estimate:
+    delays = Histogram()
+    delays.add(1_000_000, 1000)
+    return Estimate.of(loss, delays, burst=2)
+
+
+def verdict(number: int, name: str = "few losses") -> SlaViolation:
+    loss = SlaViolation(
+        "system sla", "", 2, sla=name, metric="loss", bound=0.05, measured=0.2, probability=0.95, link=3
+    )
+    return replace(loss, id=f"{number:016x}")
+
+
+@pytest.mark.parametrize("failures", [False, True])
+def test_a_verdict_on_the_whole_group_reaches_all_at_one_slot_and_all_adapt_there(failures: bool) -> None:
+    """Nobody but the measurement service demands anything here: `judge = "system"`."""
+    slas = agreed(reliability=0.9995) + 'judge = "system"\n'
+    told = [(1_500_000_000, bad_network(0.3), verdict(1)), (1_500_000_000, None, verdict(2, "other"))]
+    play = Play(rmcast(0.01, 5 if failures else 3, rho=3, failures=failures), slas, 1, told)
+    heard = {
+        m: [
+            (v.slot, v.sla, v.member, v.link)
+            for v in n.violations
+            if isinstance(v, SlaViolation) and "system" in v.kind
+        ]
+        for m, n in play.nodes.items()
+    }
+    # Each once, though they are said again in case somebody has missed them.
+    assert [sla for _, sla, _, _ in heard[1]] == ["few losses", "other"]
+    assert heard[1][0][2:] == (2, 3)
+    assert heard[2] == heard[3] == heard[1]
+    adapted = {m: [(n.slot, n.text) for n in notices] for m, notices in play.notices("adapted").items()}
+    assert len(adapted[1]) == 1
+    assert adapted[1][0][0] == heard[1][0][0]
+    assert "ρ = 4" in adapted[1][0][1]
+    assert adapted[2] == adapted[3] == adapted[1]
+
+
+def test_members_that_leave_judging_to_the_system_demand_nothing_themselves() -> None:
+    play = Play(rmcast(0.25, 3), agreed() + 'judge = "system"\n', 1)
+    assert not any(play.notices("demand").values())
+    assert not any(play.notices("adapted").values())

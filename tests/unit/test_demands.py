@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.metrics import METRICS
 from unisono.model.settings import Settings, strongest
 from unisono.orders.demands import Demands
 from unisono.wire.control import DEMAND_MAX, encode_demand, encode_wish, join_wishes, split_wishes
-from unisono.wire.demand import decode_settings, encode_settings
+from unisono.wire.demand import NAME_MAX, decode_command, decode_settings, encode_command, encode_settings
 
 MS = 1_000_000
 
@@ -26,6 +29,63 @@ SETTINGS = st.builds(
 @given(SETTINGS)
 def test_settings_survive_the_wire(settings: Settings) -> None:
     assert decode_settings(encode_settings(settings)) == settings
+
+
+WINDOWS = st.fixed_dictionaries({"window_start_ns": st.integers(0, 2**62), "window_ns": st.integers(0, 2**62)})
+NAMES = st.text("few losses: ü€𝄞", min_size=1, max_size=15)
+IDS = st.binary(min_size=8, max_size=8).map(bytes.hex)
+WHERE = st.none() | st.integers(1, 65535)
+FINITE = st.floats(0, 1e18)
+VIOLATIONS = st.builds(
+    lambda window, **fields: SlaViolation("system sla", "text", **window, **fields),
+    window=WINDOWS,
+    member=WHERE,
+    id=IDS,
+    sla=NAMES,
+    metric=st.sampled_from(sorted(METRICS)),
+    bound=FINITE,
+    measured=FINITE,
+    probability=FINITE,
+    link=st.integers(0, 65535),
+)
+CLEARANCES = st.builds(
+    lambda window, **fields: SlaCleared("system sla cleared", "text", **window, **fields),
+    window=WINDOWS,
+    member=WHERE,
+    id=IDS,
+    sla=NAMES,
+)
+
+
+@given(SETTINGS, st.none() | VIOLATIONS | CLEARANCES)
+def test_a_verdict_survives_the_wire_with_its_settings(settings: Settings, verdict: SlaVerdict | None) -> None:
+    body = encode_command(settings, verdict)
+    assert len(body) <= DEMAND_MAX
+    command = decode_command(body)
+    assert command is not None
+    assert command[0] == settings
+    if verdict is None or command[1] is None:
+        assert command[1] == verdict
+    else:
+        assert replace(command[1], text="text") == verdict
+        assert repr(command[1].sla) in command[1].text
+
+
+def test_a_long_name_is_cut_between_two_letters() -> None:
+    event = SlaCleared("system sla cleared", "", sla="ü" * 100, id="00" * 8)
+    command = decode_command(encode_command(Settings(), event))
+    assert command is not None
+    assert command[1] is not None
+    assert command[1].sla == "ü" * (NAME_MAX // 2)
+
+
+@given(st.binary(max_size=DEMAND_MAX))
+def test_other_bytes_are_no_verdict_or_one_that_can_be(body: bytes) -> None:
+    for candidate in (body, encode_settings(Settings()) + body):
+        command = decode_command(candidate)
+        if command is not None:
+            again = decode_command(encode_command(*command))
+            assert again == command
 
 
 @given(st.binary(max_size=80))
@@ -91,3 +151,19 @@ def test_demands_of_one_slot_are_delivered_in_the_members_order() -> None:
     for sender in (3, 1, 2):
         demands.heard(sender, 5, bytes([sender]))
     assert [sender for sender, _, _ in demands.decide(5)] == [1, 2, 3]
+
+
+def test_what_is_to_be_kept_is_said_to_the_end_one_after_the_other() -> None:
+    demands = Demands(1)
+    demands.ask(b"settings")
+    demands.ask(b"first", keep=True)
+    demands.ask(b"second", keep=True)
+    demands.ask(b"older settings")
+    demands.ask(b"newer settings")
+    said = [demands.said(slot) for slot in range(10, 18)]
+    expected = [(10, b"first"), (12, b"second"), (14, b"newer settings")]
+    assert said == [encode_demand(*each) for each in expected for _ in range(2)] + [None, None]
+    demands.ask(b"settings")
+    assert demands.said(20) == encode_demand(20, b"settings")
+    demands.ask(b"others")
+    assert demands.said(21) == encode_demand(21, b"others")

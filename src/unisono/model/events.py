@@ -161,6 +161,8 @@ class SlaViolation(Violation):
     window_start_ns: int = 0
     window_ns: int = 0
     offered: str = ""
+    id: str = ""
+    """Of a verdict on the whole group: 16 hexadecimal digits that no other one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,11 @@ class SlaCleared(Notice):
     sla: str = ""
     window_start_ns: int = 0
     window_ns: int = 0
+    id: str = ""
+
+
+SlaVerdict: TypeAlias = SlaViolation | SlaCleared
+"""What is told of an agreement."""
 
 
 @dataclass(frozen=True, slots=True)

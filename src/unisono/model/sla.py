@@ -118,3 +118,5 @@ class SlaSet:
     rho_most: int = RHO_MOST
     fec_most: int = FEC_MOST
     """How far ρ and a may be raised."""
+    by_members: bool = True
+    """Whether members judge the links into them and demand what these need; else the measurement service does alone."""

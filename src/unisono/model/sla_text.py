@@ -15,6 +15,7 @@ from unisono.model.tables import Table
 from unisono.model.toml_lines import line_of, syntax_line
 
 COLLECT = "250ms"
+JUDGES = ("members", "system")
 KNOBS = ("rho", "eta", "omega", "fec", "slot")
 
 
@@ -48,9 +49,10 @@ def _slas(top: Table) -> SlaSet:
     fec_most = adaptation.whole("fec_most", FEC_MOST)
     if rho_most > RHO_MAX:
         raise adaptation.error("rho_most", f"at most {RHO_MAX} is possible, not {rho_most}")
+    by_members = adaptation.choice("judge", JUDGES, JUDGES[0]) == JUDGES[0]
     hysteresis = _hysteresis(adaptation)
     top.done()
-    return SlaSet(top.source, slas, collect_ns, adapt, hysteresis, reliability, rho_most, fec_most)
+    return SlaSet(top.source, slas, collect_ns, adapt, hysteresis, reliability, rho_most, fec_most, by_members)
 
 
 def _sla(table: Table, collect_ns: int) -> Sla:

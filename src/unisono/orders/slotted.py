@@ -88,11 +88,14 @@ class Slotted(ABC):
         self._holding.take_slot(theta_ns, rate)
         self.change.asked = None if theta_ns == last.theta_ns else theta_ns
 
-    def demand(self, now: int, demand: bytes) -> None:
-        """Let everybody know, at one place in the order, which settings this member needs."""
+    def demand(self, now: int, demand: bytes, keep: bool = False) -> None:
+        """Let everybody know, at one place in the order, which settings this member needs.
+
+        A later demand takes the place of one that is still being said, unless that is to be kept.
+        """
         if Input.NEW_RATE in TAKES[self.mode]:
             self._catch_up(now)
-            self.demands.ask(demand)
+            self.demands.ask(demand, keep)
 
     def _wishes(self) -> bytes | None:
         """What the mark of the slot being sent is to carry, if anything."""

@@ -21,7 +21,7 @@ from unisono.model.redundancy import Redundancy
 from unisono.model.settings import Settings, strongest
 from unisono.model.sla import Sla, SlaSet
 from unisono.qos.adaptation import CannotHold, Change, Controller
-from unisono.qos.estimate import Estimator
+from unisono.qos.estimate import Estimate, Estimator
 from unisono.qos.negotiation import Target
 from unisono.qos.remedies import Copies, Shares, SlotLength
 from unisono.qos.sla import Finding, Kept
@@ -114,8 +114,10 @@ class Adapter:
         for finding in findings:
             if finding.kept is Kept.VIOLATED and finding.sla.provider in self._controllers:
                 self._broken.add(finding.sla.provider)
-        if estimate is None:
-            return None, []
+        return (None, []) if estimate is None else self.consider(estimate)
+
+    def consider(self, estimate: Estimate) -> tuple[Settings | None, list[Violation | Notice]]:
+        """What is demanded over such a network if that changes, and what to tell."""
         events: list[Violation | Notice] = []
         before = self.wanted()
         for layer, controller in self._controllers.items():

@@ -13,16 +13,17 @@ from typing import Protocol, TypeAlias
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.skew import Skew
-from unisono.model.events import Demanded, Notice, SlaCleared, SlaViolation, StackEvent, ViewChange
+from unisono.model.events import Demanded, Notice, SlaCleared, SlaVerdict, SlaViolation, StackEvent, ViewChange
 from unisono.model.grid import Grid
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
 from unisono.model.settings import Settings
 from unisono.model.sla import Sla, SlaSet
 from unisono.qos.adapter import Adapter
+from unisono.qos.estimate import Estimate
 from unisono.qos.monitor import WINDOW_NS, Monitor
 from unisono.qos.sla import Evaluation, Finding, collector
-from unisono.wire.demand import decode_settings
+from unisono.wire.demand import decode_command
 from unisono.wire.frame import Frame
 
 ROWS_KEPT = 65_536
@@ -31,7 +32,12 @@ ROWS_KEPT = 65_536
 REPEAT_NS = 3_000_000_000
 """So often a demand is said again: somebody may have missed it, where gaps are possible."""
 
-Listener: TypeAlias = Callable[[SlaViolation | SlaCleared], None]
+REPEATS = 3
+"""How many times a verdict on the whole group is said again, likewise."""
+HEARD_KEPT = 1024
+"""So many verdicts are remembered, to tell which were heard before."""
+
+Listener: TypeAlias = Callable[[SlaVerdict], None]
 
 
 class Adaptable(Protocol):
@@ -41,8 +47,8 @@ class Adaptable(Protocol):
     def grid(self) -> Grid:
         """The slots as they are."""
 
-    def demand(self, now: int, settings: Settings) -> None:
-        """Let everybody know which settings this member needs."""
+    def demand(self, now: int, settings: Settings, verdict: SlaVerdict | None = None) -> None:
+        """Let everybody know which settings this member needs, and of the verdict that they follow from."""
 
     def turn(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on."""
@@ -84,6 +90,10 @@ class Oversight:
         self._repeat_at = 0
         self._again = False
         """Whether this member's demand is to be said again: the group has changed."""
+        self._by_members = slas is None or slas.by_members
+        self._heard: dict[str, None] = {}
+        self._proclaimed: dict[str, tuple[SlaVerdict, int]] = {}
+        """By agreement, the last verdict that this member told the group, and how often it is to be said again."""
         self.adapter = None
         if slas is not None and slas.adapt:
             self.adapter = Adapter(policy, slas, agreed, self.monitor.parties[-2])
@@ -153,6 +163,7 @@ class Oversight:
             self._rows.popleft()
             self.dropped += 1
         until = rows[0].window_start_ns + rows[0].window_ns
+        self._repeat(now)
         findings, events = self.evaluation.take(rows, until)
         for event in events:
             self.tell(event)
@@ -168,7 +179,7 @@ class Oversight:
         now: int,
         interval: tuple[list[MetricRow], int, list[Finding]],
     ) -> None:
-        wanted, events = adapter.step(*interval)
+        wanted, events = adapter.step(*interval) if self._by_members else (None, [])
         for event in events:
             self.tell(event)
         if wanted is None and (self._again or now >= self._repeat_at) and adapter.changed:
@@ -180,8 +191,13 @@ class Oversight:
 
     def demanded(self, now: int, demand: Demanded) -> None:
         """Everybody has delivered which settings a member needs."""
-        settings = decode_settings(demand.demand)
-        if self.adapter is None or self._stack is None or settings is None:
+        command = decode_command(demand.demand)
+        if command is None:
+            return
+        settings, verdict = command
+        if verdict is not None:
+            self._hear(verdict, demand.slot)
+        if self.adapter is None or self._stack is None:
             return
         before = self.adapter.in_force
         in_force = self.adapter.demanded(demand.sender, settings)
@@ -193,6 +209,50 @@ class Oversight:
             self._stack.new_slot(now, in_force.theta_ns)
         text = f"from slot {demand.slot} on: {in_force.text()}; until then {before.text()}"
         self.tell(Notice("adapted", f"{text}; as member {demand.sender} demanded", self._member, demand.slot))
+
+    # -- verdicts on the whole group -------------------------------------------------------------------------
+
+    def proclaim(self, now: int, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+        """What the measurement service has found goes into the order: its verdicts, each with the settings that the
+        network calls for, so that all members hear of it and adapt at one place."""
+        if self._stack is None:
+            return
+        wanted = None
+        if self.adapter is not None and network is not None:
+            wanted, events = self.adapter.consider(network)
+            for event in events:
+                self.tell(event)
+        for verdict in verdicts:
+            self._stack.demand(now, self._settings(), verdict)
+            self._proclaimed[verdict.sla] = verdict, REPEATS
+        if wanted is not None and not verdicts:
+            self._stack.demand(now, wanted)
+        if wanted is not None or verdicts:
+            self._repeat_at = now + REPEAT_NS
+
+    def _settings(self) -> Settings:
+        return Settings() if self.adapter is None else self.adapter.wanted()
+
+    def _repeat(self, now: int) -> None:
+        """Somebody may have missed a verdict, where gaps are possible."""
+        if self._stack is None or now < self._repeat_at:
+            return
+        for sla, (verdict, times) in list(self._proclaimed.items()):
+            self._stack.demand(now, self._settings(), verdict)
+            self._repeat_at = now + REPEAT_NS
+            if times > 1:
+                self._proclaimed[sla] = verdict, times - 1
+            else:
+                del self._proclaimed[sla]
+
+    def _hear(self, verdict: SlaVerdict, slot: int) -> None:
+        """Everybody hears of it here; what is said again is heard once."""
+        if verdict.id in self._heard:
+            return
+        self._heard[verdict.id] = None
+        if len(self._heard) > HEARD_KEPT:
+            del self._heard[next(iter(self._heard))]
+        self.tell(replace(verdict, slot=slot))
 
     def tell(self, event: SlaViolation | Notice | StackEvent) -> None:
         """To the application, and to whoever has registered for the agreement."""

@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import NormalDist
 
 from unisono.model.durations import duration_text
-from unisono.model.events import Notice, SlaCleared, SlaViolation, Violation
+from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Shape, Side
 from unisono.model.sla import Sla, value_text
@@ -73,10 +73,11 @@ def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int) -> Findi
     findings = [_of_link(sla, window_start_ns, link, by_link[link]) for link in sorted(by_link)]
     if not findings:
         return Finding(sla, window_start_ns, Kept.UNKNOWN, 0.0, 0.0, 0, EVERY_LINK)
-    return max(findings, key=_badness)
+    return max(findings, key=badness)
 
 
-def _badness(finding: Finding) -> tuple[int, float]:
+def badness(finding: Finding) -> tuple[int, float]:
+    """By this the worst of several findings of one agreement is the largest."""
     rank = (Kept.UNKNOWN, Kept.HELD, Kept.VIOLATED).index(finding.kept)
     return rank, finding.measured if finding.sla.shape is Shape.SHARE else -finding.measured
 
@@ -155,29 +156,30 @@ class Evaluation:
         return findings, events
 
     def _told(self, finding: Finding) -> list[Violation | Notice]:
-        """A violation when an agreement breaks, a notice when it is kept again; nothing in between."""
-        sla, self.latest[finding.sla.name] = finding.sla, finding
-        was, is_broken = self._broken[sla.name], finding.kept is Kept.VIOLATED
-        if finding.kept is Kept.UNKNOWN or was == is_broken:
+        name = finding.sla.name
+        self.latest[name] = finding
+        event = turn(finding, self._broken[name], self._member)
+        if event is None:
             return []
-        self._broken[sla.name] = is_broken
-        if not is_broken:
-            text = f"{sla.name!r} is kept again: {finding.text()}"
-            return [
-                SlaCleared(
-                    "sla cleared",
-                    text,
-                    self._member,
-                    sla=sla.name,
-                    window_start_ns=finding.window_start_ns,
-                    window_ns=sla.window_ns,
-                )
-            ]
-        return [violation(finding, self._member)]
+        self._broken[name] = isinstance(event, SlaViolation)
+        return [event]
 
     def broken(self) -> tuple[str, ...]:
         """The agreements that are not kept at the moment."""
         return tuple(name for name, is_broken in self._broken.items() if is_broken)
+
+
+def turn(finding: Finding, was_broken: bool, member: int | None) -> SlaVerdict | None:
+    """A violation when an agreement breaks, a notice when it is kept again; nothing in between."""
+    sla = finding.sla
+    is_broken = finding.kept is Kept.VIOLATED
+    if finding.kept is Kept.UNKNOWN or was_broken == is_broken:
+        return None
+    if is_broken:
+        return violation(finding, member)
+    text = f"{sla.name!r} is kept again: {finding.text()}"
+    start_ns, window_ns = finding.window_start_ns, sla.window_ns
+    return SlaCleared("sla cleared", text, member, sla=sla.name, window_start_ns=start_ns, window_ns=window_ns)
 
 
 def violation(finding: Finding, member: int | None, offered: str = "") -> SlaViolation:

@@ -12,11 +12,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import GroupClosed, MessageTooLarge, UnisonoError
+from unisono.errors import GroupClosed, InvalidPolicy, MessageTooLarge, UnisonoError
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import Batch, Gap, Left, Notice, Step, TimingChange, ViewChange, Violation
+from unisono.model.events import Batch, Gap, Left, Notice, SlaVerdict, Step, TimingChange, ViewChange, Violation
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
+from unisono.qos.estimate import Estimate
 from unisono.qos.oversight import Oversight
 from unisono.runtime.alarm import Alarm
 from unisono.runtime.clock import WallClock
@@ -318,6 +319,16 @@ class Driver:
             self._slot_waits.append((theta_ns, done))
         self._settle()
         return done
+
+    def proclaim(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+        """Tell the group, at one place in its order, of verdicts on it as a whole and of the settings it needs."""
+        self.raise_if_closed()
+        if self.oversight is None:
+            raise InvalidPolicy("sla", "this group was joined without service level agreements")
+        now = self.clock.now()
+        self.oversight.proclaim(now, network, verdicts)
+        self.stack.wake(now)
+        self._settle()
 
     def _end_waits(self, theta_ns: int) -> None:
         for awaited_ns, done in self._slot_waits:

@@ -17,8 +17,8 @@ _JOIN = struct.Struct("!QQQQdIQBIIB")
 _SEGMENT = struct.Struct("!QQQ")
 _WISH = struct.Struct("!Q")
 _DEMAND = struct.Struct("!Q")
-DEMAND_MAX = 64
-"""A member's demand for other settings has at most so many bytes."""
+DEMAND_MAX = 160
+"""A demand for other settings, with the verdict that led to it, has at most so many bytes."""
 _NEW_RATE = struct.Struct("!II")
 _RESERVED = struct.Struct("!IB")
 _PROBE = struct.Struct("!Q")

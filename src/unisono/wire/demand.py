@@ -1,11 +1,15 @@
-"""A demand for settings as bytes."""
+"""A demand for settings as bytes; the measurement service's comes with the verdict that led to it."""
 
 from __future__ import annotations
 
 import struct
+from math import isfinite
 
+from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.metrics import METRICS, Shape
 from unisono.model.redundancy import RHO_MAX
 from unisono.model.settings import Settings
+from unisono.model.sla import value_text
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
 from unisono.wire.fec import SHARES_MAX
 
@@ -41,3 +45,76 @@ def decode_settings(body: bytes) -> Settings | None:
         (a, b) if given & _FEC else None,
         theta_ns if given & _THETA else None,
     )
+
+
+# -- with a verdict of the measurement service -----------------------------------------------------------------
+
+_VERDICT = struct.Struct("!B8sHHQQdddB")
+NAME_MAX = 60
+"""So many bytes of an agreement's name travel."""
+
+
+def encode_command(settings: Settings, event: SlaVerdict | None = None) -> bytes:
+    """Settings, and the verdict on the whole group that they follow from, if one does."""
+    body = encode_settings(settings)
+    if event is None:
+        return body
+    violated = isinstance(event, SlaViolation)
+    metric, bound, measured, probability, link = "", 0.0, 0.0, 0.0, 0
+    if isinstance(event, SlaViolation):
+        metric, bound, measured = event.metric, event.bound, event.measured
+        probability, link = event.probability, event.link
+    name = event.sla.encode()[:NAME_MAX].decode(errors="ignore").encode()
+    return (
+        body
+        + _VERDICT.pack(
+            *(violated, bytes.fromhex(event.id), event.member or 0, link),
+            *(event.window_start_ns, event.window_ns, bound, measured, probability, len(name)),
+        )
+        + name
+        + metric.encode()
+    )
+
+
+def decode_command(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
+    """The settings and the verdict, or None if there are no such."""
+    settings, rest = decode_settings(body[: _SETTINGS.size]), body[_SETTINGS.size :]
+    if settings is None or not rest:
+        return None if settings is None else (settings, None)
+    if len(rest) < _VERDICT.size:
+        return None
+    violated, number, member, link, start_ns, window_ns, bound, measured, probability, length = _VERDICT.unpack_from(
+        rest
+    )
+    try:
+        name = rest[_VERDICT.size : _VERDICT.size + length].decode()
+        metric = rest[_VERDICT.size + length :].decode()
+    except UnicodeDecodeError:
+        return None
+    if violated > 1 or not name or not name.isprintable() or metric not in (METRICS if violated else ("",)):
+        return None
+    if not all(map(isfinite, (bound, measured, probability))) or max(start_ns, window_ns) >= 2**63:
+        return None
+    where, known = member or None, number.hex()
+    if not violated:
+        text = f"{name!r} is kept again in the whole group"
+        kind = "system sla cleared"
+        return settings, SlaCleared(
+            kind, text, where, sla=name, window_start_ns=start_ns, window_ns=window_ns, id=known
+        )
+    shown = f"{value_text(metric, measured)}" if METRICS[metric].shape is Shape.SHARE else f"{measured:.4%} within"
+    at = f" at member {member}" if member else ""
+    text = f"{name!r} is broken in the group: {metric}{at} {shown}, agreed was {value_text(metric, bound)}"
+    event = SlaViolation(
+        *("system sla", text, where),
+        sla=name,
+        metric=metric,
+        bound=bound,
+        measured=measured,
+        probability=probability,
+        link=link,
+        window_start_ns=start_ns,
+        window_ns=window_ns,
+        id=known,
+    )
+    return settings, event

@@ -1,0 +1,113 @@
+"""What the measurement service must not forget, in one SQLite file: its state, and the verdicts that it has found.
+
+Both are written in one transaction, and the state says how far each stream was taken. A job that was
+killed finds a batch either done or not begun, so no verdict is lost and none is found twice. SQLite is in the standard
+library, and what it has committed outlives `kill -9` and power cuts.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from unisono.errors import InvalidPolicy
+from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+
+STATE_VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS state (only INTEGER PRIMARY KEY CHECK (only = 1), version INTEGER, value TEXT);
+CREATE TABLE IF NOT EXISTS verdicts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, run TEXT NOT NULL, team TEXT NOT NULL,
+    verdict TEXT NOT NULL, told INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A violation or a clearance, of which group, and whether the group knows."""
+
+    run: str
+    group: str
+    event: SlaVerdict
+    told: bool = False
+
+    @property
+    def id(self) -> str:
+        """What tells it from any other."""
+        return self.event.id
+
+    @property
+    def violated(self) -> bool:
+        """Whether an agreement broke; else it is kept again."""
+        return isinstance(self.event, SlaViolation)
+
+
+class MeasurementStore:
+    """One job's."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The job's thread writes and the command's reads; one lock of SQLite's own is between them.
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.executescript(_TABLES)
+        row = self._connection.execute("SELECT version, value FROM state").fetchone()
+        if row is not None and row[0] != STATE_VERSION:
+            raise InvalidPolicy(
+                str(path), f"measurement state version {row[0]} is unknown, this release reads {STATE_VERSION}"
+            )
+        self.state: dict[str, Any] | None = None if row is None else json.loads(row[1])
+
+    def commit(self, state: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
+        """A batch is done: all of this, or none of it."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (STATE_VERSION, json.dumps(state)))
+            connection.executemany(
+                "INSERT OR IGNORE INTO verdicts (id, run, team, verdict) VALUES (?, ?, ?, ?)",
+                [(v.id, v.run, v.group, event_text(v.event)) for v in verdicts],
+            )
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    def told(self, verdict: str) -> None:
+        """The group has delivered it."""
+        self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict,))
+
+    def verdicts(self) -> list[Verdict]:
+        """All of them, in the order in which they were found."""
+        found = self._connection.execute("SELECT run, team, verdict, told FROM verdicts ORDER BY number").fetchall()
+        return [Verdict(row[0], row[1], event_of(row[2]), bool(row[3])) for row in found]
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def event_text(event: SlaVerdict) -> str:
+    """An event as JSON."""
+    return json.dumps({"violated": isinstance(event, SlaViolation), **asdict(event)})
+
+
+def event_of(text: str) -> SlaVerdict:
+    """The event of a JSON text."""
+    fields = json.loads(text)
+    return SlaViolation(**fields) if fields.pop("violated") else SlaCleared(**fields)

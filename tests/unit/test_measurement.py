@@ -1,0 +1,124 @@
+"""The measurement service over growing files, without Spark: restarts anywhere lose and double nothing."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.measured import SLA, append, interval, worse_between, write_run
+
+from unisono.errors import InvalidPolicy
+from unisono.model.sla_text import parse_slas
+from unisono.pipeline.measurement import Job, Measured, Service, in_process
+from unisono.pipeline.measurement_store import MeasurementStore, Verdict
+from unisono.trace.tails import Block, latest, read_block, stretches
+
+SLAS = parse_slas(SLA, "sla.toml")
+LOSS = worse_between(4, 8)
+_numbers = itertools.count()
+
+
+def blocks(directory: Path, service: Service) -> list[Block]:
+    return [read_block(s) for s in stretches(service.places, latest(directory, service.places))]
+
+
+def judged_at_once(directory: Path, keep: Path) -> list[Verdict]:
+    with MeasurementStore(keep / "whole.sqlite") as store:
+        service = Service(SLAS, store)
+        service.take(blocks(directory, service))
+        return store.verdicts()
+
+
+def test_a_run_has_its_verdicts_and_estimates(tmp_path: Path) -> None:
+    write_run(tmp_path, 16, LOSS)
+    with MeasurementStore(tmp_path / "keep" / "x.sqlite") as store:
+        service = Service(SLAS, store)
+        measured = service.take(blocks(tmp_path, service))
+        assert [(v.run, v.group, v.violated, v.event.sla) for v in store.verdicts()] == [
+            ("r", "g", True, "few losses"),
+            ("r", "g", False, "few losses"),
+        ]
+        assert tuple(store.verdicts()) == measured.verdicts
+        assert measured.rows == service.rows == 16 * 3 * 11
+        assert len(service.latest) == 6
+        assert service.broken == []
+        assert measured.network["r", "g"].loss == 0
+        store.told(store.verdicts()[0].id)
+        assert [v.told for v in store.verdicts()] == [True, False]
+
+
+Act = str | int
+ACTS = st.lists(st.sampled_from([1, 2, 3, "take", "again", "kill", "kill before the end"]), min_size=20, max_size=90)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS)
+def test_killed_anywhere_it_finds_what_it_finds_in_one_go(acts: list[Act], tmp_path: Path) -> None:
+    """Members write at their own pace, batches come when they come, and are handed in again; the job dies at will."""
+    folder = tmp_path / str(next(_numbers))
+    written = dict.fromkeys((1, 2, 3), 0)
+    last: list[Block] = []
+    store = MeasurementStore(folder / "x.sqlite")
+    service = Service(SLAS, store, patience_ns=10**15)
+    # Who has never written is not known, and not waited for: each member's first interval is there.
+    for act in [1, 2, 3, *acts, *[m for m in written for _ in range(16)], "take"]:
+        if isinstance(act, int):
+            if written[act] < 16:
+                append(folder, act, interval(act, (1, 2, 3), written[act], LOSS))
+                written[act] += 1
+        elif act == "take":
+            last = blocks(folder, service)
+            service.take(last)
+        elif act == "again":
+            service.take(last)  # Spark, which has not heard that it was done
+        else:
+            if act == "kill before the end":
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(store, "commit", lambda *_: None)
+                    service.take(blocks(folder, service))
+            store.close()
+            store = MeasurementStore(folder / "x.sqlite")
+            service = Service(SLAS, store, patience_ns=10**15)
+    found = store.verdicts()
+    store.close()
+    assert [v.id for v in found] == [v.id for v in judged_at_once(folder, folder)]
+    assert len(found) == 2
+    assert service.rows == 16 * 3 * 11
+    assert service.late == 0
+
+
+def test_without_spark_a_thread_follows_the_files(tmp_path: Path) -> None:
+    write_run(tmp_path, 6, LOSS)
+    batches: list[Measured] = []
+    job = Job(tmp_path, SLAS, tmp_path / "keep", trigger_ns=1_000_000)
+    with in_process(job, batches.append) as running:
+        for number in range(6, 16):
+            for member in (1, 2, 3):
+                append(tmp_path, member, interval(member, (1, 2, 3), number, LOSS))
+            while not running.read(latest(tmp_path, {})):
+                running.wait(1)
+        assert [v.violated for v in running.store.verdicts()] == [True, False]
+    assert [v for batch in batches for v in batch.verdicts] == judged_at_once(tmp_path, tmp_path)
+
+
+def test_a_state_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
+    job = Job(tmp_path, SLAS, tmp_path / "keep")
+    with in_process(job, lambda _: None):
+        pass
+    other = parse_slas(SLA.replace("0.05", "0.07"), "sla.toml")
+    with (
+        pytest.raises(InvalidPolicy, match="holds the state of another"),
+        in_process(Job(tmp_path, other, tmp_path / "keep"), lambda _: None),
+    ):
+        pass
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        store.commit({"places": {}}, ())
+    with sqlite3.connect(tmp_path / "x.sqlite") as raw:
+        raw.execute("UPDATE state SET version = 99")
+    raw.close()
+    with pytest.raises(InvalidPolicy, match="version 99 is unknown"):
+        MeasurementStore(tmp_path / "x.sqlite")

@@ -1,0 +1,72 @@
+"""Streams that are read while they grow: whole lines, no byte twice, damage counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.measured import append, interval, stream_path, text_of, worse_between
+
+from unisono.trace.tails import Stretch, ended, latest, metric_streams, read_block, shared_out, stretches
+
+ROWS = interval(1, (1, 2, 3), 0, worse_between(0, 0))
+
+
+def test_streams_are_found_from_every_folder_above_them(tmp_path: Path) -> None:
+    path = append(tmp_path, 1, ROWS)
+    for folder in path.parents[:4]:
+        assert metric_streams(folder) == [str(path)]
+    assert not ended(str(path))
+    path.with_suffix(".parquet").touch()
+    assert ended(str(path))
+
+
+def test_a_line_without_its_newline_is_left_for_later(tmp_path: Path) -> None:
+    path = append(tmp_path, 1, ROWS)
+    whole = path.stat().st_size
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write('{"half')
+    assert latest(tmp_path, {}) == {str(path): whole}
+    assert latest(tmp_path, {str(path): whole}) == {str(path): whole}
+    block = read_block(Stretch(str(path), 0, whole))
+    assert block.rows == tuple(ROWS)
+    assert (block.run, block.group, block.member, block.life, block.to_the_end) == ("r", "g", 1, 1, True)
+
+
+def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
+    path = append(tmp_path, 2, ROWS * 40)
+    at: dict[str, int] = {}
+    rows = []
+    while found := stretches(at, end := latest(tmp_path, at, budget=1)):
+        blocks = [read_block(stretch) for stretch in found]
+        rows += [row for block in blocks for row in block.rows]
+        at = end
+    assert at == {str(path): path.stat().st_size}
+    assert rows == ROWS * 40
+
+
+def test_pieces_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = append(tmp_path, 2, ROWS * 20)
+    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 5000)
+    end = latest(tmp_path, {}, budget=1)[str(path)]
+    assert 0 < end <= 5000
+    assert not read_block(Stretch(str(path), 0, end)).to_the_end
+
+
+def test_damaged_lines_are_counted_and_the_first_is_described(tmp_path: Path) -> None:
+    path = stream_path(tmp_path, 1, run="a run/with 100% odd=words.", group="ü")
+    lines = text_of(ROWS[:2], 1) + "nonsense\n" + text_of(ROWS[2:3], 1).replace('"version":1', '"version":9')
+    path.write_text(lines, encoding="utf-8")
+    block = read_block(Stretch(str(path), 0, path.stat().st_size))
+    assert block.rows == tuple(ROWS[:2])
+    assert block.damaged == 2
+    assert block.problem.startswith(f"{path}: line 3 after byte 0: ")
+    assert (block.run, block.group) == ("a run/with 100% odd=words.", "ü")
+
+
+def test_work_is_shared_out_evenly() -> None:
+    work = [Stretch(str(n), 0, size) for n, size in enumerate((50, 10, 10, 20, 10))]
+    parts = shared_out(work, 2)
+    assert sorted(sum(s.end for s in part) for part in parts) == [50, 50]
+    assert shared_out(work[:1], 4) == [work[:1]]
+    assert shared_out([], 4) == []
