@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ class MeasurementStore:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The job's thread writes and the command's reads; one lock of SQLite's own is between them.
+        # The job's thread writes while others read and note what was told: they take turns.
+        self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
@@ -67,26 +69,23 @@ class MeasurementStore:
 
     def commit(self, state: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
         """A batch is done: all of this, or none of it."""
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._lock, self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (STATE_VERSION, json.dumps(state)))
             connection.executemany(
                 "INSERT OR IGNORE INTO verdicts (id, run, team, verdict) VALUES (?, ?, ?, ?)",
                 [(v.id, v.run, v.group, event_text(v.event)) for v in verdicts],
             )
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
 
     def told(self, verdict: str) -> None:
         """The group has delivered it."""
-        self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict,))
+        with self._lock:
+            self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict,))
 
     def verdicts(self) -> list[Verdict]:
         """All of them, in the order in which they were found."""
-        found = self._connection.execute("SELECT run, team, verdict, told FROM verdicts ORDER BY number").fetchall()
+        with self._lock:
+            found = self._connection.execute("SELECT run, team, verdict, told FROM verdicts ORDER BY number").fetchall()
         return [Verdict(row[0], row[1], event_of(row[2]), bool(row[3])) for row in found]
 
     def close(self) -> None:
