@@ -33,6 +33,8 @@ from unisono.model.settings import Settings
 from unisono.model.writes import Memory, Write
 from unisono.orders.cbr import Cbr
 from unisono.orders.consensus_log import ConsensusLog
+from unisono.orders.final import Final
+from unisono.orders.final_offer import Background
 from unisono.orders.insertion import Form
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
@@ -74,7 +76,7 @@ HONOURS: dict[str, frozenset[str]] = {
     "leader": frozenset({"processing_ns", "failures", "reliable"}),
     **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),
     "timestamp": frozenset({"processing_ns", "failures", "reliable"}),
-    "vbr": frozenset({"failures", "loss_burst", "fec", "reliable"}),
+    "vbr": frozenset({"failures", "loss_burst", "fec", "reliable", "grades"}),
     **dict.fromkeys(SERVICES, frozenset({"failures", "reliable"})),
 }
 """What each order does about the policies that not every order knows; what it does not honour is refused.
@@ -91,6 +93,7 @@ _UNASKED = {
     "processing_ns": 0,
     "reservation": "sender",
     "reliable": None,
+    "grades": "early",
 }
 
 
@@ -126,7 +129,9 @@ class Stack:
         self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
         self._notices: list[StackEvent] = []
         """What layers have to tell the application."""
-        self._slotted = order if isinstance(order, Slotted) else None
+        below = order.order if isinstance(order, Final) else order
+        self._slotted = below if isinstance(below, Slotted) else None
+        self._durable = order if isinstance(order, ConsensusLog | Final) else None
         self._pulled = order if isinstance(order, Priority) else None
         self._declared = Grid.of(policy.timing)
 
@@ -232,8 +237,7 @@ class Stack:
 
     def outgoing(self) -> list[Datagram]:
         """The datagrams to send, in order; they are handed out once."""
-        if isinstance(self.order, ConsensusLog):
-            self._flush(self.order)
+        self._flush()
         if not self._out:
             return []
         datagrams, group, serial, size = [], self._group, self._serial, 0
@@ -253,21 +257,23 @@ class Stack:
 
     def writes(self) -> list[Write]:
         """What is to be durable before `outgoing` and `events` are asked for what they have now; handed out once."""
-        order = self.order
-        if not isinstance(order, ConsensusLog):
+        if self._durable is None:
             return []
-        self._flush(order)
-        writes = order.writes[:]
-        order.writes.clear()
+        self._flush()
+        writes = self._durable.writes[:]
+        self._durable.writes.clear()
         return writes
 
-    def _flush(self, order: ConsensusLog) -> None:
-        order.flush()
-        if order.down:
-            self._pump(order.now)
+    def _flush(self) -> None:
+        order = self._durable
+        if order is not None:
+            order.flush()
+            if order.down:
+                self._pump(order.now)
 
     def events(self) -> list[StackEvent]:
         """What has happened for the application, in order; handed out once."""
+        self._flush()
         events = self._notices + self.order.events
         self._notices.clear()
         self.order.events.clear()
@@ -388,9 +394,9 @@ class Stack:
         return self.order
 
 
-def durable(order: str) -> bool:
-    """Whether an order has something to keep on stable storage."""
-    return ORDERS.get(order) is ConsensusLog
+def durable(order: str, grades: str = "early") -> bool:
+    """Whether an order, giving these grades, has something to keep on stable storage."""
+    return ORDERS.get(order) is ConsensusLog or grades != "early"
 
 
 def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | None = None) -> Stack:
@@ -409,18 +415,25 @@ def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | Non
         raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
     if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
         raise InvalidPolicy("reliable", "one remedy against loss at a time: not with fec or loss_burst")
+    if policy.reliable is not None and policy.grades != "early":
+        raise InvalidPolicy("grades", "over reliable multicast there is one grade; leave that out, or the grades")
     skew, reserver = Skew(policy), reserver or Unlimited()
-    if memory is not None:
-        if not durable(policy.order):
-            raise InvalidPolicy("storage", f"the order {policy.order} keeps nothing on stable storage; consensus does")
-        return Stack(policy, ConsensusLog(policy, reserver, memory), [skew], skew)
+    if memory is not None and not durable(policy.order, policy.grades):
+        text = f"the order {policy.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
+        raise InvalidPolicy("storage", text)
     if policy.order in SERVICES or policy.reliable is not None:
         return _over_rmcast(policy, make, reserver, skew)
+    if ORDERS[policy.order] is ConsensusLog:
+        return Stack(policy, ConsensusLog(policy, reserver, memory), [skew], skew)
+    if policy.grades != "early":
+        reserver = Background(policy, reserver)
+    layers: list[Layer] = [skew]
+    order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        order = make(fec.order_policy(policy), reserver)
-        slots = (lambda: order.grid) if isinstance(order, Slotted) else None
-        return Stack(policy, order, [Fec(policy, slots=slots), skew], skew)
-    return Stack(policy, make(policy, reserver), [skew], skew)
+        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Slotted) else None))
+    if policy.grades != "early" and isinstance(order, Vbr):
+        return Stack(policy, Final(order, policy, memory), layers, skew)
+    return Stack(policy, order, layers, skew)
 
 
 def _over_rmcast(policy: Policy, make: Callable[[Policy, Reserver], Order], reserver: Reserver, skew: Skew) -> Stack:

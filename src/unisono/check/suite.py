@@ -7,6 +7,17 @@ from dataclasses import replace
 from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
 from unisono.check.fifo import fifo
+from unisono.check.finals import (
+    AGREEMENT,
+    CONTAINS,
+    EARLY,
+    FINAL,
+    GRACE_NS,
+    ORDER,
+    early_in_final,
+    final_agreement,
+    final_order,
+)
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
@@ -21,6 +32,8 @@ from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
 
 _NO_BOUND = 1 << 62
+SLOT_ORDERS = frozenset({"vbr"})
+"""The orders whose deliveries are made final by agreement on what each slot contains."""
 
 
 def check_all(
@@ -29,14 +42,20 @@ def check_all(
     bound_ns: int | None = None,
     until_slot: int | None = None,
     until_ns: int | None = None,
+    grace_ns: int = GRACE_NS,
 ) -> dict[str, Verdict]:
     """One verdict per promise: no gap where the run promised that, else none unexplained; latency within its bound.
 
     Of a service without a total order (`model.services`) only what that service promises is judged.
 
-    Deliveries of several grades are judged grade by grade, as `total_order[early]`.
+    Deliveries of several grades are judged grade by grade, as `total_order[early]`; what is final over a slot order is
+    due when `grace_ns` have passed.
     """
     grades = trace.delivered_grades()
+    if FINAL in grades and trace.meta.order in SLOT_ORDERS:
+        early = trace.graded(EARLY)
+        verdicts = check_all(early, bound_ns=bound_ns, until_ns=until_ns) if EARLY in grades else {}
+        return {f"{name}[early]": verdict for name, verdict in verdicts.items()} | _finals(trace, until_ns, grace_ns)
     if len(grades) > 1:
         return {
             f"{name}[{grade}]": verdict
@@ -66,6 +85,21 @@ def check_all(
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     elif by_priority:  # measured, and not judged: the consumers set the pace
         verdicts["latency"] = replace(latency(trace, bound_ns=_NO_BOUND), reason="no bound is promised")
+    return verdicts
+
+
+def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:
+    """What is promised of final deliveries over a slot order; their latency is measured, and not judged."""
+    finals = trace.graded(FINAL)
+    verdicts = {
+        "total_order[final]": total_order(finals),
+        "integrity[final]": integrity(finals),
+        ORDER: final_order(trace),
+        AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
+        "latency[final]": replace(latency(finals, bound_ns=_NO_BOUND), reason="no bound is promised"),
+    }
+    if EARLY in trace.delivered_grades():
+        verdicts[CONTAINS] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
     return verdicts
 
 

@@ -10,3 +10,7 @@ class Grade(Enum):
 
     EARLY = "early"
     FINAL = "final"
+
+
+GRADES = ("early", "final", "both")
+"""What may be asked for: deliveries as the order gives them, agreed ones alone, or each message in both grades."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
+from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
@@ -28,6 +29,9 @@ class Policy:
     `rho_most` and `fec_most` are how far adaptation may raise ρ and a; bandwidth is reserved for that.
     `reliable` puts reliable multicast under the order, over a network that loses datagrams. Δ is then the time within
     which that reaches everyone with the probability asked for; single datagrams must not take longer either.
+
+    `grades` says whether messages are delivered as the order gives them ("early"), when all have agreed on them
+    ("final"), or in both grades, once each ("both").
 
     `reservation` says who reserves a flow's bandwidth: its "sender", or each "receiver" (§4.2; the CBR order only).
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
@@ -53,6 +57,7 @@ class Policy:
     processing_ns: int = 0
     reservation: str = "sender"
     reliable: Redundancy | None = None
+    grades: str = "early"
     rho_most: int = 0
     fec_most: int = 0
 
@@ -71,6 +76,8 @@ class Policy:
             raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
         if self.reservation not in RESERVATIONS:
             raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
+        if self.grades not in GRADES:
+            raise InvalidPolicy("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
         self.check_rate(self.rate)
 
     @property

@@ -158,6 +158,7 @@ class Scenario:
     processing_ns: int = 0
     reservation: str = "sender"
     reliable: Redundancy | None = None
+    grades: str = "early"
     consume_ns: Mapping[int, int] = field(default_factory=dict)
     """In the priority order: what each member's application takes over a message."""
     priorities: tuple[int, ...] = (0,)
@@ -185,6 +186,7 @@ class Scenario:
             processing_ns=self.processing_ns,
             reservation=self.reservation,
             reliable=self.reliable,
+            grades=self.grades,
         )
 
     @property

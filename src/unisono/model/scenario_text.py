@@ -11,6 +11,7 @@ from unisono.errors import InvalidPolicy, ScenarioError
 from unisono.model.delays import DelayModel, parse_delay, within
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.grades import GRADES
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
 from unisono.model.redundancy import ADAPTIVE, Redundancy, Relative
@@ -73,6 +74,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
         processing_ns=group.duration("processing", "0ns"),
         reservation=group.text("reservation", "sender"),
         reliable=_reliable(top.table("reliable")) if top.has("reliable") else None,
+        grades=group.choice("grades", GRADES, "early"),
         consume_ns=consuming[0],
         priorities=consuming[1],
         clocks=_clocks(top.table("clocks"), members, timing),

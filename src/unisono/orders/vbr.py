@@ -439,6 +439,10 @@ class Vbr(Slotted):
         """Whether every peer has heard this member by IP multicast."""
         return self._multicast
 
+    def done_slot(self) -> int:
+        """The last slot of which nothing more will be delivered here."""
+        return max(0, self._deliver_slot - 1)
+
     def max_rate(self, member: int) -> int:
         """maxRate[member]: the burst of the last slot of `member` delivered here (Lemma 5.1)."""
         return self._bursts[member]

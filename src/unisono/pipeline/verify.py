@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from unisono.check.finals import FINAL, ORDER
 from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
-from unisono.check.suite import check_all
+from unisono.check.suite import SLOT_ORDERS, check_all
 from unisono.check.survey import Survey, survey
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.model.priorities import PRIORITY_ORDERS
@@ -145,6 +146,8 @@ def _verdicts(plan: Layout, outcomes: Sequence[Outcome], runner: Runner, bound_n
     if plan.meta.order in PRIORITY_ORDERS:
         return _judged_whole(plan, load, bound)
     grades = sorted({grade for found in surveys for grade in found.grades})
+    if FINAL in grades and plan.meta.order in SLOT_ORDERS:
+        return _judged_whole(plan, load, bound)
     if len(grades) <= 1:
         return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound))
     verdicts: dict[str, Verdict] = {}
@@ -159,8 +162,9 @@ def _verdicts(plan: Layout, outcomes: Sequence[Outcome], runner: Runner, bound_n
 def _judged_whole(plan: Layout, load: Callable[[Sequence[int]], Rows], bound_ns: int | None) -> dict[str, Verdict]:
     """A run whose promises are about pairs of messages anywhere in it: it is read as one, up to a size."""
     if plan.rows > LOOKED_AT_ROWS:
-        reason = f"priority accounting reads a run as a whole: {LOOKED_AT_ROWS:,} rows at most, not {plan.rows:,}"
-        return {"priority_accounting": Verdict("priority_accounting", Status.UNKNOWN, reason=reason)}
+        name = "priority_accounting" if plan.meta.order in PRIORITY_ORDERS else ORDER
+        reason = f"{name} reads a run as a whole: {LOOKED_AT_ROWS:,} rows at most, not {plan.rows:,}"
+        return {name: Verdict(name, Status.UNKNOWN, reason=reason)}
     rows = load(range(len(plan.ranges)))
     return check_all(Trace.from_rows(rows, plan.meta, plan.logs), bound_ns=bound_ns)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from unisono.errors import InvalidPolicy, ScenarioError
+from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Crash, Loss, Pause, described
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Start
@@ -28,6 +29,8 @@ from unisono.trace.recorder import MemoryTrace
 
 DRAIN_DELTAS = 100
 """So many times Δ are left for views to change and messages to be queued after the last was sent."""
+FINAL_NS = 2 * NS_PER_S
+"""So long is left for what was sent last to become final."""
 LIFE = 1
 """The incarnation of every simulated member."""
 
@@ -105,7 +108,7 @@ def prepare(
         reliable = reliable and stack.order.reliable()
         world.add(
             member,
-            _machine(scenario, member, LIFE, disks[member]) if durable(scenario.order) else stack,
+            _machine(scenario, member, LIFE, disks[member]) if durable(scenario.order, scenario.grades) else stack,
             _clock(scenario, member, streams, start),
             scenario.timing,
             starts_ns=starts.get(member, start),
@@ -119,9 +122,9 @@ def prepare(
 
 
 def drain_ns(scenario: Scenario) -> int:
-    """How long it takes at most until all is consumed in the priority order, whose consumers set the pace."""
+    """How long it takes until all is consumed in the priority order, whose consumers set the pace; or all is final."""
     if scenario.order not in PRIORITY_ORDERS:
-        return 0
+        return FINAL_NS if scenario.grades != "early" else 0
     most = WINDOW * len(set(scenario.priorities)) * len(scenario.members)
     return most * max(scenario.consume_ns.values(), default=0) + DRAIN_DELTAS * scenario.timing.delta_ns
 
@@ -160,7 +163,9 @@ def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimD
 
 def _machine(scenario: Scenario, member: int, life: int, disk: SimDisk) -> Machine:
     policy = scenario.policy_for(member, incarnation=life)
-    return DurableStack(build(policy, memory=disk.memory(member)), disk) if durable(scenario.order) else build(policy)
+    if not durable(scenario.order, scenario.grades):
+        return build(policy)
+    return DurableStack(build(policy, memory=disk.memory(member)), disk)
 
 
 def _reborn(scenario: Scenario, member: int, disks: Mapping[int, SimDisk], life: int) -> Machine:

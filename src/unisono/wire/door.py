@@ -6,7 +6,7 @@ from collections import Counter
 from enum import StrEnum
 
 from unisono.model.ids import EVERYONE
-from unisono.wire import membership
+from unisono.wire import finals, membership
 from unisono.wire.consensus import DECODERS
 from unisono.wire.control import (
     decode_echo,
@@ -84,6 +84,7 @@ _CONTROL = {
     Kind.HEARTBEAT: decode_heartbeat,
     **DECODERS,
     **membership.DECODERS,
+    **finals.DECODERS,
 }
 
 

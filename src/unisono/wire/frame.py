@@ -66,6 +66,9 @@ class Kind(IntEnum):
     CUT = 61
     ENTER = 62
     PAST = 63
+    HOLDINGS = 72
+    WANT = 73
+    GIVE = 74
 
 
 LAST = 0x01

@@ -1,0 +1,94 @@
+"""A swarm for final deliveries: whatever happens to a minority, there is one final sequence, with all that was early.
+
+A failure prints the command that replays it; a range of seeds runs by
+    .venv/bin/python tests/simulation/test_finals_swarm.py 0..500
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.model.durations import NS_PER_S
+from unisono.model.scenario import Scenario
+from unisono.sim.run import drain_ns, meta_of, prepare
+from unisono.sim.swarm_finals import finals
+
+SEEDS, SLOW_SEEDS = range(6), range(1000, 3000)
+GRACE_NS = 3 * NS_PER_S // 2
+JUDGED = ("total_order[early]", "integrity[early]", "fifo[early]")
+"""What is promised of early deliveries whatever happens; gaps are explained only within what the group allows for."""
+
+
+def judged(scenario: Scenario) -> dict[str, Verdict]:
+    """One run, and what the checkers say of it."""
+    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
+    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world.run(until_ns)
+    trace = memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable))
+    return check_all(trace, until_ns=until_ns, grace_ns=GRACE_NS)
+
+
+def problems(scenario: Scenario) -> list[str]:
+    """What is wrong with one run."""
+    return [
+        f"{name}: {verdict.status.value}: {verdict.witness.text if verdict.witness else verdict.reason}"
+        for name, verdict in judged(scenario).items()
+        if verdict.status is not Status.VALID and (name in JUDGED or not name.endswith("[early]"))
+    ]
+
+
+def replay(seed: int) -> str:
+    return f"replay: .venv/bin/python tests/simulation/test_finals_swarm.py {seed}..{seed}"
+
+
+def assert_holds(seeds: range) -> None:
+    for seed in seeds:
+        found = problems(finals(seed))
+        assert not found, f"{found}\n{replay(seed)}"
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 3] for at in range(0, len(SEEDS), 3)], ids=str)
+def test_there_is_one_final_sequence_and_all_that_was_early_is_in_it(seeds: range) -> None:
+    assert_holds(seeds)
+
+
+def test_the_swarm_is_not_tame() -> None:
+    happen: Counter[str] = Counter()
+    for seed in range(300):
+        scenario = finals(seed)
+        happen.update({type(part).__name__ for part in (*scenario.faults, *scenario.steps)})
+    assert min(happen[what] for what in ("Crash", "Restart", "Leave", "Start", "Pause", "Partition", "Loss")) >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seeds", [SLOW_SEEDS[at : at + 100] for at in range(0, len(SLOW_SEEDS), 100)], ids=str)
+def test_in_2000_runs_there_is_no_violation(seeds: range) -> None:
+    assert_holds(seeds)
+
+
+def main(words: list[str]) -> int:
+    """Run ranges of seeds A..B, both included, with progress; say what is wrong with each that is wrong."""
+    wrong = 0
+    for word in words:
+        first, _, last = word.partition("..")
+        seeds, begun = range(int(first), int(last or first) + 1), time.monotonic()
+        for done, seed in enumerate(seeds, 1):
+            found = problems(finals(seed))
+            wrong += bool(found)
+            if found or len(seeds) == 1:
+                sys.stdout.write(f"seed {seed}: {found or 'valid'}\n")
+            if done % 50 == 0 or done == len(seeds):
+                sys.stdout.write(f"{done} of {len(seeds)} runs, {wrong} wrong, {time.monotonic() - begun:.0f} s\n")
+                sys.stdout.flush()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
