@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from unisono.check.agreement import agreement, uniform_agreement
@@ -86,6 +87,11 @@ def check_all(
     elif by_priority:  # measured, and not judged: the consumers set the pace
         verdicts["latency"] = replace(latency(trace, bound_ns=_NO_BOUND), reason="no bound is promised")
     return verdicts
+
+
+def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
+    """The latency that a run is judged by: of early deliveries where there are two grades."""
+    return next(verdicts[name] for name in ("latency", "latency[early]", "latency[final]") if name in verdicts)
 
 
 def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:

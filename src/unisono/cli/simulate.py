@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unisono.check.suite import check_all
+from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cli.options import add_json, print_json
 from unisono.errors import InvalidPolicy
@@ -81,7 +81,7 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
     verdicts = check_all(trace, until_ns=result.until_ns)
     status = overall(verdicts)
     first = next((v for v in verdicts.values() if v.status is status and v.status is not Status.VALID), None)
-    figures = verdicts["latency"].figures
+    figures = latency_of(verdicts).figures
     row = {
         "verdict": status.value,
         "witness": first.witness.to_json() if first is not None and first.witness is not None else None,
@@ -139,9 +139,10 @@ def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[
         out.write(
             f"{len(rows)} seeds: {valid} valid; largest latency {highest:g} ms; the worst is seed {worst['seed']}:\n"
         )
+    width = max(16, *(len(name) + 2 for name in verdicts))
     for name, check in verdicts.items():
         detail = check.witness.text if check.witness else check.reason
-        out.write(f"  {name.replace('_', ' '):<16}{check.status.value}{': ' + detail if detail else ''}\n")
+        out.write(f"  {name.replace('_', ' '):<{width}}{check.status.value}{': ' + detail if detail else ''}\n")
     out.write(
         f"  {worst['sent']:,} messages sent, {worst['deliveries']:,} deliveries; latency median "
         f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, bound {worst['bound_ms']:g} ms\n"

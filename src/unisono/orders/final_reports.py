@@ -99,7 +99,8 @@ class Chooser:
         self._patience_ns = patience_ns
         self._proposed = MessageSet()
         self._entering: dict[int, int] = {}
-        self._since: dict[Cell, int] = {}
+        self._since: dict[Origin, int] = {}
+        """Since when a silent sender's messages are known to have a hole."""
         self.retry_at: int | None = None
         """When a hole has been waited for long enough."""
 
@@ -139,10 +140,11 @@ class Chooser:
         """Whether an earlier message of a sender that is not heard is missing, and may still turn up."""
         report = self._reports.of.get(extent.sender)
         if extent.sender in trusted and report is not None and report.life >= extent.incarnation:
+            self._since.pop(extent.origin, None)
             return False
         if extent.first <= self._next(extent.origin):
             return False
-        due = self._since.setdefault(extent.cell, now) + self._patience_ns
+        due = self._since.setdefault(extent.origin, now) + self._patience_ns
         if now >= due:
             return False
         self.retry_at = due

@@ -20,6 +20,7 @@ from unisono.model.events import (
     ViewChange,
     Violation,
 )
+from unisono.model.grades import Grade
 from unisono.model.grid import Grid
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -94,6 +95,7 @@ class Node:
         "accepted",
         "clock",
         "delivered",
+        "finals",
         "life",
         "member",
         "notices",
@@ -128,6 +130,8 @@ class Node:
         self.accepted = 0
         """How many messages its stack has taken: the next one's sequence."""
         self.delivered = 0
+        """How many messages it has delivered: early, where there are two grades."""
+        self.finals = 0
         self.violations: list[Violation] = []
         self.notices: list[Notice] = []
         self.started_slot: int | None = None
@@ -376,8 +380,11 @@ class Node:
                 assert_never(event)
 
     def _note_batch(self, now: int, local: int, batch: Batch) -> None:
-        self.delivered += batch.count
-        self._delivered_slot = batch.slot
+        if batch.grade is Grade.FINAL:
+            self.finals += batch.count
+        else:
+            self.delivered += batch.count
+            self._delivered_slot = batch.slot
         if self._agenda.payloads is not None:
             sent = self._agenda.payloads.get((batch.sender, batch.incarnation), [])
             if sent[batch.first_sequence : batch.first_sequence + batch.count] != batch.messages:

@@ -64,7 +64,7 @@ def run(
         events=world.steps,
         datagrams=world.datagrams,
         sent={member: node.accepted for member, node in nodes.items()},
-        delivered={member: node.delivered for member, node in nodes.items()},
+        delivered={member: node.delivered or node.finals for member, node in nodes.items()},
         unsent={member: node.waiting for member, node in nodes.items()},
         loads=world.ledger.loads if world.ledger is not None else {},
         violations={member: node.violations for member, node in nodes.items()},

@@ -30,7 +30,7 @@ def finals(seed: int) -> Scenario:
     loss_burst = one_of(chance, (0, 0, 1, 2))
     faults, steps = _trouble(chance, members, trouble_ns)
     if loss_burst:
-        faults.append(Loss(Span(), one_of(chance, (0.05, 0.3)), loss_burst, loss_burst + 1))
+        faults.append(Loss(Span(0, trouble_ns + QUIET_NS), one_of(chance, (0.05, 0.3)), loss_burst, loss_burst + 1))
     elif happens(chance, 0.3):
         # More than the group allows for: early deliveries have gaps that nobody expected, final ones have none.
         faults.append(Loss(Span(0, trouble_ns), one_of(chance, (0.01, 0.1))))

@@ -1,0 +1,140 @@
+"""The parts of final deliveries: what is kept, what a leader may propose, what the log makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.errors import InvalidPolicy
+from unisono.model.decisions import Restored
+from unisono.model.extents import Cell, Extent
+from unisono.model.message_sets import Range
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.rest import Rest
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.final_log import LIVES_KEPT, FinalLog
+from unisono.orders.final_reports import Chooser, Report, Reports, segments
+from unisono.orders.final_store import Store
+from unisono.stack import build
+from unisono.wire.finals import GONE, Value, encode_value
+
+CELL = (7, 1, 1)
+PATIENCE_NS = 100
+
+
+def rest(*messages: bytes) -> Rest:
+    return Rest(list(messages))
+
+
+def test_the_store_keeps_each_message_once_and_gives_what_is_whole() -> None:
+    store = Store()
+    assert store.put(CELL, 3, rest(b"d", b"e"))
+    assert store.put(CELL, 0, rest(b"a", b"b"))
+    assert store.ranges(CELL) == ((0, 1), (3, 4))
+    assert store.runs(Extent(*CELL, 0, 5)) is None
+    assert store.put(CELL, 1, rest(b"B", b"c", b"D"))
+    assert not store.put(CELL, 0, rest(b"a", b"b", b"c"))
+    runs = store.runs(Extent(*CELL, 1, 3))
+    assert runs is not None
+    assert [message for run in runs for message in run.messages()] == [b"b", b"c", b"d"]
+    assert store.bytes == 5
+    store.drop(Extent(*CELL, 1, 2))
+    assert store.ranges(CELL) == ((0, 0), (3, 4))
+    assert store.bytes == 3
+    store.drop(Extent(*CELL, 0, 9))
+    assert (store.ranges(CELL), store.bytes) == ((), 0)
+
+
+def test_what_is_in_the_log_first_counts_and_late_messages_come_behind() -> None:
+    log = FinalLog()
+    agreed = log.take(1, encode_value(Value({1: 4}, (Extent(7, 1, 1, 0, 3), Extent(9, 2, 1, 0, 1)))))
+    assert agreed is not None
+    assert [(one.slot, one.place) for one in agreed] == [(7, 0), (9, 3)]
+    again = log.take(2, encode_value(Value({}, (Extent(7, 1, 1, 1, 4), Extent(8, 3, 1, 0, 2)))))
+    assert again is not None
+    assert [(one.slot, one.place, one.extent) for one in again] == [
+        (9, 4, Extent(7, 1, 1, 3, 2)),
+        (9, 6, Extent(8, 3, 1, 0, 2)),
+    ]
+    assert log.entered == {1: 4}
+    copy = FinalLog()
+    copy.restore(Restored(2, log.state()))
+    assert (copy.k, copy.messages, copy.slot, copy.final, copy.entered) == (2, 8, 9, log.final, {1: 4})
+    assert log.take(3, b"\x00") is None
+
+
+def test_of_very_old_lives_nothing_becomes_final() -> None:
+    log = FinalLog()
+    for life in range(LIVES_KEPT + 1):
+        log.take(life + 1, encode_value(Value({}, (Extent(7, 1, life, 0, 1),))))
+    assert log.left(Extent(8, 1, 0, 5, 1)) == []
+    assert log.left(Extent(8, 1, 1, 5, 1)) == [Extent(8, 1, 1, 5, 1)]
+
+
+def test_segments_have_the_same_holders_everywhere() -> None:
+    assert segments(CELL, {1: ((0, 4),), 2: ((0, 4),)}) == [(Extent(*CELL, 0, 5), 2)]
+    assert segments(CELL, {1: ((0, 4),), 2: ((0, 1), (3, 6))}) == [
+        (Extent(*CELL, 0, 2), 2),
+        (Extent(*CELL, 2, 1), 1),
+        (Extent(*CELL, 3, 2), 2),
+        (Extent(*CELL, 5, 2), 1),
+    ]
+
+
+Held = dict[Cell, tuple[Range, ...]]
+
+
+def chooser(**held: tuple[int, Held]) -> Chooser:
+    """By member, up to which slot it is done and what it holds there."""
+    reports = Reports()
+    for member, (upto, cells) in held.items():
+        reports.of[int(member[1:])] = Report(1, upto, 0, cells)
+    return Chooser(reports, FinalLog(), 2, PATIENCE_NS)
+
+
+def test_a_leader_waits_until_all_that_are_not_suspected_are_done_with_a_slot() -> None:
+    whole: Held = {CELL: ((0, 1),)}
+    choosing = chooser(m1=(7, whole), m2=(6, {}), m3=(9, whole))
+    assert choosing.extents(0, (1, 2, 3), 9) == []
+    assert choosing.extents(0, (1, 3), 9) == [Extent(*CELL, 0, 2)]
+    assert choosing.extents(0, (1, 3), 9) == [], "once"
+    assert chooser(m1=(7, whole)).extents(0, (1, 2), 9) == [], "nor goes on without one that has not said anything"
+
+
+def test_a_leader_proposes_only_what_a_majority_holds() -> None:
+    later = (8, 2, 1)
+    one = chooser(m1=(9, {CELL: ((0, 1),)}), m2=(9, {later: ((0, 0),)}), m3=(9, {later: ((0, 0),)}))
+    assert one.extents(0, (1, 2, 3), 9) == [], "and what is behind it waits, while its holder is there to give it"
+    assert one.extents(0, (2, 3), 9) == [Extent(*later, 0, 1)]
+
+
+def test_what_follows_a_hole_of_a_silent_sender_waits_for_a_while() -> None:
+    behind: Held = {(9, 3, 1): ((4, 5),)}
+    choosing = chooser(m1=(9, behind), m2=(9, behind))
+    assert choosing.extents(1000, (1, 2), 9) == []
+    assert choosing.retry_at == 1000 + PATIENCE_NS
+    assert choosing.extents(1000 + PATIENCE_NS, (1, 2), 9) == [Extent(9, 3, 1, 4, 2)]
+
+
+def test_who_has_reported_enters_once_and_who_leaves_does_not() -> None:
+    choosing = chooser(m1=(9, {}), m2=(GONE, {}))
+    assert choosing.entering((1, 2, 3), GONE) == {1: 1}
+    assert choosing.entering((1, 2, 3), GONE) == {}
+
+
+def policy(**changed: object) -> Policy:
+    settings = {"order": "vbr", "grades": "both", **changed}
+    return Policy("g", 1, View((1, 2, 3)), Timing(10, 2, 5_000_000), Rate(50, 8), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"order": "cbr"}, "cbr does not do that; vbr can"),
+        ({"grades": "late"}, "early, final, both are possible, not 'late'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(changed: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidPolicy, match=problem):
+        build(policy(**changed))
