@@ -35,6 +35,7 @@ from unisono.orders.cbr import Cbr
 from unisono.orders.consensus_log import ConsensusLog
 from unisono.orders.final import Final
 from unisono.orders.final_offer import Background
+from unisono.orders.honours import RESIZABLE, check_honoured
 from unisono.orders.insertion import Form
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
@@ -68,33 +69,6 @@ ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     **dict.fromkeys(SERVICES, Unordered),
 }
 _SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": Uniform}
-
-
-HONOURS: dict[str, frozenset[str]] = {
-    "cbr": frozenset({"reservation", "reliable"}),
-    "consensus": frozenset({"failures"}),
-    "leader": frozenset({"processing_ns", "failures", "reliable"}),
-    **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),
-    "timestamp": frozenset({"processing_ns", "failures", "reliable"}),
-    "vbr": frozenset({"failures", "loss_burst", "fec", "reliable", "grades"}),
-    **dict.fromkeys(SERVICES, frozenset({"failures", "reliable"})),
-}
-"""What each order does about the policies that not every order knows; what it does not honour is refused.
-
-The leader orders, consensus and the services without an order outlive crashes with and without `failures`. Forward
-error correction needs the VBR order's marks.
-"""
-RESIZABLE = frozenset({"vbr"})
-"""The orders whose slots' length can be changed while the group runs."""
-_UNASKED = {
-    "failures": False,
-    "loss_burst": 0,
-    "fec": None,
-    "processing_ns": 0,
-    "reservation": "sender",
-    "reliable": None,
-    "grades": "early",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,16 +381,7 @@ def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | Non
     make = ORDERS.get(policy.order)
     if make is None:
         raise InvalidPolicy("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
-    for field, unasked in _UNASKED.items():
-        if getattr(policy, field) != unasked and field not in HONOURS[policy.order]:
-            others = [order for order, honoured in HONOURS.items() if field in honoured]
-            raise InvalidPolicy(field, f"the order {policy.order} does not do that; {' and '.join(others)} can")
-    if policy.loss_burst and not policy.failures:
-        raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
-    if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
-        raise InvalidPolicy("reliable", "one remedy against loss at a time: not with fec or loss_burst")
-    if policy.reliable is not None and policy.grades != "early":
-        raise InvalidPolicy("grades", "over reliable multicast there is one grade; leave that out, or the grades")
+    check_honoured(policy)
     skew, reserver = Skew(policy), reserver or Unlimited()
     if memory is not None and not durable(policy.order, policy.grades):
         text = f"the order {policy.order} keeps nothing on stable storage; consensus does, and so do final deliveries"

@@ -19,7 +19,8 @@ from unisono.model.rates import Rate, Reservation
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.stack import HONOURS, build
+from unisono.orders.honours import HONOURS
+from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import LAST, Frame, Kind, encode
 from unisono.wire.rmcast import RMCAST_BYTES, Copy

@@ -1,0 +1,48 @@
+"""Which policies each order honours: one that is accepted is kept, so what an order does not do is refused."""
+
+from __future__ import annotations
+
+from unisono.errors import InvalidPolicy
+from unisono.model.policy import Policy
+from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.model.services import SERVICES
+
+HONOURS: dict[str, frozenset[str]] = {
+    "cbr": frozenset({"reservation", "reliable"}),
+    "consensus": frozenset({"failures"}),
+    "leader": frozenset({"processing_ns", "failures", "reliable"}),
+    **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),
+    "timestamp": frozenset({"processing_ns", "failures", "reliable"}),
+    "vbr": frozenset({"failures", "loss_burst", "fec", "reliable", "grades"}),
+    **dict.fromkeys(SERVICES, frozenset({"failures", "reliable"})),
+}
+"""What each order does about the policies that not every order knows; what it does not honour is refused.
+
+The leader orders, consensus and the services without an order outlive crashes with and without `failures`. Forward
+error correction needs the VBR order's marks.
+"""
+RESIZABLE = frozenset({"vbr"})
+"""The orders whose slots' length can be changed while the group runs."""
+UNASKED = {
+    "failures": False,
+    "loss_burst": 0,
+    "fec": None,
+    "processing_ns": 0,
+    "reservation": "sender",
+    "reliable": None,
+    "grades": "early",
+}
+
+
+def check_honoured(policy: Policy) -> None:
+    """Raise InvalidPolicy if the order does not do what is asked of it, or not together with the rest."""
+    for field, unasked in UNASKED.items():
+        if getattr(policy, field) != unasked and field not in HONOURS[policy.order]:
+            others = [order for order, honoured in HONOURS.items() if field in honoured]
+            raise InvalidPolicy(field, f"the order {policy.order} does not do that; {' and '.join(others)} can")
+    if policy.loss_burst and not policy.failures:
+        raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
+    if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
+        raise InvalidPolicy("reliable", "one remedy against loss at a time: not with fec or loss_burst")
+    if policy.reliable is not None and policy.grades != "early":
+        raise InvalidPolicy("grades", "over reliable multicast there is one grade; leave that out, or the grades")
