@@ -54,6 +54,16 @@ class MessageTooLarge(UnisonoError, ValueError):
         self.limit = limit
 
 
+class NotRelated(UnisonoError, ValueError):
+    """A message is for a group that the sender's group may not send to (paper 003, assumption A1)."""
+
+    def __init__(self, source: str, outside: tuple[str, ...], possible: tuple[str, ...]) -> None:
+        what = f"may not send to {', '.join(outside)}" if outside else "was given no group to send to"
+        super().__init__(f"group {source!r} {what}; the topology lets it send to {', '.join(possible) or 'nobody'}")
+        self.source = source
+        self.outside = outside
+
+
 class FormationTimeout(UnisonoError, TimeoutError):
     """The group did not form in time; `missing` are the members that were not heard from."""
 

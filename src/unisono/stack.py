@@ -31,6 +31,7 @@ from unisono.model.rates import Rate, Reserver, Unlimited
 from unisono.model.services import SERVICES
 from unisono.model.settings import Settings
 from unisono.model.writes import Memory, Write
+from unisono.orders.agreeing import Agreeing
 from unisono.orders.cbr import Cbr
 from unisono.orders.consensus_log import ConsensusLog
 from unisono.orders.final import Final
@@ -40,6 +41,7 @@ from unisono.orders.insertion import Form
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
 from unisono.orders.priority import Priority
+from unisono.orders.quasi_genuine import QuasiGenuine
 from unisono.orders.slotted import Slotted
 from unisono.orders.timestamp import Timestamp
 from unisono.orders.unordered import Unordered
@@ -64,6 +66,7 @@ ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "consensus": ConsensusLog,
     "leader": Leader,
     **dict.fromkeys(PRIORITY_ORDERS, _priority),
+    "quasi_genuine": QuasiGenuine,
     "timestamp": Timestamp,
     "vbr": _vbr,
     **dict.fromkeys(SERVICES, Unordered),
@@ -105,7 +108,8 @@ class Stack:
         """What layers have to tell the application."""
         below = order.order if isinstance(order, Final) else order
         self._slotted = below if isinstance(below, Slotted) else None
-        self._durable = order if isinstance(order, ConsensusLog | Final) else None
+        self._durable = order if isinstance(order, Agreeing | Final) else None
+        self._routed = order if isinstance(order, QuasiGenuine) else None
         self._pulled = order if isinstance(order, Priority) else None
         self._declared = Grid.of(policy.timing)
 
@@ -119,10 +123,29 @@ class Stack:
             taken = self.order.submit(now, messages)
         else:
             taken = self._pulled.submit_at(now, messages, priority)
+        return self._taken(now, messages, taken)
+
+    def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int:
+        """Take messages for these groups; NotRelated if this member's group may not send there."""
+        self._now = now
+        return self._taken(now, messages, self._router().submit_to(now, messages, groups))
+
+    def _taken(self, now: int, messages: Sequence[bytes], taken: int) -> int:
         if self.watcher is not None:
             self.watcher.submitted(now, messages, taken)
         self._pump(now)
         return taken
+
+    def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
+        """The members of these groups; NotRelated if this member's group may not send there."""
+        router = self._router()
+        router.rules.topology.check(router.home, groups)
+        return router.rules.topology.members_of(groups)
+
+    def _router(self) -> QuasiGenuine:
+        if self._routed is None:
+            raise InvalidPolicy("to", f"the order {self.policy.order} has one group; quasi_genuine sends to several")
+        return self._routed
 
     @property
     def pulls(self) -> bool:
@@ -370,7 +393,7 @@ class Stack:
 
 def durable(order: str, grades: str = "early") -> bool:
     """Whether an order, giving these grades, has something to keep on stable storage."""
-    return ORDERS.get(order) is ConsensusLog or grades != "early"
+    return ORDERS.get(order) in (ConsensusLog, QuasiGenuine) or grades != "early"
 
 
 def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | None = None) -> Stack:
@@ -388,8 +411,9 @@ def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | Non
         raise InvalidPolicy("storage", text)
     if policy.order in SERVICES or policy.reliable is not None:
         return _over_rmcast(policy, make, reserver, skew)
-    if ORDERS[policy.order] is ConsensusLog:
-        return Stack(policy, ConsensusLog(policy, reserver, memory), [skew], skew)
+    for keeping in (ConsensusLog, QuasiGenuine):
+        if make is keeping:
+            return Stack(policy, keeping(policy, reserver, memory), [skew], skew)
     if policy.grades != "early":
         reserver = Background(policy, reserver)
     layers: list[Layer] = [skew]

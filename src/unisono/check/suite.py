@@ -24,6 +24,7 @@ from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
 from unisono.check.lives import without_crashed
+from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Verdict
@@ -52,6 +53,8 @@ def check_all(
     Deliveries of several grades are judged grade by grade, as `total_order[early]`; what is final over a slot order is
     due when `grace_ns` have passed.
     """
+    if trace.meta.order == "quasi_genuine":
+        return _between_groups(trace, bound_ns=bound_ns, until_ns=until_ns)
     grades = trace.delivered_grades()
     if FINAL in grades and trace.meta.order in SLOT_ORDERS:
         early = trace.graded(EARLY)
@@ -92,6 +95,21 @@ def check_all(
 def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
     """The latency that a run is judged by: of early deliveries where there are two grades."""
     return next(verdicts[name] for name in ("latency", "latency[early]", "latency[final]") if name in verdicts)
+
+
+def _between_groups(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
+    """What multicast to several groups promises: each message to its destinations, in one order.
+
+    What is delivered early was sent, and not twice; no more is promised of it.
+    """
+    if EARLY in trace.delivered_grades():
+        early = {"integrity[early]": integrity(trace.graded(EARLY))}
+        return _between_groups(trace.graded(FINAL), bound_ns=bound_ns, until_ns=until_ns) | early
+    verdicts = {"total_order": total_order(trace), "integrity": integrity(trace), "fifo": fifo(trace)}
+    verdicts |= multigroup_agreement(trace, until_ns=until_ns, bound_ns=bound_ns)
+    if trace.meta.bound_ns is not None or bound_ns is not None:
+        verdicts["latency"] = latency(trace, bound_ns=bound_ns)
+    return verdicts
 
 
 def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:

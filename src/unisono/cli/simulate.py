@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from unisono.check.multigroup import genuineness
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cli.options import add_json, print_json
@@ -79,6 +80,8 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
     if keep is not None:
         write_trace(keep, trace)
     verdicts = check_all(trace, until_ns=result.until_ns)
+    if scenario.multigroup is not None:
+        verdicts["genuineness"] = genuineness(scenario.multigroup.topology, result.pairs)
     status = overall(verdicts)
     first = next((v for v in verdicts.values() if v.status is status and v.status is not Status.VALID), None)
     figures = latency_of(verdicts).figures

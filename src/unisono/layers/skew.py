@@ -35,7 +35,7 @@ class Skew:
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self._policy = policy
-        self._peers = tuple(m for m in policy.view.members if m != policy.member)
+        self._peers = policy.neighbours
         self._turn = 0
         self._next_probe: int | None = 0 if policy.probe_every_ns and self._peers else None
         self._samples: dict[int, deque[SkewSample]] = {m: deque(maxlen=SAMPLES_KEPT) for m in self._peers}

@@ -9,6 +9,7 @@ from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
+from unisono.model.topology import Multigroup
 from unisono.model.views import View
 
 MESSAGE_MAX = 64 * 1024 * 1024
@@ -36,6 +37,7 @@ class Policy:
     `reservation` says who reserves a flow's bandwidth: its "sender", or each "receiver" (§4.2; the CBR order only).
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
     path may exist. `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ.
+    `multigroup` is the topology, and what else a quasi-genuine order runs by.
     """
 
     group: str
@@ -60,6 +62,7 @@ class Policy:
     grades: str = "early"
     rho_most: int = 0
     fec_most: int = 0
+    multigroup: Multigroup | None = None
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:
@@ -78,7 +81,21 @@ class Policy:
             raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         if self.grades not in GRADES:
             raise InvalidPolicy("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
+        if self.multigroup is not None and self.multigroup.topology.members != self.view.members:
+            raise InvalidPolicy(
+                "topology.groups",
+                f"each member is in one group: {self.multigroup.topology.members} are, not {self.view.members}",
+            )
         self.check_rate(self.rate)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Whom this member may talk to at all: everybody else, or those in groups related to its own."""
+        members = self.view.members
+        if self.multigroup is not None:
+            topology = self.multigroup.topology
+            members = topology.members_of(topology.neighbours(topology.group_of(self.member)))
+        return tuple(member for member in members if member != self.member)
 
     @property
     def copies(self) -> int:

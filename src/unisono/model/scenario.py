@@ -18,6 +18,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
+from unisono.model.topology import Multigroup
 from unisono.model.views import View
 
 EPOCH_NS = 1_700_000_000 * NS_PER_S
@@ -163,6 +164,9 @@ class Scenario:
     """In the priority order: what each member's application takes over a message."""
     priorities: tuple[int, ...] = (0,)
     """The priorities that each member's messages have in turn."""
+    multigroup: Multigroup | None = None
+    routes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    """In a quasi-genuine order: by member, the destination groups of its messages, in turn."""
     clocks: Clocks = Clocks()
     faults: tuple[Fault, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -187,6 +191,7 @@ class Scenario:
             reservation=self.reservation,
             reliable=self.reliable,
             grades=self.grades,
+            multigroup=self.multigroup,
         )
 
     @property

@@ -37,6 +37,7 @@ from unisono.model.scenario import (
 )
 from unisono.model.tables import Table
 from unisono.model.timing import Timing
+from unisono.model.topology_text import parse_topology
 from unisono.model.views import View
 
 
@@ -54,6 +55,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
     rates = _rates(top.table("rate"), members)
     max_message = group.whole("max_message", 4096, least=1)
     consuming = _consuming(top.table("priority"), members)
+    multigroup, routes = parse_topology(top.table("topology")) if top.has("topology") else (None, {})
     scenario = Scenario(
         source=source,
         group=group.text("name"),
@@ -77,6 +79,8 @@ def parse_scenario(text: str, source: str) -> Scenario:
         grades=group.choice("grades", GRADES, "early"),
         consume_ns=consuming[0],
         priorities=consuming[1],
+        multigroup=multigroup,
+        routes=routes,
         clocks=_clocks(top.table("clocks"), members, timing),
         faults=tuple(_fault(table, members) for table in top.tables("fault")),
         steps=tuple(_step(table, members, rates) for table in top.tables("step")),

@@ -11,7 +11,7 @@ counts, and each sender's parcels count only in their order, so deliveries are e
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
@@ -20,13 +20,13 @@ from unisono.layers.consensus import Consensus
 from unisono.layers.pacer import Pacer
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Offered, Restored
-from unisono.model.durations import NS_PER_MS, NS_PER_S
-from unisono.model.events import Left, StackEvent, ViewChange, Violation
+from unisono.model.durations import NS_PER_S
+from unisono.model.events import Left, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
-from unisono.model.views import View
-from unisono.model.writes import Memory, Write
+from unisono.model.writes import Memory
 from unisono.orders.agreed_log import AgreedLog
+from unisono.orders.agreeing import Agreeing
 from unisono.orders.consensus_offer import latency_bound_ns
 from unisono.orders.led import fitting
 from unisono.orders.modes import Mode
@@ -48,20 +48,11 @@ COMPACT_EVERY = 4096
 """So many instances are kept before the log is cut."""
 
 
-class ConsensusLog:
+class ConsensusLog(Agreeing):
     """The automaton of one member."""
 
     def __init__(self, policy: Policy, reserver: Reserver, memory: Memory | None = None) -> None:
-        self.down: list[Frame] = []
-        self.events: list[StackEvent] = []
-        self.ignored: Counter[str] = Counter()
-        self.mode = Mode.GET_RATE
-        self.now = 0
-        """The clock at the last input."""
-        self._stirred = True
-        """Whether anything has happened since the last `flush`."""
-        self.view = policy.view
-        self.consensus = Consensus(
+        consensus = Consensus(
             policy.member,
             policy.view.members,
             every_ns=every_ns(policy.timing),
@@ -74,10 +65,8 @@ class ConsensusLog:
             memory=memory,
             lazy=True,
         )
-        self.ignored = self.consensus.ignored
-        self.writes: list[Write] = self.consensus.writes
-        self._policy = policy
-        self._timing = policy.timing
+        super().__init__(policy, consensus)
+        self.writes = consensus.writes
         self._reserver = reserver
         reserver.reserve(self._reservation(policy.rate))
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
@@ -98,12 +87,7 @@ class ConsensusLog:
         """By sender, its incarnation and its next parcel, as far as this leader has seen them."""
         self._early: dict[tuple[int, int], dict[int, bytes]] = {}
         self.log = AgreedLog()
-        # What is said of leaders.
-        self._leader: int | None = None
         self._reigns = 0
-        self._leaderless_since: int | None = None
-        self._blocked_told = False
-        self._told_amnesiacs: set[int] = set()
 
     def _reservation(self, rate: Rate) -> Reservation:
         """A leader's: everybody's frames, whose rates are taken to be like one's own, and a sign of life."""
@@ -167,7 +151,7 @@ class ConsensusLog:
         if self.mode is Mode.LEFT:
             return
         if self.mode is Mode.GET_RATE:
-            self.mode, self._leaderless_since = Mode.DET_RATE, now
+            self.mode, self.leaderless_since = Mode.DET_RATE, now
         self.now, self._stirred = now, True
         self.consensus.wake(now)
         self._watch(now)
@@ -281,20 +265,11 @@ class ConsensusLog:
 
     def _new_leader(self, now: int) -> None:
         """Offer everything again; what an earlier leader had collected is void."""
-        leader = self.consensus.leader
         self.consensus.withdraw()
         self._queue.clear()
         self._placed.clear()
         self._early.clear()
-        if self.mode is Mode.DET_RATE:
-            self.mode = Mode.DELIVER_MESSAGES
-            self.view = View(self.view.members, self.log.first_slot)
-            self.events.append(ViewChange(self.view, joined=self.view.members))
-        elif leader != self._leader:
-            lost = now - (self._leaderless_since or now)
-            text = f"member {self._leader} leads no longer, member {leader} does; {lost / NS_PER_MS:.3f} ms without one"
-            self.events.append(Violation("leader lost", text, self._leader))
-        self._leader, self._leaderless_since, self._blocked_told = leader, None, False
+        self.follow(now, self.log.first_slot)
         self._offered, self._offered_at = 0, now
         self._offer(now)
 
@@ -305,31 +280,13 @@ class ConsensusLog:
                 self.consensus.offer(now, parcel)
             self._offered = min(len(self._waiting), OFFERED_MAX)
 
-    def _patience_ns(self) -> int:
-        return max(self.bound_ns(), self.consensus.detector.pace_ns()) + NS_PER_MS
-
     def _watch(self, now: int) -> None:
         consensus = self.consensus
         if self._waiting and consensus.leader is not None and now >= self._offered_at + self._patience_ns():
             self._offered_at = now
             for _, _, parcel in islice(self._waiting, min(self._offered, AGAIN_AT_ONCE)):
                 consensus.offer(now, parcel)
-        for member in sorted(consensus.amnesiacs - self._told_amnesiacs):
-            self._told_amnesiacs.add(member)
-            text = f"member {member} has come back without the storage it had: its votes do not count any more"
-            self.events.append(Violation("memory lost", text, member))
-        if consensus.leader is not None:
-            return
-        self._leaderless_since = now if self._leaderless_since is None else self._leaderless_since
-        longest = max((consensus.detector.timeout_ns(peer) for peer in consensus.peers), default=0)
-        blocked = (
-            self.mode is Mode.DELIVER_MESSAGES and now - self._leaderless_since > 2 * longest + self._patience_ns()
-        )
-        if blocked and not self._blocked_told:
-            self._blocked_told = True
-            heard = consensus.detector.trusted(consensus.members)
-            text = f"no majority follows a leader; of {len(consensus.members)} members {len(heard)} are heard: {heard}"
-            self.events.append(Violation("blocked", text, self._policy.member))
+        self.watch_leader(now)
 
     def _depart_if_done(self, now: int) -> None:
         """All is in its place; a leader stays until the others know, for as long as that can take."""
@@ -340,42 +297,6 @@ class ConsensusLog:
             self.mode = Mode.LEFT
             self.events.append(Left(self.log.slot))
 
-    # -- questions -------------------------------------------------------------------------------------------
-
     def bound_ns(self) -> int:
         """While nobody fails and nothing is lost."""
         return latency_bound_ns(self._timing)
-
-    def latest_slot(self, now: int) -> int:
-        """Clocks are not compared, so any slot that a clock can show."""
-        return ((1 << 63) - 1) // self._timing.theta_ns
-
-    def returning(self) -> bool:
-        """Members that are gone may come back."""
-        return True
-
-    def reliable(self) -> bool:
-        """One log without gaps, whatever happens."""
-        return True
-
-    def running(self) -> bool:
-        """Whether there has been a leader."""
-        return self.mode is Mode.DELIVER_MESSAGES
-
-    def waiting_for(self) -> tuple[int, ...]:
-        """Peers that have not been heard, until there is a leader."""
-        heard = self.consensus.detector.heard
-        return () if self.running() else tuple(peer for peer in self.consensus.peers if not heard(peer))
-
-    def complaint(self) -> str:
-        """Who does not count."""
-        lost = sorted(self.consensus.amnesiacs)
-        return f"members {lost} have lost their storage" if lost else ""
-
-    def peer_rate(self, peer: int) -> Rate | None:
-        """Rates are not exchanged."""
-        return None
-
-    def by_multicast(self) -> bool:
-        """Votes go to one member each, and so does everything."""
-        return False

@@ -12,6 +12,7 @@ HONOURS: dict[str, frozenset[str]] = {
     "consensus": frozenset({"failures"}),
     "leader": frozenset({"processing_ns", "failures", "reliable"}),
     **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),
+    "quasi_genuine": frozenset({"failures", "multigroup"}),
     "timestamp": frozenset({"processing_ns", "failures", "reliable"}),
     "vbr": frozenset({"failures", "loss_burst", "fec", "reliable", "grades"}),
     **dict.fromkeys(SERVICES, frozenset({"failures", "reliable"})),
@@ -31,6 +32,7 @@ UNASKED = {
     "reservation": "sender",
     "reliable": None,
     "grades": "early",
+    "multigroup": None,
 }
 
 

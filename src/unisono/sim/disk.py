@@ -59,6 +59,7 @@ class DurableStack:
         self._disk = disk
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
         self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
+        self.submit_to, self.destinations = stack.submit_to, stack.destinations
 
     def outgoing(self) -> Sequence[Datagram]:
         """The datagrams to send, behind what they rest on."""

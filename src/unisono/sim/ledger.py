@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.loads: dict[int, Load] = {}
+        self.pairs: Counter[tuple[int, int]] = Counter()
+        """How many datagrams each member has sent to each; 0 stands for everybody."""
 
     def note(self, member: int, datagrams: Sequence[Datagram]) -> None:
         """A member sends these."""
@@ -49,6 +52,7 @@ class Ledger:
         if load is None:
             load = self.loads[member] = Load()
         for datagram in datagrams:
+            self.pairs[member, datagram.to] += 1
             header = unpack_header(datagram.data, 0)
             size = len(datagram.data)
             if header[_KIND] not in {Kind.DATA, Kind.FEC, Kind.RMCAST}:

@@ -331,7 +331,14 @@ class Node:
         if at is not None:
             self._agenda.later(max(now, self.clock.true_at(at)), self.alarm, self._alarm_number)
 
-    def _note_sent(self, now: int, local: int, messages: list[bytes], priority: int | None = None) -> None:
+    def _note_sent(
+        self,
+        now: int,
+        local: int,
+        messages: list[bytes],
+        priority: int | None = None,
+        destinations: tuple[int, ...] | None = None,
+    ) -> None:
         slot = self._slot_of(local)
         if slot != self._send_slot:
             self._send_slot, self._send_place = slot, 0
@@ -345,6 +352,7 @@ class Node:
                 real_ns=now,
                 local_ns=local,
                 priority=priority,
+                destinations=destinations,
             )
         if self._agenda.payloads is not None:
             self._agenda.payloads.setdefault((self.member, self.life), []).extend(messages)

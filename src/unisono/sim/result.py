@@ -45,6 +45,8 @@ class Result:
     """By member, the messages that its stack had not accepted when the run ended."""
     loads: dict[int, Load]
     """By member, its frames and bytes in each slot."""
+    pairs: dict[tuple[int, int], int]
+    """How many datagrams each member has sent to each; 0 stands for everybody."""
     violations: dict[int, list[Violation]]
     fault_hits: tuple[int, ...]
     """How many datagrams each of the scenario's faults on links has touched."""

@@ -67,6 +67,7 @@ def run(
         delivered={member: node.delivered or node.finals for member, node in nodes.items()},
         unsent={member: node.waiting for member, node in nodes.items()},
         loads=world.ledger.loads if world.ledger is not None else {},
+        pairs=dict(world.ledger.pairs) if world.ledger is not None else {},
         violations={member: node.violations for member, node in nodes.items()},
         fault_hits=tuple(fault.hits for fault in world.network.faults),
     )
@@ -116,13 +117,19 @@ def prepare(
             life=LIFE,
             consume_ns=scenario.consume_ns.get(member, 0),
             levels=scenario.priorities,
+            routes=scenario.routes.get(member, ()),
         )
     _plan(world, scenario, start, disks)
     return world, memory, bound, reliable
 
 
 def drain_ns(scenario: Scenario) -> int:
-    """How long it takes until all is consumed in the priority order, whose consumers set the pace; or all is final."""
+    """How long it takes until all is consumed in the priority order, whose consumers set the pace; or all is final.
+
+    Between groups, as long as the scenario says that a message may take.
+    """
+    if scenario.multigroup is not None:
+        return scenario.expect.bound_ns or 0
     if scenario.order not in PRIORITY_ORDERS:
         return FINAL_NS if scenario.grades != "early" else 0
     most = WINDOW * len(set(scenario.priorities)) * len(scenario.members)

@@ -20,6 +20,7 @@ from unisono.sim.ledger import Ledger
 from unisono.sim.network import Link, Network
 from unisono.sim.node import Machine, Node
 from unisono.sim.pulling import PullingNode
+from unisono.sim.routed import RoutedNode
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
@@ -90,17 +91,20 @@ class World:
         life: int = 1,
         consume_ns: int = 0,
         levels: Sequence[int] = (0,),
+        routes: Sequence[tuple[str, ...]] = (),
     ) -> Node:
         """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
 
         Where the order is pulled, its application takes `consume_ns` over a message, and its messages have the
-        priorities of `levels` in turn.
+        priorities of `levels` in turn; where there are `routes`, these are the destinations of its messages, in turn.
         """
         if member in self.nodes:
             raise InvalidPolicy("members", f"member {member} is in the world already")
         recorder = None if self.memory is None else self.memory.recorder(member, life=life)
         if isinstance(stack, Stack) and stack.pulls:
             make: Callable[..., Node] = partial(PullingNode, consume_ns=consume_ns, levels=levels)
+        elif routes:
+            make = partial(RoutedNode, routes=routes)
         else:
             make = Node
         node = make(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)

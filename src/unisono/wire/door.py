@@ -6,7 +6,7 @@ from collections import Counter
 from enum import StrEnum
 
 from unisono.model.ids import EVERYONE
-from unisono.wire import finals, membership
+from unisono.wire import finals, membership, multigroup
 from unisono.wire.consensus import DECODERS
 from unisono.wire.control import (
     decode_echo,
@@ -85,6 +85,7 @@ _CONTROL = {
     **DECODERS,
     **membership.DECODERS,
     **finals.DECODERS,
+    **multigroup.DECODERS,
 }
 
 

@@ -69,6 +69,10 @@ class Kind(IntEnum):
     HOLDINGS = 72
     WANT = 73
     GIVE = 74
+    CAST = 80
+    STREAM = 81
+    APPLIED = 82
+    CALL = 83
 
 
 LAST = 0x01

@@ -1,0 +1,166 @@
+"""The promises of multicast to several groups (paper 003 §3), over a run that ended.
+
+Validity: what a correct member multicasts, a correct destination delivers (erratum 003-16: the sender is correct).
+Uniform agreement: what any member delivers, also one that crashed, every correct destination delivers. Destined: nobody
+delivers what was not meant for it. Total order and FIFO order are judged as for one group, since their checkers compare
+only what two members both deliver, and look for cycles. Genuineness: groups that are not related do not talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.check.codes import Codes, message_at, message_codes, position_at
+from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
+from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.model.topology import Topology
+from unisono.trace.table import Ints, Mask, Rows, Trace
+
+VALIDITY = "validity"
+AGREEMENT = "uniform_agreement"
+DESTINED = "destined"
+GENUINENESS = "genuineness"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What was sent and delivered, each message under one code, and who lived how long."""
+
+    known: Mapping[tuple[int, int], Life]
+    sends: Rows
+    deliveries: Rows
+    sent: Codes
+    delivered: Codes
+
+
+def multigroup_agreement(
+    trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None
+) -> dict[str, Verdict]:
+    """Validity, uniform agreement and that deliveries are destined; a message is due when its bound has passed."""
+    bound = (trace.meta.bound_ns if bound_ns is None else bound_ns) or 0
+    end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
+    sends, deliveries = trace.sends(), trace.deliveries()
+    sent, delivered = message_codes(sends, deliveries)
+    known = {who: life for who, life in lives(trace).items() if life.log is not None}
+    run = _Run(known, sends, deliveries, sent, delivered)
+    found = {
+        VALIDITY: _validity(run, end_ns - bound),
+        AGREEMENT: _agreement(run, end_ns - bound),
+        DESTINED: _destined(run),
+    }
+    doubt = _doubt(trace, known)
+    return {
+        name: verdict if verdict.status is Status.VIOLATED or not doubt else Verdict(name, Status.UNKNOWN, reason=doubt)
+        for name, verdict in found.items()
+    }
+
+
+def _doubt(trace: Trace, known: Mapping[tuple[int, int], Life]) -> str:
+    cut = [life.member for life in known.values() if (life.cut and not life.crashed) or life.dropped]
+    return f"the log of member {cut[0]} is not whole" if cut else hidden_rows(trace) or nothing_recorded(trace)
+
+
+def _validity(run: _Run, due_ns: int) -> Verdict:
+    sends, deliveries = run.sends, run.deliveries
+    by_correct = np.zeros(len(deliveries), dtype=bool)
+    bound = np.zeros(len(sends), dtype=bool)
+    for life in run.known.values():
+        if not life.crashed:
+            by_correct |= (deliveries.member == life.member) & (deliveries.life == life.life)
+            bound |= (sends.member == life.member) & (sends.life == life.life)
+    lost = np.flatnonzero(bound & (sends.real_ns <= due_ns) & ~np.isin(run.sent, run.delivered[by_correct]))
+    if len(lost) == 0:
+        return Verdict(VALIDITY, Status.VALID)
+    message = message_at(sends, int(lost[np.argmin(sends.real_ns[lost])]))
+    text = f"no correct destination delivered {message}, which member {message.sender} sent and did not crash"
+    return Verdict(VALIDITY, Status.VIOLATED, Witness((message,), (message.sender,), (), text), len(lost))
+
+
+def _agreement(run: _Run, due_ns: int) -> Verdict:
+    """Of each delivered message the first delivery binds every correct destination that was in the group then."""
+    deliveries, delivered = run.deliveries, run.delivered
+    order = np.lexsort((deliveries.real_ns, delivered))
+    codes, first = np.unique(delivered[order], return_index=True)
+    rows = order[first]
+    meant = _destinations(run.sends, run.sent, codes)
+    missing: list[tuple[int, int, Life]] = []
+    count = 0
+    for life in run.known.values():
+        if life.crashed:
+            continue
+        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        due = (deliveries.real_ns[rows] <= min(due_ns, life.end_ns)) & (deliveries.slot[rows] >= life.first_slot)
+        due &= meant(life.member)
+        absent = rows[due & ~np.isin(codes, delivered[mine])]
+        if len(absent):
+            at = int(absent[np.argmin(deliveries.real_ns[absent])])
+            missing.append((int(deliveries.real_ns[at]), at, life))
+            count += len(absent)
+    if not missing:
+        return Verdict(AGREEMENT, Status.VALID)
+    _, row, life = min(missing, key=lambda found: found[:2])
+    message, there = message_at(deliveries, row), position_at(deliveries, row)
+    text = (
+        f"member {life.member} never delivered {message}, which is for it; member {there.member} delivered it at "
+        f"index {there.index}"
+    )
+    return Verdict(AGREEMENT, Status.VIOLATED, Witness((message,), (life.member, there.member), (there,), text), count)
+
+
+class _Meant:
+    """Which of some messages are for a member; those whose send is not recorded are for nobody as far as is known."""
+
+    def __init__(self, sets: tuple[tuple[int, ...], ...], which: Ints) -> None:
+        self._sets, self._which = sets, which
+
+    def __call__(self, member: int) -> Mask:
+        among = np.array([*(member in meant for meant in self._sets), False])
+        mask: Mask = among[self._which]
+        return mask
+
+
+def _destinations(sends: Rows, sent: Codes, codes: Codes) -> _Meant:
+    if len(sent) == 0:
+        return _Meant((), np.full(len(codes), -1))
+    order = np.argsort(sent, kind="stable")
+    at = np.minimum(np.searchsorted(sent[order], codes), len(sent) - 1)
+    which = np.where(sent[order][at] == codes, sends.destinations[order][at], -1)
+    return _Meant(sends.destination_sets, which)
+
+
+def _destined(run: _Run) -> Verdict:
+    deliveries, delivered = run.deliveries, run.delivered
+    meant = _destinations(run.sends, run.sent, delivered)
+    wrong = np.zeros(len(deliveries), dtype=bool)
+    recorded = np.isin(delivered, run.sent)
+    for member in np.unique(deliveries.member).tolist():
+        wrong |= (deliveries.member == member) & recorded & ~meant(member)
+    rows = np.flatnonzero(wrong)
+    if len(rows) == 0:
+        return Verdict(DESTINED, Status.VALID)
+    row = int(rows[np.argmin(deliveries.real_ns[rows])])
+    message, at = message_at(deliveries, row), position_at(deliveries, row)
+    text = f"member {at.member} delivered {message} at index {at.index}, which was not for it"
+    return Verdict(DESTINED, Status.VIOLATED, Witness((message,), (at.member,), (at,), text), len(rows))
+
+
+def genuineness(topology: Topology, pairs: Mapping[tuple[int, int], int]) -> Verdict:
+    """No datagram between groups that are not related; `pairs` counts them by sender and receiver, 0 for everybody."""
+    wrong = []
+    for sender, receiver in sorted(pairs):
+        home = topology.group_of(sender)
+        if receiver == 0 or not topology.related(home, topology.group_of(receiver)):
+            wrong.append((sender, receiver))
+    if not wrong:
+        return Verdict(GENUINENESS, Status.VALID, figures={"datagrams": sum(pairs.values())})
+    sender, receiver = wrong[0]
+    whom = "everybody" if receiver == 0 else f"member {receiver} of {topology.group_of(receiver)!r}"
+    text = (
+        f"member {sender} of {topology.group_of(sender)!r} sent {pairs[wrong[0]]} datagrams to {whom}, "
+        "and these groups are not related"
+    )
+    nothing: tuple[MessageId, ...] = ()
+    return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))

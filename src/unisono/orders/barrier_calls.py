@@ -1,0 +1,109 @@
+"""Who needs whose barrier (paper 003 §3.1.1): blockers(m), what has been asked for, and what is still owed.
+
+On demand (Algorithm 3) the sender of m tells the groups that may hold m up, at once; only what it cannot have told them
+is asked for by the destinations: a larger stamp than m's time stamp, and barriers of groups that the sender's group is
+not related to. Whatever was lost is asked for again by who is held up.
+"""
+
+from __future__ import annotations
+
+from unisono.model.topology import Topology
+from unisono.wire.multigroup import time_of
+
+OWED_MAX = 256
+
+
+class BarrierCalls:
+    """The book that one member keeps. Groups are their numbers."""
+
+    def __init__(self, topology: Topology, me: str) -> None:
+        self._topology = topology
+        self.me = topology.index(me)
+        number = topology.index
+        self.receivers = tuple(number(name) for name in topology.receivers_from(me))
+        self.senders = tuple(number(name) for name in topology.senders_to(me))
+        self._related = {
+            number(one): frozenset(number(other) for other in topology.neighbours(one)) for one in topology.names
+        }
+        self._senders_to = {number(name): tuple(map(number, topology.senders_to(name))) for name in topology.names}
+        self.wanted = 0
+        """The own group's stamps are to come as far as this."""
+        self._owed: dict[int, list[int]] = {}
+        """By receiving group, the barriers that it waits for."""
+        self._told: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+        """By sending group, the barrier that it has been asked for, by whomever."""
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """Who is in a group."""
+        return tuple(self._topology.groups[self._topology.names[group]])
+
+    def hints(self, mask: int) -> list[int]:
+        """Whom a sender of this group tells of a message: its other destinations and the blockers it is related to."""
+        related = self._related[self.me]
+        wanted = {group for to in _bits(mask) for group in (to, *self._senders_to[to])}
+        return sorted(group for group in wanted if group in related and group != self.me)
+
+    def called(self, source: int, stamp: int, mask: int) -> list[int]:
+        """A message of group `source`, or its sender, says that these groups need barriers up to `stamp`.
+
+        The groups to pass it on to, because the sender cannot reach them.
+        """
+        held_up = [group for group in self.receivers if mask >> group & 1 and group != self.me]
+        for group in held_up:
+            owed = self._owed.setdefault(group, [])
+            if len(owed) >= OWED_MAX:
+                owed[:] = [max(owed)]
+            owed.append(stamp)
+        concerned = bool(mask >> self.me & 1)
+        if held_up or concerned:
+            self.wanted = max(self.wanted, stamp)
+        if not concerned:
+            return []
+        unreached = []
+        for group in self.senders:
+            if group != self.me and self._expected.get(group, 0) < stamp:
+                self._expected[group] = stamp
+                if group not in self._related[source]:
+                    unreached.append(group)
+        return unreached
+
+    def own(self, stamp: int, mask: int) -> None:
+        """A message of the own group, whose sender has told all groups that may hold it up here."""
+        if mask >> self.me & 1:
+            for group in self.senders:
+                self._expected[group] = max(stamp, self._expected.get(group, 0))
+
+    def missing(self, blockers: list[int], stamp: int) -> list[int]:
+        """Of the groups that hold something up, those that nobody has asked for this barrier: they are asked now."""
+        found = [group for group in blockers if self._expected.get(group, 0) < stamp]
+        for group in found:
+            self._expected[group] = stamp
+        return found
+
+    def due(self, last: int) -> list[int]:
+        """The groups that are owed a barrier which this group's stamps have reached."""
+        found = []
+        for group, owed in self._owed.items():
+            reached = max((stamp for stamp in owed if stamp <= last), default=0)
+            if reached:
+                owed[:] = [stamp for stamp in owed if stamp > last]
+            if self._told.get(group, 0) < reached:
+                self._told[group] = last
+                found.append(group)
+        return found
+
+    def behind(self, last: int, threshold_ns: int) -> list[int]:
+        """The groups that have not been told of the stamps for as long as the threshold."""
+        found = [group for group in self.receivers if time_of(last) >= time_of(self._told.get(group, 0)) + threshold_ns]
+        for group in found:
+            self._told[group] = last
+        return found
+
+    def reset(self) -> None:
+        """A new reign: what an earlier leader told is not known."""
+        self._told.clear()
+
+
+def _bits(mask: int) -> list[int]:
+    return [group for group in range(mask.bit_length()) if mask >> group & 1]

@@ -1,0 +1,116 @@
+"""Random scenarios of quasi-genuine groups: any topology, clocks that differ, loss, crashes with recovery."""
+
+from __future__ import annotations
+
+from random import Random
+
+from unisono.model.delays import Uniform
+from unisono.model.durations import NS_PER_MS
+from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
+from unisono.model.rates import Rate
+from unisono.model.scenario import Clocks, Expect, Network, Restart, Scenario, Step, Workload
+from unisono.model.timing import Timing
+from unisono.model.topology import Multigroup, Topology
+from unisono.sim.streams import Streams, below, happens, one_of, whole
+
+SIZE = 3
+SEND_NS = 200 * NS_PER_MS
+SETTLE_NS = 1_500 * NS_PER_MS
+"""From the end of the sending on nothing goes wrong: so long it takes at most until everything is delivered."""
+NAMES = "abcdef"
+
+
+def groups_scenario(seed: int) -> Scenario:
+    """One scenario; the same seed gives the same."""
+    chance = Streams(seed).stream("groups")
+    count = whole(chance, 2, 6)
+    topology = _topology(chance, count)
+    members = topology.members
+    delta = whole(chance, 1, 8) * NS_PER_MS
+    timing = Timing(delta, below(chance, 2 * delta), whole(chance, 1, 5) * NS_PER_MS)
+    window = one_of(chance, (0, 0, 0, delta, None))
+    rules = Multigroup(
+        topology,
+        one_of(chance, ("on_demand", "on_demand", "periodic")),
+        whole(chance, 2, 30) * NS_PER_MS,
+        window,
+        optimistic=window != 0 and happens(chance, 0.5),
+    )
+    faults, steps = _faults(chance, topology)
+    rate = Rate(avg=5000, burst=64)
+    return Scenario(
+        source=f"groups_scenario({seed})",
+        group=f"groups-{seed}",
+        order="quasi_genuine",
+        members=members,
+        timing=timing,
+        rates=dict.fromkeys(members, rate),
+        workloads={member: _workload(chance, bool(topology.sends[topology.group_of(member)])) for member in members},
+        network=Network(Uniform(below(chance, delta), delta), fifo=happens(chance, 0.7)),
+        run_ns=SEND_NS,
+        seed=seed,
+        failures=True,
+        max_frame=one_of(chance, (1400, 400)),
+        clocks=Clocks(one_of(chance, ("fixed", "drifting", "adversarial"))),
+        faults=faults,
+        steps=steps,
+        multigroup=rules,
+        routes={member: _routes(chance, topology, member) for member in members},
+        expect=Expect(bound_ns=SETTLE_NS),
+    )
+
+
+def _topology(chance: Random, count: int) -> Topology:
+    names = NAMES[:count]
+    groups = {name: range(SIZE * number + 1, SIZE * number + SIZE + 1) for number, name in enumerate(names)}
+    density = one_of(chance, (0.3, 0.6, 1.0))
+    sends = {name: [other for other in names if happens(chance, density)] for name in names}
+    if happens(chance, 0.3):  # a ring, which is as asymmetric and cyclic as can be
+        sends = {name: [name, names[(number + 1) % count]] for number, name in enumerate(names)}
+    return Topology({name: tuple(members) for name, members in groups.items()}, sends)
+
+
+def _workload(chance: Random, may_send: bool) -> Workload:
+    if not may_send or happens(chance, 0.4):
+        return Workload()
+    if happens(chance, 0.5):
+        return Workload("poisson", 10, one_of(chance, (100, 1500)), rate=float(whole(chance, 5, 40)))
+    return Workload("bursts", 10, 100, burst=whole(chance, 1, 6), every_ns=whole(chance, 40, 120) * NS_PER_MS)
+
+
+def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str, ...], ...]:
+    receivers = topology.receivers_from(topology.group_of(member))
+    if not receivers:
+        return ((topology.group_of(member),),)
+    turns = []
+    for _ in range(whole(chance, 1, 4)):
+        chosen = tuple(name for name in receivers if happens(chance, 0.5))
+        turns.append(chosen or (one_of(chance, receivers),))
+    return tuple(turns)
+
+
+def _faults(chance: Random, topology: Topology) -> tuple[tuple[Fault, ...], tuple[Step, ...]]:
+    faults: list[Fault] = []
+    steps: list[Step] = []
+    trouble = Span(0, SEND_NS)
+    if happens(chance, 0.6):
+        faults.append(Loss(trouble, one_of(chance, (0.01, 0.05, 0.15))))
+    if happens(chance, 0.3):
+        faults.append(Duplication(trouble, 0.1))
+    if happens(chance, 0.3):
+        faults.append(Reordering(trouble, 0.2))
+    if happens(chance, 0.2):
+        apart = tuple(member for member in topology.members if happens(chance, 0.3))
+        if apart:
+            start = below(chance, SEND_NS)
+            faults.append(Partition(Span(start, min(SEND_NS, start + SEND_NS // 3) + 1), (apart,)))
+    for name in topology.names:
+        if happens(chance, 0.4):
+            member, at = one_of(chance, tuple(topology.groups[name])), below(chance, SEND_NS)
+            faults.append(Crash(member, at))
+            if happens(chance, 0.7):
+                steps.append(Restart(member, at + whole(chance, 1, 150) * NS_PER_MS))
+        elif happens(chance, 0.15):
+            start = below(chance, SEND_NS)
+            faults.append(Pause(one_of(chance, tuple(topology.groups[name])), start, start + 100 * NS_PER_MS))
+    return tuple(faults), tuple(steps)

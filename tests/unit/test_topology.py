@@ -1,0 +1,61 @@
+"""Topologies (paper 003 §3): what assumption A1 says, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.errors import InvalidPolicy, NotRelated
+from unisono.model.topology import Multigroup, Topology
+
+RING = Topology({"a": (1, 2), "b": (3,), "c": (4,)}, {"a": ("a", "b"), "b": ("c",), "c": ("a",)})
+
+
+def test_senders_receivers_and_blockers() -> None:
+    assert RING.receivers_from("a") == ("a", "b")
+    assert RING.senders_to("a") == ("a", "c")
+    assert RING.senders_to("c") == ("b",)
+    assert RING.blockers(("b",)) == ("a",)
+    assert RING.blockers(("a", "c")) == ("a", "b", "c")
+    assert RING.group_of(4) == "c"
+
+
+def test_a_relation_in_one_direction_relates() -> None:
+    line = Topology({"a": (1,), "b": (2,), "c": (3,)}, {"a": ("b",), "b": ("c",)})
+    assert line.related("b", "a")
+    assert not line.related("a", "c")
+    assert line.neighbours("a") == ("a", "b")
+
+
+def test_sets_of_groups_travel_as_numbers() -> None:
+    assert RING.unmasked(RING.mask(("c", "a"))) == ("a", "c")
+
+
+def test_sending_outside_the_relation_is_refused_with_what_is_possible() -> None:
+    RING.check("a", ("a", "b"))
+    with pytest.raises(NotRelated, match="may not send to c; the topology lets it send to a, b"):
+        RING.check("a", ("b", "c"))
+    with pytest.raises(NotRelated, match="given no group"):
+        RING.check("a", ())
+
+
+@pytest.mark.parametrize(
+    ("groups", "sends", "problem"),
+    [
+        ({}, {}, "1 to 64 groups"),
+        ({"a": ()}, {}, "a group has a name and a member"),
+        ({"a": (1,), "b": (1,)}, {}, "one group each"),
+        ({"a": (1,)}, {"a": ("z",)}, "'z' is none of the groups a"),
+        ({"a": (1,)}, {"z": ("a",)}, "'z' is none of the groups a"),
+    ],
+)
+def test_what_is_no_topology(
+    groups: dict[str, tuple[int, ...]], sends: dict[str, tuple[str, ...]], problem: str
+) -> None:
+    with pytest.raises(InvalidPolicy, match=problem):
+        Topology(groups, sends)
+
+
+def test_optimistic_delivery_needs_a_window() -> None:
+    with pytest.raises(InvalidPolicy, match="waits for a window"):
+        Multigroup(RING, optimistic=True)
+    assert Multigroup(RING, window_ns=None, optimistic=True).optimistic
