@@ -24,6 +24,7 @@ from benchmarks import (
     rmcast,
     simulator,
     throughput,
+    verify,
     views,
 )
 from benchmarks.progress import done, to_stderr
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "consensus": consensus.rows,
     "priority": priority.rows,
     "views": views.rows,
+    "verify": verify.rows,
 }
 
 

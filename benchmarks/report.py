@@ -11,7 +11,7 @@ from typing import Any
 
 import simpy
 
-from benchmarks import consensus, group_size, kill, latency, rmcast, simulator, throughput, views
+from benchmarks import consensus, group_size, kill, latency, rmcast, simulator, throughput, verify, views
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
@@ -176,6 +176,16 @@ COLUMNS: dict[str, dict[str, str]] = {
         "gap_ms": "longest gap, ms",
         "load_before": "load before",
     },
+    "verify": {
+        "engine": "engine",
+        "deliveries": "deliveries",
+        "seconds": "seconds",
+        "ratio": "ratio to DuckDB",
+        "cpu_s": "CPU seconds",
+        "cpu_ratio": "ratio by CPU",
+        "peak_mb": "most memory, MB",
+        "planted": "planted violations found",
+    },
 }
 
 TITLES = {
@@ -192,6 +202,7 @@ TITLES = {
     "consensus": "(g) Consensus",
     "priority": "(h) An urgent message into the queues of all members",
     "views": "(i) The next view after a kill",
+    "verify": "(j) Verification of recorded runs",
 }
 
 METHODS = {
@@ -264,6 +275,14 @@ comes back under its number, then the next. *Failure detection* is the longest s
 have suspected the dead, as its detector had measured it by then. From the kill until the last survivor is in a view \
 without the dead; the target is three detection times. *Gap*: how long the change kept a survivor from handing out \
 messages.""",
+    "verify": f"""\
+A recorded run of {verify.MEMBERS} members, {verify.BURST} messages per slot and member, {verify.RANGE_SLOTS:,} \
+slots per file; each engine reads the same files in a process of its own, on all cores: order, integrity, FIFO, gap \
+freedom and the latency bound. *spark* is `unisono verify`; its session is there and one empty task has run, which \
+is not counted. DuckDB and polars answer the same by one aggregation to keys, one join with the sends and windows \
+over the keys (benchmarks/verify_engines.py). Each violation is planted in a run of its own first, and has to be \
+found by all three. *Ratio by CPU* is the steadier of the two on a machine that others use. Memory is of all \
+processes of an engine, shared pages counted once; Spark's is mostly its JVM's.""",
     "hot_spots": """\
 cProfile within one member of (a). Profiling itself slows Python functions down, so shares are a guide, not a \
 measurement.""",

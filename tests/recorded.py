@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,21 @@ PLACE = 1 << 32
 RANGE = 256
 
 
-def record(directory: Path, *, members: int, slots: int, burst: int, range_slots: int = RANGE, run: str = "r") -> Path:
-    """A run in which each member sends `burst` messages in every slot; gives the group's folder."""
+def record(
+    directory: Path,
+    *,
+    members: int,
+    slots: int,
+    burst: int,
+    range_slots: int = RANGE,
+    run: str = "r",
+    jitter_ns: int = 0,
+) -> Path:
+    """A run in which each member sends `burst` messages in every slot; gives the group's folder.
+
+    With a jitter, latencies differ by up to that much, as those of a real run do.
+    """
+    chance = np.random.default_rng(slots)
     everyone = tuple(range(1, members + 1))
     meta = RunMeta(run, "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "made")
     folder = write_meta(directory, meta).parent
@@ -27,7 +41,11 @@ def record(directory: Path, *, members: int, slots: int, burst: int, range_slots
     for first in range(0, slots, range_slots):
         count = min(range_slots, slots - first)
         for member in everyone:
-            rows = concatenated([sends(member, first, count, burst), deliveries(member, members, first, count, burst)])
+            delivered = deliveries(member, members, first, count, burst)
+            if jitter_ns:
+                late = chance.integers(0, jitter_ns, len(delivered))
+                delivered = replace(delivered, real_ns=delivered.real_ns + late)
+            rows = concatenated([sends(member, first, count, burst), delivered])
             path = part_path(member_folder(directory, run, "g", member), first, range_slots, 0, 0)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_part(path, rows, run, "g")

@@ -38,7 +38,12 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.worker.reuse": "true",
 }
 """What suits small machines and Python kernels; a configuration file or `settings` overrides any of them."""
-_LOOPBACK: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The work is done in Python; a JVM that does not optimise itself is there in half the time.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class SparkChoice:
         """The defaults, the file and the settings, the later over the earlier."""
         found = dict(DEFAULTS)
         if self.local:
-            found |= _LOOPBACK
+            found |= _LOCAL
         if self.config is not None:
             found |= _read(self.config)
         return found | dict(self.settings)
