@@ -18,6 +18,7 @@ from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
 from unisono.experiments.drawing import save
 from unisono.experiments.experiment import Experiment, Row, Tally, Task, Value, rows_of, tasks
+from unisono.experiments.sweeps import read_sweep
 
 SEED = 1
 
@@ -32,7 +33,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "with its 95 % interval. With --out, the table is also written as CSV and JSON, and drawn.",
         epilog="Example: unisono experiment tapas-fig23 --runs 500 --out fig23. --list explains each experiment.",
     )
-    verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment")
+    verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment, or a TOML file that describes a sweep")
     verb.add_argument("--list", action="store_true", help="explain every experiment and leave")
     verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
     verb.add_argument("--seed", type=int, default=SEED, help=f"the same seed gives the same table (default {SEED})")
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidPolicy("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
     if options.processes < 1:
         raise InvalidPolicy("--processes", f"at least one is needed, not {options.processes}")
-    experiment = find(options.name)
+    experiment = _chosen(options.name)
     work = tasks(experiment, options.runs, options.seed)
     if options.master == "none":
         done = list(_with_progress(_results(work, options.processes), len(work), sys.stderr))
@@ -69,6 +70,12 @@ def run(options: argparse.Namespace) -> int:
     if lacks:
         raise EnvironmentLacks(lacks)
     return 0
+
+
+def _chosen(name: str) -> Experiment:
+    """A named experiment, or the sweep in a file."""
+    path = Path(name)
+    return read_sweep(path.read_text(encoding="utf-8"), name) if path.suffix == ".toml" else find(name)
 
 
 def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namespace) -> list[tuple[Task, Tally]]:
@@ -141,7 +148,8 @@ def columns_of(rows: list[Row]) -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows in columns; those that are the same everywhere are told once, above."""
+    """The rows in columns, a mean with its interval; what is the same everywhere is told once, above."""
+    rows = [_with_intervals(row) for row in rows]
     names = columns_of(rows)
     same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]
     shown = [name for name in names if name not in same]
@@ -150,6 +158,18 @@ def table(rows: list[Row]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     return (f"{constant}\n\n" if constant else "") + "\n".join(lines) + "\n"
+
+
+def _with_intervals(row: Row) -> Row:
+    """The row with each mean and its interval in one cell."""
+    shown: Row = {}
+    for name, value in row.items():
+        stem = name.removesuffix("_mean")
+        if f"{stem}_low" in row and value is not None:
+            shown[stem] = f"{_text(value)} ({_text(row[f'{stem}_low'])}–{_text(row[f'{stem}_high'])})"
+        elif name.removesuffix("_low").removesuffix("_high") not in shown:
+            shown[name] = value
+    return shown
 
 
 def _text(value: Value) -> str:

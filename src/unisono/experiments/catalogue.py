@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from unisono.errors import InvalidPolicy
 from unisono.experiments.experiment import Experiment, Tally, Task, run_block
+from unisono.experiments.sweeps import read_sweep
 from unisono.experiments.tapas import TABLES
 from unisono.experiments.tapas_figures import FIGURES
+from unisono.experiments.trade_offs import TRADE_OFFS
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in sorted((*TABLES, *FIGURES), key=lambda each: each.name)
+    experiment.name: experiment for experiment in sorted((*TABLES, *FIGURES, *TRADE_OFFS), key=lambda each: each.name)
 }
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name."""
+    """The experiment of that name, or the sweep of that text."""
+    if "\n" in name:
+        return read_sweep(name)
     found = EXPERIMENTS.get(name)
     if found is None:
         raise InvalidPolicy("experiment", f"{name!r} is none; there are {', '.join(EXPERIMENTS)}")

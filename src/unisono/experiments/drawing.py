@@ -98,6 +98,28 @@ def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
     _label(axes, "" if labels else "members", "broadcasts", bottom=0)
 
 
+def draw_lines(
+    axes: Axes, rows: Sequence[Row], x: str, y: str, *, series: str | None = None, reference: str | None = None
+) -> None:
+    """A measure with its intervals over a parameter, a line for each series; the reference of each is dashed."""
+    ticks = _unique(str(row[x]) for row in sorted(rows, key=lambda row: _size(row[x])))
+    for number, name in enumerate(_unique(str(row[series]) if series else "" for row in rows)):
+        mine = [row for row in rows if series is None or str(row[series]) == name]
+        mine.sort(key=lambda row: _size(row[x]))
+        places, colour = [float(ticks.index(str(row[x]))) for row in mine], _COLOURS[number % len(_COLOURS)]
+        marker = "" if number < len(_COLOURS) else ":"
+        _bars(axes, places, mine, y, colour=colour, label=name or y, line=marker or "-")
+        if reference is not None and all(row.get(reference) is not None for row in mine):
+            axes.plot(places, column(mine, reference), linestyle="--", linewidth=0.8, color=colour)
+    axes.set_xticks(range(len(ticks)), ticks)
+    _label(axes, x, y)
+
+
+def _size(value: object) -> float:
+    """A parameter as a number, a duration in milliseconds among them."""
+    return float(str(value).removesuffix("ms"))
+
+
 def _point_label(row: Row) -> str:
     direct = row.get("direct")
     return f"{direct} direct receiver{'s' if direct != 1 else ''}" if direct else str(row["scenario"])

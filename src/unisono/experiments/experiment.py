@@ -62,6 +62,8 @@ class Experiment:
     runs: int = 10_000
     """How many runs of each point it takes to show it; 0: none, the figures are computed."""
     block_runs: int = BLOCK_RUNS
+    source: str = ""
+    """The text of a sweep that is in no catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Task:
     """One block of one point: what a worker is sent."""
 
     experiment: str
+    """Its name, or its text if it is in no catalogue."""
     point: int
     block: int
     runs: int
@@ -81,11 +84,13 @@ def tasks(experiment: Experiment, runs: int | None = None, seed: int = 1) -> lis
     if wanted < 1 and experiment.runs:
         raise InvalidPolicy("runs", f"at least one run of each point is needed, not {wanted}")
     if not experiment.runs:
-        return [Task(experiment.name, point, 0, 0, seed) for point in range(len(experiment.points))]
+        return [
+            Task(experiment.source or experiment.name, point, 0, 0, seed) for point in range(len(experiment.points))
+        ]
     size = experiment.block_runs
     sizes = [min(size, wanted - start) for start in range(0, wanted, size)]
     return [
-        Task(experiment.name, point, block, count, seed)
+        Task(experiment.source or experiment.name, point, block, count, seed)
         for block, count in enumerate(sizes)
         for point in range(len(experiment.points))
     ]

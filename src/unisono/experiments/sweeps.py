@@ -1,0 +1,212 @@
+"""Sweeps: one scenario over a table of parameters, many seeds each. A TOML file describes one, and the code the named.
+
+A point's parameters are paths into the scenario ("group.slot", "fault.0.probability"); one whose name has no dot is a
+label and changes nothing. What is measured is the same for all: how long deliveries took, against which bound, what
+share of them there was, what it cost, and whether the checkers found the run valid.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono.check.latency import latencies
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, overall
+from unisono.errors import InvalidPolicy
+from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
+from unisono.experiments.intervals import mean_interval
+from unisono.model.scenario_text import parse_scenario
+from unisono.sim.draws import generator
+from unisono.sim.result import Result
+from unisono.sim.run import run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLOCK_RUNS = 5
+RUNS = 20
+SEEDS = 1 << 31
+MS = 1_000_000
+
+Draw = Callable[["Figure", Sequence[Row]], None]
+Tables = Mapping[str, Any]
+
+
+def sweep(
+    name: str,
+    title: str,
+    shows: str,
+    scenario: str,
+    points: Sequence[Point],
+    *,
+    draw: Draw | None = None,
+    runs: int = RUNS,
+    source: str = "",
+    known: Callable[[Point], float | None] = lambda _: None,
+) -> Experiment:
+    """An experiment of simulated scenarios; `known` gives a point's published value."""
+    base = tomllib.loads(scenario)
+    return Experiment(
+        name,
+        title,
+        shows,
+        tuple(points),
+        partial(_run_point, base),
+        partial(_rows, known),
+        draw,
+        runs,
+        BLOCK_RUNS,
+        source,
+    )
+
+
+def crossed(axes: Mapping[str, Sequence[Value]]) -> list[Point]:
+    """Every combination, the last axis fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def read_sweep(text: str, where: str = "the sweep") -> Experiment:
+    """The experiment in a TOML text: [sweep] with a name and its `over`, and a scenario beside it."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidPolicy(where, f"is no TOML: {error}") from None
+    about = tables.pop("sweep", None)
+    if not isinstance(about, dict) or not isinstance(about.get("over"), dict) or not about["over"]:
+        raise InvalidPolicy(
+            where, "a table [sweep] was expected, and [sweep.over] with a list for each path that it varies"
+        )
+    unknown = about.keys() - {"name", "title", "shows", "over", "runs"}
+    if unknown:
+        raise InvalidPolicy(where, f"[sweep] has no {', '.join(sorted(unknown))}")
+    name, runs = str(about.get("name", "sweep")), about.get("runs", RUNS)
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise InvalidPolicy(where, f"sweep.name: letters, digits, - and _ make a name, not {name!r}")
+    if not isinstance(runs, int) or runs < 1:
+        raise InvalidPolicy(where, f"sweep.runs: at least one run is needed, not {runs!r}")
+    for path, values in about["over"].items():
+        if not isinstance(values, list) or not values:
+            raise InvalidPolicy(where, f"sweep.over: {path!r} needs a list of values")
+        if "." not in path:
+            raise InvalidPolicy(where, f'sweep.over: {path!r} is no path into the scenario such as "group.slot"')
+    shows = str(about.get("shows", f"{name} over {', '.join(about['over'])}."))
+    points = crossed(about["over"])
+    for point in points:
+        parse_scenario(toml(changed(tables, point)), where)
+    return sweep(name, str(about.get("title", name)), shows, toml(tables), points, runs=runs, source=text)
+
+
+def changed(base: Tables, point: Point) -> dict[str, Any]:
+    """The scenario's tables with a point's parameters; None takes what stands there away."""
+    tables: dict[str, Any] = deepcopy(dict(base))
+    for path, value in point.items():
+        *folders, last = path.split(".")
+        if not folders:
+            continue
+        place: Any = tables
+        for folder in folders:
+            place = place[int(folder)] if isinstance(place, list) else place.setdefault(folder, {})
+        if value is not None:
+            place[last] = value
+        else:
+            place.pop(last, None)
+    return tables
+
+
+def toml(tables: Tables) -> str:
+    """Tables as TOML, as far as scenarios need it."""
+    lines: list[str] = []
+
+    def table(name: str, values: Tables) -> None:
+        plain = {key: value for key, value in values.items() if not _nested(value)}
+        lines.extend(f"{key} = {_toml_value(value)}" for key, value in plain.items())
+        for key, value in values.items():
+            path = f"{name}.{key}" if name else key
+            if isinstance(value, Mapping):
+                lines.append(f"[{path}]")
+                table(path, value)
+            elif _nested(value):
+                for each in value:
+                    lines.append(f"[[{path}]]")
+                    table(path, each)
+
+    table("", tables)
+    return "\n".join(lines) + "\n"
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+# -- a block of runs -----------------------------------------------------------------------------------------
+
+
+def _run_point(base: Tables, point: Point, named: tuple[int, str, str, int], runs: int) -> Tally:
+    scenario = parse_scenario(toml(changed(base, point)), named[1])
+    tally = Tally()
+    for seed in generator(*named).integers(SEEDS, size=runs).tolist():
+        values, hits = measured(run(scenario, seed))
+        tally.add(Tally(1, values, {name: value * value for name, value in values.items()}, hits))
+    return tally
+
+
+def measured(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
+    """One run's figures, and its counts."""
+    trace = result.trace
+    deliveries, sends = trace.deliveries(), len(trace.sends())
+    _, taken_ns = latencies(trace, deliveries)
+    bound_ns = trace.meta.bound_ns
+    meant = sends * len(trace.meta.members)
+    frames = sum(sum(load.frames.values()) + load.control_frames for load in result.loads.values())
+    size = sum(sum(load.bytes.values()) + load.control_bytes for load in result.loads.values())
+    p99, longest = np.quantile(taken_ns, (0.99, 1.0)).tolist() if len(taken_ns) else (0.0, 0.0)
+    values = {
+        "latency_ms": float(taken_ns.mean()) / MS if len(taken_ns) else 0.0,
+        "latency_p99_ms": p99 / MS,
+        "latency_max_ms": longest / MS,
+        "delivered_share": len(deliveries) / meant if meant else 0.0,
+        "frames_per_message": frames / sends if sends else 0.0,
+        "bytes_per_message": size / sends if sends else 0.0,
+    }
+    if bound_ns is not None:
+        values["bound_ms"] = bound_ns / MS
+    urgent = deliveries.priority > 0
+    if urgent.any():
+        matched, taken_ns = latencies(trace, deliveries)
+        for name, chosen in (("urgent_ms", urgent[matched]), ("plain_ms", ~urgent[matched])):
+            values[name] = float(taken_ns[chosen].mean()) / MS if chosen.any() else 0.0
+    late = 0 if bound_ns is None else int((taken_ns > bound_ns).sum())
+    valid = overall(check_all(trace, until_ns=result.until_ns)) is Status.VALID
+    return values, {"deliveries": [len(deliveries)], "late": [late], "valid": [int(valid)]}
+
+
+def _rows(known: Callable[[Point], float | None], points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+    rows: list[Row] = []
+    for point, tally in points:
+        row: Row = {path.rpartition(".")[2]: value for path, value in point.items()}
+        for name in tally.sums:
+            mean, low, high = mean_interval(tally.runs, tally.sums[name], tally.squares[name])
+            row[name] = mean
+            if name != "bound_ms":
+                row |= {f"{name}_low": low, f"{name}_high": high}
+        row["late"] = tally.hits["late"][0]
+        row["valid_runs"] = tally.hits["valid"][0]
+        row["runs"] = tally.runs
+        row["paper"] = known(point)
+        rows.append(row)
+    return rows

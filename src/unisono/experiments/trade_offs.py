@@ -1,0 +1,227 @@
+"""Named sweeps of simulated groups: latency against the bound, the slot's trade-off, remedies for loss, priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unisono.experiments.drawing import draw_lines
+from unisono.experiments.experiment import Experiment, Point, Row, Value
+from unisono.experiments.sweeps import sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# -- every order's latency against its bound -------------------------------------------------------------------
+
+_ORDERS: dict[str, Point] = {
+    "vbr": {},
+    "vbr with failures": {"group.failures": True},
+    "cbr": {"group.order": "cbr", "rate.avg": 50, "rate.burst": 1, "workload.rate": 30, "run.seconds": 1},
+    "leader": {"group.order": "leader"},
+    "timestamp": {"group.order": "timestamp"},
+}
+_CENTRE: Point = {"group.delta": "20ms", "group.gamma": "2ms", "group.slot": "10ms", "group.members": 5}
+_AROUND: dict[str, tuple[Value, ...]] = {
+    "group.delta": ("10ms", "40ms"),
+    "group.gamma": ("1ms", "5ms"),
+    "group.slot": ("5ms", "20ms"),
+    "group.members": (3, 9),
+}
+_BASE = """
+[group]
+name = "latency"
+[rate]
+avg = 100
+burst = 8
+[workload]
+kind = "poisson"
+rate = 50
+size = 100
+[network]
+adversary = "corners"
+[clocks]
+kind = "adversarial"
+[run]
+seconds = 0.5
+"""
+
+
+def _orders_points() -> list[Point]:
+    around = [_CENTRE, *({**_CENTRE, path: value} for path, values in _AROUND.items() for value in values)]
+    return [{"system": name, **order, **point} for name, order in _ORDERS.items() for point in around]
+
+
+def _draw_orders(figure: Figure, rows: Sequence[Row]) -> None:
+    figure.set_size_inches(10, 6.5)
+    axes = figure.subplots(2, 2).flat
+    centre = {path.rpartition(".")[2]: value for path, value in _CENTRE.items()}
+    for panel, path in zip(axes, _AROUND, strict=True):
+        name = path.rpartition(".")[2]
+        mine = [row for row in rows if all(row[other] == centre[other] for other in centre if other != name)]
+        draw_lines(panel, mine, name, "latency_max_ms", series="system", reference="bound_ms")
+
+
+# -- the slot's length ---------------------------------------------------------------------------------------
+
+
+def _draw_slot(figure: Figure, rows: Sequence[Row]) -> None:
+    figure.set_size_inches(9, 4)
+    left, right = figure.subplots(1, 2)
+    draw_lines(left, rows, "slot", "latency_ms", reference="bound_ms")
+    draw_lines(right, rows, "slot", "frames_per_message")
+
+
+# -- what loss is met with -----------------------------------------------------------------------------------
+
+_LOSSY = """
+[group]
+name = "loss"
+members = 4
+slot = "10ms"
+delta = "6ms"
+gamma = "1ms"
+failures = true
+loss_burst = 2
+[rate]
+avg = 200
+burst = 8
+[workload]
+kind = "poisson"
+rate = 100
+size = [20, 400]
+[network]
+delay = "uniform:1ms..5ms"
+fifo = false
+[[fault]]
+kind = "loss"
+probability = 0.05
+[run]
+seconds = 1
+"""
+
+
+def _rmcast(rho: int) -> dict[str, Value]:
+    """ρ+1 copies, 6 ms apart; Δ has room for all of them and for one takeover's."""
+    delta = f"{6 * rho + 8}ms"
+    times: dict[str, Value] = {"reliable.eta": "6ms", "reliable.omega": "2ms", "group.delta": delta}
+    return {"reliable.rho": rho, **times, "group.loss_burst": None}
+
+
+_REMEDIES: dict[str, dict[str, Value]] = {
+    "nothing": {},
+    "repetition, 2 copies": {"group.fec": "1/2"},
+    "repetition, 3 copies": {"group.fec": "2/3"},
+    "FEC 1/5": {"group.fec": "1/5"},
+    "FEC 2/10": {"group.fec": "2/10"},
+    "FEC 3/10": {"group.fec": "3/10"},
+    "RMCast ρ = 1": _rmcast(1),
+    "RMCast ρ = 2": _rmcast(2),
+    "RMCast ρ = 4": _rmcast(4),
+}
+_LOSSES = (0.01, 0.05, 0.1)
+
+
+def _draw_remedies(figure: Figure, rows: Sequence[Row]) -> None:
+    figure.set_size_inches(10, 6.5)
+    axes = figure.subplots(2, 2).flat
+    missing: list[Row] = [{**row, "missing_share": 1.0 - float(str(row["delivered_share"]))} for row in rows]
+    for panel, name in zip(
+        axes, ("missing_share", "latency_ms", "frames_per_message", "bytes_per_message"), strict=True
+    ):
+        draw_lines(panel, missing, "probability", name, series="remedy")
+
+
+# -- priorities ----------------------------------------------------------------------------------------------
+
+_PRIORITY = """
+[group]
+name = "priority"
+slot = "5ms"
+delta = "10ms"
+gamma = "1ms"
+[rate]
+avg = 200
+burst = 8
+[workload]
+kind = "poisson"
+rate = 20
+size = 100
+[priority]
+levels = [0, 0, 0, 0, 1]
+consume = "4ms"
+[network]
+delay = "exponential:1ms"
+[run]
+seconds = 2
+"""
+
+
+def _draw_priorities(figure: Figure, rows: Sequence[Row]) -> None:
+    figure.set_size_inches(9, 4)
+    for panel, name in zip(figure.subplots(1, 2), ("urgent_ms", "plain_ms"), strict=True):
+        draw_lines(panel, rows, "members", name, series="order")
+
+
+TRADE_OFFS: tuple[Experiment, ...] = (
+    sweep(
+        "orders-latency",
+        "Latency against the bound, every order, over Δ, Γ, Θ and members",
+        "The longest and the mean latency of every order that promises a bound, beside that bound, with delays of "
+        "nothing or Δ and clocks at their extremes, which is as bad as it gets: one of Δ, Γ, Θ and the number of "
+        "members is varied at a time. `late` must be 0; the distance between the longest latency and the bound is "
+        "what the bound gives away, and no bound grows with the number of members.",
+        _BASE,
+        _orders_points(),
+        draw=_draw_orders,
+        runs=10,
+    ),
+    sweep(
+        "slot-trade-off",
+        "The slot's trade-off: latency against frames per message",
+        "Short slots deliver soon and cost frames, most of them empty marks; long ones pack several messages into a "
+        "frame and let them wait. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 ms: mean "
+        "latency beside the bound, and frames and bytes for each message.",
+        _BASE,
+        [
+            {"group.delta": "20ms", "group.gamma": "2ms", "group.members": 5, "group.slot": f"{theta}ms"}
+            for theta in (1, 2, 5, 10, 20, 50)
+        ],
+        draw=_draw_slot,
+        runs=10,
+    ),
+    sweep(
+        "loss-remedies",
+        "Forward error correction against repetition against RMCast, at equal loss",
+        "The question that paper 000 leaves open: what to do about datagrams that the network loses independently, "
+        "with 1, 5 and 10 %. Repetition sends a slot's frames twice or three times at once, FEC adds a shares to "
+        "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. What stays missing (the "
+        "share delivered is of all messages at all members), the latency with the Δ that each needs, and the frames "
+        "and bytes for each message. Gaps are allowed, so nobody waits for what is lost. FEC needs the extra `fec`.",
+        _LOSSY,
+        [
+            {"remedy": name, **remedy, "fault.0.probability": loss}
+            for loss in _LOSSES
+            for name, remedy in _REMEDIES.items()
+        ],
+        draw=_draw_remedies,
+    ),
+    sweep(
+        "priority-latency",
+        "Paper 004, Figure 5: an urgent message among queued ones, by group size",
+        "How long an urgent message takes until a member has consumed it, beside messages of usual priority, whose "
+        "queues it overtakes, for 2 to 8 members with acknowledgments to all and to a coordinator. Consumers take 4 "
+        "ms over a message and one message in five is urgent. The paper measured less than 6 ms for 6 machines on "
+        "an Ethernet into queues of a few messages; the simulated network takes 1 ms on average for each datagram, "
+        "so the shape is to be compared, not the milliseconds.",
+        _PRIORITY,
+        [
+            {"group.order": order, "group.members": members}
+            for order in ("priority", "priority_coordinator")
+            for members in (2, 4, 6, 8)
+        ],
+        draw=_draw_priorities,
+        runs=10,
+        known=lambda point: 6.0 if point["group.members"] == 6 else None,
+    ),
+)

@@ -1,0 +1,150 @@
+"""Sweeps of scenarios: the named ones promise what they say, and a TOML file describes one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from unisono.cli.main import Exit, main
+from unisono.errors import InvalidPolicy
+from unisono.experiments.catalogue import find, run_task
+from unisono.experiments.experiment import Experiment, Row, rows_of, run_block, tasks
+from unisono.experiments.sweeps import changed, crossed, read_sweep, toml
+from unisono.model.scenario_text import parse_scenario
+
+SWEEP = """
+[sweep]
+name = "few"
+shows = "Two lengths of slots and two sizes of group."
+runs = 3
+[sweep.over]
+"group.slot" = ["5ms", "20ms"]
+"group.members" = [2, 3]
+
+[group]
+name = "few"
+delta = "10ms"
+gamma = "1ms"
+[rate]
+avg = 100
+burst = 8
+[workload]
+kind = "poisson"
+rate = 50
+[network]
+delay = "uniform:1ms..10ms"
+[run]
+seconds = 0.2
+"""
+
+
+def rows_for(experiment: Experiment, chosen: dict[str, object], runs: int = 1) -> list[Row]:
+    """The rows of the points that have these parameters."""
+    points = [n for n, point in enumerate(experiment.points) if chosen.items() <= point.items()]
+    done = [(task, run_block(experiment, task)) for task in tasks(experiment, runs) if task.point in points]
+    return experiment.rows([(experiment.points[task.point], tally) for task, tally in done])
+
+
+def test_no_order_is_later_than_its_bound_and_the_bound_is_the_theorem() -> None:
+    centre = {"group.delta": "20ms", "group.gamma": "2ms", "group.slot": "10ms", "group.members": 5}
+    rows = {str(row["system"]): row for row in rows_for(find("orders-latency"), dict(centre))}
+    bounds = {"vbr": 32, "vbr with failures": 34, "cbr": 42, "leader": 40, "timestamp": 50}
+    assert {system: row["bound_ms"] for system, row in rows.items()} == bounds
+    for row in rows.values():
+        assert (row["late"], row["valid_runs"], row["delivered_share"]) == (0, 1, 1.0)
+        assert 0 < float(str(row["latency_max_ms"])) <= float(str(row["bound_ms"]))
+
+
+def test_long_slots_cost_fewer_frames_and_more_time() -> None:
+    short, long = (rows_for(find("slot-trade-off"), {"group.slot": slot})[0] for slot in ("2ms", "50ms"))
+    assert float(str(short["frames_per_message"])) > 5 * float(str(long["frames_per_message"]))
+    assert float(str(short["latency_ms"])) < float(str(long["latency_ms"]))
+
+
+def test_each_remedy_delivers_more_than_none_and_costs_more() -> None:
+    rows = {str(row["remedy"]): row for row in rows_for(find("loss-remedies"), {"fault.0.probability": 0.1})}
+    nothing = rows.pop("nothing")
+    assert float(str(nothing["delivered_share"])) < 0.95
+    assert {name.split()[0].rstrip(",") for name in rows} == {"repetition", "FEC", "RMCast"}
+    for row in rows.values():
+        assert row["delivered_share"] > nothing["delivered_share"]  # type: ignore[operator]
+        assert row["bytes_per_message"] > nothing["bytes_per_message"]  # type: ignore[operator]
+        assert row["valid_runs"] == 1
+
+
+def test_the_urgent_overtake() -> None:
+    (row,) = rows_for(find("priority-latency"), {"group.order": "priority", "group.members": 6})
+    assert row["paper"] == 6.0
+    assert float(str(row["urgent_ms"])) < float(str(row["plain_ms"]))
+
+
+def test_a_sweep_in_a_file_is_a_table_of_its_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(SWEEP, encoding="utf-8")
+    assert main(["experiment", str(path), "--json", "--out", str(tmp_path / "out")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["experiment"] == "few"
+    assert [(row["slot"], row["members"], row["runs"]) for row in shown["rows"]] == [
+        (slot, members, 3) for slot in ("5ms", "20ms") for members in (2, 3)
+    ]
+    assert main(["experiment", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "Two lengths of slots" in text
+    assert "–" in text, "means have their intervals beside them"
+
+
+def test_a_task_of_a_file_carries_the_file() -> None:
+    experiment = read_sweep(SWEEP)
+    work = [pickle.loads(pickle.dumps(task)) for task in tasks(experiment)]
+    assert rows_of(experiment, map(run_task, work)) == rows_of(experiment, map(run_task, tasks(find(SWEEP))))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x =", "is no TOML"),
+        ("[group]\nname = 'a'\n", "a table [sweep] was expected"),
+        (SWEEP.replace("runs = 3", "runs = 0"), "at least one run"),
+        (SWEEP.replace("runs = 3", "rums = 3"), "[sweep] has no rums"),
+        (SWEEP.replace('name = "few"\nshows', 'name = "../few"\nshows'), "make a name"),
+        (SWEEP.replace('"group.slot"', '"slot"'), "is no path into the scenario"),
+        (SWEEP.replace("[2, 3]", "2"), "needs a list of values"),
+        (SWEEP.replace('"group.members" = [2, 3]', '"group.colour" = ["red"]'), "colour"),
+    ],
+)
+def test_a_sweep_that_is_none_is_refused_with_the_reason(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text, encoding="utf-8")
+    assert main(["experiment", str(path)]) == Exit.BAD_INPUT
+    assert problem in capsys.readouterr().err
+
+
+def test_tables_are_written_as_they_are_read() -> None:
+    tables = changed({"a": {"x": 1, "y": ["p", 2.5]}, "f": [{"z": True}]}, {"f.0.w": "s", "a.x": None, "label": 3})
+    assert tables == {"a": {"y": ["p", 2.5]}, "f": [{"z": True, "w": "s"}]}
+    assert toml(tables) == '[a]\ny = ["p", 2.5]\n[[f]]\nz = true\nw = "s"\n'
+    assert parse_scenario(toml(changed(dict(_scenario()), {})), "again").group == "few"
+    assert crossed({"a": [1, 2], "b": ["x"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+
+
+def _scenario() -> dict[str, object]:
+    import tomllib
+
+    tables = tomllib.loads(SWEEP)
+    del tables["sweep"]
+    return tables
+
+
+def test_an_unknown_experiment_is_none() -> None:
+    with pytest.raises(InvalidPolicy, match="is none; there are"):
+        find("orders")
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda p: p.stem)
+def test_a_sweep_that_is_kept_here_is_one(path: Path) -> None:
+    assert read_sweep(path.read_text(encoding="utf-8"), str(path)).points
