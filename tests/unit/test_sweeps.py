@@ -112,7 +112,7 @@ def test_a_task_of_a_file_carries_the_file() -> None:
         (SWEEP.replace('name = "few"\nshows', 'name = "../few"\nshows'), "make a name"),
         (SWEEP.replace('"group.slot"', '"slot"'), "is no path into the scenario"),
         (SWEEP.replace("[2, 3]", "2"), "needs a list of values"),
-        (SWEEP.replace('"group.members" = [2, 3]', '"group.colour" = ["red"]'), "colour"),
+        (SWEEP.replace("[2, 3]", '[2, 3]\n"group.colour" = ["red"]'), "group.colour"),
     ],
 )
 def test_a_sweep_that_is_none_is_refused_with_the_reason(
