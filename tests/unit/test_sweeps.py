@@ -128,7 +128,7 @@ def test_tables_are_written_as_they_are_read() -> None:
     tables = changed({"a": {"x": 1, "y": ["p", 2.5]}, "f": [{"z": True}]}, {"f.0.w": "s", "a.x": None, "label": 3})
     assert tables == {"a": {"y": ["p", 2.5]}, "f": [{"z": True, "w": "s"}]}
     assert toml(tables) == '[a]\ny = ["p", 2.5]\n[[f]]\nz = true\nw = "s"\n'
-    assert parse_scenario(toml(changed(dict(_scenario()), {})), "again").group == "few"
+    assert parse_scenario(toml(changed(_scenario(), {"group.slot": "5ms", "group.members": 2})), "again").group == "few"
     assert crossed({"a": [1, 2], "b": ["x"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
 
 
