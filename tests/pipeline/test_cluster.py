@@ -12,8 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.measured import SLA, append, interval, worse_between, write_run
 from tests.pipeline.standalone import Standalone, standalone
 from tests.recorded import record
+
+from unisono.model.sla_text import parse_slas
+from unisono.pipeline.measurement import Job, in_process
+from unisono.trace.tails import latest
 
 DRIVER = """
 import json, sys
@@ -38,6 +43,60 @@ def driver(cluster: Standalone, trace: Path, times: int) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+STREAM = """
+import json, sys
+from pathlib import Path
+from unisono.model.sla_text import parse_slas
+from unisono.pipeline.measurement import Job, on_spark
+from unisono.pipeline.session import SparkChoice
+from unisono.trace.tails import latest
+
+master, settings, trace, keep, sla = sys.argv[1:6]
+slas = parse_slas(Path(sla).read_text(encoding="utf-8"), sla)
+job = Job(Path(trace), slas, Path(keep), trigger_ns=200_000_000)
+with on_spark(job, SparkChoice(master, settings=json.loads(settings)), lambda _: None) as running:
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        while not running.read(latest(trace, {})):
+            running.wait(1)
+        print(running.service.rows, json.dumps([v.id for v in running.store.verdicts()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
+    trace, loss = tmp_path / "trace", worse_between(4, 8)
+    (tmp_path / "sla.toml").write_text(SLA, encoding="utf-8")
+    write_run(trace, 2, loss)
+    with standalone(tmp_path / "cluster") as cluster:
+        choice = cluster.choice()
+        words = [choice.master, json.dumps(dict(choice.settings)), trace, tmp_path / "keep", tmp_path / "sla.toml"]
+        command = [sys.executable, "-c", STREAM, *map(str, words)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+            assert job.stdin is not None
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            for number in range(2, 16):
+                if number == 6:
+                    cluster.kill_worker(0)
+                for member in (1, 2, 3):
+                    append(trace, member, interval(member, (1, 2, 3), number, loss))
+                job.stdin.write("go on\n")
+                job.stdin.flush()
+                rows, _, found = job.stdout.readline().partition(" ")
+                assert int(rows) == (number + 1) * 3 * 11
+            job.stdin.close()
+        assert job.returncode == 0
+    slas = parse_slas(SLA, "sla.toml")
+    with in_process(Job(trace, slas, tmp_path / "other", 1_000_000), lambda _: None) as running:
+        while not running.read(latest(trace, {})):
+            running.wait(1)
+        expected = [verdict.id for verdict in running.store.verdicts()]
+    assert json.loads(found) == expected
+    assert len(expected) == 2
 
 
 @pytest.mark.timeout(600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.measured import SLA, append, interval, worse_between, write_run
 
+from unisono.cli.messenger import Messenger
+from unisono.cluster.local import LocalCluster, Report, free_addresses
 from unisono.errors import UnisonoError
 from unisono.model.sla_text import parse_slas
 from unisono.pipeline.measurement import Job, Measured, Running, in_process, streaming
@@ -22,6 +25,8 @@ SLAS = parse_slas(SLA, "sla.toml")
 LOSS = worse_between(4, 8)
 MEMBERS = (1, 2, 3)
 PATIENCE_S = 180
+PROJECT = Path(__file__).parents[2]
+SCENARIO, SYSTEM_SLA = PROJECT / "scenarios" / "monitored.toml", PROJECT / "slas" / "system.toml"
 
 
 def wait_until(running: Running, done: Callable[[], bool]) -> None:
@@ -71,3 +76,66 @@ def test_the_stream_goes_on_where_it_broke_off(spark: SparkSession, tmp_path: Pa
         assert running.service.late == running.service.damaged == 0
         assert running.service.rows == 2 * 16 * 3 * 11
     assert sorted(v.id for v in found) == sorted(ids_without_spark(trace, tmp_path / "other"))
+
+
+def monitored(directory: Path, peers: dict[int, tuple[str, int]]) -> dict[int, dict[str, object]]:
+    """What the five members of the scenario are started with; the sixth seat is the service's."""
+    common = {
+        "scenario": SCENARIO.read_text(encoding="utf-8"),
+        "source": str(SCENARIO),
+        "slas": (SYSTEM_SLA.read_text(encoding="utf-8"), str(SYSTEM_SLA)),
+        "trace": str(directory),
+        "run": "live",
+        "peers": peers,
+    }
+    five = [1, 2, 3, 4, 5]
+    return {member: {**common, "member": member, "expected": five} for member in five}
+
+
+@pytest.mark.timeout(600)
+def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The whole loop: members' metrics → stream → verdict → the group's total order → all adapt at one slot."""
+    trace = tmp_path / "trace"
+    slas = parse_slas(SYSTEM_SLA.read_text(encoding="utf-8"), str(SYSTEM_SLA))
+    scenario_text = SCENARIO.read_text(encoding="utf-8")
+    peers = free_addresses((1, 2, 3, 4, 5, 6))
+    messenger = Messenger(
+        *("monitored", (scenario_text, "monitored"), (SYSTEM_SLA.read_text(encoding="utf-8"), "system"), 6),
+        {member: f"{host}:{port}" for member, (host, port) in peers.items()},
+    )
+    heard: dict[int, list[Report]] = {member: [] for member in range(1, 6)}
+
+    def note(member: int, report: Report) -> None:
+        if report["kind"] == "qos":
+            heard[member].append(report)
+
+    write_run(trace, 8, worse_between(0, 0), run="before")  # the stream is warm when the group begins
+    job = Job(trace, slas, tmp_path / "keep", trigger_ns=200_000_000)
+    with streaming(job, spark, messenger.take) as running:
+        wait_until(running, lambda: running.read(latest(trace, {})))
+        with messenger:
+            messenger.begin(running.store)
+            finals = asyncio.run(LocalCluster(monitored(trace, peers), note).run(300))
+        wait_until(running, lambda: running.read(latest(trace, {})))
+        found = running.store.verdicts()
+    # The stream has seen the agreement break and hold again, and the group was told.
+    assert {verdict.run for verdict in found} == {"live"}
+    assert [verdict.violated for verdict in found][:2] == [True, False], [verdict.event.text for verdict in found]
+    assert found[0].told
+    told = {member: [e for e in events if e["what"] == "system sla"] for member, events in heard.items()}
+    # All hear of it, at one place in the order; who missed the marks of five slots in a row when it is said again.
+    assert all(told.values()), heard
+    places = [events[0]["slot"] for events in told.values()]
+    assert max(map(places.count, places)) >= 3, told
+    assert all(events[0]["sla"] == "few gaps" for events in told.values())
+    # Nobody but the service demands anything here, and all have adapted to it.
+    for member, events in heard.items():
+        adapted = [event for event in events if event["what"] == "adapted"]
+        assert adapted, (member, events)
+        assert all("as member 6 demanded" in event["text"] for event in adapted)
+        assert any(f"on: ρ = {rho}" in event["text"] for event in adapted for rho in range(2, 7)), adapted
+        assert not any(event["what"] == "demand" for event in events)
+        assert any(event["what"] == "system sla cleared" for event in events), events
+    assert all(node.final() is not None for node in finals.values())

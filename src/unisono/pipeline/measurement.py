@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMING = {
-    "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.pollingDelay": "10ms",
     # The default one forks processes at each commit.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -44,7 +43,7 @@ STREAMING = {
     ),
     "spark.sql.streaming.minBatchesToRetain": "10",
 }
-"""What a session for streams at short intervals is set to."""
+"""What a stream at short intervals needs."""
 STORE_NAME = "measurement.sqlite"
 CHECKPOINT_NAME = "checkpoint"
 _DESCRIPTION_NAME = "measures.json"
@@ -90,6 +89,8 @@ class Service:
         self.rows = 0
         self.places: dict[str, int] = {}
         """How far each stream was taken."""
+        self.done: dict[str, int] = {}
+        """The same, when all that follows from it is kept: for whoever looks from another thread."""
         self._pending: dict[Place, dict[str, Pending]] = {}
         if store.state is not None:
             self._restore(store.state)
@@ -111,6 +112,7 @@ class Service:
             self._take(block, again=False)
         measured = self._judge({(block.run, block.group) for block in fresh})
         self._store.commit(self._state(), measured.verdicts)
+        self.done = dict(self.places)
         return replace(measured, rows=sum(len(block.rows) for block in fresh))
 
     def _fresh(self, block: Block) -> Block | None:
@@ -172,7 +174,7 @@ class Service:
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Go on from there: rows of windows that were not judged yet are read again."""
-        self.places = dict(state["places"])
+        self.places, self.done = dict(state["places"]), dict(state["places"])
         self.rows, self.damaged, self.problem = state["rows"], state["damaged"], state["problem"]
         for run, group, kept in state["systems"]:
             self._system((run, group), kept)
@@ -224,9 +226,7 @@ def on_spark(job: Job, choice: SparkChoice, take: Take) -> Iterator[Running]:
     """The job on Spark, until the context ends."""
     if choice.connect:
         raise InvalidPolicy("--master", "a stream is judged where its session is: Spark Connect cannot do that")
-    settings = {**STREAMING, **choice.settings}
-    chosen = SparkChoice(choice.master, choice.config, settings)
-    with spark_session(chosen, "unisono monitor") as session, streaming(job, session, take) as running:
+    with spark_session(choice, "unisono monitor") as session, streaming(job, session, take) as running:
         yield running
 
 
@@ -243,6 +243,8 @@ def streaming(job: Job, session: SparkSession, take: Take) -> Iterator[Running]:
         def each(frame: Any, batch: int) -> None:  # noqa: ARG001 - Spark's; where the streams are says more
             running.happened(service.take(blocks_of(frame.collect())), take)
 
+        for name, value in STREAMING.items():
+            session.conf.set(name, value)
         session.dataSource.register(MetricSource)
         source = session.readStream.format(NAME).option("path", str(job.directory.resolve()))
         query = (
@@ -324,5 +326,5 @@ class Running:
             raise UnisonoError(f"the measurement stopped: {problem}")
 
     def read(self, places: dict[str, int]) -> bool:
-        """Whether all of this was taken."""
-        return all(self.service.places.get(path, 0) >= end for path, end in places.items())
+        """Whether all of this was taken, and what follows from it is known."""
+        return all(self.service.done.get(path, 0) >= end for path, end in places.items())
