@@ -7,6 +7,8 @@ not related to. Whatever was lost is asked for again by who is held up.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+
 from unisono.model.topology import Topology
 from unisono.wire.multigroup import time_of
 
@@ -26,8 +28,8 @@ class BarrierCalls:
             number(one): frozenset(number(other) for other in topology.neighbours(one)) for one in topology.names
         }
         self._senders_to = {number(name): tuple(map(number, topology.senders_to(name))) for name in topology.names}
-        self.wanted = 0
-        """The own group's stamps are to come as far as this."""
+        self._wanted: list[int] = []
+        """How far the own group's stamps are to come, ascending."""
         self._owed: dict[int, list[int]] = {}
         """By receiving group, the barriers that it waits for."""
         self._told: dict[int, int] = {}
@@ -57,7 +59,7 @@ class BarrierCalls:
             owed.append(stamp)
         concerned = bool(mask >> self.me & 1)
         if held_up or concerned:
-            self.wanted = max(self.wanted, stamp)
+            self.want(stamp)
         if not concerned:
             return []
         unreached = []
@@ -67,6 +69,26 @@ class BarrierCalls:
                 if group not in self._related[source]:
                     unreached.append(group)
         return unreached
+
+    def want(self, stamp: int) -> None:
+        """The own group's stamps are to come as far as this."""
+        if len(self._wanted) >= OWED_MAX:
+            del self._wanted[: OWED_MAX // 2]
+        if not self._wanted or stamp > self._wanted[-1]:
+            self._wanted.append(stamp)
+        elif stamp not in self._wanted:
+            insort(self._wanted, stamp)
+
+    def wanted(self, last: int, covered: int, limit: int | None = None) -> int | None:
+        """The largest stamp beyond `covered`, and up to `limit`, that is wanted; up to `last` all is well."""
+        del self._wanted[: bisect_right(self._wanted, last)]
+        at = len(self._wanted) if limit is None else bisect_right(self._wanted, limit)
+        return self._wanted[at - 1] if at and self._wanted[at - 1] > covered else None
+
+    def first_wanted(self, covered: int) -> int | None:
+        """The smallest stamp beyond `covered` that is wanted."""
+        at = bisect_right(self._wanted, covered)
+        return self._wanted[at] if at < len(self._wanted) else None
 
     def own(self, stamp: int, mask: int) -> None:
         """A message of the own group, whose sender has told all groups that may hold it up here."""

@@ -61,10 +61,10 @@ class GroupLeading:
     def _null(self, horizon: int, window_ns: int) -> Null | None:
         number = max(self._nulls, self._log.nulls)
         if self._rules.liveness == "on_demand":
-            wanted = self._calls.wanted
-            if wanted <= self._covered or (window_ns and time_of(wanted) > horizon):
-                return None
-            return Null(number, wanted)
+            wanted = self._calls.wanted(
+                self._log.last, self._covered, stamp_of(horizon + 1, 0) - 1 if window_ns else None
+            )
+            return None if wanted is None else Null(number, wanted)
         if self._null_under_way and self._log.nulls < self._nulls:
             return None
         if horizon < self._last_barrier() + self._rules.barrier_threshold_ns:
@@ -89,6 +89,6 @@ class GroupLeading:
         if self._rules.liveness == "periodic":
             if not (self._null_under_way and self._log.nulls < self._nulls):
                 times.append(self._last_barrier() + self._rules.barrier_threshold_ns + window_ns)
-        elif self._calls.wanted > self._covered:
-            times.append(time_of(self._calls.wanted) + window_ns)
+        elif (wanted := self._calls.first_wanted(self._covered)) is not None:
+            times.append(time_of(wanted) + window_ns)
         return min(times, default=None)

@@ -20,16 +20,19 @@ from unisono.layers.consensus import Consensus
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Restored
 from unisono.model.events import Left, Violation
+from unisono.model.grades import Grade
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.writes import Memory
 from unisono.orders.agreeing import Agreeing
 from unisono.orders.barrier_calls import BarrierCalls
+from unisono.orders.early import Early, Window
 from unisono.orders.gate import Gate
 from unisono.orders.group_leading import NULL_BYTES, GroupLeading
 from unisono.orders.group_log import GroupLog
 from unisono.orders.group_memory import foreign_write, own_memory, own_writes, recall, restore, saved
+from unisono.orders.held_up import HeldUp
 from unisono.orders.modes import Mode
 from unisono.orders.outward import Outward
 from unisono.orders.proposals import AHEAD_MAX, Proposals
@@ -58,7 +61,6 @@ WINDOW = 64
 AGAIN_AT_ONCE = 8
 COMPACT_EVERY = 4096
 """So many instances are kept before the log is cut."""
-BACKOFF_MOST = 4
 BLOCKED_AFTER = 4
 """Having asked for a barrier so often, a member says that it is held up."""
 
@@ -101,7 +103,9 @@ class QuasiGenuine(Agreeing):
             max_frame=policy.max_frame,
             retry_ns=retry_ns(policy.timing),
         )
-        self.unpacking = Unpacking(policy.timing, None)
+        self.window = Window(self.rules.window_ns, policy.timing.delta_ns + policy.timing.gamma_ns)
+        self.early = Early(self.window, policy.timing) if self.rules.optimistic else None
+        self.unpacking = Unpacking(policy.timing, None if self.early is None else Grade.FINAL)
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
         self._offered_at = 0
         self._leaving_since: int | None = None
@@ -110,8 +114,8 @@ class QuasiGenuine(Agreeing):
         self._guides: dict[int, int] = {}
         """By other group, who seems to lead it."""
         self._acks: dict[tuple[int, int], None] = {}
-        self._asked_at = self._asks = 0
-        self._held_up: int | None = None
+        periodic = self.rules.liveness == "periodic"
+        self.held_up = HeldUp(max(retry_ns(policy.timing), self.bound_ns() if periodic else 0))
         self._first_slot = 0
         """From here on this member delivers everything."""
         if consensus.decisions and isinstance(consensus.decisions[0], Restored):
@@ -183,15 +187,15 @@ class QuasiGenuine(Agreeing):
         """The consensus's alarm, and those for what is held back, late or unanswered."""
         if self.mode is Mode.LEFT:
             return None
-        times = [self.consensus.wake_at()]
+        times = [self.consensus.wake_at(), self.held_up.again_at()]
         if self.sending.waiting and self.consensus.leader is not None:
             times.append(self._offered_at + self._patience_ns())
-        if self._held_up is not None:
-            times.append(self._ask_again_at())
+        if self.early is not None:
+            times.append(self.early.due_at())
         if self.consensus.leading:
             times.append(self.outward.wake_at())
             if self._room():
-                times.append(self.leading.due_at(self._window_ns()))
+                times.append(self.leading.due_at(self.window.ns))
         return min((at for at in times if at is not None), default=None)
 
     def new_rate(self, now: int, rate: Rate) -> None:
@@ -206,12 +210,12 @@ class QuasiGenuine(Agreeing):
 
     # -- what others say -------------------------------------------------------------------------------------
 
-    def _window_ns(self) -> int:
-        return self.rules.window_ns or 0
-
     def _on_cast(self, now: int, group: int, parcel: Parcel, cast: Cast) -> None:
         """FR-Deliver(m)."""
         stamp = stamp_of(cast.ts, parcel.sender)
+        self.window.note(now - cast.ts)
+        if self.early is not None and cast.mask >> self.me & 1:
+            self.early.add(now, stamp, parcel, cast.parcel)
         if group == self.me:
             settled = self.log.settled(parcel.sender, parcel.incarnation)
             if self.proposals.add(parcel, cast, settled):
@@ -246,7 +250,7 @@ class QuasiGenuine(Agreeing):
         if fresh:
             self.writes.append(foreign_write(group, fresh))
             if self.rules.liveness == "on_demand":
-                self.calls.wanted = max(self.calls.wanted, fresh[-1][1].stamp)
+                self.calls.want(fresh[-1][1].stamp)
         if frame.number:
             self._acks[frame.sender, group] = None
 
@@ -269,13 +273,26 @@ class QuasiGenuine(Agreeing):
         hints: dict[int, tuple[int, int]] = {}
         for unsettled in islice(sending.waiting, sending.offered, AHEAD_MAX):
             self._hand_in(now, leader, unsettled.cast)
-            if not unsettled.told and self.rules.liveness == "on_demand":
-                unsettled.told, mask = True, unsettled.cast.mask
+            if self.early is not None and not unsettled.told:
+                self._cast(now, leader, unsettled.cast)
+            told, unsettled.told, mask = unsettled.told, True, unsettled.cast.mask
+            if not told and self.rules.liveness == "on_demand":
                 for group in self.calls.hints(mask):
+                    if self.early is not None and mask >> group & 1:
+                        continue
                     hints[group] = (sending.stamp(unsettled), hints.get(group, (0, 0))[1] | mask)
         sending.offered = min(len(sending.waiting), AHEAD_MAX)
         for group, (stamp, mask) in hints.items():
             self._ask(now, group, Want(stamp, mask))
+
+    def _cast(self, now: int, leader: int, cast: Cast) -> None:
+        """FR-MCast to all destinations, which deliver early."""
+        me, topology = self._policy.member, self.rules.topology
+        if leader != me and cast.mask >> self.me & 1:
+            self._on_cast(now, self.me, parcel_of(cast.parcel), cast)
+        for member in topology.members_of(topology.unmasked(cast.mask)):
+            if member not in {leader, me}:
+                self._say(now, Kind.CAST, encode_cast(cast), member)
 
     def _hand_in(self, now: int, leader: int, cast: Cast) -> None:
         if leader == self._policy.member:
@@ -322,7 +339,7 @@ class QuasiGenuine(Agreeing):
 
     def _propose(self, now: int) -> bool:
         consensus = self.consensus
-        value = self.leading.value(now, self._window_ns(), consensus.max_value) if self._room() else None
+        value = self.leading.value(now, self.window.ns, consensus.max_value) if self._room() else None
         return value is not None and consensus.propose(now, consensus.next_free, value)
 
     def _room(self) -> bool:
@@ -355,15 +372,18 @@ class QuasiGenuine(Agreeing):
 
     def _deliver(self, now: int) -> None:
         for _, entry in self.gate.open(self.log.last):
+            if self.early is not None:
+                self.early.final(entry.parcel)
             batch = self.unpacking.batch(entry.stamp, entry.parcel)
             if batch is not None:
                 self.events.append(batch)
+        if self.early is not None:
+            self.events += self.early.due(now)
         pending = self.gate.pending
-        if not pending:
-            self._held_up = None
-        elif self._held_up != pending[0][0]:
-            self._held_up, self._asks, self._asked_at = pending[0][0], 0, now
+        self.held_up.note(now, pending[0][0] if pending else None)
         if pending and self.consensus.leading and self.rules.liveness == "on_demand":
+            if self.log.last < self.gate.top:
+                self.calls.want(self.gate.top)
             for group in self.calls.missing(self.gate.blockers(), self.gate.top):
                 self._ask(now, group, Want(self.gate.top, 1 << self.me))
 
@@ -400,21 +420,16 @@ class QuasiGenuine(Agreeing):
             self._offered_at = now
             for unsettled in islice(sending.waiting, min(sending.offered, AGAIN_AT_ONCE)):
                 self._hand_in(now, leader, unsettled.cast)
-        if self._held_up is not None and now >= self._ask_again_at():
-            self._asks, self._asked_at = self._asks + 1, now
+        if self.held_up.due(now):
             blockers = self.gate.blockers()
             if self.rules.liveness == "on_demand":
                 for group in blockers:
                     self._ask(now, group, Want(self.gate.top, 1 << self.me), everybody=True)
-            if self._asks == BLOCKED_AFTER and blockers:
+            if self.held_up.asks == BLOCKED_AFTER and blockers:
                 names = ", ".join(self.rules.topology.names[group] for group in blockers)
-                text = f"deliveries wait for barriers of {names}, asked for {self._asks} times"
+                text = f"deliveries wait for barriers of {names}, asked for {self.held_up.asks} times"
                 self.events.append(Violation("held up", text, self._policy.member))
         self.watch_leader(now)
-
-    def _ask_again_at(self) -> int:
-        wait_ns = max(retry_ns(self._timing), self.bound_ns() if self.rules.liveness == "periodic" else 0)
-        return self._asked_at + (wait_ns << min(self._asks, BACKOFF_MOST))
 
     def _depart_if_done(self, now: int) -> None:
         """All is in its place, and sent on; a leader stays until the others know, for as long as that can take."""
