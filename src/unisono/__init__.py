@@ -9,6 +9,7 @@ from unisono.errors import (
     Infeasible,
     InvalidPolicy,
     MessageTooLarge,
+    NotRelated,
     ReservationRefused,
     SlaError,
     UnisonoError,
@@ -30,6 +31,7 @@ from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.stats import Stats
+from unisono.model.topology import Multigroup, Topology
 from unisono.model.views import View
 from unisono.qos.reservation import Link
 
@@ -48,6 +50,8 @@ __all__ = [
     "Link",
     "MessageTooLarge",
     "MetricRow",
+    "Multigroup",
+    "NotRelated",
     "Notice",
     "Rate",
     "Redundancy",
@@ -57,6 +61,7 @@ __all__ = [
     "SlaViolation",
     "Stats",
     "TimingChange",
+    "Topology",
     "UnisonoError",
     "View",
     "ViewChange",

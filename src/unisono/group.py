@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -18,10 +17,11 @@ from unisono.model.metrics import MetricRow
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
-from unisono.model.rest import Rest
+from unisono.model.rest import rest_of
 from unisono.model.sla import SlaSet
 from unisono.model.stats import Stats
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
+from unisono.model.topology import Multigroup, Topology
 from unisono.orders.packing import reservation
 from unisono.qos.oversight import Listener
 from unisono.qos.reservation import Link, LinkShare
@@ -76,6 +76,7 @@ def join(
     monitor: bool | MetricSink = False,
     storage: str | Path | None = None,
     fsync: str = "always",
+    topology: Topology | Multigroup | None = None,
 ) -> Joining:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
@@ -98,6 +99,8 @@ def join(
     function is given the rows of each collecting interval.
     `storage` is the file in which this member keeps its promises (consensus), so that it may come back after a crash;
     `fsync` says when it is made durable: "always" before anything rests on it, in a "batch" soon after, "never".
+    `topology` (order="quasi_genuine") says who is in which group and which group may send to which; a `Multigroup`
+    says besides how barriers are made and whether messages are delivered early too.
 
     Raises SlaError, InvalidPolicy, Infeasible or ReservationRefused at once, FormationTimeout if the others do not
     come, and StorageError if the storage cannot be trusted.
@@ -134,6 +137,7 @@ def join(
         monitor=monitor,
         storage=None if storage is None else Path(storage),
         fsync=fsync,
+        multigroup=Multigroup(topology) if isinstance(topology, Topology) else topology,
     )
     setup.check(None if deadline is None else duration_ns(deadline, "deadline"))
     return Joining(setup)
@@ -221,15 +225,16 @@ class Group:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    async def send(self, message: bytes, *, priority: int = 0) -> None:
+    async def send(self, message: bytes, *, priority: int = 0, to: Sequence[str] | None = None) -> None:
         """Multicast one message; waits while the declared rate has no room for it.
 
         Of this member's messages that wait, those of higher `priority` go first; that is all it does, except in the
         priority order. A message that was not taken when the group ends, or when this is cancelled, is not sent.
+        Where there is a topology, the message goes `to` these groups, or NotRelated says which are possible.
         """
-        await self.send_many((message,), priority=priority)
+        await self.send_many((message,), priority=priority, to=to)
 
-    async def send_many(self, messages: Sequence[bytes], *, priority: int = 0) -> None:
+    async def send_many(self, messages: Sequence[bytes], *, priority: int = 0, to: Sequence[str] | None = None) -> None:
         """Multicast many messages in this order; far cheaper per message than `send`."""
         messages = tuple(messages)  # ours: the caller may go on to change its list while this waits
         if not set(map(type, messages)) <= {bytes}:
@@ -238,7 +243,7 @@ class Group:
         if not 0 <= priority <= PRIORITY_MAX:
             raise InvalidPolicy("priority", f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority}")
         if messages:
-            await self._driver.submit(messages, priority)
+            await self._driver.submit(messages, priority, None if to is None else tuple(to))
 
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
@@ -298,15 +303,8 @@ class Group:
         opened, rest = self._opened, self._rest
         if opened is None or not rest:
             return None
-        given, self._rest = opened.count - len(rest), deque()
-        return replace(
-            opened,
-            first_sequence=opened.first_sequence + given,
-            first_place=opened.first_place + given,
-            first_index=opened.first_index + given,
-            count=len(rest),
-            runs=[Rest([delivery.payload for delivery in rest])],
-        )
+        self._rest = deque()
+        return rest_of(opened, rest)
 
     # -- facts -----------------------------------------------------------------------------------------------
 

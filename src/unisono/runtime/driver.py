@@ -153,7 +153,7 @@ class Driver:
 
     # -- to and from the application -------------------------------------------------------------------------
 
-    async def submit(self, messages: Sequence[bytes], priority: int = 0) -> None:
+    async def submit(self, messages: Sequence[bytes], priority: int = 0, groups: tuple[str, ...] | None = None) -> None:
         """Give messages to the stack; returns when all have been taken: back-pressure, never loss.
 
         Of those that wait, the ones of higher priority are offered first.
@@ -162,8 +162,10 @@ class Driver:
         largest, limit = max(map(len, messages), default=0), self.stack.policy.max_message
         if largest > limit:
             raise MessageTooLarge(largest, limit)  # now, and not when the part before it has been sent
+        if groups is not None:
+            self.stack.destinations(groups)  # refused now, if it is
         done = self._loop.create_future()
-        if self._submissions.put(Submission(messages, done, priority)):
+        if self._submissions.put(Submission(messages, done, priority, groups=groups)):
             self._settle()
         await done
 
@@ -172,7 +174,7 @@ class Driver:
         while (first := self._submissions.first) is not None:
             while not first.done.done():
                 piece = first.messages[first.at : first.at + self._offer_most]
-                taken = self._offer(piece, first.priority)
+                taken = self._offer(piece, first.priority, first.groups)
                 first.at += taken
                 if first.at == len(first.messages):
                     first.done.set_result(None)
@@ -180,15 +182,18 @@ class Driver:
                     return
             self._submissions.pop()
 
-    def _offer(self, messages: Sequence[bytes], priority: int) -> int:
+    def _offer(self, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> int:
         # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
         if self._held or not self.transport.writable():
             return 0
         now = self.clock.now()
-        taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
+        if groups is not None:
+            taken = self.stack.submit_to(now, messages, groups)
+        else:
+            taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if taken:
             if self._notes is not None:
-                self._notes.sent(self.sent, list(map(len, messages[:taken])), now, priority)
+                self._notes.sent(self.sent, list(map(len, messages[:taken])), now, priority, groups)
             self.sent += taken
             self._take_events()
         return taken

@@ -29,7 +29,9 @@ class Notes:
         self._clock = clock
         self._slot = self._place = 0
 
-    def sent(self, first_sequence: int, sizes: list[int], now: int, priority: int) -> None:
+    def sent(
+        self, first_sequence: int, sizes: list[int], now: int, priority: int, groups: tuple[str, ...] | None = None
+    ) -> None:
         """The stack took messages of these sizes."""
         slot = self._stack.grid.slot_of(now)
         if slot != self._slot:
@@ -43,6 +45,7 @@ class Notes:
             real_ns=self._clock.real(now),
             local_ns=now,
             priority=priority if priority or self._stack.pulls else None,
+            destinations=None if groups is None else self._stack.destinations(groups),
         )
         self._place += len(sizes)
 

@@ -18,6 +18,7 @@ from unisono.model.references import Reference
 from unisono.model.sla import SlaSet
 from unisono.model.sla_text import parse_slas
 from unisono.model.timing import SLOT_DEFAULT, Timing
+from unisono.model.topology import Multigroup
 from unisono.model.views import View
 from unisono.qos.oversight import Oversight
 from unisono.qos.reservation import Link
@@ -94,6 +95,7 @@ class Setup:
     monitor: bool | MetricSink = False
     storage: Path | None = None
     fsync: str = "always"
+    multigroup: Multigroup | None = None
     salt: str = ""
     """Tells groups of one name with other members apart on the network."""
     search: ByBeacon | ByName | None = None
@@ -163,4 +165,5 @@ class Setup:
             rho_most=0 if self.slas is None or "rho" not in self.slas.adapt else self.slas.rho_most,
             fec_most=0 if self.slas is None or "fec" not in self.slas.adapt else self.slas.fec_most,
             processing_ns=self.processing_ns,
+            multigroup=self.multigroup,
         )

@@ -22,6 +22,8 @@ class Submission:
     done: asyncio.Future[None]
     priority: int = 0
     at: int = 0
+    groups: tuple[str, ...] | None = None
+    """The destinations, where there are several groups."""
 
 
 class Submissions:

@@ -1,0 +1,147 @@
+"""Several groups on real sockets: messages to one or more of them, one order over all, a member that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.model.grades import Grade
+
+PATIENCE_S = 60
+TOPOLOGY = unisono.Topology(
+    {"north": (1, 2, 3), "south": (4, 5, 6)}, {"north": ("north", "south"), "south": ("north", "south")}
+)
+Message = tuple[int, int]
+
+
+async def join_all(
+    topology: unisono.Topology | unisono.Multigroup,
+    members: Sequence[int],
+    peers: dict[int, tuple[str, int]],
+    folder: Path | None = None,
+) -> dict[int, unisono.Group]:
+    joined = await asyncio.gather(
+        *(
+            unisono.join(
+                "areas",
+                member=member,
+                peers=peers,
+                order="quasi_genuine",
+                topology=topology,
+                rate=unisono.Rate(avg=5000, burst=16),
+                max_message=1000,
+                storage=None if folder is None else folder / f"{member}.log",
+                fsync="never",
+            )
+            for member in members
+        )
+    )
+    return dict(zip(members, joined, strict=True))
+
+
+async def finals(group: unisono.Group, count: int, seen: list[unisono.Delivery] | None = None) -> list[Message]:
+    """The next deliveries that are for good."""
+    found: list[Message] = []
+    async with aclosing(group.__aiter__()) as events:
+        async for event in events:
+            if isinstance(event, unisono.Delivery):
+                if seen is not None:
+                    seen.append(event)
+                if event.grade is not Grade.EARLY:
+                    found.append((event.sender, event.sequence))
+                    if len(found) == count:
+                        return found
+    raise AssertionError(f"the group ended after {len(found)} of {count} deliveries")
+
+
+async def send_some(groups: dict[int, unisono.Group], rounds: int) -> None:
+    for number in range(rounds):
+        for member, group in groups.items():
+            await group.send(b"%d of %d" % (number, member), to=("north", "south"))
+
+
+def play(part: Coroutine[None, None, None]) -> None:
+    async def timed() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await part
+
+    asyncio.run(timed())
+
+
+def test_two_groups_deliver_in_one_order() -> None:
+    async def scene() -> None:
+        groups = await join_all(TOPOLOGY, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+        try:
+            waiting = [asyncio.create_task(finals(group, 60)) for group in groups.values()]
+            await send_some(groups, 10)
+            first, *others = await asyncio.gather(*waiting)
+            assert all(other == first for other in others)
+            for member in TOPOLOGY.members:
+                assert [sequence for sender, sequence in first if sender == member] == list(range(10))
+        finally:
+            await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
+
+
+def test_a_group_that_may_not_send_there_is_told_at_once() -> None:
+    async def scene() -> None:
+        one_way = unisono.Topology(TOPOLOGY.groups, {"north": ("north", "south"), "south": ("south",)})
+        groups = await join_all(one_way, one_way.members, free_addresses(one_way.members))
+        try:
+            with pytest.raises(unisono.NotRelated, match="'south' may not send to north"):
+                await groups[5].send(b"no", to=("south", "north"))
+            await groups[1].send(b"yes", to=("south",))
+            await groups[5].send(b"yes", to=("south",))
+            assert sorted(await finals(groups[4], 2)) == [(1, 0), (5, 0)]
+        finally:
+            await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
+
+
+def test_early_and_final_deliveries() -> None:
+    async def scene() -> None:
+        rules = unisono.Multigroup(TOPOLOGY, window_ns=200_000_000, optimistic=True)
+        groups = await join_all(rules, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+        try:
+            seen: list[unisono.Delivery] = []
+            waiting = asyncio.create_task(finals(groups[6], 12, seen))
+            await send_some(groups, 2)
+            await waiting
+            assert sum(event.grade is Grade.FINAL for event in seen) == 12
+            assert {event.id for event in seen if event.grade is Grade.EARLY} <= {
+                event.id for event in seen if event.grade is Grade.FINAL
+            }
+        finally:
+            await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
+
+
+def test_a_member_comes_back_with_its_storage_and_has_all(tmp_path: Path) -> None:
+    async def scene() -> None:
+        peers = free_addresses(TOPOLOGY.members)
+        groups = await join_all(TOPOLOGY, TOPOLOGY.members, peers, tmp_path)
+        try:
+            before = [asyncio.create_task(finals(group, 12)) for group in groups.values()]
+            await send_some(groups, 2)
+            whole, *_ = await asyncio.gather(*before)
+            groups[5]._close()  # as a crash does: nobody is told
+            gone = groups.pop(5)
+            more = [asyncio.create_task(finals(group, 5)) for group in groups.values()]
+            await send_some(groups, 1)
+            whole += (await asyncio.gather(*more))[0]
+            assert gone.member == 5
+            groups |= await join_all(TOPOLOGY, (5,), peers, tmp_path)
+            assert await finals(groups[5], 17) == whole
+        finally:
+            await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
