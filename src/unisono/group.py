@@ -62,6 +62,7 @@ def join(
     loss_burst: int = 0,
     fec: tuple[int, int] | None = None,
     reliable: Redundancy | None = None,
+    grades: str = "early",
     processing: str | int = 0,
     max_message: int = 4096,
     max_frame: int | None = None,
@@ -89,8 +90,8 @@ def join(
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
     redundancy against a lost of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
-    times, and `delta` is then the time within which that reaches everyone. `processing` is what a leader takes over
-    one message.
+    times, and `delta` is then the time within which that reaches everyone. `grades` is "early", "final" (only what all
+    have agreed on) or "both", each message in both grades (vbr). `processing` is what a leader takes over one message.
     `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
     capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
     happens; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.
@@ -125,6 +126,7 @@ def join(
         loss_burst=loss_burst,
         fec=fec,
         reliable=reliable,
+        grades=grades,
         processing_ns=duration_ns(processing, "processing"),
         multicast=None if multicast is None else address_of("multicast", multicast),
         link=link or Link(),

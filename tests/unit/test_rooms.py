@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "experiments": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
     "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check", "experiments"),
     "dashboard": ("errors", "model", "trace"),
-    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group"),
+    "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group", "replica"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),

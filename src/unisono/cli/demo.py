@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from unisono.check.suite import latency_of
 from unisono.check.verdict import Status
 from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, strike
+from unisono.cli.grades_shown import grades_shown
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable, print_json
 from unisono.cli.second_opinion import ask_spark
 from unisono.cluster.judge import Judgement, judge, note_crashes
@@ -21,6 +23,7 @@ from unisono.cluster.node import member_joining
 from unisono.cluster.playable import caution, fates, left_out, refuse_unplayable
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ms
+from unisono.model.grades import GRADES
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
 from unisono.model.scenario_text import parse_scenario
@@ -52,6 +55,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         default="vbr",
         help="vbr, cbr, leader, timestamp, priority, or a service without an order: "
         "reliable, fifo, causal, uniform (default vbr)",
+    )
+    verb.add_argument(
+        "--grades",
+        choices=GRADES,
+        default="early",
+        help="early: as the order delivers; final: when all have agreed; both: each message in both grades (vbr)",
     )
     verb.add_argument("--seconds", type=float, default=10, help="how long to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
@@ -181,6 +190,7 @@ name = "demo"
 order = "{"vbr" if options.order == "auto" else options.order}"
 members = {members}
 failures = {str(failures).lower()}
+grades = "{options.grades}"
 loss_burst = {options.loss_burst}
 fec = "{options.fec or ""}"
 processing = "{options.processing}ns"
@@ -377,14 +387,17 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
     theta_ms, out = ms(scenario.timing.theta_ns), sys.stdout
     out.write(f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent; delivered ")
     out.write(", ".join(f"{m}: {n:,}" for m, n in result["delivered"].items()) + "\n\n")
+    width = max(16, *(len(name) + 1 for name in judgement.verdicts))
     for name, check in judgement.verdicts.items():
-        if name == "latency":
+        if name.startswith("latency"):
             continue
         mark = {"valid": "✓", "violated": "✗", "unknown": "?"}[check.status.value]
         detail = check.witness.text if check.witness else check.reason
-        out.write(f"  {mark} {name.replace('_', ' '):<16}{check.status.value}{': ' + detail if detail else ''}\n")
+        out.write(f"  {mark} {name.replace('_', ' '):<{width}}{check.status.value}{': ' + detail if detail else ''}\n")
     out.write(f"\n  latency ms     p50 {latency['p50']:.2f}   p99 {latency['p99']:.2f}   p99.9 {latency['p999']:.2f}")
     out.write(f"   max {latency['max']:.2f}\n")
+    if result["grades"] is not None:
+        out.write(grades_shown(result["grades"], latency))
     plain = scenario.order == "vbr" and not scenario.failures
     if scenario.order in PRIORITY_ORDERS:
         overtakings = judgement.verdicts["priority_accounting"].figures["overtakings"]
@@ -402,7 +415,7 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
     if judgement.outage_ns:
         out.write(f"                 of which {ms(judgement.outage_ns):.2f} for waiting as long as declared for ")
         out.write("who died or was not heard\n")
-    total = judgement.verdicts["latency"].figures["deliveries"]
+    total = latency_of(judgement.verdicts).figures["deliveries"]
     out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
         f"  declared       {result['declared_bound_ms']:g} ms with Δ {ms(scenario.timing.delta_ns):g}, Γ "

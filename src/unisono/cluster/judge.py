@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from unisono.check.finals import EARLY
 from unisono.check.latency import latency
-from unisono.check.suite import check_all
+from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cluster.local import Node, Report
+from unisono.cluster.two_grades import compared
 from unisono.model.durations import ms
 from unisono.model.faults import described
 from unisono.model.histogram import Histogram
@@ -38,6 +40,9 @@ ORDER_CHECKS = (
     "agreement",
     "uniform_agreement",
     "causal",
+    "final_order",
+    "final_agreement",
+    "early_in_final",
 )
 
 
@@ -82,6 +87,7 @@ class Judgement:
     """The run's verdicts and figures."""
 
     trace: Trace
+    """With early deliveries only, where there are two grades."""
     verdicts: dict[str, Verdict]
     measured: Measured
     bound_ns: int
@@ -91,6 +97,8 @@ class Judgement:
     outage_ns: int
     """How much of the bound is for members that died or were not heard."""
     finals: Mapping[int, Report]
+    grades: dict[str, Any] | None = None
+    """How members compare in each grade, where there are two."""
 
     @property
     def verdict(self) -> Status:
@@ -98,7 +106,8 @@ class Judgement:
 
         The bound rests on Δ, which is a property of a machine that others use too.
         """
-        return overall({name: self.verdicts[name] for name in ORDER_CHECKS if name in self.verdicts})
+        judged = {name: verdict for name, verdict in self.verdicts.items() if name.partition("[")[0] in ORDER_CHECKS}
+        return overall(judged)
 
     def same_sequence(self) -> bool:
         """Whether every member delivered the very same sequence."""
@@ -143,7 +152,7 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         """The figures that `demo --json` prints."""
-        figures = self.verdicts["latency"].figures
+        figures = latency_of(self.verdicts).figures
         return {
             "verdict": self.verdict.value,
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
@@ -165,6 +174,7 @@ class Judgement:
             "injected": _added(final["injected"] for final in self.finals.values()),
             "missing": self.missing(),
             "qos": self.told(),
+            "grades": self.grades,
             "violations": sorted({text for final in self.finals.values() for text in final["violations"]}),
         }
 
@@ -223,4 +233,7 @@ def judge(
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
     declared_ns = _bound(scenario, replace(scenario.timing, theta_ns=scenario.longest_slot_ns), died)
-    return Judgement(trace, check_all(trace), what, bound_ns, declared_ns, bound_ns - usual_ns, finals)
+    verdicts, grades = check_all(trace), None
+    if EARLY in trace.delivered_grades() and scenario.grades == "both":
+        trace, grades = trace.graded(EARLY), compared(trace, verdicts, finals)
+    return Judgement(trace, verdicts, what, bound_ns, declared_ns, bound_ns - usual_ns, finals, grades)

@@ -22,12 +22,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.cluster.two_grades import Grading
 from unisono.errors import EnvironmentLacks, GroupClosed
 from unisono.group import Group, Joining, join
 from unisono.model.delays import Chance
 from unisono.model.durations import NS_PER_S, ms
 from unisono.model.events import Batch, Notice, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
+from unisono.model.grades import Grade
 from unisono.model.histogram import Histogram
 from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Workload
 from unisono.model.scenario_text import parse_scenario
@@ -82,6 +84,7 @@ def member_joining(
         loss_burst=scenario.loss_burst,
         fec=scenario.fec,
         reliable=scenario.reliable,
+        grades=scenario.grades,
         processing=scenario.processing_ns,
         max_message=scenario.max_message,
         multicast=multicast,
@@ -136,10 +139,11 @@ class MemberRun:
         self.metrics = MetricWriter(*where, life=self.incarnation)
         self.slas = parse_slas(*setup["slas"]) if setup.get("slas") else None
         self.sla_events: list[dict[str, Any]] = []
+        self._grading = Grading() if self.scenario.grades == "both" else None
 
     def _storage(self) -> Path | None:
         """Where an order that keeps promises through a crash has them: their next life in this run reads them."""
-        if not durable(self.scenario.order):
+        if not durable(self.scenario.order, self.scenario.grades):
             return None
         self._memory.mkdir(parents=True, exist_ok=True)
         return self._memory / f"member-{self.member}.sqlite"
@@ -184,6 +188,7 @@ class MemberRun:
                 # back has more to make up for, and may need the others for it.
                 patience = (FAREWELL_S if gaps else GATHER_S) if self._mortal() else None
                 await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
+                await self._settle(ending)
         finally:
             loop.remove_reader(sys.stdin.fileno())
             for task in (sending, reporting, *ending[:2]):
@@ -195,6 +200,14 @@ class MemberRun:
                 self.writer.close()
                 self.metrics.close()
         self._report_final(group, in_order)
+
+    async def _settle(self, ending: Sequence[asyncio.Task[Any]]) -> None:
+        """In both grades: stay until all that was early is final, unless that takes too long or there is a signal."""
+        give_up = time.monotonic() + GATHER_S
+        while self._grading is not None and not self._grading.settled and time.monotonic() < give_up:
+            if ending[0].done() or ending[-1].done():
+                return
+            await asyncio.sleep(ROLL_CALL_EVERY_S)
 
     def _mortal(self) -> bool:
         return self.scenario.failures or any(isinstance(fault, Crash) for fault in self.scenario.faults)
@@ -209,6 +222,10 @@ class MemberRun:
     async def _consume(self, group: Group) -> None:
         async for event in group.batches():
             if isinstance(event, Batch):
+                if self._grading is not None:
+                    self._grading.take(event)
+                    if event.grade is Grade.FINAL:
+                        continue
                 now = time.time_ns()
                 if self._last_delivery_ns:
                     self.longest_gap_ns = max(self.longest_gap_ns, now - self._last_delivery_ns)
@@ -321,6 +338,7 @@ class MemberRun:
             violations=self.violations,
             qos=self.sla_events,
             trace_dropped=self.writer.dropped,
+            grades=None if self._grading is None else self._grading.report(),
             injected={"datagrams": self.injection.datagrams, "lost": self.injection.lost},
         )
 

@@ -83,6 +83,7 @@ class Setup:
     loss_burst: int
     fec: tuple[int, int] | None
     reliable: Redundancy | None
+    grades: str
     processing_ns: int
     multicast: tuple[str, int] | None
     link: Link
@@ -130,8 +131,9 @@ class Setup:
 
     def check(self, deadline_ns: int | None) -> None:
         """Refuse what can be refused before there is a socket."""
-        if self.storage is not None and not durable(self.order):
-            raise InvalidPolicy("storage", f"the order {self.order} keeps nothing on stable storage; consensus does")
+        if self.storage is not None and not durable(self.order, self.grades):
+            text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
+            raise InvalidPolicy("storage", text)
         check_fsync(self.fsync)
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
@@ -162,6 +164,7 @@ class Setup:
             loss_burst=self.loss_burst,
             fec=self.fec,
             reliable=self.reliable,
+            grades=self.grades,
             rho_most=0 if self.slas is None or "rho" not in self.slas.adapt else self.slas.rho_most,
             fec_most=0 if self.slas is None or "fec" not in self.slas.adapt else self.slas.fec_most,
             processing_ns=self.processing_ns,
