@@ -245,7 +245,8 @@ class MemberRun:
                 self._tell(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
-            if self._byes >= self._staying.intersection(group.members):
+            # One that is to be killed and begins alone must not take nobody's goodbye for everybody's.
+            if self._byes and self._byes >= self._staying.intersection(group.members):
                 self._all_said_bye.set()
             if isinstance(event, Batch) and self._pause_s:
                 await asyncio.sleep(self._pause_s)

@@ -136,7 +136,7 @@ class Final(OverOrder):
             case Holdings() as holdings:
                 self._on_holdings(frame, holdings)
             case Want() as want:
-                self._recovery.give(now, frame.sender, want)
+                self._recovery.give(now, frame.sender, want, self._agreed if self.entered() else ())
             case Give() as give:
                 self._on_give(frame.sender, give)
 
@@ -367,7 +367,7 @@ class Final(OverOrder):
         self._lacking = False
         trusted = self.consensus.detector.trusted(self.consensus.peers)
         self._recovery.ask(now, self._agreed, self.reports, trusted, self._done())
-        if self._agreed and self._recovery.hopeless(self._agreed[0].extent, trusted):
+        if self._agreed and self._recovery.hopeless(self._agreed[0].extent, self.consensus.majority):
             self._left_behind("what was agreed on meanwhile is not kept any more")
 
     def _forget(self) -> None:

@@ -61,10 +61,9 @@ class Recovery:
         due = self.due()
         return due is not None and now >= due
 
-    def hopeless(self, extent: Extent, peers: Sequence[int]) -> bool:
-        """Whether nobody who is there keeps this any more."""
-        lost = self._lost.get(extent.cell, {})
-        return bool(peers) and all(peer in lost for peer in peers)
+    def hopeless(self, extent: Extent, majority: int) -> bool:
+        """Whether a majority had this and keeps it no longer."""
+        return len(self._lost.get(extent.cell, {})) >= majority
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -113,12 +112,12 @@ class Recovery:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def give(self, now: int, to: int, want: Want) -> None:
-        """Somebody lacks messages: as much of them as is here."""
-        frames = 0
+    def give(self, now: int, to: int, want: Want, agreed: Iterable[Agreed]) -> None:
+        """Somebody lacks messages: as much of them as is here. What is `agreed` and still to come here was never had."""
+        frames, coming = 0, {one.extent.cell for one in agreed}
         for extent in want.extents:
             held = self._store.ranges(extent.cell)
-            if not held and not self._log.left(extent):
+            if not held and not self._log.left(extent) and extent.cell not in coming:
                 self._say(now, Give(extent, 0, 0, b""), to)
                 continue
             for first, last in held:
