@@ -136,7 +136,7 @@ class Final(OverOrder):
             case Holdings() as holdings:
                 self._on_holdings(frame, holdings)
             case Want() as want:
-                self._recovery.give(now, frame.sender, want, self._agreed if self.entered() else ())
+                self._recovery.give(now, frame.sender, want, self._forgotten)
             case Give() as give:
                 self._on_give(frame.sender, give)
 
@@ -369,6 +369,11 @@ class Final(OverOrder):
         self._recovery.ask(now, self._agreed, self.reports, trusted, self._done())
         if self._agreed and self._recovery.hopeless(self._agreed[0].extent, self.consensus.majority):
             self._left_behind("what was agreed on meanwhile is not kept any more")
+
+    def _forgotten(self, extent: Extent) -> bool:
+        """Whether this was delivered finally here; what is still to come, or was before this member, it never had."""
+        coming = any(one.extent.cell == extent.cell for one in self._agreed)
+        return self.entered() and not coming and not self.log.left(extent)
 
     def _forget(self) -> None:
         """Keep nothing that everybody has; for who is silent, only so much."""

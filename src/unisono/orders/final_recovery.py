@@ -112,12 +112,12 @@ class Recovery:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def give(self, now: int, to: int, want: Want, agreed: Iterable[Agreed]) -> None:
-        """Somebody lacks messages: as much of them as is here. What is `agreed` and still to come here was never had."""
-        frames, coming = 0, {one.extent.cell for one in agreed}
+    def give(self, now: int, to: int, want: Want, forgotten: Callable[[Extent], bool]) -> None:
+        """Somebody lacks messages: as much of them as is here, or the word that they are forgotten."""
+        frames = 0
         for extent in want.extents:
             held = self._store.ranges(extent.cell)
-            if not held and not self._log.left(extent) and extent.cell not in coming:
+            if not held and forgotten(extent):
                 self._say(now, Give(extent, 0, 0, b""), to)
                 continue
             for first, last in held:
