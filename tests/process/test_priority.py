@@ -42,4 +42,8 @@ def test_the_demo_of_the_priority_order_is_valid(
     assert main([*words, "--out", str(tmp_path)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["checks"]["priority_accounting"]["verdict"] == "valid"
+    assert shown["checks"]["view_atomicity"]["verdict"] == "valid"
+    assert shown["checks"]["priority_accounting"]["figures"]["overtakings"] > 0
+    assert shown["bound_ms"] is None, "the consumers set the pace"
+    assert shown["late"] is None
     assert shown["verdict"] == "valid"

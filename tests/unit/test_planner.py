@@ -194,3 +194,27 @@ def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
 def test_what_cannot_be_planned_is_refused(wrong: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidPolicy, match=field):
         replace(ASK, **wrong)  # type: ignore[arg-type]
+
+
+def test_the_priority_order_is_listed_with_what_it_cannot_promise() -> None:
+    found = plan(replace(ASK, failures=1))
+    plain, coordinated = offered(found, "priority"), offered(found, "priority_coordinator")
+    assert (plain.latency_bound_ns, coordinated.latency_bound_ns) == (2 * 10 * MS, 3 * 10 * MS), "into the queues"
+    assert plain.feasible
+    assert coordinated.feasible
+    assert "the consumers set the pace" in plain.why[0]
+    late = offered(plan(replace(ASK, deadline_ns=500 * MS)), "priority")
+    assert not late.feasible
+    assert "no deadline can be promised" in late.why[0]
+    assert not offered(plan(replace(ASK, failures=3)), "priority").feasible, "a majority must survive"
+
+
+def test_the_priority_order_is_chosen_where_priorities_are_asked_for_and_only_there() -> None:
+    found = plan(replace(ASK, failures=1))
+    assert found.chosen is not None
+    assert not found.chosen.by_priority
+    urgent = plan(replace(ASK, failures=1, priorities=True))
+    assert urgent.chosen is not None
+    assert urgent.chosen.order in {"priority", "priority_coordinator"}
+    assert "a priority changes nothing in its order" in offered(urgent, "vbr with failures").why[0]
+    assert plan(replace(ASK, priorities=True, deadline_ns=500 * MS)).chosen is None

@@ -15,6 +15,7 @@ import unisono
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import duration_text, ms
+from unisono.model.priorities import PRIORITY_ORDERS
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -135,7 +136,9 @@ async def _chat(options: argparse.Namespace) -> int:
     if not options.json:
         _note(f"member {group.member} of {group.reference}")
         there = ", ".join(map(str, group.members))
-        _note(f"members {there}; every delivery within {duration_text(group.bound_ns)}")
+        bound = duration_text(group.bound_ns)
+        pulls = options.order in PRIORITY_ORDERS
+        _note(f"members {there}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}"))
     printing = asyncio.create_task(_print(group, options.json))
     reading = asyncio.create_task(_read(group))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -43,6 +43,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
     verb.add_argument("--failures", type=int, default=0, metavar="f", help="how many members may crash")
     verb.add_argument("--reliable", action="store_true", help="rule out gaps in the order")
+    verb.add_argument("--priorities", action="store_true", help="urgent messages overtake what is queued, everywhere")
     verb.add_argument("--deadline", type=duration, help="the latency that must be kept")
     verb.add_argument("--reliability", type=float, default=0.0, help="probability that a message reaches everyone")
     verb.add_argument("--relative", metavar="U/S", help="once one has a message, everyone within S, with probability U")
@@ -85,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
         fec=parse_fec(options.fec),
         failures=options.failures,
         reliable=options.reliable,
+        priorities=options.priorities,
         deadline_ns=options.deadline,
         delay=parse_delay(options.delay, "--delay") if options.delay is not None else None,
         session_ns=options.session,
@@ -122,7 +124,8 @@ def _row(offer: Offer) -> dict[str, Any]:
     return {
         "order": offer.order,
         "feasible": offer.feasible,
-        "latency_bound_ms": ms(offer.latency_bound_ns),
+        "latency_bound_ms": None if offer.by_priority else ms(offer.latency_bound_ns),
+        **({"queue_bound_ms": ms(offer.latency_bound_ns)} if offer.by_priority else {}),
         "outage_ms": None if offer.outage_ns is None else ms(offer.outage_ns),
         "reliability": offer.reliability,
         "avg_rate": offer.avg_rate,
@@ -153,9 +156,10 @@ def _print(found: Plan, delta_ns: int, delay: str | None) -> None:
         out.write(f"Δ = {duration_text(delta_ns)} of {delay}\n\n")
     for offer in found.candidates:
         mark = "→" if offer is found.chosen else ("✓" if offer.feasible else "✗")
+        word, bound = "queue" if offer.by_priority else "bound", duration_text(offer.latency_bound_ns)
         out.write(
-            f"{mark} {offer.order:<24} bound {duration_text(offer.latency_bound_ns):>9}   {offer.avg_rate:9.6g} "
-            f"datagrams/s   burst {offer.max_burst:<5} reliability {offer.reliability:.6g}\n"
+            f"{mark} {offer.order:<24} {word} {bound:>9}   {offer.avg_rate:9.6g} datagrams/s   burst "
+            f"{offer.max_burst:<5} reliability {offer.reliability:.6g}\n"
         )
         for line in offer.why:
             out.write(f"      {line}\n")

@@ -95,7 +95,7 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
         "deliveries": sum(result.delivered.values()),
         "latency_max_ms": ms(figures["max_ns"]),
         "latency_p50_ms": ms(figures["p50_ns"]),
-        "bound_ms": ms(result.meta.bound_ns or 0),
+        "bound_ms": None if result.meta.bound_ns is None else ms(result.meta.bound_ns),
         "late": figures["late"],
         "overhead": {
             "avg_rate": result.overhead.avg_rate,
@@ -146,9 +146,10 @@ def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[
     for name, check in verdicts.items():
         detail = check.witness.text if check.witness else check.reason
         out.write(f"  {name.replace('_', ' '):<{width}}{check.status.value}{': ' + detail if detail else ''}\n")
+    bound = "no bound" if worst["bound_ms"] is None else f"bound {worst['bound_ms']:g} ms"
     out.write(
         f"  {worst['sent']:,} messages sent, {worst['deliveries']:,} deliveries; latency median "
-        f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, bound {worst['bound_ms']:g} ms\n"
+        f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, {bound}\n"
         f"  frames per slot: {worst['overhead']['avg_rate']:.3g} on average, {worst['overhead']['max_burst']} at most; "
         f"{worst['events']:,} events\n"
     )

@@ -153,6 +153,9 @@ class Judgement:
     def to_json(self) -> dict[str, Any]:
         """The figures that `demo --json` prints."""
         figures = latency_of(self.verdicts).figures
+        # Where consumers set the pace no delivery can be late.
+        bounded = self.trace.meta.order not in PRIORITY_ORDERS
+        late_declared = latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"] if bounded else None
         return {
             "verdict": self.verdict.value,
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
@@ -160,11 +163,11 @@ class Judgement:
             "sent": len(self.trace.sends()),
             "delivered": {str(member): final["delivered"] for member, final in self.finals.items()},
             "latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
-            "bound_ms": ms(self.bound_ns),
+            "bound_ms": ms(self.bound_ns) if bounded else None,
             "outage_bound_ms": ms(self.outage_ns),
-            "late": figures["late"],
-            "declared_bound_ms": ms(self.declared_bound_ns),
-            "late_declared": int(latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"]),
+            "late": figures["late"] if bounded else None,
+            "declared_bound_ms": ms(self.declared_bound_ns) if bounded else None,
+            "late_declared": late_declared,
             "delta_measured_ms": ms(self.measured.delay_ns),
             "timer_lateness_ms": ms(self.measured.lateness_ns),
             "gamma_measured_ms": ms(self.measured.gamma_ns),

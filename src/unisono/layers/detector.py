@@ -224,6 +224,10 @@ class Detector:
 
     # -- questions -------------------------------------------------------------------------------------------
 
+    def suspects(self) -> bool:
+        """Whether any of the peers is taken for dead."""
+        return any(watched is not None and watched.suspected for watched in self._watched.values())
+
     def suspected(self, peer: int) -> bool:
         """Whether a peer is taken for dead; a stranger is."""
         watched = self._watched.get(peer, None) if peer in self._watched else None

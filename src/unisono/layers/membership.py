@@ -262,7 +262,7 @@ class Membership:
 
     def _change_if_wanted(self, now: int) -> None:
         messages = self._messages
-        if messages is None:
+        if messages is None or (not messages.frozen and self._wishes.none()):
             return
         wanted = self._wishes.wanted(self.lives)
         if wanted == self.lives and not messages.frozen:

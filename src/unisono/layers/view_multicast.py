@@ -73,7 +73,8 @@ class ViewMulticast:
                 if self.peers:
                     self._say(now, sent, EVERYONE)
         self._hand_out()
-        self._forget()
+        if not self.peers:  # else what this member has is needed until the others say that they have it
+            self._forget()
 
     def tell(self, now: int, to: int, body: bytes) -> None:
         """To one other member."""

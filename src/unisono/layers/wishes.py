@@ -27,6 +27,10 @@ class Wishes:
         """The incarnation in which a member wants to come."""
         return self._coming[member][0] if member in self._coming else None
 
+    def none(self) -> bool:
+        """Whether nobody comes, goes or is suspected."""
+        return not self.going and not self._coming and not self._detector.suspects()
+
     def wanted(self, lives: Vector) -> dict[int, int]:
         """The next view: without those who are suspected or go, with those who come."""
         suspected = self._detector.suspected

@@ -35,6 +35,8 @@ class Ask:
     """How many members may crash (f)."""
     reliable: bool = False
     """Whether gaps in the order are ruled out even when members crash."""
+    priorities: bool = False
+    """Whether urgent messages are to overtake those of others that are queued."""
     deadline_ns: int | None = None
     delay: DelayModel | None = None
     """How long datagrams take, where more is known than Δ."""
@@ -86,5 +88,7 @@ class Offer:
     """ρ, η and ω where it stands on RMCast."""
     broadcasts: float = 1.0
     """How often a datagram is expected to be broadcast."""
+    by_priority: bool = False
+    """Whether urgent messages overtake others in the agreed order; it is chosen where that is asked for, only there."""
     outage_ns: int | None = 0
     """By how much the bound is exceeded for each member that dies; None where nothing is promised then."""

@@ -5,7 +5,7 @@ good. A sender may have `WINDOW` messages of each priority that somebody has not
 senders back, and never the more urgent messages behind the less urgent.
 
 There is no latency bound: how long a message stays in the queue is up to the consumers. `bound_ns` is what its way into
-the queue takes while nobody fails: two rounds of communication.
+the queue takes while nobody fails (`priority_offer`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.views import View
 from unisono.orders.insertion import Form, Insertion, Received
 from unisono.orders.packing import reservation
+from unisono.orders.priority_offer import REPORT_EVERY, queue_bound_ns
 from unisono.wire.frame import Frame
 from unisono.wire.priority import Ack, Body, Unreadable, decode_body, encode_body
 from unisono.wire.priority_state import decode_state, encode_state
@@ -43,7 +44,8 @@ class Priority:
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
         self.window_slots = 1
-        self.core = Insertion(policy.member, policy.incarnation, form, report_every=max(1, window // 4))
+        reports = min(REPORT_EVERY, max(1, window // 4))
+        self.core = Insertion(policy.member, policy.incarnation, form, report_every=reports)
         self._policy = policy
         self._reserver = reserver
         self._views = views
@@ -285,8 +287,8 @@ class Priority:
         return 1 << 62
 
     def bound_ns(self) -> int:
-        """Into the queue while nobody fails: the message, and what is said about it."""
-        return 2 * self._policy.timing.delta_ns
+        """Into the queue while nobody fails."""
+        return queue_bound_ns(self._policy.timing, coordinated=self.core.form is Form.COORDINATOR)
 
     def reliable(self) -> bool:
         """Everybody who stays consumes everything."""

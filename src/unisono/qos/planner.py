@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from unisono.layers.fec import above_fec, through_fec
 from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
-from unisono.orders import cbr_offer, consensus_offer, leader, timestamp, vbr_offer
+from unisono.orders import cbr_offer, consensus_offer, leader, priority_offer, timestamp, vbr_offer
 from unisono.qos.over_rmcast import OrderOffer, Wish, over_rmcast
 
 
@@ -26,6 +26,8 @@ class Candidate:
     """Whether forward error correction can be put under it: it can under those whose slots end with a mark."""
     resends: bool = False
     """Whether it sends again what is lost."""
+    bare: bool = False
+    """Whether it stands on the network alone."""
 
 
 CANDIDATES = (
@@ -35,6 +37,8 @@ CANDIDATES = (
     Candidate(leader.offer, lambda _: 2, resends=True),
     Candidate(timestamp.offer, lambda _: 3, resends=True),
     Candidate(consensus_offer.offer, lambda _: 4, resends=True),
+    Candidate(priority_offer.offer, lambda members: members, resends=True, bare=True),
+    Candidate(priority_offer.offer_coordinated, lambda members: members + 1, resends=True, bare=True),
 )
 
 
@@ -66,11 +70,11 @@ def plan(ask: Ask, reliability: float = 0.0, wish: Wish | None = None) -> Plan:
                 coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
                 candidates.append(_judged(coded, ask, wish.reliability))
     if ask.members > 1 and (ask.loss or ask.delay is not None):
-        for candidate in CANDIDATES:
+        for candidate in (each for each in CANDIDATES if not each.bare):
             hops = candidate.hops(ask.members)
             offer = over_rmcast(candidate.offer, ask, wish, hops=hops, resends=candidate.resends)
             candidates.append(_judged(offer, ask, wish.reliability))
-    fitting = [candidate for candidate in candidates if candidate.feasible]
+    fitting = [offer for offer in candidates if offer.feasible and offer.by_priority == ask.priorities]
     if fitting:
         best = min(fitting, key=lambda offer: (offer.avg_rate, offer.latency_bound_ns))
         return Plan(tuple(candidates), best)
@@ -96,6 +100,8 @@ def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
     if ask.deadline_ns is not None and offer.latency_bound_ns > ask.deadline_ns:
         bound, deadline = duration_text(offer.latency_bound_ns), duration_text(ask.deadline_ns)
         against.append(f"its bound of {bound} is above the deadline of {deadline}")
+    if ask.priorities and not offer.by_priority:
+        against.append("a priority changes nothing in its order, only which of a sender's own messages goes first")
     if ask.reliable and not offer.gap_free:
         against.append("gaps are ruled out, and it may have some")
     if offer.reliability < reliability:
