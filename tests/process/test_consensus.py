@@ -200,7 +200,7 @@ def test_without_a_majority_nothing_is_delivered_and_it_is_said(tmp_path: Path) 
     made.one_log()
 
 
-@pytest.mark.parametrize("harm", ["corrupted", "another member's", "a folder", "no folder"])
+@pytest.mark.parametrize("harm", ["corrupted", "cut short", "another member's", "a folder", "no folder"])
 def test_bad_storage_is_refused_and_does_not_vote(tmp_path: Path, harm: str) -> None:
     with table(tmp_path) as made:
         made.progress((1, 2, 3))
@@ -210,6 +210,8 @@ def test_bad_storage_is_refused_and_does_not_vote(tmp_path: Path, harm: str) -> 
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
+        elif harm == "cut short":
+            path.write_bytes(path.read_bytes()[:-3])
         elif harm == "another member's":
             path.write_bytes(made.storage(1).read_bytes())
         elif harm == "a folder":
@@ -230,8 +232,8 @@ def test_a_torn_end_is_cut_and_the_member_is_back(tmp_path: Path) -> None:
     with table(tmp_path) as made:
         made.progress((1, 2, 3))
         made.now(3).end()
-        with made.storage(3).open("r+b") as file:
-            file.truncate(made.storage(3).stat().st_size - 3)
+        with made.storage(3).open("ab") as file:
+            file.write(b"\xa7rec\0\0\1\0 a record that was being written")
         made.start(3)
         made.wait(lambda: made.now(3).count("up") == 1, "it did not come back")
         made.progress((1, 2, 3))

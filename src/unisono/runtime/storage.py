@@ -1,14 +1,15 @@
 """Stable storage: an append-only file of checksummed records, one per member and group.
 
-What an automaton wants to survive is here before its frames go out. The file begins with whose it is; each record has
-a mark, its length and a checksum over its length, its content and the checksum before it, so that records can be
-neither altered nor exchanged nor left out unseen.
+What an automaton wants to survive is here before its frames go out. The file begins with how much of it has been acted
+upon, and whose it is; each record has a mark, its length and a checksum over its length, its content and the checksum
+before it, so that records can be neither altered nor exchanged nor left out unseen, nor taken from the end.
 
 Policies for fsync: "always", before anything that rests on a write is said: it survives the machine; "batch", at most
 once every BATCH_NS: it survives the process at once and the machine after that; "never": it survives the process.
 
-An end that is torn, as a crash leaves it, is cut off: what it held was never acted upon. A record that is whole but
-wrong, or anything wrong before the end, is refused: some promise would be forgotten.
+An end that is torn, as a crash leaves it, is cut off if it lies behind what was acted upon. A record that is whole but
+wrong, anything wrong before the end, and a file that is shorter than what was acted upon are refused: some promise
+would be forgotten. After a power failure that can be so with "batch" and "never".
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ BATCH_NS = 20 * NS_PER_MS
 RECORD_MAX = 1 << 28
 _MARK = b"\xa7rec"
 _HEAD = struct.Struct("!4sII")
-_VERSION = 1
+_ACTED = struct.Struct("!8sQI")
+"""At the beginning of the file: up to which size, and which checksum, it has been acted upon; a checksum follows."""
+_NAME = b"\xa7unisono"
+_START = _ACTED.size + 4
+_VERSION = 2
 
 
 def check_fsync(fsync: str) -> None:
@@ -96,6 +101,7 @@ class Storage:
                     parts += [self._record(record) for record in write.records]
             self._append(b"".join(parts))
             self._sync(urgent=any(not write.lazy for write in writes))
+            self._mark_acted()
         except OSError as error:
             self._broken = self._failed("write", error)
             raise self._broken from error
@@ -107,6 +113,8 @@ class Storage:
         try:
             if self._unsynced and self.fsync != "never" and self._broken is None:
                 os.fsync(self._file)
+                self._unsynced = False
+                self._mark_acted()
         except OSError as error:
             raise self._failed("write", error) from error
         finally:
@@ -121,12 +129,15 @@ class Storage:
         return _HEAD.pack(_MARK, len(record), self._sum) + record
 
     def _append(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._file, view, self._size)
-            self._size += written
-            view = view[written:]
+        if data:
+            _overwrite(self._file, data, self._size)
+            self._size += len(data)
             self._unsynced = True
+
+    def _mark_acted(self) -> None:
+        """From now on things may rest on what is in the file, as far as the policy has made it durable."""
+        if self.fsync != "always" or not self._unsynced:
+            _overwrite(self._file, _acted(self._size, self._sum), 0)
 
     def _sync(self, *, urgent: bool) -> None:
         if not self._unsynced or self.fsync == "never" or not urgent:
@@ -144,9 +155,10 @@ class Storage:
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._sum = self._size = 0
+            self._sum = 0
             data = b"".join([self._record(self._heading(self.memory.number)), *map(self._record, records)])
-            _write_all(file, data)
+            self._size = _START + len(data)
+            _overwrite(file, _acted(self._size, self._sum) + data, 0)
             if self.fsync != "never":
                 os.fsync(file)
                 self.syncs += 1
@@ -157,7 +169,7 @@ class Storage:
             os.close(file)
             raise
         os.close(self._file)
-        self._file, self._size, self._unsynced = file, len(data), False
+        self._file, self._unsynced = file, False
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -167,34 +179,53 @@ class Storage:
 
     def _begin(self) -> Memory:
         number = int.from_bytes(os.urandom(4))
+        self._sum, self._size = 0, _START
         self._append(self._record(self._heading(number)))
         if self.fsync != "never":
             os.fsync(self._file)
             _sync_folder(self.path.parent)
+        _overwrite(self._file, _acted(self._size, self._sum), 0)
         self._unsynced = False
         return Memory(number)
 
     def _read(self) -> Memory:
         data = _read_all(self._file)
+        if not data[:_START].strip(b"\0") and data.count(_MARK) <= 1:
+            # Nothing was ever said by whoever began this file: it did not get to the end of its heading.
+            self._cut(data, 0)
+            return self._begin()
+        acted_size, acted_sum = self._acted_upon(data)
         records: list[bytes] = []
-        at = 0
+        at, sums = _START, {_START: 0}
         while at < len(data):
             record = self._at(data, at)
             if record is None:
-                self._judge_end(data, at, len(records))
+                self._judge_end(data, at, len(records), acted_size)
                 break
             records.append(record)
-            self._sum = _checksum(self._sum, record)
+            self._sum = sums[at + _HEAD.size + len(record)] = _checksum(self._sum, record)
             at += _HEAD.size + len(record)
-        if not records:
-            # Not even the heading is whole, so nothing was ever said by whoever began this file.
-            self._cut(data, 0)
-            self._sum = 0
-            return self._begin()
+        if at < acted_size or sums.get(acted_size) != acted_sum or not records:
+            raise StorageError(
+                f"{self.path}: it ends at byte {at:,}, and this member has acted upon {acted_size:,} bytes of it: it "
+                f"was cut, or is not the file that it was. {_REFUSED}"
+            )
         self._size = at
         if at < len(data):
             self._cut(data, at)
         return Memory(self._number(records[0]), tuple(records[1:]))
+
+    def _acted_upon(self, data: bytes) -> tuple[int, int]:
+        """Up to which size the file was acted upon, and the checksum there."""
+        if data.startswith(_MARK):
+            raise StorageError(f"{self.path}: it is of version 1, this is version {_VERSION}")
+        head = data[: _ACTED.size]
+        if len(data) < _START or zlib.crc32(head) != int.from_bytes(data[_ACTED.size : _START]):
+            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED}")
+        name, size, checksum = _ACTED.unpack(head)
+        if name != _NAME:
+            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED}")
+        return size, checksum
 
     def _at(self, data: bytes, at: int) -> bytes | None:
         """The record at an offset, if it is whole and follows those before it."""
@@ -206,19 +237,18 @@ class Storage:
             return None
         return record if _checksum(self._sum, record) == checksum else None
 
-    def _judge_end(self, data: bytes, at: int, number: int) -> None:
-        """What is wrong from `at` on is a torn end, or this raises."""
+    def _judge_end(self, data: bytes, at: int, number: int, acted_size: int) -> None:
+        """What is wrong from `at` on is a torn end that nobody acted upon, or this raises."""
         rest = data[at:]
         later = data.find(_MARK, at + 1)
         mark, length, _ = _HEAD.unpack_from(rest.ljust(_HEAD.size, b"\0"))
         torn_head = len(rest) < _HEAD.size and _MARK.startswith(rest[: len(_MARK)])
         torn_body = mark == _MARK and _HEAD.size + length > len(rest)
         unwritten = not rest.strip(b"\0") or (mark == _MARK and len(rest) > _HEAD.size and rest.endswith(bytes(8)))
-        if later < 0 and (torn_head or torn_body or unwritten):
+        if at >= acted_size and later < 0 and (torn_head or torn_body or unwritten):
             return
         raise StorageError(
-            f"{self.path}: record {number} at byte {at:,} is damaged, and not as an end that a crash tears; promises "
-            "of this member may be lost, so it must not take part. Restore the file, or give this member a new number"
+            f"{self.path}: record {number} at byte {at:,} is damaged, and not as an end that a crash tears. {_REFUSED}"
         )
 
     def _cut(self, data: bytes, at: int) -> None:
@@ -256,6 +286,16 @@ class Storage:
         return StorageError(f"{self.path}: cannot {what} it: {hint}. Without it this member cannot keep its promises")
 
 
+_REFUSED = (
+    "Promises of this member may be lost, so it must not take part. Restore the file, or give this member a new number"
+)
+
+
+def _acted(size: int, checksum: int) -> bytes:
+    head = _ACTED.pack(_NAME, size, checksum)
+    return head + zlib.crc32(head).to_bytes(4)
+
+
 def _checksum(before: int, record: bytes) -> int:
     return zlib.crc32(record, zlib.crc32(len(record).to_bytes(4), before))
 
@@ -268,10 +308,11 @@ def _read_all(file: int) -> bytes:
     return b"".join(parts)
 
 
-def _write_all(file: int, data: bytes) -> None:
+def _overwrite(file: int, data: bytes, at: int) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(file, view) :]
+        written = os.pwrite(file, view, at)
+        at, view = at + written, view[written:]
 
 
 def _sync_folder(folder: Path) -> None:
