@@ -345,6 +345,8 @@ class Group:
             dropped=driver.transport.dropped(),
             errors=dict(driver.transport.errors),
             multicast=stack.order.by_multicast(),
+            order=stack.policy.order,
+            gap_free=stack.order.reliable() or stack.policy.grades != "early",
         )
 
     def metrics(self) -> tuple[MetricRow, ...]:

@@ -31,3 +31,6 @@ class Stats:
     """Datagrams that could not be sent, by the system's error."""
     multicast: bool
     """Whether this member's data goes by IP multicast."""
+    order: str = "vbr"
+    gap_free: bool = True
+    """Whether deliveries are promised to have no gaps; where there are two grades, the final ones."""

@@ -51,6 +51,7 @@ class Replica:
     """One member's copy of the state."""
 
     def __init__(self, machine: Machine, *, two_grades: bool = True) -> None:
+        """`two_grades`: whether what becomes final without having been early is a mistake; an early command says so."""
         self.mistakes = Mistakes()
         self.executed = 0
         """How many commands the conservative state has seen."""
@@ -93,6 +94,7 @@ class Replica:
         """A command was delivered early; what it gave back, None if it was final already."""
         if name in self._queued:
             return None
+        self._two_grades = True
         if self._is_final(name):
             self.mistakes.late += 1
             return None

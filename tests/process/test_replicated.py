@@ -1,0 +1,138 @@
+"""Replicated state on real sockets: members that die in the middle of a burst, and one that comes later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+
+import pytest
+
+import unisono
+from unisono.cluster.local import free_addresses
+from unisono.errors import GroupClosed, InvalidPolicy
+from unisono.model.grades import Grade
+from unisono.replica import Counter, Dict, Log, Replicated, Set
+from unisono.replica.machine import Machine
+
+PATIENCE_S = 90
+Peers = dict[int, tuple[str, int]]
+
+
+def joining(member: int, peers: Peers, **settings: object) -> Coroutine[None, None, unisono.Group]:
+    async def joined() -> unisono.Group:
+        return await unisono.join(
+            "table",
+            member=member,
+            peers=peers,
+            rate=unisono.Rate(avg=400, burst=16),
+            delta="100ms",
+            gamma="5ms",
+            slot="10ms",
+            **{"grades": "both", "failures": True, **settings},  # type: ignore[arg-type]
+        )
+
+    return joined()
+
+
+def play(part: Coroutine[None, None, None]) -> None:
+    async def timed() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await part
+
+    asyncio.run(timed())
+
+
+async def until_all_have(states: Sequence[Replicated], keys: Sequence[bytes]) -> None:
+    """Every one of these states has these objects, for good, and nothing is open."""
+    for state in states:
+        while state.replica.pending or any(state.conservative(key) is None for key in keys):
+            await state.changed()
+
+
+def contents(state: Replicated) -> dict[object, object]:
+    return {key: state.conservative(key) for key in state.replica.objects()}
+
+
+def test_one_of_four_dies_in_a_burst_and_the_other_states_are_equal() -> None:
+    async def scene() -> None:
+        members = (1, 2, 3, 4)
+        peers = free_addresses(members)
+        groups = await asyncio.gather(*(joining(member, peers) for member in members))
+        states = [Replicated(group, Dict()) for group in groups]
+
+        async def burst(state: Replicated, me: int) -> None:
+            for number in range(40):
+                await state.execute(Dict.put(b"shared", b"%d/%d" % (me, number)), grade=Grade.EARLY)
+            await state.execute(Dict.put(b"done %d" % me, b"yes"))
+
+        async with states[0], states[1], states[2], states[3]:
+            bursts = [asyncio.create_task(burst(state, me)) for me, state in zip(members, states, strict=True)]
+            while states[0].optimistic(b"shared") is None:
+                await states[0].changed()
+            groups[1]._close()  # as if it were killed: nothing is said to anybody
+            with pytest.raises(GroupClosed):
+                await bursts[1]
+            survivors = [states[0], states[2], states[3]]
+            await asyncio.gather(bursts[0], bursts[2], bursts[3])
+            await until_all_have(survivors, [b"done 1", b"done 3", b"done 4"])
+            assert contents(survivors[0]) == contents(survivors[1]) == contents(survivors[2])
+            for state in survivors:
+                assert state.optimistic(b"shared") == state.conservative(b"shared")
+        for group in (groups[0], groups[2], groups[3]):
+            await group.leave()
+
+    play(scene())
+
+
+def test_who_comes_later_gets_the_state_and_goes_on_from_it() -> None:
+    async def scene() -> None:
+        members = (1, 2, 3)
+        peers = free_addresses(members)
+        first = await asyncio.gather(joining(1, peers), joining(2, peers))
+        log = [Replicated(group, Log(), part_bytes=64) for group in first]
+        async with log[0], log[1]:
+            for number in range(30):
+                await log[number % 2].execute(b"entry %d" % number)
+            late = await joining(3, peers)
+            async with Replicated(late, Log(), part_bytes=64) as third:
+                for number in range(30, 40):
+                    await log[number % 2].execute(b"entry %d" % number)
+                while (third.conservative(Log.KEY) or (None, 0))[1] < 40:
+                    await third.changed()
+                entries = Log.entries(third.conservative(Log.KEY))
+                assert entries == [b"entry %d" % number for number in range(40)]
+                assert await third.execute(b"mine") == 40
+            await late.leave()
+        for group in first:
+            await group.leave()
+
+    play(scene())
+
+
+@pytest.mark.parametrize("order", ["vbr", "consensus"])
+def test_over_one_grade_there_is_no_optimism(order: str) -> None:
+    async def scene() -> None:
+        peers = free_addresses((1, 2))
+        groups = await asyncio.gather(*(joining(m, peers, order=order, grades="early", failures=False) for m in (1, 2)))
+        machines: list[Machine] = [Counter(), Counter()]
+        one, two = (Replicated(group, machine) for group, machine in zip(groups, machines, strict=True))
+        async with one, two:
+            assert await one.execute(Counter.add(5), grade=Grade.EARLY) == 5
+            assert await two.execute(Counter.add(-2)) == 3
+            while one.conservative(Counter.KEY) != 3:
+                await one.changed()
+            assert one.mistakes.lost == one.mistakes.rollbacks == 0
+        for group in groups:
+            await group.leave()
+
+    play(scene())
+
+
+def test_over_an_order_with_gaps_states_are_refused() -> None:
+    async def scene() -> None:
+        peers = free_addresses((1,))
+        async with await joining(1, peers, grades="early") as group:
+            with pytest.raises(InvalidPolicy, match="gaps"):
+                Replicated(group, Set())
+
+    play(scene())
