@@ -50,6 +50,11 @@ def test_safe_always_and_live_in_the_end(first: int) -> None:
         judge(seed)
 
 
+def test_past_failures() -> None:
+    """104: what had to be sent again lengthened the measured window, which held it up until it had to be sent again."""
+    judge(104)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", range(1000, 21_000, SLOW_CHUNK))

@@ -19,10 +19,15 @@ from unisono.wire.multigroup import parcel_of, time_of
 from unisono.wire.parcel import Parcel
 
 SAMPLES = 256
+MOST = 8
 
 
 class Window:
-    """w(p): as declared, or the longest of the last delays and a quarter more; `first_ns` until there is one."""
+    """w(p): as declared, or the longest of the last delays and a quarter more.
+
+    `first_ns` until there is one, and never more than some times that: a member that stood still must not hold up
+    everybody for long. A delay is that of a datagram: what was sent again would show the window itself.
+    """
 
     def __init__(self, declared_ns: int | None, first_ns: int) -> None:
         self._declared_ns, self._first_ns = declared_ns, first_ns
@@ -34,10 +39,10 @@ class Window:
         """The window now."""
         if self._declared_ns is not None:
             return self._declared_ns
-        return self._longest + self._longest // 4 if self._delays else self._first_ns
+        return min(self._longest + self._longest // 4, MOST * self._first_ns) if self._delays else self._first_ns
 
     def note(self, delay_ns: int) -> None:
-        """A message took so long, as the clocks show it."""
+        """A datagram took so long, as the clocks show it."""
         if self._declared_ns is not None:
             return
         gone = self._delays[0] if len(self._delays) == SAMPLES else 0

@@ -159,6 +159,7 @@ class QuasiGenuine(Agreeing):
             case Cast() as cast:
                 parcel = parcel_of(cast.parcel)
                 if (parcel.sender, parcel.incarnation) == (frame.sender, frame.incarnation):
+                    self.window.note(now - frame.sent_ns)
                     self._on_cast(now, group, parcel, cast)
                 else:
                     self.ignored["malformed"] += 1
@@ -213,7 +214,6 @@ class QuasiGenuine(Agreeing):
     def _on_cast(self, now: int, group: int, parcel: Parcel, cast: Cast) -> None:
         """FR-Deliver(m)."""
         stamp = stamp_of(cast.ts, parcel.sender)
-        self.window.note(now - cast.ts)
         if self.early is not None and cast.mask >> self.me & 1:
             self.early.add(now, stamp, parcel, cast.parcel)
         if group == self.me:

@@ -1,0 +1,254 @@
+"""Errata 003-1 to 003-18: each counterexample to the published algorithms, and what ours does in the same schedule."""
+
+from __future__ import annotations
+
+from tests.paper.groups_003 import EVERYBODY, Message, Ours, Published, agree
+
+from unisono.model.durations import NS_PER_MS
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Unlimited
+from unisono.model.timing import Timing
+from unisono.model.topology import Liveness, Multigroup, Topology
+from unisono.model.views import View
+from unisono.orders.barrier_calls import BarrierCalls
+from unisono.orders.early import Early, Window
+from unisono.orders.group_leading import GroupLeading
+from unisono.orders.group_log import GroupLog
+from unisono.orders.outward import Outward
+from unisono.orders.proposals import Proposals
+from unisono.orders.sending import Sending
+from unisono.wire.multigroup import Null, decode_value, encode_value, parcel_of, stamp_of, time_of
+
+LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
+
+
+def null(ts: float) -> Message:
+    return Message("null", ts, 0, to=("0", "1"), null=True)
+
+
+def published_pair() -> tuple[Published, Published]:
+    return Published("0", ("0", "1")), Published("1", ("0", "1"))
+
+
+def test_003_1_a_message_decided_behind_a_larger_time_stamp_breaks_the_barrier() -> None:
+    zero, one = published_pair()
+    one.decide(X)
+    for sent in zero.decide(OTHER):
+        one.receive("0", sent)
+    for sent in zero.decide(LATE):
+        one.receive("0", sent)
+    zero.receive("1", X)
+    zero.receive("1", null(20))
+    one.receive("0", null(20))
+    assert zero.delivered[:2] == ["late", "x"]
+    assert one.delivered[:2] == ["x", "late"]
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(X)
+    ours.decide(OTHER)
+    theirs.hear(ours)
+    ours.decide(LATE)
+    for group in (ours, theirs):
+        group.decide(null(20))
+    ours.hear(theirs)
+    theirs.hear(ours)
+    assert ours.delivered == theirs.delivered == ["x", "other", "late"]
+
+
+def test_003_2_a_slow_clock_inside_a_group() -> None:
+    """b is made at 17 by a clock that is slow, when the barrier 20 has been announced."""
+    a, b, x = Message("a", 20, 1), Message("b", 17, 2), Message("x", 18, 4)
+    zero, one = published_pair()
+    one.decide(x)
+    for message in (a, b):
+        for sent in zero.decide(message):
+            one.receive("0", sent)
+    zero.receive("1", x)
+    zero.receive("1", null(30))
+    one.receive("0", null(30))
+    assert not agree(zero.delivered, one.delivered)
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(x)
+    for message in (a, b):
+        ours.decide(message)
+        theirs.hear(ours)
+    for group in (ours, theirs):
+        group.decide(null(30))
+    ours.hear(theirs)
+    theirs.hear(ours)
+    assert ours.delivered == theirs.delivered == ["x", "a", "b"]
+
+
+def test_003_3_the_local_ordering_is_awaited() -> None:
+    """x (5) of the own group is not decided yet when m (7) has all barriers."""
+    x, m = Message("x", 5, 1), Message("m", 7, 4)
+    zero, one = published_pair()
+    one.decide(m)
+    zero.receive("1", m)
+    zero.receive("1", null(9))
+    zero.decide(x)
+    one.receive("0", x)
+    one.receive("0", null(9))
+    assert not agree(zero.delivered, one.delivered)
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(m, null(9))
+    ours.hear(theirs)
+    assert ours.delivered == []
+    ours.decide(x)
+    assert ours.delivered == ["x"]
+    ours.decide(null(9))
+    theirs.hear(ours)
+    assert ours.delivered == theirs.delivered == ["x", "m"]
+
+
+def test_003_4_a_null_of_the_same_time_stamp_lets_a_message_through() -> None:
+    m = Message("m", 7, 4, to=("0",))
+    zero, _ = published_pair()
+    zero.receive("1", m)
+    zero.receive("1", null(7))
+    assert zero.delivered == []
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(m)
+    ours.hear(theirs)
+    assert ours.delivered == []
+    own = Null(0, stamp_of(7000, 4))
+
+    assert ours.log.take(encode_value([own])) == []
+    ours.deliver()
+    assert ours.delivered == ["m"]
+
+
+def test_003_5_equal_time_stamps() -> None:
+    """A batch 5, 5, 7 has no strict minimum: nothing is sent. Ours are stamped apart, and two groups never alike."""
+    batch = Message("p", 5, 1), Message("q", 5, 2), Message("r", 7, 3)
+    zero, _ = published_pair()
+    assert zero.decide(*batch) == []
+    ours, theirs = Ours("0"), Ours("1")
+    ours.decide(*batch)
+    theirs.decide(Message("s", 5, 4), null(8))
+    ours.decide(null(8))
+    theirs.hear(ours)
+    ours.hear(theirs)
+    assert ours.delivered == theirs.delivered == ["p", "q", "s", "r"]
+    assert (
+        len({entry.stamp for group in (ours, theirs) for s in group.log.streams.values() for entry in s.entries}) == 4
+    )
+
+
+def test_003_6_what_is_decided_behind_a_larger_time_stamp_is_not_discarded() -> None:
+    ours, theirs = Ours("0"), Ours("1")
+    ours.decide(OTHER)
+    ours.decide(LATE)
+    theirs.decide(null(11))
+    ours.hear(theirs)
+    assert ours.delivered == ["other", "late"]
+
+
+def test_003_7_the_source_group_proposes_what_is_not_for_it_and_what_is_late() -> None:
+    ours = Ours("0")
+    proposals = Proposals()
+    away, late = Message("away", 5, 1, to=("1",)), Message("late", 1, 2)
+    for message in (away, late):
+        cast = ours.cast(message)
+        assert proposals.add(parcel_of(cast.parcel), cast, 0)
+    taken, _ = proposals.take(horizon=9_000, room=1000)
+    assert [cast.ts for cast in taken] == [1000, 5000]
+
+
+def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
+    """Barriers count behind as many entries as they are announced with, whoever's copy comes first."""
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(Message("m", 5, 4), Message("n", 6, 5))
+    ours.decide(Message("own", 15, 1), null(20))
+    ours.gate.promise(theirs.number, 2, stamp_of(20_000, 0))
+    assert ours.delivered == []
+    ours.hear(theirs, upto=1)
+    assert ours.delivered == ["m"]
+    ours.hear(theirs)
+    ours.hear(theirs)
+    ours.deliver()
+    assert ours.delivered == ["m", "n", "own"]
+
+
+def leading(liveness: Liveness) -> tuple[GroupLeading, GroupLog, BarrierCalls]:
+    rules = Multigroup(EVERYBODY, liveness, 10, 0)
+    calls, log = BarrierCalls(EVERYBODY, "0"), GroupLog(0, (0, 1))
+    outward = Outward(1, 1, 0, max_frame=1400, retry_ns=1)
+    return GroupLeading(rules, log, Proposals(), calls, outward), log, calls
+
+
+def test_003_11_a_group_that_has_nothing_to_send_raises_its_barrier() -> None:
+    leader, log, _ = leading("periodic")
+    leader.begin(1000)
+    assert leader.value(1009, 0, 1000) is None
+    assert leader.due_at(0) == 1010
+    value = leader.value(1010, 0, 1000)
+    assert value is not None
+    assert log.take(value) == []
+    assert time_of(log.last) == 1010
+
+
+def test_003_12_stamps_grow_whatever_is_decided() -> None:
+    ours = Ours("0")
+    for number, ts in enumerate((9, 3, 7, 7, 12, 1)):
+        ours.decide(Message(f"m{number}", ts, 1 + number % 3, number // 3))
+    stamps = [entry.stamp for entry in ours.log.streams[1].entries]
+    assert stamps == sorted(set(stamps))
+    assert [time_of(stamp) for stamp in stamps][:1] == [9000]
+
+
+def test_003_13_a_barrier_does_not_go_down() -> None:
+    ours, theirs = Ours("0"), Ours("1")
+    ours.gate.promise(theirs.number, 0, 50)
+    ours.gate.promise(theirs.number, 0, 40)
+    assert ours.gate.sources[theirs.number].barrier == 50
+
+
+def test_003_15_time_stamps_grow_though_the_clock_stands_still_or_goes_back() -> None:
+    policy = Policy("g", 1, View((1,)), Timing(NS_PER_MS, 0, NS_PER_MS), Rate(1000, 100))
+    sending = Sending(policy, Unlimited(), 1000)
+    for now in (5_000_000, 5_000_000, 4_000_000):
+        assert sending.submit(now, [b"m"], 1) == 1
+    assert [unsettled.cast.ts for unsettled in sending.waiting] == [5_000_000, 5_000_001, 5_000_002]
+
+
+def test_003_17_what_comes_late_is_left_to_its_final_delivery() -> None:
+    """Late messages are not delivered early, so nothing stays behind in a replica's queue."""
+    ours = Ours("0")
+    early = Early(Window(5_000, 0), Timing(NS_PER_MS, 0, NS_PER_MS))
+    late, fresh = ours.cast(Message("late", 1, 1)), ours.cast(Message("fresh", 8, 2))
+    for cast in (late, fresh):
+        parcel = parcel_of(cast.parcel)
+        early.add(9_000, stamp_of(cast.ts, parcel.sender), parcel, cast.parcel)
+    assert early.late == 1
+    assert [batch.messages for batch in early.due(13_001)] == [[b"fresh"]]
+
+
+def test_003_18_nulls_of_two_leaders_are_equivalent() -> None:
+    """Both propose the next null; the one that is decided second does not count."""
+    first, log, _ = leading("periodic")
+    second = leading("periodic")[0]
+    first.begin(0)
+    second.begin(0)
+    values = [leader.value(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
+    for value in values:
+        assert value is not None
+        assert [item.number for item in decode_value(value) or [] if isinstance(item, Null)] == [0]
+        log.take(value)
+    assert (log.nulls, time_of(log.last)) == (1, 50)
+
+
+def test_003_10_a_cycle_of_groups_does_not_wait_for_itself() -> None:
+    """a sends to b, b to c, c to a: each delivers with nulls, which wait for no delivery."""
+    names = ("a", "b", "c")
+    ring = Topology(
+        {name: (number + 1,) for number, name in enumerate(names)},
+        {"a": ("a", "b"), "b": ("b", "c"), "c": ("c", "a")},
+    )
+    groups = [Ours(name, ring) for name in names]
+    for number, group in enumerate(groups):
+        group.decide(Message(names[number], number + 1, number + 1, to=ring.receivers_from(names[number])))
+    for group in groups:
+        group.decide(null(9))
+    for number, group in enumerate(groups):
+        group.hear(groups[number - 1])
+    assert [group.delivered for group in groups] == [["a", "c"], ["a", "b"], ["b", "c"]]

@@ -1,0 +1,100 @@
+"""Planted defects in stamps and barriers: each is found out by the checkers, with a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.model.faults import Loss, Span
+from unisono.model.scenario_text import parse_scenario
+from unisono.orders import group_log
+from unisono.orders.gate import Gate
+from unisono.orders.proposals import Proposals
+from unisono.sim.run import run
+from unisono.wire.multigroup import Cast, Entry, stamp_of
+from unisono.wire.parcel import Parcel
+
+SEEDS = range(1, 6)
+
+
+def open_without(own: bool, first: bool) -> Callable[[Gate, int], list[tuple[int, Entry]]]:
+    """Line 28 without the own group's stamps (003-3), or without one sender's barrier."""
+    right = Gate.open
+
+    def wrong(gate: Gate, own_last: int) -> list[tuple[int, Entry]]:
+        if own:
+            return right(gate, 1 << 79)
+        kept = dict(gate.sources)
+        if first and gate.sources:
+            del gate.sources[next(iter(gate.sources))]
+        found = right(gate, own_last)
+        gate.sources = kept
+        return found
+
+    return wrong
+
+
+def contended(seed: int) -> dict[str, Verdict]:
+    """Three groups that all send to each other, over a network that loses a tenth."""
+    path = Path(__file__).parents[2] / "scenarios" / "quasi_genuine_crash.toml"
+    scenario = parse_scenario(path.read_text("utf-8"), path.name)
+    lossy = replace(scenario, faults=(Loss(Span(), 0.1),), steps=(), run_ns=500_000_000)
+    result = run(lossy, seed)
+    return check_all(result.trace, until_ns=result.until_ns)
+
+
+def found(names: tuple[str, ...]) -> Verdict:
+    for seed in SEEDS:
+        for name, verdict in contended(seed).items():
+            if name in names and verdict.status is Status.VIOLATED:
+                return verdict
+    pytest.fail(f"{len(SEEDS)} runs with a planted defect, and none was found out")
+
+
+def test_without_a_planted_defect_all_is_well() -> None:
+    assert {verdict.status for verdict in contended(SEEDS[0]).values()} == {Status.VALID}
+
+
+def test_the_local_ordering_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "open", open_without(own=True, first=False))
+    verdict = found(("total_order", "uniform_agreement"))
+    assert verdict.witness is not None
+
+
+def test_a_sender_s_barrier_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "open", open_without(own=False, first=True))
+    assert found(("total_order", "uniform_agreement")).witness is not None
+
+
+def test_a_barrier_counts_before_the_entries_that_it_was_announced_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def promise(gate: Gate, source: int, head: int, last: int) -> None:
+        gate.sources[source].barrier = max(gate.sources[source].barrier, last)
+
+    monkeypatch.setattr(Gate, "promise", promise)
+    assert found(("total_order", "uniform_agreement")).witness is not None
+
+
+def test_messages_keep_their_time_stamps_whatever_was_decided_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """003-1: the larger of the time stamp and what follows the last stamp, without the second part."""
+    monkeypatch.setattr(group_log, "stamp_after", lambda _last, ts, sender: stamp_of(ts, sender))
+    assert found(("total_order", "fifo")).witness is not None
+
+
+def test_what_is_late_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """003-6: Algorithm 3 line 26 as printed."""
+    right = Proposals.add
+    top = [0]
+
+    def add(proposals: Proposals, parcel: Parcel, cast: Cast, settled: int) -> bool:
+        if cast.ts + 1_000_000 < top[0]:
+            return False
+        top[0] = max(top[0], cast.ts)
+        return right(proposals, parcel, cast, settled)
+
+    monkeypatch.setattr(Proposals, "add", add)
+    assert found(("validity",)).witness is not None
