@@ -30,6 +30,7 @@ from unisono.model.grades import Grade
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
+from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.topology import Multigroup, Topology
 from unisono.model.views import View
@@ -59,6 +60,7 @@ __all__ = [
     "SlaCleared",
     "SlaError",
     "SlaViolation",
+    "StateHolder",
     "Stats",
     "TimingChange",
     "Topology",

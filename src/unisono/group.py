@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from unisono.errors import FormationTimeout, GroupClosed, InvalidPolicy
@@ -19,6 +18,7 @@ from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.rest import rest_of
 from unisono.model.sla import SlaSet
+from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology
@@ -78,6 +78,7 @@ def join(
     storage: str | Path | None = None,
     fsync: str = "always",
     topology: Topology | Multigroup | None = None,
+    state: StateHolder | None = None,
 ) -> Joining:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
@@ -101,7 +102,8 @@ def join(
     `storage` is the file in which this member keeps its promises (consensus), so that it may come back after a crash;
     `fsync` says when it is made durable: "always" before anything rests on it, in a "batch" soon after, "never".
     `topology` (order="quasi_genuine") says who is in which group and which group may send to which; a `Multigroup`
-    says besides how barriers are made and whether messages are delivered early too.
+    says besides how barriers are made and whether messages are delivered early too. `state` (the priority orders) is
+    the application, which gives its state to members that come later and takes another's when it comes itself.
 
     Raises SlaError, InvalidPolicy, Infeasible or ReservationRefused at once, FormationTimeout if the others do not
     come, and StorageError if the storage cannot be trusted.
@@ -138,6 +140,7 @@ def join(
         slas=slas_of(sla),
         monitor=monitor,
         storage=None if storage is None else Path(storage),
+        state=state,
         fsync=fsync,
         multigroup=Multigroup(topology) if isinstance(topology, Topology) else topology,
     )
@@ -159,9 +162,7 @@ class Joining:
         self._group = await self._open()
         return self._group
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._group is not None:
             await self._group.leave()
 
@@ -186,6 +187,7 @@ class Joining:
             share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
             max_frame = setup.max_frame or transport.max_frame()
             stack = build(setup.policy(max_frame), share, None if storage is None else storage.memory)
+            setup.share_state(stack)
             driver = Driver(
                 stack,
                 transport,
@@ -443,7 +445,5 @@ class Group:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.leave()

@@ -34,6 +34,50 @@ def test_consume_pulls_and_an_urgent_message_overtakes_at_both_members() -> None
     asyncio.run(play())
 
 
+class Ledger:
+    """An application that keeps what it has consumed."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def give_state(self) -> bytes:
+        return json.dumps(self.entries).encode()
+
+    def take_state(self, state: bytes) -> None:
+        self.entries = json.loads(state)
+
+
+def test_who_joins_later_is_given_the_applications_state() -> None:
+    async def play() -> None:
+        peers = free_addresses((1, 2, 3))
+        ledgers = {member: Ledger() for member in peers}
+
+        async def join(member: int) -> unisono.Group:
+            return await unisono.join("kept", order="priority", member=member, peers=peers, state=ledgers[member])
+
+        async def keep(group: unisono.Group, count: int) -> None:
+            while len(ledgers[group.member].entries) < count:
+                ledgers[group.member].entries.append((await group.consume()).payload.decode())
+
+        async with asyncio.timeout(60):
+            first, second = await asyncio.gather(join(1), join(2))
+            await first.send_many([b"a", b"b", b"c", b"d"])
+            await asyncio.gather(keep(first, 4), keep(second, 2))
+            third = await join(3)
+            assert ledgers[3].entries in (list("ab"), list("abcd")), "what its giver had when the view began"
+            await third.send(b"e")
+            await asyncio.gather(*(keep(group, 5) for group in (first, second, third)))
+            assert [ledger.entries for ledger in ledgers.values()] == [list("abcde")] * 3
+            await asyncio.gather(*(group.leave() for group in (first, second, third)))
+
+    asyncio.run(play())
+
+
+def test_orders_that_bring_nobody_up_to_date_refuse_a_state() -> None:
+    with pytest.raises(unisono.InvalidPolicy, match="brings nobody up to date"):
+        unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
+
+
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
 def test_the_demo_of_the_priority_order_is_valid(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from unisono.model.views import View
 from unisono.orders.insertion import Form
 from unisono.orders.priority import Priority
 from unisono.wire.frame import Frame
-from unisono.wire.priority_state import decode_state
+from unisono.wire.priority_state import decode_handover
 
 MS = 1_000_000
 LOW, HIGH = 0, 1
@@ -170,7 +170,7 @@ def test_a_newcomer_goes_on_from_where_the_giver_was(form: Form) -> None:
     ether.orders[1].consume(0)
     ether.change((1, 2, 3), giver=1)
     ether.run()
-    assert decode_state(ether.views[1].given[2]).position == 1
+    assert decode_handover(ether.views[1].given[2])[0].position == 1
     ether.orders[3].submit_at(0, [b"!"], HIGH)
     ether.run()
     assert ether.consumed(1) == ether.consumed(3) == [b"!", b"b"]
@@ -241,3 +241,50 @@ def test_while_a_view_change_is_under_way_nothing_is_consumed() -> None:
     assert ether.consumed(3) == []
     ether.views[3].changing = False
     assert ether.consumed(3) == [b"a"]
+
+
+class Ledger:
+    """An application: what it has consumed, as one text."""
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def give_state(self) -> bytes:
+        return self.text
+
+    def take_state(self, state: bytes) -> None:
+        self.text = state
+
+
+def test_a_newcomer_gets_the_applications_state_at_the_cut() -> None:
+    """What was consumed before the view is in the state, what was not is still to be consumed, each exactly once."""
+    ether = Ether((1, 2))
+    ledgers = {member: Ledger() for member in (1, 2, 3)}
+
+    def play(member: int, most: int) -> None:
+        for _ in range(most):
+            batch = ether.orders[member].consume(0)
+            if batch is not None:
+                ledgers[member].text += b"".join(batch.messages)
+
+    for member in (1, 2):
+        ether.orders[member].application = ledgers[member]
+    add = ether.add
+
+    def add_with_application(member: int) -> Priority:
+        order = add(member)
+        order.application = ledgers[member]
+        return order
+
+    ether.add = add_with_application  # type: ignore[method-assign]
+    ether.orders[1].submit(0, [b"a", b"b", b"c"])
+    ether.run()
+    play(1, 2)
+    play(2, 1)
+    ether.change((1, 2, 3), giver=1)
+    assert ledgers[3].text == b"ab", "what its giver had consumed"
+    ether.orders[3].submit(0, [b"d"])
+    ether.run()
+    for member in (1, 2, 3):
+        play(member, 9)
+    assert {ledger.text for ledger in ledgers.values()} == {b"abcd"}

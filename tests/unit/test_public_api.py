@@ -31,6 +31,7 @@ NAMES = [
     "SlaCleared",
     "SlaError",
     "SlaViolation",
+    "StateHolder",
     "Stats",
     "TimingChange",
     "Topology",

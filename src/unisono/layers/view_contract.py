@@ -111,13 +111,3 @@ class ViewSynchrony(Timed, Protocol):
 
     def leave(self, now: int) -> None:
         """Ask to be left out of the next view; `Out` follows when it is done."""
-
-
-class StateHolder(Protocol):
-    """Whoever is above: its state can be handed to a newcomer and taken up there."""
-
-    def give_state(self) -> bytes:
-        """Everything that a newcomer needs to go on as this member would."""
-
-    def take_state(self, now: int, state: bytes) -> None:
-        """Become what the giver was at the cut; raises ValueError if it cannot be read."""

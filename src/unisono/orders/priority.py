@@ -20,13 +20,14 @@ from unisono.model.events import Batch, Left, StackEvent, Step, ViewChange, Viol
 from unisono.model.message_sets import MessageSet
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
+from unisono.model.state_holder import StateHolder
 from unisono.model.views import View
 from unisono.orders.insertion import Form, Insertion, Received
 from unisono.orders.packing import reservation
 from unisono.orders.priority_offer import REPORT_EVERY, queue_bound_ns
 from unisono.wire.frame import Frame
 from unisono.wire.priority import Ack, Body, Unreadable, decode_body, encode_body
-from unisono.wire.priority_state import decode_state, encode_state
+from unisono.wire.priority_state import decode_handover, encode_handover
 from unisono.wire.run import OwnRun
 
 WINDOW = 64
@@ -44,6 +45,8 @@ class Priority:
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
         self.window_slots = 1
+        self.application: StateHolder | None = None
+        """Whose state goes to newcomers with the order's."""
         reports = min(REPORT_EVERY, max(1, window // 4))
         self.core = Insertion(policy.member, policy.incarnation, form, report_every=reports)
         self._policy = policy
@@ -260,11 +263,15 @@ class Priority:
 
     def give_state(self) -> bytes:
         """What a newcomer needs to go on from where this member is."""
-        return encode_state(self.core.state())
+        application = b"" if self.application is None else self.application.give_state()
+        return encode_handover(self.core.state(), application)
 
     def take_state(self, now: int, state: bytes) -> None:
         """Go on from where the giver was; Unreadable if that cannot be read."""
-        self.core.take(decode_state(state))
+        order, application = decode_handover(state)
+        self.core.take(order)
+        if self.application is not None:
+            self.application.take_state(application)
 
     # -- what a stack asks of its order ----------------------------------------------------------------------
 

@@ -12,14 +12,17 @@ from unisono.errors import Infeasible, InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
+from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.references import Reference
 from unisono.model.sla import SlaSet
 from unisono.model.sla_text import parse_slas
+from unisono.model.state_holder import StateHolder
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.topology import Multigroup
 from unisono.model.views import View
+from unisono.orders.priority import Priority
 from unisono.qos.oversight import Oversight
 from unisono.qos.reservation import Link
 from unisono.runtime.discovery import ByBeacon, ByName, Found, discover
@@ -96,6 +99,7 @@ class Setup:
     monitor: bool | MetricSink = False
     storage: Path | None = None
     fsync: str = "always"
+    state: StateHolder | None = None
     multigroup: Multigroup | None = None
     salt: str = ""
     """Tells groups of one name with other members apart on the network."""
@@ -129,12 +133,20 @@ class Setup:
             return None
         return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
 
+    def share_state(self, stack: Stack) -> None:
+        """Let the application's state go to newcomers with the order's, where there is one."""
+        if isinstance(stack.order, Priority):
+            stack.order.application = self.state
+
     def check(self, deadline_ns: int | None) -> None:
         """Refuse what can be refused before there is a socket."""
         if self.storage is not None and not durable(self.order, self.grades):
             text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
             raise InvalidPolicy("storage", text)
         check_fsync(self.fsync)
+        if self.state is not None and self.order not in PRIORITY_ORDERS:
+            text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
+            raise InvalidPolicy("state", text)
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
         stack = build(self.policy(self.max_frame or 1400), share)

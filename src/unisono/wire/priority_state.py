@@ -73,6 +73,17 @@ def encode_state(state: State) -> bytes:
     return b"".join(parts)
 
 
+def encode_handover(state: State, application: bytes) -> bytes:
+    """All that a newcomer is given: the order's state, and the application's."""
+    return _sized(encode_state(state)) + application
+
+
+def decode_handover(data: bytes) -> tuple[State, bytes]:
+    """The order's state and the application's, or Unreadable."""
+    state = _read_sized(Reader(data))
+    return decode_state(state), data[_COUNT.size + len(state) :]
+
+
 def decode_state(data: bytes) -> State:
     """The state, or Unreadable: nothing may lock or be acknowledged that does not wait."""
     reader = Reader(data)
