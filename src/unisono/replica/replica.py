@@ -88,6 +88,10 @@ class Replica:
         """How many commands are early and not final."""
         return len(self._queued)
 
+    def open_on(self, key: Key) -> int:
+        """How many commands that touch this object are early and not final."""
+        return len(self._queues.get(key, ()))
+
     # -- the two grades --------------------------------------------------------------------------------------
 
     def early(self, name: MessageName, command: bytes) -> Any:

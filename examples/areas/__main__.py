@@ -1,0 +1,45 @@
+"""`python -m examples.areas`: play for some seconds, drawn with `--watch`, and say whether all servers agree."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from examples.areas.play import AREAS, BOTS_MAX, Game
+from examples.areas.screen import counted, drawn
+
+FRAME_S = 0.1
+
+
+def main(words: list[str]) -> int:
+    """Play, and judge."""
+    parser = argparse.ArgumentParser(prog="python -m examples.areas", description=__doc__)
+    parser.add_argument("--watch", action="store_true", help="draw it while it runs")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long bots play (default 5)")
+    parser.add_argument("--bots", type=int, default=9, help="how many (default 9)")
+    parser.add_argument("--jitter", type=int, default=10, metavar="MS", help="a datagram takes 1 to MS ms (default 10)")
+    parser.add_argument("--window", type=int, default=15, metavar="MS", help="w(p), the wait before early (default 15)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(words)
+    if not 1 <= options.bots <= BOTS_MAX:
+        parser.error(f"--bots: 1 to {BOTS_MAX} are possible, each has a letter")
+    game = Game(bots=options.bots, seed=options.seed, jitter_ms=options.jitter, window_ms=options.window)
+    if options.watch:
+        for now in game.frames(options.seconds, FRAME_S):
+            sys.stdout.write("\x1b[H\x1b[2J" + drawn(game, now) + "\n")
+            sys.stdout.flush()
+            time.sleep(FRAME_S)
+    game.run(0 if options.watch else options.seconds)
+    for area in AREAS:
+        sys.stdout.write(counted(game, area) + "\n")
+    problems = game.problems()
+    for problem in problems:
+        sys.stdout.write(f"WRONG: {problem}\n")
+    if not problems:
+        sys.stdout.write("every area's servers have one state, every bot is in one area, and no coin is lost\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

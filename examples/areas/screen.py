@@ -1,0 +1,43 @@
+"""The world as text: what the first server of each area believes now, and what it had to correct so far."""
+
+from __future__ import annotations
+
+from examples.areas.play import AREAS, Game
+from examples.areas.rules import HEIGHT, WIDTH, bot_key, coin_key
+
+
+def drawn(game: Game, now: int) -> str:
+    """All areas side by side, by their optimistic states; then the counts."""
+    grids = [_grid(game, members[0]) for members in AREAS.values()]
+    lines = ["  ".join(f"{area:^{WIDTH + 2}}" for area in AREAS)]
+    lines += ["  ".join(rows) for rows in zip(*grids, strict=True)]
+    lines.append("")
+    lines += [counted(game, area) for area in AREAS]
+    lines.append(f"{now / 1e9:6.2f} s   a letter is a bot, o a coin; drawn from what was delivered early")
+    return "\n".join(lines)
+
+
+def _grid(game: Game, member: int) -> list[str]:
+    replica = game.servers[member].replica
+    bots = {}
+    for bot in game.bots:
+        there = replica.optimistic(bot_key(bot.name))
+        if there is not None:
+            bots[there[0]] = bot.name
+    edge = "+" + "-" * WIDTH + "+"
+    rows = []
+    for y in range(HEIGHT):
+        coins = ("o" if replica.optimistic(coin_key((x, y))) else " " for x in range(WIDTH))
+        rows.append("|" + "".join(bots.get((x, y), coin) for x, coin in enumerate(coins)) + "|")
+    return [edge, *rows, edge]
+
+
+def counted(game: Game, area: str) -> str:
+    """An area's commands, mistakes and rollbacks, over all of its servers."""
+    replicas = [game.servers[member].replica for member in AREAS[area]]
+    mistakes = [replica.mistakes for replica in replicas]
+    return (
+        f"{area:<7} final {replicas[0].executed:5,}   open {max(r.pending for r in replicas):3,}   mistakes: "
+        f"{sum(m.out_of_order for m in mistakes):4,} out of order, {sum(m.lost for m in mistakes):4,} not early; "
+        f"{sum(m.rollbacks for m in mistakes):4,} rollbacks, {sum(m.reexecuted for m in mistakes):4,} run again"
+    )

@@ -1,0 +1,70 @@
+"""The example world, headless: whatever the network does to early deliveries, the agreed world is one."""
+
+from __future__ import annotations
+
+import pytest
+from examples.areas.__main__ import main
+from examples.areas.play import AREAS, Game
+from examples.areas.rules import Area, cross, grab, walk
+from examples.areas.screen import drawn
+
+from unisono.replica import Replica
+
+
+def mistakes(game: Game) -> int:
+    return sum(s.replica.mistakes.lost + s.replica.mistakes.out_of_order for s in game.servers.values())
+
+
+def test_with_a_window_above_the_jitter_nothing_is_mistaken() -> None:
+    game = Game(seed=2)
+    game.run(1.5)
+    assert game.problems() == []
+    assert sum(bot.crossings for bot in game.bots) >= 1
+    assert all(server.replica.executed > 10 for server in game.servers.values())
+    assert mistakes(game) == 0
+
+
+def test_with_heavy_jitter_mistakes_are_mended_and_the_world_is_one() -> None:
+    game = Game(seed=3, jitter_ms=30, window_ms=2)
+    game.run(1.5)
+    assert game.problems() == []
+    assert mistakes(game) > 0
+    assert sum(server.replica.mistakes.rollbacks for server in game.servers.values()) > 0
+
+
+def test_what_is_wrong_with_a_world_is_found() -> None:
+    game = Game(seed=2)
+    game.run(0.4)
+    first = AREAS["west"][0]
+    bot = next(bot for bot in game.bots if game.servers[first].replica.conservative(("bot", bot.name)))
+    game.servers[first].replica.final((99, 1, 0), cross(bot.name, "west", "nowhere", coins=0, to=(0, 0)))
+    assert any("differs" in problem for problem in game.problems())
+    assert f"bot {bot.name} is in no area" in game.problems()
+
+
+def test_the_rules() -> None:
+    west, middle = Replica(Area("west")), Replica(Area("middle"))
+    west.final((1, 1, 0), b'{"do": "begin", "bots": {"a": [1, 1]}, "coins": [[2, 1]]}')
+    assert west.final((1, 1, 1), walk("a", (1, 1), (2, 1))) is True
+    assert west.final((1, 1, 2), walk("a", (1, 1), (0, 1))) is False, "it is not there any more"
+    assert west.final((1, 1, 3), grab("a", (2, 1), (5, 5))) is True
+    assert west.final((1, 1, 4), grab("a", (2, 1), (5, 5))) is False, "the coin is gone"
+    crossing = cross("a", "west", "middle", coins=1, to=(3, 3))
+    for replica in (west, middle):
+        replica.final((1, 1, 5), crossing)
+    assert west.conservative(("bot", "a")) is None
+    assert middle.conservative(("bot", "a")) == ((3, 3), 1)
+    copy = Replica(Area("west"))
+    copy.restore(west.snapshot())
+    assert copy.conservative(("coins", 5, 5)) == west.conservative(("coins", 5, 5)) == 1
+
+
+def test_it_is_drawn_and_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    game = Game(bots=3, seed=1)
+    for now in game.frames(0.5, 0.25):
+        picture = drawn(game, now)
+    assert all(area in picture for area in AREAS)
+    assert "rollbacks" in picture
+    assert "|" in picture
+    assert main(["--seconds", "0.5", "--bots", "3"]) == 0
+    assert "no coin is lost" in capsys.readouterr().out
