@@ -11,7 +11,19 @@ from typing import Any
 
 import simpy
 
-from benchmarks import consensus, group_size, kill, latency, priority, rmcast, simulator, throughput, verify, views
+from benchmarks import (
+    consensus,
+    group_size,
+    kill,
+    latency,
+    measurement,
+    priority,
+    rmcast,
+    simulator,
+    throughput,
+    verify,
+    views,
+)
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
@@ -125,6 +137,23 @@ COLUMNS: dict[str, dict[str, str]] = {
         "phases": "phases",
         "stalled": "rounds stalled",
     },
+    "measurement": {
+        "work": "work",
+        "engine": "engine",
+        "trigger_ms": "trigger ms",
+        "verdicts": "verdicts",
+        "p50_ms": "p50 ms",
+        "p10_ms": "p10 ms",
+        "p90_ms": "p90 ms",
+        "max_ms": "max ms",
+        "target_ms": "target ms",
+        "offered_per_s": "rows/s offered",
+        "events_per_s": "rows/s taken",
+        "lag_p50_ms": "lag p50 ms",
+        "lag_max_ms": "lag max ms",
+        "caught_up_ms": "behind at the end ms",
+        "driver_cores": "driver cores",
+    },
     "rmcast": {
         "rho": "ρ",
         "eta_ms": "η ms",
@@ -199,6 +228,7 @@ TITLES = {
     "simulator": "(c) The simulator's event rate",
     "group_size": "(d) Cost against group size and messages per slot",
     "monitoring": "(e) What metric collectors cost",
+    "measurement": "The measurement stream",
     "rmcast": "(f) Reliable multicast with datagrams lost on purpose",
     "hot_spots": "Where a member of (a) spends its time",
     "consensus": "(g) Consensus",
@@ -257,6 +287,11 @@ The group of (a) with messages of 100 B. While it runs, all members turn their c
 times a second; each phase with them is compared with the phases before and after it. The shares are medians, each \
 with its 95 % interval. *CPU added* compares processor time per message and is the steadier of the two on a machine \
 that others use. Frames of an Ethernet's size are the hard case: collecting is work per datagram. The target is 3 %.""",
+    "measurement": f"""\
+*Latency*: from the write of the rows that end a window until the verdict on it is delivered at a member process, \
+through the stream, the service's seat and the group's total order; each window is a verdict. *Throughput*: what a \
+group of {measurement.CROWD} members collects, 20,000 rows/s offered; *lag* is how old the newest row was when it was \
+judged, *driver cores* what the judging process used. *No spark* is the same job in one thread.""",
     "rmcast": f"""\
 {rmcast.MEMBERS} processes, each multicasting {rmcast.RATE:g} messages/s without a total order; {rmcast.LOSS:.0%} of \
 all datagrams that arrive are thrown away on purpose. What one datagram takes is measured first, without loss; from \

@@ -256,6 +256,7 @@ class MemberRun:
         told: dict[str, Any] = {"what": event.kind, "text": event.text, "at_ns": time.time_ns(), "slot": event.slot}
         if isinstance(event, SlaViolation | SlaCleared):
             told["sla"] = event.sla
+            told["id"] = event.id
         self.sla_events.append(told)
         report("qos", member=self.member, **told)
 

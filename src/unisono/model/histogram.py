@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _SUB_BITS = 5
@@ -52,6 +53,15 @@ class Histogram:
             self.counts[bucket] = self.counts.get(bucket, 0) + times
         self.total += other.total
         self.largest = max(self.largest, other.largest)
+
+    def merge_pairs(self, pairs: Iterable[tuple[int, int]], largest: int) -> None:
+        """Count all that the histogram has counted whose `to_pairs` and `largest` these are."""
+        counts, total = self.counts, self.total
+        for bucket, times in pairs:
+            counts[bucket] = counts.get(bucket, 0) + times
+            total += times
+        self.total = total
+        self.largest = max(self.largest, largest)
 
     def quantile(self, q: float) -> int:
         """An upper bound, within 1/32, of the value below which a share `q` of the counted values lies."""

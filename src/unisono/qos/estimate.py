@@ -6,7 +6,7 @@ and the delays of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.model.delays import DelayModel, Empirical, Stretched
@@ -79,23 +79,51 @@ class Estimator:
         return estimate(rows)
 
 
+@dataclass(slots=True)
+class LinkTally:
+    """What rows of one link add up to."""
+
+    lost: float = 0.0
+    count: int = 0
+    """Of so many datagrams."""
+    burst: int = 0
+    delays: Histogram = field(default_factory=Histogram)
+    jitter_ns: float | None = None
+    gamma_ns: float | None = None
+
+    def take(self, row: MetricRow) -> None:
+        """One more row."""
+        metric = row.metric
+        if metric == "loss":
+            self.lost += row.value * row.count
+            self.count += row.count
+        elif metric == "delay":
+            self.delays.merge_pairs(row.buckets, row.largest)
+        elif metric == "loss_burst":
+            self.burst = max(self.burst, row.largest)
+        elif metric == "gamma":
+            self.gamma_ns = max(self.gamma_ns or 0.0, row.value)
+        elif metric == "jitter":
+            self.jitter_ns = max(self.jitter_ns or 0.0, row.value)
+
+
 def estimate(rows: Sequence[MetricRow]) -> Estimate | None:
     """What rows of one member's collector at the network say; None if they say too little."""
-    lost: dict[int, tuple[float, int]] = {}
-    delays, burst, gamma = Histogram(), 0, 0.0
+    links: dict[int, LinkTally] = {}
     for row in rows:
-        if row.metric == "loss":
-            hits, count = lost.get(row.link, (0.0, 0))
-            lost[row.link] = hits + row.value * row.count, count + row.count
-        elif row.metric == "delay":
-            delays.merge(row.histogram())
-        elif row.metric == "loss_burst":
-            burst = max(burst, row.largest)
-        elif row.metric == "gamma":
-            gamma = max(gamma, row.value)
-    links = [(hits, count) for hits, count in lost.values() if count >= LEAST]
-    if not links or not delays.total:
+        links.setdefault(row.link, LinkTally()).take(row)
+    return together(links.values())
+
+
+def together(links: Iterable[LinkTally]) -> Estimate | None:
+    """What links say, the worst of each and all delays; None if they say too little."""
+    delays, burst, gamma, share, sure = Histogram(), 0, 0.0, -1.0, -1.0
+    for link in links:
+        delays.merge(link.delays)
+        burst, gamma = max(burst, link.burst), max(gamma, link.gamma_ns or 0.0)
+        if link.count >= LEAST:
+            share = max(share, link.lost / link.count)
+            sure = max(sure, surely_at_least(link.lost, link.count, CONFIDENCE))
+    if share < 0 or not delays.total:
         return None
-    share = max(hits / count for hits, count in links)
-    sure = max(surely_at_least(hits, count, CONFIDENCE) for hits, count in links)
     return Estimate.of(share, delays, burst, int(gamma), sure)

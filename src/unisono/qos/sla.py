@@ -87,7 +87,7 @@ def _of_link(sla: Sla, start_ns: int, link: int, rows: Sequence[MetricRow]) -> F
         case Shape.SPREAD:
             values = Histogram()
             for row in rows:
-                values.merge(row.histogram())
+                values.merge_pairs(row.buckets, row.largest)
             count, over = values.total, values.above(int(sla.bound))
             measured = 1 - over / count if count else 0.0
             worst = float(values.quantile(sla.probability))

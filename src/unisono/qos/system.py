@@ -11,21 +11,18 @@ rows have to be taken again by one that goes on from `state`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from unisono.model.events import SlaVerdict, SlaViolation
-from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.sla import Sla
-from unisono.qos.estimate import Estimate, estimate
+from unisono.qos.estimate import Estimate, LinkTally, together
 from unisono.qos.sla import Finding, badness, collector, evaluate, turn
 
 PATIENCE_NS = 2_000_000_000
-_DIRECTED = 1 << 32
-"""A link as one number: the collecting member times this, and the peer."""
 ORDER = "order"
 _ONLY_OF_ORDERS = "held_back"
 """The metric by which the order shows among the layers: its own collector alone has it."""
@@ -212,14 +209,10 @@ class System:
         estimates: list[LinkEstimate] = []
         network = None
         for start_ns, by_member in self._links.over(horizon_ns):
-            estimates += link_estimates(by_member, start_ns, self._links.window_ns)
-            watched = [
-                replace(row, link=member * _DIRECTED + row.link)
-                for member, rows in by_member.items()
-                for row in rows
-                if row.layer in self._network
-            ]
-            network = estimate(watched) or network
+            links = link_tallies(by_member)
+            for (member, layer, link), tally in sorted(links.items(), key=lambda found: found[0]):
+                estimates.append(_link_estimate(member, layer, link, (start_ns, self._links.window_ns), tally))
+            network = together([tally for (_, layer, _), tally in links.items() if layer in self._network]) or network
         return Judged(tuple(estimates), network, tuple(findings), tuple(verdicts), self.late)
 
 
@@ -238,47 +231,32 @@ def worst_finding(sla: Sla, by_member: dict[int, list[MetricRow]], window_start_
     return max(each, key=lambda found: badness(found[0]))
 
 
-def link_estimates(
-    by_member: dict[int, list[MetricRow]], window_start_ns: int, window_ns: int
-) -> Iterable[LinkEstimate]:
-    """Each link's figures over one window, by member, layer and peer."""
-    by_link: dict[tuple[int, str, int], list[MetricRow]] = {}
+def link_tallies(by_member: dict[int, list[MetricRow]]) -> dict[tuple[int, str, int], LinkTally]:
+    """By member, layer and peer, what the rows of one window add up to."""
+    links: dict[tuple[int, str, int], LinkTally] = {}
     for member, rows in by_member.items():
         for row in rows:
-            by_link.setdefault((member, row.layer, row.link), []).append(row)
-    for (member, layer, link), rows in sorted(by_link.items()):
-        yield _link_estimate(LinkEstimate(member, link, layer, window_start_ns, window_ns), rows)
+            key = member, row.layer, row.link
+            tally = links.get(key)
+            if tally is None:
+                tally = links[key] = LinkTally()
+            tally.take(row)
+    return links
 
 
-def _link_estimate(of: LinkEstimate, rows: Sequence[MetricRow]) -> LinkEstimate:
-    lost, count, burst, delays = 0.0, 0, 0, Histogram()
-    jitter: list[float] = []
-    gamma: list[float] = []
-    for row in rows:
-        match row.metric:
-            case "loss":
-                lost, count = lost + row.value * row.count, count + row.count
-            case "loss_burst":
-                burst = max(burst, row.largest)
-            case "delay":
-                delays.merge(row.histogram())
-            case "jitter":
-                jitter.append(row.value)
-            case "gamma":
-                gamma.append(row.value)
-            case _:
-                pass
+def _link_estimate(member: int, layer: str, link: int, window: tuple[int, int], tally: LinkTally) -> LinkEstimate:
+    delays = tally.delays
     p50, p99, p999 = (delays.quantile(q) if delays.total else None for q in (0.5, 0.99, 0.999))
-    return replace(
-        of,
-        loss=lost / count if count else None,
-        datagrams=count,
+    return LinkEstimate(
+        *(member, link, layer, *window),
+        loss=tally.lost / tally.count if tally.count else None,
+        datagrams=tally.count,
         delay_p50_ns=p50,
         delay_p99_ns=p99,
         delay_p999_ns=p999,
-        jitter_ns=max(jitter, default=None),
-        loss_burst=burst,
-        gamma_ns=max(gamma, default=None),
+        jitter_ns=tally.jitter_ns,
+        loss_burst=tally.burst,
+        gamma_ns=tally.gamma_ns,
     )
 
 

@@ -77,7 +77,7 @@ def of_fields(fields: Mapping[str, Any]) -> MetricRecord:
             count=int(fields["count"]),
             value=float(fields["value"]),
             largest=int(fields["largest"]),
-            buckets=tuple((int(bucket), int(times)) for bucket, times in fields["buckets"]),
+            buckets=tuple([(int(bucket), int(times)) for bucket, times in fields["buckets"]]),
         )
         record = MetricRecord(str(fields["run"]), str(fields["group"]), int(fields["member"]), int(fields["life"]), row)
     except KeyError as error:
