@@ -16,6 +16,8 @@ from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, p
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import duration_text, ms
 from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.runtime.clock import new_incarnation
+from unisono.trace.metric_files import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,6 +54,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="refuse to start unless every delivery is within this; without --slot the longest is chosen that does",
     )
     verb.add_argument("--sla", metavar="FILE", help="service level agreements to judge while the group runs")
+    verb.add_argument(
+        "--metrics", metavar="DIR", help="write metrics there while the group runs, for `unisono monitor` to follow"
+    )
+    verb.add_argument(
+        "--run", default="live", dest="run_name", metavar="NAME", help="the run's name there (default live)"
+    )
     verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
     verb.add_argument(
         "--max-frame", type=int, help="largest datagram in bytes (default: what the path to the peers takes)"
@@ -92,6 +100,16 @@ def parse_peers(text: str | None) -> dict[int, str] | str | None:
 
 
 async def _chat(options: argparse.Namespace) -> int:
+    if options.metrics is None:
+        return await _take_part(options, None)
+    if options.id is None:
+        raise InvalidPolicy("--metrics", "the file is named for the member: --id is needed")
+    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, life=new_incarnation())
+    with writer:
+        return await _take_part(options, writer)
+
+
+async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) -> int:
     joining = unisono.join(
         options.group,
         member=options.id,
@@ -117,6 +135,8 @@ async def _chat(options: argparse.Namespace) -> int:
         queue_messages=options.queue,
         timeout=options.timeout,
         sla=options.sla,
+        monitor=False if metrics is None else metrics.put,
+        incarnation=None if metrics is None else metrics.life,
     )
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,11 +26,20 @@ class Messenger:
     """Tells one group."""
 
     def __init__(
-        self, group: str, scenario: tuple[str, str], slas: tuple[str, str], member: int, peers: Mapping[int, str]
+        self,
+        group: str,
+        scenario: tuple[str, str],
+        slas: tuple[str, str],
+        member: int,
+        peers: Mapping[int, str],
+        *,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        """`say` is told when the seat is taken, and when it is lost."""
         self.group = group
         addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}
+        self._say = say
         self._store: MeasurementStore | None = None
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -61,6 +70,10 @@ class Messenger:
             said = json.loads(line)
             if said["kind"] == "told" and self._store is not None:
                 self._store.told(said["id"])
+            elif said["kind"] == "ready" and self._say is not None:
+                self._say(f"the service sits in {self.group!r} with the members {', '.join(map(str, said['members']))}")
+            elif said["kind"] == "out" and self._say is not None:
+                self._say(f"the service is out of {self.group!r} and joins again: {said['why']}")
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(

@@ -102,7 +102,8 @@ def _messenger(options: argparse.Namespace, slas: tuple[str, str]) -> Messenger 
         raise InvalidPolicy("--peers", f"the addresses of the members {list(scenario.members)} of {source} are needed")
     if options.id not in peers:
         raise InvalidPolicy("--id", f"one of {sorted(peers)} is needed, not {options.id}")
-    return Messenger(scenario.group, (text, source), slas, options.id, peers)
+    say = None if options.json else lambda said: print(f"unisono monitor: {said}", file=sys.stderr)
+    return Messenger(scenario.group, (text, source), slas, options.id, peers, say=say)
 
 
 def _measure(options: argparse.Namespace, job: Job, messenger: Messenger | None) -> int:
@@ -232,7 +233,7 @@ def _table(running: Running) -> Table:
     service = running.service
     broken = ", ".join(name for _, name in service.broken) or "none"
     table = Table(title=f"{service.rows:,} rows · {service.late:,} late · broken: {broken}")
-    for column in ("group", "member", "from", "loss", "burst", "p50 ms", "p99 ms", "jitter ms", "Γ ms"):
+    for column in ("group", "member", "layer", "from", "loss", "burst", "p50 ms", "p99 ms", "jitter ms", "Γ ms"):
         table.add_column(column, justify="right")
     for (place, *_), estimate in sorted(service.latest.items()):
         table.add_row(place[1], *_cells(estimate))
@@ -243,7 +244,7 @@ def _cells(estimate: LinkEstimate) -> list[str]:
     times = (estimate.delay_p50_ns, estimate.delay_p99_ns, estimate.jitter_ns, estimate.gamma_ns)
     loss = "" if estimate.loss is None else f"{estimate.loss:.2%}"
     shown = ["" if value is None else f"{value / 1e6:.2f}" for value in times]
-    return [str(estimate.member), str(estimate.link), loss, str(estimate.loss_burst), *shown]
+    return [str(estimate.member), estimate.layer, str(estimate.link), loss, str(estimate.loss_burst), *shown]
 
 
 def _line(verdict: Verdict) -> str:
