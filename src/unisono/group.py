@@ -143,8 +143,9 @@ def join(
         state=state,
         fsync=fsync,
         multigroup=Multigroup(topology) if isinstance(topology, Topology) else topology,
+        deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
     )
-    setup.check(None if deadline is None else duration_ns(deadline, "deadline"))
+    setup.check()
     return Joining(setup)
 
 
@@ -197,6 +198,7 @@ class Joining:
                 on_metrics=None if isinstance(setup.monitor, bool) else setup.monitor,
                 storage=storage,
                 queue_messages=setup.queue_messages,
+                deadline_ns=setup.deadline_ns,
             )
         except BaseException:
             transport.close()
@@ -254,7 +256,8 @@ class Group:
 
         The wish for a `slot` is taken at once and travels in the order; awaiting the result waits until slots have
         that length here, with the new `rate` if one was given too. A TimingChange then comes between two slots.
-        ReservationRefused and InvalidPolicy leave everything as it was. With a group that is left before, GroupClosed.
+        ReservationRefused, InvalidPolicy and Infeasible (our deadline does not allow for it) change nothing. With a
+        group that is left before, GroupClosed.
         """
         if slot is not None:
             return self._driver.new_slot(duration_ns(slot, "slot"), rate)

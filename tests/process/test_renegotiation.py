@@ -93,6 +93,26 @@ def test_a_member_that_comes_later_has_the_slots_of_the_others() -> None:
     asyncio.run(asyncio.wait_for(part(), PATIENCE_S))
 
 
+def test_a_deadline_that_was_given_is_kept_or_its_member_is_told() -> None:
+    async def part() -> None:
+        peers = free_addresses((1, 2))
+        fields: dict[str, Any] = {"delta": "20ms", "gamma": "2ms", "slot": "5ms"}
+        bound = unisono.join("table", member=1, peers=peers, deadline="40ms", **fields)
+        first, second = await asyncio.gather(bound, unisono.join("table", member=2, peers=peers, **fields))
+        with pytest.raises(unisono.Infeasible, match="slots of 20ms make the bound 42ms; what can be offered is 27 ms"):
+            first.renegotiate(slot="20ms")
+        second.renegotiate(slot="20ms")
+        told = ""
+        async for event in first:
+            if isinstance(event, unisono.Violation) and event.kind == "deadline":
+                told = event.text
+                break
+        assert told == "the group's slots have changed: its bound is 42ms now, and 40ms was asked for here"
+        await asyncio.gather(first.leave(), second.leave())
+
+    asyncio.run(asyncio.wait_for(part(), PATIENCE_S))
+
+
 async def seen(group: unisono.Group) -> list[object]:
     """What happens up to the next delivery."""
     found: list[object] = []

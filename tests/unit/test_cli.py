@@ -56,7 +56,7 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", "--slot", "5"], "--slot"),
         (["demo", "--slot", "fast"], "--slot"),
         (["demo", "--delta", "-5ms"], "--delta"),
-        (["demo", "--gamma", "1h"], "--gamma"),
+        (["demo", "--gamma", "1y"], "--gamma"),
         (["demo", "--members", "0"], "--members"),
         (["demo", "--members", "65"], "--members"),
         (["demo", "--members", "many"], "--members"),

@@ -36,7 +36,7 @@ def integrity(trace: Trace) -> Verdict:
     if hidden:
         return Verdict(NAME, Status.UNKNOWN, reason=hidden)
     after_cut = int((origin == Origin.AFTER_CUT).sum())
-    reason = f"{after_cut} deliveries are past the end of a crashed sender's log" if after_cut else ""
+    reason = f"{after_cut} deliveries are of messages that a crashed sender had no time to log" if after_cut else ""
     return Verdict(NAME, Status.VALID, reason=reason)
 
 

@@ -385,7 +385,10 @@ class _LiveView(_Quiet):
 def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> None:
     latency, what = result["latency_ms"], judgement.measured
     theta_ms, out = ms(scenario.timing.theta_ns), sys.stdout
-    out.write(f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent; delivered ")
+    lived = " by who was not killed" if len(judgement.finals) < result["members"] else ""
+    out.write(
+        f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent{lived}; delivered "
+    )
     out.write(", ".join(f"{m}: {n:,}" for m, n in result["delivered"].items()) + "\n\n")
     width = max(16, *(len(name) + 1 for name in judgement.verdicts))
     for name, check in judgement.verdicts.items():
@@ -413,8 +416,10 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         f"{ms(what.lateness_ns):.2f}), Γ {ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
     )
     if judgement.outage_ns:
-        out.write(f"                 of which {ms(judgement.outage_ns):.2f} for waiting as long as declared for ")
-        out.write("who died or was not heard\n")
+        out.write(
+            f"                 of which {ms(judgement.outage_ns):.2f} because who died or is not heard is waited "
+        )
+        out.write("for, at least as long as declared\n")
     total = latency_of(judgement.verdicts).figures["deliveries"]
     out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
@@ -428,6 +433,10 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         out.write(f"  lost on purpose {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}\n")
     if result["missing"]:
         out.write(f"  gaps           {result['missing']:,} deliveries missing where their member took part\n")
+    most = max(result["delivered"].values(), default=0)
+    fewer = sum(most - count for count in result["delivered"].values()) - result["missing"]
+    if scenario.failures and fewer > 0:
+        out.write(f"  left out       {fewer:,} deliveries: sent before a member was in, or while it was out\n")
     for text in result["violations"][:5]:
         out.write(f"  ! {text}\n")
     out.write(f"\nverdict: {judgement.verdict.value}\ntrace:   {result['trace']}\n")

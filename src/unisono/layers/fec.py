@@ -29,11 +29,10 @@ from unisono.model.durations import NS_PER_S
 from unisono.model.grid import Grid
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.offers import Ask, Offer
-from unisono.model.policy import Policy
+from unisono.model.policy import Policy, check_fec
 from unisono.wire.door import Refusal, read_original
 from unisono.wire.fec import (
     SHARE_HEADER_BYTES,
-    SHARES_MAX,
     Share,
     missing_originals,
     pack_place,
@@ -57,9 +56,7 @@ _SHARE_COST = 512
 
 def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
     """(a, b) if blocks of b shares with a redundant ones are possible."""
-    a, b = fec
-    if not 0 < a < b <= SHARES_MAX:
-        raise InvalidPolicy("fec", f"a/b with 0 < a < b <= {SHARES_MAX} is needed, not {a}/{b}")
+    check_fec(fec)
     return fec
 
 

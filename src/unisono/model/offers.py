@@ -52,6 +52,10 @@ class Ask:
             raise InvalidPolicy("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
             raise InvalidPolicy("loss_burst, failures, processing", "none of them can be negative")
+        if self.failures >= self.members:
+            raise InvalidPolicy("failures", f"of {self.members} members fewer can crash than {self.failures}")
+        if self.deadline_ns is not None and self.deadline_ns <= 0:
+            raise InvalidPolicy("deadline", f"a duration above zero is needed, not {self.deadline_ns} ns")
         if self.session_ns <= 0:
             raise InvalidPolicy("session", f"a duration above zero is needed, not {self.session_ns} ns")
 

@@ -17,6 +17,16 @@ FRAME_MIN = 256
 FRAME_MAX = 65_507
 """The largest UDP payload over IPv4."""
 RESERVATIONS = ("sender", "receiver")
+SHARES_MAX = 256
+"""Erasure codes are over GF(2⁸): no block has more shares than the field has elements."""
+
+
+def check_fec(fec: tuple[int, int]) -> None:
+    """Raise InvalidPolicy unless a lost of any b consecutive datagrams can be made up for."""
+    numbers = isinstance(fec, tuple) and len(fec) == 2 and all(isinstance(number, int) for number in fec)
+    if not numbers or not 0 < fec[0] < fec[1] <= SHARES_MAX:
+        given = f"{fec[0]}/{fec[1]}" if numbers else repr(fec)
+        raise InvalidPolicy("fec", f"a/b with 0 < a < b <= {SHARES_MAX} is needed, as numbers (a, b), not {given}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ class Policy:
             raise InvalidPolicy("epoch", f"a 32-bit number is needed, not {self.epoch}")
         if self.probe_every_ns < 0:
             raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
+        if self.fec is not None:
+            check_fec(self.fec)
         if self.reservation not in RESERVATIONS:
             raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         if self.grades not in GRADES:

@@ -16,11 +16,12 @@ majority orders nothing; a member that has delivered what the majority has not i
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from unisono.model.events import StackEvent, Violation
+from unisono.model.events import StackEvent
+from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
-from unisono.orders.roster import Ballot, Roster
+from unisono.orders.roster import Ballot, Roster, deposed, fenced_out, leader_lost, no_majority
 from unisono.orders.signs import Signs, poll_ns, silence_ns
 from unisono.orders.stream import WINDOW, Entry, Stream, Voice, read_copy, read_entry
 from unisono.wire import succession as wire
@@ -29,10 +30,6 @@ from unisono.wire.succession import ALL, Beat, Cut, Lack, Need, Place, Roll, Vot
 
 PATIENCE = 8
 """After how many requests in vain a member knows that nobody has what it lacks."""
-
-
-def _no_cut(_member: int) -> Cut | None:
-    return None
 
 
 class Succession:
@@ -44,8 +41,10 @@ class Succession:
         self.ignored = ignored
         self.me = policy.member
         self.timing = policy.timing
-        self.cut_of: Callable[[int], Cut | None] = _no_cut
+        self.cut_of: Callable[[int], Cut | None] = lambda _member: None
         """How far the frames of a member that is being removed count; the order knows."""
+        self.lacking_of: Callable[[Sequence[int]], list[tuple[int, int, int]]] = lambda _members: []
+        """Frames of these members that have a place in the stream and have not come: (request, member, number)."""
         self.copies: deque[Frame] = deque()
         self.wants: deque[tuple[int, Need]] = deque()
         """Members that need other members' frames, for the order to serve."""
@@ -55,17 +54,13 @@ class Succession:
         self.roster = Roster(policy.view.members)
         # The stream.
         self.stream = Stream()
-        self._leader_position = 0
-        self._lacking_since = 0
-        self._fruitless = 0
+        self._leader_position = self._lacking_since = self._fruitless = 0
         # Signs of life.
         self.started = False
-        self._next_beat = 0
-        self._heard_leader = 0
+        self._next_beat = self._heard_leader = 0
         self._sign_ns = 0
         """When the leader was really last heard: what the gap counts from."""
-        self._lost_at = 0
-        self._echo = 0
+        self._lost_at = self._echo = 0
         self._signs = Signs(self.me, policy.view.members, self.timing)
         # The election.
         self._ballot = Ballot()
@@ -149,13 +144,11 @@ class Succession:
         """The next beat, or the moment at which silence has lasted too long."""
         if not self.started:
             return None
-        times = [self._next_beat]
-        if not self.leading and not self._ballot.asking:
-            times.append(self._stand_at() + 1)
-            if self._ballot.asked_by is not None:
-                times.append(self._silent_at() + 1)
-        elif self._ballot.asking and not self._ballot.fetching and len(self._ballot.votes) >= self.roster.majority():
-            times.append(self._ballot.ends_at + 1)
+        times, ballot = [self._next_beat], self._ballot
+        if not self.leading and not ballot.asking:
+            times += [self._stand_at() + 1] + [self._silent_at() + 1] * (ballot.asked_by is not None)
+        elif ballot.asking and not ballot.fetching and len(ballot.votes) >= self.roster.majority():
+            times.append(ballot.ends_at + 1)
         return min(times)
 
     # -- signs of life ---------------------------------------------------------------------------------------
@@ -164,6 +157,7 @@ class Succession:
         self._next_beat = self.timing.end_of(self.timing.slot_of(now))
         if self._ballot.asking:
             self.voice.say(now, Kind.ASK, wire.encode_ask(self.promised))
+            self._ask_for_frames(now)
         elif self.leading:
             self._signs.acked[self.me] = self.stream.consumed
             self.stream.stable = max(self.stream.stable, min(self._signs.acked[m] for m in self.roster.roll))
@@ -281,35 +275,27 @@ class Succession:
         self._ballot.dead.clear()
         self._no_majority_told = False
         if old == self.me != new and old not in self.roster.departed:
-            text = f"this member was not heard and leads no longer; member {new} does"
-            self.events.append(Violation("deposed", text, new, entry.slot))
+            self.events.append(deposed(new, entry.slot))
         elif old != new and old not in self.roster.departed:
-            gap_ms = max(0, now - self._lost_at) / 1e6
-            text = f"member {old} is gone; member {new} leads. Nothing was ordered for {gap_ms:.3f} ms"
-            self.events.append(Violation("leader lost", text, old, entry.slot))
+            self.events.append(leader_lost(old, new, now - self._lost_at, entry.slot))
 
     def _ask_for_lacking(self, now: int) -> None:
         """Ask again for what was missing at the last beat already; a datagram may have been lost."""
-        lacking = self.stream.position + 1 if self._leader_position > self.stream.position or self.stream.holes() else 0
-        source = self._ballot.fetching if self._ballot.asking else self.leader
+        stream, source = self.stream, self._ballot.fetching if self._ballot.asking else self.leader
+        lacking = stream.position + 1 if self._leader_position > stream.position or stream.holes() else 0
         if lacking and lacking == self._lacking_since and source and source != self.me:
             self._fruitless += 1
-            if self._fruitless > PATIENCE and self.stream.holes():
-                self.diverged(self.stream.position)
+            if self._fruitless > PATIENCE and stream.holes():
+                self.diverged(stream.position)
                 return
-            self._need(now, source)
+            self.voice.need(now, Need(self.promised, Lack.ENTRIES, lacking, 0, 0), source)
         self._lacking_since = lacking
-
-    def _need(self, now: int, source: int) -> None:
-        need = Need(self.promised, Lack.ENTRIES, self.stream.position + 1, 0, 0)
-        self.voice.say(now, Kind.NEED, wire.encode_need(need), to=source)
 
     def need_frames(self, now: int, origin: int, request: int, number: int) -> None:
         """Ask for a member's frames: the leader, or, as the leader, that member."""
         source = origin if self.leader in {self.me, None} else self.leader
         if source is not None and source != self.me:
-            need = Need(self.promised, Lack.FRAMES, request, origin, number)
-            self.voice.say(now, Kind.NEED, wire.encode_need(need), to=source)
+            self.voice.need(now, Need(self.promised, Lack.FRAMES, request, origin, number), source)
 
     def _serve(self, now: int, sender: int, need: Need) -> None:
         if need.lack is Lack.FRAMES:
@@ -322,8 +308,7 @@ class Succession:
         """Another order was agreed on than the one delivered here: this member must not go on."""
         if not self.fenced:
             self.fenced = True
-            text = f"this member was cut off: the group's order from position {position} on is not the one known here"
-            self.events.append(Violation("fenced out", text, self.me))
+            self.events.append(fenced_out(self.me, position))
 
     # -- the election ----------------------------------------------------------------------------------------
 
@@ -368,6 +353,11 @@ class Succession:
             self._lost_at = min(self._sign_ns, now)
 
     def _asked(self, now: int, sender: int, reign: int) -> None:
+        alone = self.leading and self._signs.supporters(self.roster.roll, now) < self.roster.majority()
+        if alone and reign > self.promised and sender == self.roster.owner(reign):
+            # This leader is of no use to anybody: whoever asks may find the majority that it lacks.
+            self._promise(now, sender, reign)
+            return
         if self.leading or (self._ballot.asking and self.roster.owner(self.reign) == self.me):
             # Somebody could not hear this leader for a while and promised itself away: a new reign takes it back.
             if reign > self.promised and (self._ballot.asking or self.may_order(now)):
@@ -400,31 +390,41 @@ class Succession:
 
     def _count(self, now: int) -> None:
         """Is it decided?"""
-        if len(self._ballot.votes) < self.roster.majority():
-            if now > self._ballot.ends_at:
-                self._miss_majority(len(self._ballot.votes))
-            return
         ballot = self._ballot
+        if len(ballot.votes) < self.roster.majority():
+            if now > ballot.ends_at:
+                self._miss_majority(len(ballot.votes))
+            return
         if now <= ballot.ends_at and any(m not in ballot.votes for m in self._living()):
             return
         best = ballot.best(self.me)
         if best == self.me or ballot.votes[best].position <= self.stream.position:
-            self._begin(now)
+            # Of entries that were fetched frames may be missing; otherwise they have been asked for with the votes.
+            if not ballot.fetching or (ballot.completing and now > ballot.ends_at) or not self._ask_for_frames(now):
+                self._begin(now)
+            elif not ballot.completing:
+                ballot.completing, ballot.ends_at = True, now + poll_ns(self.timing)
         elif ballot.fetching != best:
             ballot.fetching, ballot.ends_at = best, now + poll_ns(self.timing)
-            self._need(now, best)
+            self.voice.need(now, Need(self.promised, Lack.ENTRIES, self.stream.position + 1, 0, 0), best)
         elif now > ballot.ends_at:
             # Who has more has died since: what only the dead have is nobody's.
             del ballot.votes[best]
             self._count(now)
+
+    def _ask_for_frames(self, now: int) -> bool:
+        """Ask for frames of those that are gone: what a voter has delivered of them has to count. Whether any lack."""
+        needs = self.lacking_of([m for m in self.roster.roll if m not in self._ballot.votes])
+        for request, origin, number in needs:
+            self.voice.need(now, Need(self.promised, Lack.FRAMES, request, origin, number), EVERYONE)
+        return bool(needs)
 
     def _miss_majority(self, reached: int) -> None:
         if reached >= self.roster.majority():
             self._no_majority_told = False
         elif not self._no_majority_told:
             self._no_majority_told = True
-            text = f"{reached} of {len(self.roster.members)} members can be reached: nothing is ordered until more can"
-            self.events.append(Violation("no majority", text))
+            self.events.append(no_majority(reached, len(self.roster.members)))
 
     def _begin(self, now: int) -> None:
         voters = tuple(sorted(m for m in self._ballot.votes if m not in self.roster.departed))

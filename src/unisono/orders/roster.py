@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.model.events import Violation
 from unisono.orders.stream import Entry
 from unisono.wire.succession import ALL, Vote
 
@@ -66,10 +67,12 @@ class Ballot:
         self.ends_at = 0
         self.fetching = 0
         """The voter from whom entries are being fetched."""
+        self.completing = False
+        """Whether it is frames of those entries that are being fetched now."""
 
     def open(self, me: int, vote: Vote, ends_at: int) -> None:
         """Ask for votes; one's own is the first."""
-        self.asking, self.fetching, self.asked_by = True, 0, None
+        self.asking, self.fetching, self.completing, self.asked_by = True, 0, False, None
         self.votes, self.ends_at = {me: vote}, ends_at
 
     def close(self) -> None:
@@ -79,3 +82,30 @@ class Ballot:
     def best(self, me: int) -> int:
         """The voter that has come furthest; oneself if nobody has come further."""
         return max(self.votes, key=lambda m: (self.votes[m].last_reign, self.votes[m].position, m == me))
+
+
+# -- what is said of leaders -----------------------------------------------------------------------------------------
+
+
+def deposed(new: int, slot: int) -> Violation:
+    """To one that slept, or was cut off."""
+    return Violation("deposed", f"this member was not heard and leads no longer; member {new} does", new, slot)
+
+
+def leader_lost(old: int, new: int, gap_ns: int, slot: int) -> Violation:
+    """To all others, with what it has cost."""
+    gap_ms = max(0, gap_ns) / 1e6
+    text = f"member {old} is gone; member {new} leads. Nothing was ordered for {gap_ms:.3f} ms"
+    return Violation("leader lost", text, old, slot)
+
+
+def fenced_out(me: int, position: int) -> Violation:
+    """To one that must not go on."""
+    text = f"this member was cut off: the group's order from position {position} on is not the one known here"
+    return Violation("fenced out", text, me)
+
+
+def no_majority(reached: int, members: int) -> Violation:
+    """To one that can do nothing for now."""
+    text = f"{reached} of {members} members can be reached: nothing is ordered until more can"
+    return Violation("no majority", text)

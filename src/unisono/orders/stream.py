@@ -15,7 +15,7 @@ from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.wire.frame import MORE, PIECE, Frame, Kind
 from unisono.wire.run import OwnRun, PackedRun
-from unisono.wire.succession import ORDERED_BYTES, Place, Roll, What, decode_roll, encode_place
+from unisono.wire.succession import ORDERED_BYTES, Need, Place, Roll, What, decode_roll, encode_need, encode_place
 
 WINDOW = 4096
 """How many entries the leader may be ahead of what all members have delivered."""
@@ -154,6 +154,10 @@ class Voice:
     def say(self, now: int, kind: Kind, body: bytes, to: int = EVERYONE) -> None:
         """Send a control message."""
         self._down.append(self.frame(now, kind, body, to))
+
+    def need(self, now: int, need: Need, to: int) -> None:
+        """Ask for something that is missing here."""
+        self.say(now, Kind.NEED, encode_need(need), to)
 
     def entry(self, now: int, entry: Entry, reign: int, to: int = EVERYONE) -> None:
         """Send an entry."""

@@ -82,6 +82,7 @@ class Timestamp(Led):
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
         self.succession.cut_of = self._cut_of
+        self.succession.lacking_of = self._lacking_of
         members = policy.view.members
         # Sending.
         self._request = self._previous = 0
@@ -250,12 +251,12 @@ class Timestamp(Led):
 
     def _need_frames(self, now: int) -> None:
         """Of all grants that wait, not of the first only: who was cut off lacks many."""
-        for grant in islice(self._grants, NEEDED_AT_ONCE):
-            entry = grant.entry
-            if entry.what is What.GRANT:
-                frames = self._frames_of(entry)
-                if frames.last_number is None or frames.missing():
-                    self.succession.need_frames(now, entry.origin, entry.request, frames.next_number)
+        for request, origin, number in self._lacking([grant.entry for grant in islice(self._grants, NEEDED_AT_ONCE)]):
+            self.succession.need_frames(now, origin, request, number)
+
+    def _lacking(self, entries: Sequence[Entry]) -> list[tuple[int, int, int]]:
+        granted = [(entry, self._frames_of(entry)) for entry in entries if entry.what is What.GRANT]
+        return [(e.request, e.origin, f.next_number) for e, f in granted if f.last_number is None or f.missing()]
 
     def _hand_out(self, now: int, to: int, need: Need) -> None:
         origin, request = need.origin, need.first
@@ -346,6 +347,10 @@ class Timestamp(Led):
         return True
 
     # -- members that go and come back -----------------------------------------------------------------------
+
+    def _lacking_of(self, members: Sequence[int]) -> list[tuple[int, int, int]]:
+        entries = [*(grant.entry for grant in self._grants), *self.succession.stream.accepted]
+        return self._lacking([entry for entry in entries if entry.origin in members])[:NEEDED_AT_ONCE]
 
     def _cut_of(self, member: int) -> Cut:
         """How far the frames of a member go that have come here: the others are to deliver as many."""

@@ -13,6 +13,7 @@ from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.orders import cbr_offer, consensus_offer, leader, priority_offer, timestamp, vbr_offer
 from unisono.qos.over_rmcast import OrderOffer, Wish, over_rmcast
+from unisono.wire.frame import FRAME_NUMBER_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
         against.append(f"its bound of {bound} is above the deadline of {deadline}")
     if ask.priorities and not offer.by_priority:
         against.append("a priority changes nothing in its order, only which of a sender's own messages goes first")
+    if offer.max_burst > FRAME_NUMBER_MAX:
+        against.append(f"a slot can number {FRAME_NUMBER_MAX:,} datagrams, and it may need {offer.max_burst:,}")
     if ask.reliable and not offer.gap_free:
         against.append("gaps are ruled out, and it may have some")
     if offer.reliability < reliability:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import GroupClosed, InvalidPolicy, MessageTooLarge, UnisonoError
+from unisono.errors import GroupClosed, Infeasible, InvalidPolicy, MessageTooLarge, UnisonoError
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import Batch, Gap, Left, Notice, SlaVerdict, Step, TimingChange, ViewChange, Violation
 from unisono.model.metrics import MetricRow
@@ -50,6 +50,7 @@ class Driver:
         storage: Storage | None = None,
         queue_messages: int = 1_000_000,
         queue_bytes: int = 256 * 1024 * 1024,
+        deadline_ns: int | None = None,
     ) -> None:
         """`on_metrics` is given the rows that `oversight` collects, interval by interval; it must not block."""
         self.stack = stack
@@ -66,6 +67,7 @@ class Driver:
         self._on_metrics = on_metrics
         self._storage = storage
         self._limits = (queue_messages, queue_bytes)
+        self._deadline_ns = deadline_ns
         self._queue: deque[Happening] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
@@ -229,6 +231,10 @@ class Driver:
             elif isinstance(event, TimingChange):
                 self._end_waits(event.timing.theta_ns)
             self._enqueue(event)
+            if isinstance(event, TimingChange) and self._too_late(event.bound_ns):
+                bound, deadline = duration_text(event.bound_ns), duration_text(self._deadline_ns or 0)
+                text = f"the group's slots have changed: its bound is {bound} now, and {deadline} was asked for here"
+                self.announce(Violation("deadline", text, self.stack.policy.member, event.slot))
         self._changed.set()
         if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
             self._hold()
@@ -314,6 +320,10 @@ class Driver:
         """Ask the group for slots of another length; done when this member's have it."""
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
+        bound_ns = self.stack.order.bound_ns() + theta_ns - grid.last.theta_ns
+        if self._deadline_ns is not None and self._too_late(bound_ns):
+            why = f"slots of {duration_text(theta_ns)} make the bound {duration_text(bound_ns)}"
+            raise Infeasible(self._deadline_ns, self.stack.order.bound_ns(), why)
         self.stack.new_slot(now, theta_ns, rate)
         if rate is not None:
             self._offer_most = max(rate.burst, _OFFER_LEAST)
@@ -324,6 +334,9 @@ class Driver:
             self._slot_waits.append((theta_ns, done))
         self._settle()
         return done
+
+    def _too_late(self, bound_ns: int) -> bool:
+        return self._deadline_ns is not None and bound_ns > self._deadline_ns
 
     def proclaim(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
         """Tell the group, at one place in its order, of verdicts on it as a whole and of the settings it needs."""

@@ -101,6 +101,7 @@ class Setup:
     fsync: str = "always"
     state: StateHolder | None = None
     multigroup: Multigroup | None = None
+    deadline_ns: int | None = None
     salt: str = ""
     """Tells groups of one name with other members apart on the network."""
     search: ByBeacon | ByName | None = None
@@ -139,10 +140,14 @@ class Setup:
             stack.order.application = self.state
 
     def check(self, deadline_ns: int | None) -> None:
+    def check(self) -> None:
         """Refuse what can be refused before there is a socket."""
         if self.storage is not None and not durable(self.order, self.grades):
             text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
             raise InvalidPolicy("storage", text)
+        deadline_ns = self.deadline_ns
+        if self.storage is not None and not durable(self.order):
+            raise InvalidPolicy("storage", f"the order {self.order} keeps nothing on stable storage; consensus does")
         check_fsync(self.fsync)
         if self.state is not None and self.order not in PRIORITY_ORDERS:
             text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"

@@ -7,11 +7,11 @@ from math import isfinite
 
 from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
 from unisono.model.metrics import METRICS, Shape
+from unisono.model.policy import SHARES_MAX
 from unisono.model.redundancy import RHO_MAX
 from unisono.model.settings import Settings
 from unisono.model.sla import value_text
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
-from unisono.wire.fec import SHARES_MAX
 
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4

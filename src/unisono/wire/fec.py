@@ -14,10 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from unisono.errors import EnvironmentLacks
+from unisono.model.policy import SHARES_MAX
 from unisono.wire.frame import HEADER_BYTES, Frame
 
-SHARES_MAX = 256
-"""The code is over GF(2⁸): no block has more shares than the field has elements."""
 SHARE_HEADER_BYTES = HEADER_BYTES
 """What each datagram carries beside its share."""
 _SIZE_BYTES = 2
@@ -69,7 +68,7 @@ def _code() -> Any:
         import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
     except ImportError as error:
         raise EnvironmentLacks(
-            "forward error correction needs zfec, which is not installed here: pip install 'unisono[fec]'; "
+            "forward error correction needs zfec, which is not installed here: pip install zfec, or unisono[fec]; "
             "where PyPI has no wheel of it for this machine, that takes a C compiler and Python's headers"
         ) from error
     return zfec
