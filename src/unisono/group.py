@@ -105,8 +105,7 @@ def join(
     says besides how barriers are made and whether messages are delivered early too. `state` (the priority orders) is
     the application, which gives its state to members that come later and takes another's when it comes itself.
 
-    Raises SlaError, InvalidPolicy, Infeasible or ReservationRefused at once, FormationTimeout if the others do not
-    come, and StorageError if the storage cannot be trusted.
+    Raises SlaError, InvalidPolicy, Infeasible, ReservationRefused or StorageError, and FormationTimeout in the end.
     """
     place = where(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
@@ -254,10 +253,9 @@ class Group:
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
 
-        The wish for a `slot` is taken at once and travels in the order; awaiting the result waits until slots have
-        that length here, with the new `rate` if one was given too. A TimingChange then comes between two slots.
-        ReservationRefused, InvalidPolicy and Infeasible (our deadline does not allow for it) change nothing. With a
-        group that is left before, GroupClosed.
+        The wish for a `slot` travels in the order; awaiting the result waits until slots have that length here, with
+        the new `rate` if one was given too. A TimingChange then comes between two slots; GroupClosed if we left.
+        ReservationRefused, InvalidPolicy and Infeasible (our deadline does not allow for it) change nothing.
         """
         if slot is not None:
             return self._driver.new_slot(duration_ns(slot, "slot"), rate)
