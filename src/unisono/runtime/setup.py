@@ -139,7 +139,6 @@ class Setup:
         if isinstance(stack.order, Priority):
             stack.order.application = self.state
 
-    def check(self, deadline_ns: int | None) -> None:
     def check(self) -> None:
         """Refuse what can be refused before there is a socket."""
         if self.storage is not None and not durable(self.order, self.grades):
