@@ -68,7 +68,7 @@ def test_theorem_4_no_gap_free_bound_below_f_plus_1_delta(failures: int, deadlin
 
 
 def test_gaps_allowed_theorem_4_does_not_apply() -> None:
-    assert lower_bound_ns(replace(ASK, failures=9)) == 0
+    assert lower_bound_ns(replace(ASK, failures=4)) == 0
 
 
 def test_redundancy_raises_reliability_and_costs_datagrams() -> None:

@@ -75,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidPolicy(
             "--reliability", f"a probability from 0 to less than 1 is needed, not {options.reliability}"
         )
-    if not 0 <= options.crash_in_send < 1:
-        raise InvalidPolicy("--crash-in-send", f"a probability below 1 is needed, not {options.crash_in_send}")
     if options.mttf == 0:
         raise InvalidPolicy("--mttf", "a duration above zero is needed")
     delta = _delta_ns(options)
