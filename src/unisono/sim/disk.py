@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from unisono.model.events import StackEvent
+from unisono.model.grid import Grid
 from unisono.model.writes import Memory, Write
 from unisono.sim.streams import below
 from unisono.stack import Datagram, Stack
@@ -60,6 +61,15 @@ class DurableStack:
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
         self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
         self.submit_to, self.destinations = stack.submit_to, stack.destinations
+
+    @property
+    def grid(self) -> Grid:
+        """The slots as the stack knows them."""
+        return self._stack.grid
+
+    def new_slot(self, now: int, theta_ns: int) -> None:
+        """Ask the group for slots of another length."""
+        self._stack.new_slot(now, theta_ns)
 
     def outgoing(self) -> Sequence[Datagram]:
         """The datagrams to send, behind what they rest on."""

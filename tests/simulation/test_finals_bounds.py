@@ -1,0 +1,70 @@
+"""What final deliveries keep is bounded: a minority pushes back, and who is away for too long is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.simulation.test_finals_planted import disturbed
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.model.durations import NS_PER_MS
+from unisono.model.faults import Crash, Loss, Partition, Span
+from unisono.model.scenario import SlotChange
+from unisono.orders import final
+from unisono.sim.disk import DurableStack
+from unisono.sim.run import drain_ns, meta_of, prepare
+from unisono.sim.world import World
+from unisono.trace.kinds import EventKind
+
+
+def order_of(world: World, member: int) -> final.Final:
+    stack = world.nodes[member].stack
+    assert isinstance(stack, DurableStack)
+    order = stack._stack.order
+    assert isinstance(order, final.Final)
+    return order
+
+
+def test_without_a_majority_nothing_is_final_and_after_a_while_nothing_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(final, "WAITING_BYTES", 600)
+    scenario = disturbed(Crash(2, 150 * NS_PER_MS), Crash(3, 150 * NS_PER_MS))
+    world, _, _, _ = prepare(scenario, scenario.seed)
+    world.run(world.send_until)
+    node, order = world.nodes[1], order_of(world, 1)
+    assert node.delivered > node.finals > 0, "early deliveries go on"
+    assert 600 < sum(order._open.values()) < 1500, "until so much waits"
+    assert node.waiting > 0, "the application holds the rest"
+    world.run(world.send_until + 2000 * NS_PER_MS)
+    assert [violation.kind for violation in node.violations] == ["blocked"], "it says so once"
+
+
+def test_who_is_away_for_longer_than_anything_is_kept_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(final, "KEPT_EXTENTS", 4)
+    away = Partition(Span(200 * NS_PER_MS, 700 * NS_PER_MS), ((1, 2), (3,)))
+    scenario = replace(disturbed(away), run_ns=900 * NS_PER_MS)
+    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
+    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world.run(until_ns)
+    assert [violation.kind for violation in world.nodes[3].violations][-1] == "excluded"
+    assert not world.nodes[3].up
+    assert len(order_of(world, 1)._kept) <= 4 + len(scenario.members), "nor is more kept for it once it is gone"
+    verdicts = check_all(memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable)), until_ns=until_ns)
+    judged = ("final_order", "final_agreement", "early_in_final", "integrity[final]")
+    assert {name: verdicts[name].status for name in judged} == dict.fromkeys(judged, Status.VALID)
+
+
+def test_slots_may_change_their_length_and_be_repaired_while_deliveries_become_final() -> None:
+    scenario = replace(
+        disturbed(Loss(Span(), 0.2, 1, 3)), fec=(1, 3), steps=(SlotChange(1, 300 * NS_PER_MS, 16 * NS_PER_MS),)
+    )
+    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
+    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world.run(until_ns)
+    trace = memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable))
+    assert len(trace.of_kind(EventKind.TIMING)) == len(scenario.members)
+    verdicts = check_all(trace, until_ns=until_ns)
+    assert {name for name, v in verdicts.items() if v.status is not Status.VALID} <= {"latency[early]"}
