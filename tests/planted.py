@@ -100,6 +100,22 @@ def late(folder: Path) -> Planted:
     return Planted("latency", frozenset({_message(rows, one)}), 2)
 
 
+def rushed(folder: Path) -> Planted:
+    """Member 1 sends one message more in a slot than it declared: the first of the next slot."""
+    members = read_meta(folder / META_NAME).members
+    found: frozenset[MessageId] = frozenset()
+    for member in members:
+        part = parts_of(folder, member)[len(parts_of(folder, member)) // 2]
+        rows = read_part(part)
+        delivered = _deliveries(rows)
+        change = np.flatnonzero(np.diff(rows.slot[delivered]) > 0)
+        one = int(delivered[change[len(change) // 2] + 1])
+        key = {"slot": {one: int(rows.slot[one]) - 1}, "place": {one: (len(members) + 1) * PLACE}}
+        _write(part, _with(rows, **key))
+        found = frozenset({_message(rows, one)})
+    return Planted("rate_compliance", found, 1)
+
+
 def gappy(folder: Path) -> None:
     """Let the run be one whose order may have gaps, each with a cause: every member had everyone in its list."""
     write_json(folder / META_NAME, {**read_json(folder / META_NAME), "reliable": False})
@@ -115,7 +131,7 @@ def gappy(folder: Path) -> None:
         _count(folder, member, 2)
 
 
-PLANTS: tuple[Plant, ...] = (swapped, foreign, doubled, overtaken, skipped, late)
+PLANTS: tuple[Plant, ...] = (swapped, foreign, doubled, overtaken, skipped, late, rushed)
 
 
 def parts_of(folder: Path, member: int) -> list[Path]:

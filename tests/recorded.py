@@ -28,14 +28,17 @@ def record(
     range_slots: int = RANGE,
     run: str = "r",
     jitter_ns: int = 0,
+    declare: bool = True,
 ) -> Path:
     """A run in which each member sends `burst` messages in every slot; gives the group's folder.
 
-    With a jitter, latencies differ by up to that much, as those of a real run do.
+    With a jitter, latencies differ by up to that much, as those of a real run do. Unless told otherwise the members
+    have declared just what they send.
     """
     chance = np.random.default_rng(slots)
     everyone = tuple(range(1, members + 1))
-    meta = RunMeta(run, "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "made")
+    rates = tuple((member, burst * 1e9 / SLOT_NS, burst) for member in everyone) if declare else ()
+    meta = RunMeta(run, "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "made", rates=rates)
     folder = write_meta(directory, meta).parent
     written = dict.fromkeys(everyone, 0)
     for first in range(0, slots, range_slots):

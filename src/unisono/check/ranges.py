@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unisono.check import rate_compliance
 from unisono.check.codes import message_codes
 from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
@@ -105,6 +106,7 @@ def check_ranges(found: Findings) -> dict[str, Verdict]:
         **judged(lambda: _integrity(found, disorder | crossing.never_sent, part)),
         **judged(lambda: _fifo(found, scrambled, part)),
         **judged(lambda: _completeness(found, crossing.undelivered | disorder, events, complete, part)),
+        **judged(lambda: _rates(found, events)),
         **judged(lambda: _latency(found, crossing, part)),
     }
 
@@ -182,6 +184,17 @@ def _completeness(found: Findings, doubtful: frozenset[int], events: Rows, compl
     if len(trace) == 0 and verdict.reason == nothing_recorded(trace):
         verdict = _kept(verdict.name, found)  # no row had to be read
     return verdict
+
+
+def _rates(found: Findings, events: Rows) -> Verdict | None:
+    promised = rate_compliance.declared(found.meta)
+    if promised is None or not rate_compliance.judged(found.meta, events):
+        return None
+    edges = rate_compliance.joined([survey.usage for survey in found.surveys])
+    excesses = [excess for survey in found.surveys for excess in survey.excesses]
+    return rate_compliance.verdict(
+        [*excesses, *rate_compliance.excesses(edges, promised)], _kept(rate_compliance.NAME, found).reason
+    )
 
 
 def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | None:

@@ -26,6 +26,7 @@ from unisono.check.latency import latency
 from unisono.check.lives import without_crashed
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
+from unisono.check.rate_compliance import judged, rate_compliance
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Verdict
 from unisono.check.view_atomicity import view_atomicity
@@ -85,6 +86,8 @@ def check_all(
         verdicts["gap_freedom"] = gap_freedom(binding, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns)
     else:
         verdicts["gaps_explained"] = gaps_explained(trace, until_ns=until_ns, bound_ns=bound_ns)
+    if judged(trace.meta, trace):
+        verdicts["rate_compliance"] = rate_compliance(trace)
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     elif by_priority:  # measured, and not judged: the consumers set the pace

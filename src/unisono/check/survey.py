@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
 from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
+from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
 from unisono.model.histogram import Histogram
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated
@@ -113,10 +114,20 @@ class Survey:
     """Sends without a delivery in this range, and deliveries without a send."""
     unmatched_deliveries: Rows
     events: Rows
+    excesses: tuple[Excess, ...]
+    """Where a sender passed its declared rate within the range; of many, the first."""
+    usage: Usage
+    """What was sent in the slots at the range's edges."""
 
 
 def survey(
-    parts: Sequence[Rows], first_slot: int, last_slot: int, *, grade: str | None, bound_ns: int | None
+    parts: Sequence[Rows],
+    first_slot: int,
+    last_slot: int,
+    *,
+    grade: str | None,
+    bound_ns: int | None,
+    promised: Declared | None = None,
 ) -> Survey:
     """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
     deliveries, sends, events = [], [], []
@@ -136,7 +147,10 @@ def survey(
         sends.append(rows.select(is_send))
     logs = _logs(deliveries)
     sent = concatenated(sends)
-    facts = _same_everywhere(logs, sent, bound_ns) or _sorted_out(logs, sent, bound_ns)
+    same = _same_everywhere(logs, sent, bound_ns)
+    facts = same or _sorted_out(logs, sent, bound_ns)
+    # Where all logs are the same, one of them shows what was sent.
+    used = NO_USAGE if promised is None else usage(logs[0] if same else concatenated(logs), once=same is not None)
     return Survey(
         first_slot=first_slot,
         last_slot=last_slot,
@@ -147,6 +161,8 @@ def survey(
         directed=any(rows.destination_sets for rows in parts),
         sends=_send_spans(sent),
         events=concatenated(events),
+        excesses=() if promised is None else tuple(excesses(used, promised)[:MOST_TOLD]),
+        usage=used if promised is None else edges(used, first_slot, last_slot, promised),
         **facts,  # type: ignore[arg-type]
     )
 

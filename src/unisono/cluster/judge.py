@@ -232,6 +232,7 @@ def judge(
         reliable=build(scenario.policy_for(scenario.members[0])).order.reliable(),
         source="runtime",
         faults=tuple(map(described, scenario.faults)),
+        rates=scenario.lasting_rates,
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)

@@ -201,6 +201,13 @@ class Scenario:
         return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in asked))
 
     @property
+    def lasting_rates(self) -> tuple[tuple[int, float, int], ...]:
+        """Each member's average and burst, if these and the slots stay as they are from start to end."""
+        if any(isinstance(step, RateChange | SlotChange) for step in self.steps):
+            return ()
+        return tuple((member, float(rate.avg), rate.burst) for member, rate in sorted(self.rates.items()))
+
+    @property
     def longest_slot_ns(self) -> int:
         """The longest that slots may get."""
         return max(timing.theta_ns for timing in self.timings)

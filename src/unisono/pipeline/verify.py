@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from unisono.check.finals import FINAL, ORDER
 from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
+from unisono.check.rate_compliance import Declared, declared
 from unisono.check.suite import SLOT_ORDERS, check_all
 from unisono.check.survey import Survey, survey
 from unisono.check.verdict import Status, Verdict, overall
@@ -42,6 +43,7 @@ class RangeTask:
     files: RangeFiles
     grade: str | None
     bound_ns: int | None
+    promised: Declared | None
 
 
 Outcome = Survey | TraceDamaged
@@ -71,7 +73,8 @@ def survey_task(task: RangeTask) -> Outcome:
         parts = read_range(task.files)
     except TraceDamaged as damage:
         return damage
-    return survey(parts, task.files.first_slot, task.files.last_slot, grade=task.grade, bound_ns=task.bound_ns)
+    slots = task.files.first_slot, task.files.last_slot
+    return survey(parts, *slots, grade=task.grade, bound_ns=task.bound_ns, promised=task.promised)
 
 
 def in_process(tasks: Sequence[RangeTask]) -> list[Outcome]:
@@ -115,7 +118,7 @@ def verify(path: str | Path, runner: Runner = in_process, *, bound_ns: int | Non
         except TraceDamaged as damage:
             reports.append(RunReport(str(folder), "", "", 0, _unknown(damage)))
     tasks = [
-        RangeTask(number, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns)
+        RangeTask(number, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, declared(plan.meta))
         for number, plan in enumerate(plans)
         for files in plan.ranges
     ]
@@ -152,7 +155,7 @@ def _verdicts(plan: Layout, outcomes: Sequence[Outcome], runner: Runner, bound_n
         return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound))
     verdicts: dict[str, Verdict] = {}
     for grade in grades:
-        graded = runner([RangeTask(0, files, grade, bound) for files in plan.ranges])
+        graded = runner([RangeTask(0, files, grade, bound, declared(plan.meta)) for files in plan.ranges])
         kept = tuple(outcome for outcome in graded if isinstance(outcome, Survey))
         found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound))
         verdicts |= {f"{name}[{grade}]": verdict for name, verdict in found.items()}

@@ -241,4 +241,5 @@ def meta_of(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> Run
         reliable=reliable,
         source="sim",
         faults=tuple(map(described, scenario.faults)),
+        rates=scenario.lasting_rates,
     )

@@ -42,6 +42,8 @@ class RunMeta:
     versions: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Mapping[str, object], ...] = ()
     """What was inflicted on purpose, each as `model.faults.described` has it."""
+    rates: tuple[tuple[int, float, int], ...] = ()
+    """What each member declared that it sends: member, average per second, burst per slot. Empty if that changed."""
 
 
 def group_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
@@ -64,7 +66,8 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     """Read a `meta.json`."""
     stored = read_json(path)
     check_version(path, stored.get("schema_version"))
-    stored.setdefault("faults", [])  # traces from before it was written down
+    stored.setdefault("faults", [])  # traces from before these were written down
+    stored.setdefault("rates", [])
     missing = [f.name for f in fields(RunMeta) if f.name not in stored]
     if missing:
         raise TraceDamaged(path, f"lacks the field {', '.join(missing)}")
@@ -72,7 +75,11 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     members = values["members"]
     if not isinstance(members, list) or not all(isinstance(member, int) for member in members):
         raise TraceDamaged(path, f"members: a list of member numbers was expected, not {members!r}")
-    return RunMeta(**{**values, "members": tuple(members), "faults": tuple(values["faults"])})
+    try:
+        rates = tuple((int(member), float(avg), int(burst)) for member, avg, burst in values["rates"])
+    except (TypeError, ValueError):
+        raise TraceDamaged(path, f"rates: member, average and burst were expected, not {values['rates']!r}") from None
+    return RunMeta(**{**values, "members": tuple(members), "faults": tuple(values["faults"]), "rates": rates})
 
 
 def check_version(where: str | os.PathLike[str], version: object) -> None:

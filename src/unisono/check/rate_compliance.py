@@ -1,0 +1,167 @@
+"""Rate compliance (paper 000 §2): nobody sends more in a slot than the burst that it declared, nor more over time than
+its average.
+
+Judged from what was delivered, whose key says in which slot it was sent, for orders by slots (`SLOT_ORDERS`) whose
+rates and slots stayed as they were. Over time means any k consecutive slots, with the k that the pacer holds it to
+(`Rate.averaging_slots`). A range of slots shows what happened within it and, of its edges, how much there was in each
+slot: windows that reach over an edge are judged where the ranges are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.check.codes import message_codes, packed, starts, stream_codes
+from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.model.rates import Rate
+from unisono.trace.kinds import EventKind
+from unisono.trace.meta import RunMeta
+from unisono.trace.table import Ints, Mask, Rows, Trace
+
+NAME = "rate_compliance"
+SLOT_ORDERS = frozenset({"vbr"})
+MOST_TOLD = 100
+"""How many excesses of a range are told one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the members of a run have declared."""
+
+    theta_ns: int
+    rates: tuple[tuple[int, float, int], ...]
+    """Member, average, burst."""
+
+    def rate_of(self, member: int) -> Rate | None:
+        """A member's rate, if it declared one."""
+        return next((Rate(avg, burst) for who, avg, burst in self.rates if who == member), None)
+
+    @property
+    def longest_window(self) -> int:
+        """The most slots over which an average is kept."""
+        return max((Rate(avg, burst).averaging_slots(self.theta_ns) for _, avg, burst in self.rates), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many messages each sender had in each slot, by sender and slot; and the last of them."""
+
+    sender: Ints
+    incarnation: Ints
+    slot: Ints
+    count: Ints
+    last: Ints
+
+    def select(self, rows: Mask | Ints) -> Usage:
+        """Some of it."""
+        return Usage(*(getattr(self, name)[rows] for name in _FIELDS))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Excess:
+    """A sender had more than it declared in the slots up to this one; ordered by slot."""
+
+    slot: int
+    sender: int
+    incarnation: int
+    slots: int
+    """1 for the burst, the window for the average."""
+    sequence: int
+    """Of its last message in the slot."""
+    carried: int
+    allowed: int
+
+
+_FIELDS = ("sender", "incarnation", "slot", "count", "last")
+NO_USAGE = Usage(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))
+
+
+def declared(meta: RunMeta) -> Declared | None:
+    """What is to be judged of a run; None if nothing is."""
+    if meta.order not in SLOT_ORDERS or not meta.rates:
+        return None
+    return Declared(meta.theta_ns, meta.rates)
+
+
+def judged(meta: RunMeta, events: Rows) -> bool:
+    """Whether a run's rates are judged: they were declared, and no slot changed its length."""
+    return declared(meta) is not None and not (events.kind == EventKind.TIMING.code).any()
+
+
+def usage(deliveries: Rows, *, once: bool = False) -> Usage:
+    """What was sent in which slot, as far as it was delivered anywhere.
+
+    `once` says that the rows are of one log, in the order of keys and each sender's numbers, which spares the sorting.
+    """
+    if len(deliveries) == 0:
+        return NO_USAGE
+    if once:
+        rows = deliveries
+        (stream,) = stream_codes(rows)
+        order = np.argsort(stream.astype(np.int16) if int(stream.max()) < 1 << 15 else stream, kind="stable")
+    else:
+        _, first = np.unique(message_codes(deliveries)[0], return_index=True)
+        rows = deliveries.select(first)
+        order = np.lexsort((rows.sequence, rows.slot, rows.incarnation, rows.sender))
+    begins = np.flatnonzero(starts(packed(rows.sender, rows.incarnation, rows.slot)[order]))
+    ends = np.append(begins[1:], len(order)) - 1
+    at = order[ends]
+    return Usage(rows.sender[at], rows.incarnation[at], rows.slot[at], ends - begins + 1, rows.sequence[at])
+
+
+def excesses(used: Usage, promised: Declared) -> list[Excess]:
+    """Where a burst or an average was passed, in the order of slots."""
+    found: list[Excess] = []
+    fresh = np.append(np.flatnonzero(starts(packed(used.sender, used.incarnation))), len(used.slot))
+    for first, last in zip(fresh[:-1].tolist(), fresh[1:].tolist(), strict=True):
+        rate = promised.rate_of(int(used.sender[first]))
+        if rate is None:
+            continue
+        slot, count = used.slot[first:last], used.count[first:last]
+        window = rate.averaging_slots(promised.theta_ns)
+        total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)])
+        carried = total[1:] - total[np.searchsorted(slot, slot - window + 1)]
+        for slots, amount, allowed in (
+            (1, count, rate.burst),
+            (window, carried, rate.allowance(promised.theta_ns)),
+        ):
+            for row in np.flatnonzero(amount > allowed).tolist():
+                at = first + row
+                who = (int(used.sender[at]), int(used.incarnation[at]))
+                found.append(Excess(int(slot[row]), *who, slots, int(used.last[at]), int(amount[row]), allowed))
+    return sorted(found)
+
+
+def edges(used: Usage, first_slot: int, last_slot: int, promised: Declared) -> Usage:
+    """What windows that reach over an edge of the range can hold."""
+    reach = promised.longest_window - 1
+    return used.select((used.slot < first_slot + reach) | (used.slot > last_slot - reach))
+
+
+def joined(parts: Sequence[Usage]) -> Usage:
+    """The usage of ranges that do not overlap."""
+    whole = Usage(*(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _FIELDS))
+    return whole.select(np.lexsort((whole.slot, whole.incarnation, whole.sender)))
+
+
+def rate_compliance(trace: Trace) -> Verdict:
+    """Judge a whole run."""
+    promised = declared(trace.meta)
+    found = [] if promised is None else excesses(usage(trace.deliveries()), promised)
+    return verdict(found, hidden_rows(trace) or nothing_recorded(trace))
+
+
+def verdict(found: Iterable[Excess], hidden: str) -> Verdict:
+    """What the excesses come to; `hidden` says why there could be more."""
+    told = sorted(set(found))
+    if not told:
+        return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+    worst = told[0]
+    message = MessageId(worst.sender, worst.incarnation, worst.sequence)
+    where = f"in slot {worst.slot}" if worst.slots == 1 else f"in the {worst.slots} slots up to {worst.slot}"
+    text = f"member {worst.sender} sent {worst.carried} messages {where}, {worst.allowed} at most were declared"
+    return Verdict(NAME, Status.VIOLATED, Witness((message,), (worst.sender,), (), text), len(told))

@@ -1,0 +1,99 @@
+"""Rate compliance: bursts and averages, in a whole run and in ranges of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.planted import rushed
+from tests.recorded import record
+
+from unisono.check.rate_compliance import Declared, Usage, edges, excesses, joined, rate_compliance
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.model.durations import NS_PER_S
+from unisono.model.rates import Rate
+from unisono.model.scenario_text import parse_scenario
+from unisono.pipeline.verify import verify
+from unisono.sim.run import run
+from unisono.trace.files import read_trace
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def used(slots: list[int], counts: list[int]) -> Usage:
+    ones = np.ones(len(slots), dtype=np.int64)
+    return Usage(ones, ones, np.array(slots), np.array(counts), np.cumsum(counts) - 1)
+
+
+def test_more_than_the_burst_in_one_slot() -> None:
+    promised = Declared(NS_PER_S // 10, ((1, 20.0, 3),))
+    assert excesses(used([4, 5, 9], [3, 3, 3]), promised) == []
+    (found,) = excesses(used([4, 5, 9], [3, 4, 3]), promised)
+    assert (found.slot, found.slots, found.carried, found.allowed, found.sequence) == (5, 1, 4, 3, 6)
+
+
+def test_more_than_the_average_over_its_window() -> None:
+    """A tenth of a second per slot: the average is kept over ten slots."""
+    rate = Rate(20, 3)
+    assert rate.averaging_slots(NS_PER_S // 10) == 10
+    promised = Declared(NS_PER_S // 10, ((1, 20.0, 3),))
+    full = [3] * 6 + [2]
+    assert excesses(used(list(range(7)), full), promised) == []
+    assert excesses(used([*range(7), 10], [*full, 3]), promised) == [], "slot 0 is out of the window"
+    (found,) = excesses(used([*range(7), 9], [*full, 1]), promised)
+    assert (found.slot, found.slots, found.carried, found.allowed) == (9, 10, 21, 20)
+
+
+def test_who_declared_nothing_is_not_judged() -> None:
+    assert excesses(used([1], [100]), Declared(NS_PER_S, ((2, 1.0, 1),))) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_show_what_the_whole_shows(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    length, slots = int(chance.integers(1, 40)), int(chance.integers(20, 200))
+    promised = Declared(NS_PER_S // int(chance.integers(2, 30)), ((1, float(chance.integers(5, 40)), 3),))
+    counts = chance.integers(0, 5, slots)
+    there = np.flatnonzero(counts)
+    whole = used(there.tolist(), counts[there].tolist())
+    found, kept = set(), []
+    for first in range(0, slots, length):
+        part = whole.select((whole.slot >= first) & (whole.slot < first + length))
+        found |= set(excesses(part, promised))
+        kept.append(edges(part, first, first + length - 1, promised))
+    found |= set(excesses(joined(kept), promised))
+    # A part of a window may pass the average before the whole window does: the slots and the worst are the same.
+    assert {(e.slot, e.slots) for e in found} == {(e.slot, e.slots) for e in excesses(whole, promised)}
+
+
+def test_a_planted_excess_is_found_with_its_message(tmp_path: Path) -> None:
+    folder = record(tmp_path, members=3, slots=300, burst=2, range_slots=64)
+    assert check_all(read_trace(folder))["rate_compliance"].status is Status.VALID
+    planted = rushed(folder)
+    whole = check_all(read_trace(folder))
+    planted.found(whole)
+    (report,) = verify(tmp_path)
+    assert {n: (v.status, v.witness) for n, v in report.verdicts.items()} == {
+        n: (v.status, v.witness) for n, v in whole.items()
+    }
+    assert [name for name, verdict in whole.items() if verdict.status is not Status.VALID] == ["rate_compliance"]
+
+
+def test_a_simulated_group_keeps_its_rates_and_one_that_declared_less_does_not() -> None:
+    trace = run(parse_scenario((SCENARIOS / "vbr_quickstart.toml").read_text("utf-8"), "quickstart")).trace
+    assert rate_compliance(trace).status is Status.VALID
+    assert trace.meta.rates
+    less = tuple((member, avg / 50, 1) for member, avg, _ in trace.meta.rates)
+    found = rate_compliance(replace(trace, meta=replace(trace.meta, rates=less)))
+    assert found.status is Status.VIOLATED
+    assert found.witness is not None
+    assert "were declared" in found.witness.text
+
+
+@pytest.mark.parametrize("name", ["cbr_renegotiation", "vbr_slot_change", "leader_dies"])
+def test_where_rates_or_slots_change_or_there_are_none_nothing_is_said(name: str) -> None:
+    trace = run(parse_scenario((SCENARIOS / f"{name}.toml").read_text("utf-8"), name)).trace
+    assert "rate_compliance" not in check_all(trace)
