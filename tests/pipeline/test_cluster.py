@@ -16,6 +16,8 @@ from tests.measured import SLA, append, interval, worse_between, write_run
 from tests.pipeline.standalone import Standalone, standalone
 from tests.recorded import record
 
+from unisono.experiments.catalogue import find, run_task
+from unisono.experiments.experiment import rows_of, tasks
 from unisono.model.sla_text import parse_slas
 from unisono.pipeline.measurement import Job, in_process
 from unisono.trace.tails import latest
@@ -24,15 +26,22 @@ DRIVER = """
 import json, sys
 from functools import partial
 from pathlib import Path
+from unisono.experiments.catalogue import find
+from unisono.experiments.experiment import rows_of, tasks
+from unisono.pipeline.experiments import run_on_spark
 from unisono.pipeline.session import SparkChoice, spark_session
 from unisono.pipeline.verify import on_spark, verify
 
 settings = json.loads(sys.argv[2])
+experiment = find("tapas-group-1")
+work = tasks(experiment, 400)
 with spark_session(SparkChoice(sys.argv[1], settings=settings)) as session:
     print("ready", flush=True)
     for _ in range(int(sys.argv[4])):
         reports = verify(sys.argv[3], partial(on_spark, session))
-        print(json.dumps({r.run: [r.status.value, r.rows] for r in reports}), flush=True)
+        rows = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda done, of: None))
+        found = {r.run: [r.status.value, r.rows] for r in reports}
+        print(json.dumps({"verified": found, "means": [row["broadcasts_mean"] for row in rows]}), flush=True)
 """
 
 
@@ -100,7 +109,7 @@ def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_verification_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
+def test_verification_and_an_experiment_go_on_when_a_worker_dies(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     record(trace, members=3, slots=3000, burst=4, range_slots=64)
     with standalone(tmp_path / "cluster") as cluster:
@@ -114,5 +123,8 @@ def test_verification_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
         deadline = time.monotonic() + 120
         while cluster.alive() > 1 and time.monotonic() < deadline:
             time.sleep(0.5)
-    assert first == {"r": ["valid", 3000 * 4 * (3 + 9)]}
+    experiment = find("tapas-group-1")
+    here = rows_of(experiment, map(run_task, tasks(experiment, 400)))
+    assert first["verified"] == {"r": ["valid", 3000 * 4 * (3 + 9)]}
+    assert first["means"] == [row["broadcasts_mean"] for row in here], "the table of a single process"
     assert later == [first] * 5

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.parquet as pq
 from tests.recorded import BOUND_NS, record
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify
 from unisono.trace.files import read_part, write_part
+from unisono.trace.schema import VERSION_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,9 +31,29 @@ def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> 
     write_part(part, replace(rows, real_ns=real_ns), "late", "g")
     cut = record(tmp_path, members=2, slots=300, burst=1, run="cut")
     min((cut / "member=1").glob("*.parquet")).write_bytes(b"PAR1")
+    # What only the rows show is found by a worker: a column that is missing, another version, bytes that are no data.
+    for run in ("column", "version", "bytes"):
+        bad = record(tmp_path, members=2, slots=300, burst=1, run=run)
+        path = min((bad / "member=1").glob("*.parquet"))
+        table = pq.read_table(path, partitioning=None)
+        if run == "column":
+            pq.write_table(table.drop_columns(["place"]), path)
+        elif run == "version":
+            pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"7"}), path)
+        else:
+            content = bytearray(path.read_bytes())
+            content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+            path.write_bytes(bytes(content))
     reports = verify(tmp_path, partial(on_spark, spark))
+    reasons = {report.run: report.verdicts["trace"].reason for report in reports if report.status is Status.UNKNOWN}
+    assert "lacks the column place" in reasons.pop("column")
+    assert "version 7 is unknown" in reasons.pop("version")
+    assert "is no readable Parquet file" in reasons.pop("bytes")
+    reports = [report for report in reports if report.run not in {"column", "version", "bytes"}]
     assert {report.run: report.status for report in reports if report.run} == {
         "clean": Status.VALID,
         "late": Status.VIOLATED,
     }
-    assert reports == verify(tmp_path)
+    here = verify(tmp_path)
+    assert reports == [report for report in here if report.run not in {"column", "version", "bytes"}]
+    assert [report.status for report in here if report.run in {"column", "version", "bytes"}] == [Status.UNKNOWN] * 3

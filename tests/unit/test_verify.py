@@ -145,3 +145,16 @@ def test_every_run_below_the_folder_is_checked(tmp_path: Path, capsys: pytest.Ca
     shown = json.loads(capsys.readouterr().out)
     assert {run["run"]: run["verdict"] for run in shown["runs"]} == {"clean": "valid", "bad": "violated"}
     assert shown["checks"]["latency"]["verdict"] == "violated"
+
+
+def test_one_run_of_many_is_chosen_and_no_other_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, members=2, slots=50, burst=1, run="good")
+    bad = record(tmp_path, members=2, slots=50, burst=1, run="bad")
+    min(bad.rglob("*.parquet")).write_bytes(b"")
+    assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 2
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path), "--master", "none", "--json", "--run", "good", "--group", "g"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(one["run"], one["group"]) for one in shown["runs"]] == [("good", "g")]
+    assert main(["verify", str(tmp_path), "--master", "none", "--run", "other"]) == 2
+    assert "has no run other" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from unisono.cli import demo, experiment, member, monitor, plan, simulate, verify
+from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
 from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
 
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "3 the machine lacks something, 130 interrupted.",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (demo, member, simulate, plan, verify, experiment, monitor):
+    for verb in (demo, member, simulate, plan, verify, compact, experiment, monitor):
         verb.add_parser(verbs)
     return top
 

@@ -19,14 +19,16 @@ def add_parser(verbs: Any) -> None:
     verb = verbs.add_parser(
         "verify",
         help="check a recorded trace, of any size, on Spark",
-        description="Check recorded runs: total order, integrity, FIFO, gap freedom, latency. Each violation comes "
-        "with its smallest witness. TRACE is a folder that `demo --out` or `simulate --trace` wrote, or one above.",
+        description="Check recorded runs: total order, integrity, FIFO, gap freedom, rates, latency. Each violation "
+        "comes with its smallest witness. TRACE is a folder that `demo --out` or `simulate --trace` wrote, or one above.",
         epilog="Exit status: 0 valid, 1 violated, 2 unknown (the trace is damaged or incomplete; the reason is told).",
     )
     verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
     verb.add_argument(
         "--bound", type=duration, metavar="D", help="latency bound to check (default: the one that was promised)"
     )
+    verb.add_argument("--run", dest="only_run", metavar="R", help="this run alone")
+    verb.add_argument("--group", dest="only_group", metavar="G", help="this group alone")
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
@@ -39,12 +41,13 @@ def run(options: argparse.Namespace) -> int:
     from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
 
     reports: list[RunReport]
+    chosen = {"bound_ns": options.bound, "run": options.only_run, "group": options.only_group}
     if options.master == "none":
-        reports = verify(options.trace, in_process, bound_ns=options.bound)
+        reports = verify(options.trace, in_process, **chosen)
     else:
         with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
             tell(f"verifying {options.trace} on Spark at {options.master}")
-            reports = verify(options.trace, partial(on_spark, session), bound_ns=options.bound)
+            reports = verify(options.trace, partial(on_spark, session), **chosen)
     checks = _worst([report.verdicts for report in reports])
     status = overall(checks)
     if options.json:

@@ -26,13 +26,15 @@ from unisono.pipeline.session import parallelism
 from unisono.trace.files import find_groups
 from unisono.trace.kinds import EventKind
 from unisono.trace.layout import Layout, RangeFiles, layout, read_range, silent_members
-from unisono.trace.meta import META_NAME, TraceDamaged
+from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASKS_PER_CORE = 4
+BETWEEN_GROUPS = frozenset({"quasi_genuine"})
+"""Orders whose members deliver what is meant for them alone: their promises are about pairs of messages anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +110,27 @@ def _survey_hands(hands: Sequence[Sequence[tuple[int, RangeTask]]], batches: Ite
                 )
 
 
-def verify(path: str | Path, runner: Runner = in_process, *, bound_ns: int | None = None) -> list[RunReport]:
-    """A report for each run of each group at or below `path`."""
+def verify(
+    path: str | Path,
+    runner: Runner = in_process,
+    *,
+    bound_ns: int | None = None,
+    run: str | None = None,
+    group: str | None = None,
+) -> list[RunReport]:
+    """A report for each run of each group at or below `path`; of others than `run` and `group` no file is opened."""
     reports: list[RunReport] = []
     plans: list[Layout] = []
     for folder in find_groups(path):
         try:
+            meta = read_meta(folder / META_NAME)
+            if run not in (None, meta.run) or group not in (None, meta.group):
+                continue
             plans.append(layout(folder))
         except TraceDamaged as damage:
             reports.append(RunReport(str(folder), "", "", 0, _unknown(damage)))
+    if not plans and not reports:
+        raise TraceDamaged(path, f"has no run {run or ''} of a group {group or ''}")
     tasks = [
         RangeTask(number, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, declared(plan.meta))
         for number, plan in enumerate(plans)
@@ -125,7 +139,10 @@ def verify(path: str | Path, runner: Runner = in_process, *, bound_ns: int | Non
     outcomes = dict(zip(((task.run, task.files) for task in tasks), runner(tasks), strict=True))
     for number, plan in enumerate(plans):
         surveyed = [outcomes[number, files] for files in plan.ranges]
-        verdicts = _verdicts(plan, surveyed, runner, bound_ns)
+        try:
+            verdicts = _verdicts(plan, surveyed, runner, bound_ns)
+        except TraceDamaged as damage:  # found only when whole rows were read, or since the survey
+            verdicts = _unknown(damage)
         reports.append(RunReport(plan.folder, plan.meta.run, plan.meta.group, plan.rows, verdicts))
     return sorted(reports, key=lambda report: report.folder)
 
@@ -146,7 +163,7 @@ def _verdicts(plan: Layout, outcomes: Sequence[Outcome], runner: Runner, bound_n
         return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
 
     bound = plan.meta.bound_ns if bound_ns is None else bound_ns
-    if plan.meta.order in PRIORITY_ORDERS:
+    if plan.meta.order in PRIORITY_ORDERS or plan.meta.order in BETWEEN_GROUPS:
         return _judged_whole(plan, load, bound)
     grades = sorted({grade for found in surveys for grade in found.grades})
     if FINAL in grades and plan.meta.order in SLOT_ORDERS:
@@ -155,9 +172,12 @@ def _verdicts(plan: Layout, outcomes: Sequence[Outcome], runner: Runner, bound_n
         return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound))
     verdicts: dict[str, Verdict] = {}
     for grade in grades:
-        graded = runner([RangeTask(0, files, grade, bound, declared(plan.meta)) for files in plan.ranges])
-        kept = tuple(outcome for outcome in graded if isinstance(outcome, Survey))
-        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound))
+        kept: list[Survey] = []
+        for outcome in runner([RangeTask(0, files, grade, bound, declared(plan.meta)) for files in plan.ranges]):
+            if isinstance(outcome, TraceDamaged):
+                raise outcome
+            kept.append(outcome)
+        found = check_ranges(Findings(plan.meta, plan.logs, tuple(kept), load, grade, bound))
         verdicts |= {f"{name}[{grade}]": verdict for name, verdict in found.items()}
     return verdicts
 
@@ -166,6 +186,7 @@ def _judged_whole(plan: Layout, load: Callable[[Sequence[int]], Rows], bound_ns:
     """A run whose promises are about pairs of messages anywhere in it: it is read as one, up to a size."""
     if plan.rows > LOOKED_AT_ROWS:
         name = "priority_accounting" if plan.meta.order in PRIORITY_ORDERS else ORDER
+        name = "total_order" if plan.meta.order in BETWEEN_GROUPS else name
         reason = f"{name} reads a run as a whole: {LOOKED_AT_ROWS:,} rows at most, not {plan.rows:,}"
         return {name: Verdict(name, Status.UNKNOWN, reason=reason)}
     rows = load(range(len(plan.ranges)))

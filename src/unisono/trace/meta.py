@@ -24,6 +24,10 @@ class TraceDamaged(UnisonoError, ValueError):
         self.where = os.fspath(where)
         self.what = what
 
+    def __reduce__(self) -> tuple[type[TraceDamaged], tuple[str, str]]:
+        """A worker's finding travels to whoever asked."""
+        return TraceDamaged, (self.where, self.what)
+
 
 @dataclass(frozen=True, slots=True)
 class RunMeta:

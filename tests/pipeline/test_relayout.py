@@ -1,0 +1,77 @@
+"""Small files into few, and foreign layouts into ours: the same rows, the same verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.planted import late
+from tests.recorded import record
+
+from unisono.check.verdict import Status
+from unisono.pipeline.relayout import relayout
+from unisono.pipeline.verify import verify
+from unisono.trace.files import read_trace
+from unisono.trace.meta import META_NAME, TraceDamaged
+from unisono.trace.schema import SCHEMA, VERSION_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_many_small_files_become_few(spark: SparkSession, tmp_path: Path) -> None:
+    folder = record(tmp_path / "small", members=3, slots=160, burst=2, range_slots=8)
+    planted = late(folder)
+    done = relayout(spark, folder, tmp_path / "few", range_slots=64)
+    assert (done.files_before, done.files, done.rows) == (60, 9, 160 * 2 * 12)
+    assert read_trace(tmp_path / "few").digest() == read_trace(folder).digest()
+    (before,), (after,) = verify(tmp_path / "small"), verify(tmp_path / "few")
+    assert after.verdicts == before.verdicts
+    planted.found(after.verdicts)
+    with pytest.raises(TraceDamaged, match="is there already"):
+        relayout(spark, folder, tmp_path / "few")
+
+
+def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Path) -> None:
+    """All rows in two files, in another order, words in place of codes, no version, and nobody says that it is all."""
+    folder = record(tmp_path / "ours", members=3, slots=100, burst=2, range_slots=32)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / META_NAME).write_text((folder / META_NAME).read_text("utf-8"), encoding="utf-8")
+    table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in folder.rglob("*.parquet")])
+    plain = pa.table(
+        [
+            table[field.name].cast(pa.string()) if pa.types.is_dictionary(field.type) else table[field.name]
+            for field in SCHEMA
+        ],
+        names=SCHEMA.names,
+    ).sort_by([("sequence", "descending"), ("member", "ascending")])
+    for number, part in enumerate((plain.slice(0, 900), plain.slice(900))):
+        pq.write_table(part, foreign / f"part-{number}.parquet")
+    assert verify(foreign)[0].status is Status.UNKNOWN
+    relayout(spark, foreign, tmp_path / "brought", range_slots=32, closed=True)
+    assert read_trace(tmp_path / "brought").digest() == read_trace(folder).digest()
+    assert verify(tmp_path / "brought")[0].status is Status.VALID
+    relayout(spark, foreign, tmp_path / "open", range_slots=32)
+    assert verify(tmp_path / "open")[0].status is Status.UNKNOWN, "nobody says that the rows are all there"
+
+
+@pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost"])
+def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
+    folder = record(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
+    path = min((folder / "member=1").glob("*.parquet"))
+    table = pq.read_table(path, partitioning=None)
+    if damage == "another version":
+        pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), path)
+    elif damage == "a column less":
+        pq.write_table(table.drop_columns(["slot"]), path)
+    else:
+        end = folder / "member=1" / "end.0.json"
+        end.write_text(json.dumps({**json.loads(end.read_text("utf-8")), "rows": 1}), encoding="utf-8")
+    problem = {"another version": "version 99 is unknown", "a column less": "lacks the column slot"}
+    with pytest.raises(TraceDamaged, match=problem.get(damage, "1 rows were written")):
+        relayout(spark, folder, tmp_path / "out")

@@ -1,0 +1,39 @@
+"""Every scenario of this project, simulated and recorded: Spark judges it as the checkers judge the whole run.
+
+One scenario file serves simulator, real processes and Spark: the evidence that they run one protocol.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Verdict
+from unisono.model.scenario_text import parse_scenario
+from unisono.pipeline.verify import on_spark, verify
+from unisono.sim.run import run
+from unisono.trace.files import read_trace, write_trace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
+
+
+def told(verdicts: dict[str, Verdict]) -> dict[str, object]:
+    return {name: (verdict.status, verdict.witness, verdict.reason) for name, verdict in verdicts.items()}
+
+
+def test_spark_judges_every_scenario_as_the_checkers_do(spark: SparkSession, tmp_path: Path) -> None:
+    folders = {}
+    for path in SCENARIOS:
+        trace = run(parse_scenario(path.read_text(encoding="utf-8"), path.name)).trace
+        # Short ranges, so that much of what happens reaches over an edge.
+        folders[str(write_trace(tmp_path, trace, range_slots=64 if len(trace) > 1000 else 4))] = path.stem
+    assert len(folders) == len(SCENARIOS), "each has a group of its own name"
+    reports = verify(tmp_path, partial(on_spark, spark))
+    assert {report.folder for report in reports} == set(folders)
+    for report in reports:
+        assert told(report.verdicts) == told(check_all(read_trace(report.folder))), folders[report.folder]
