@@ -20,7 +20,7 @@ def add_parser(verbs: Any) -> None:
         "verify",
         help="check a recorded trace, of any size, on Spark",
         description="Check recorded runs: total order, integrity, FIFO, gap freedom, rates, latency. Each violation "
-        "comes with its smallest witness. TRACE is a folder that `demo --out` or `simulate --trace` wrote, or one above.",
+        "comes with its smallest witness. TRACE is a folder of `demo --out` or `simulate --trace`, or one above.",
         epilog="Exit status: 0 valid, 1 violated, 2 unknown (the trace is damaged or incomplete; the reason is told).",
     )
     verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
