@@ -24,6 +24,7 @@ from benchmarks import (
     priority,
     rmcast,
     simulator,
+    sweep,
     throughput,
     verify,
     views,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "priority": priority.rows,
     "views": views.rows,
     "verify": verify.rows,
+    "sweep": sweep.rows,
 }
 
 

@@ -20,6 +20,7 @@ from benchmarks import (
     priority,
     rmcast,
     simulator,
+    sweep,
     throughput,
     verify,
     views,
@@ -217,6 +218,16 @@ COLUMNS: dict[str, dict[str, str]] = {
         "peak_mb": "most memory, MB",
         "planted": "planted violations found",
     },
+    "sweep": {
+        "system": "system",
+        "points": "points",
+        "runs": "runs each",
+        "seconds": "seconds",
+        "cpu_s": "CPU seconds",
+        "cores_busy": "cores busy",
+        "speedup": "times as fast",
+        "overhead": "CPU added",
+    },
 }
 
 TITLES = {
@@ -235,6 +246,7 @@ TITLES = {
     "priority": "(h) An urgent message into the queues of all members",
     "views": "(i) The next view after a kill",
     "verify": "(j) Verification of recorded runs",
+    "sweep": "(k) Experiments on Spark",
 }
 
 METHODS = {
@@ -314,6 +326,10 @@ comes back under its number, then the next. *Failure detection* is the longest s
 have suspected the dead, as its detector had measured it by then. From the kill until the last survivor is in a view \
 without the dead; the target is three detection times. *Gap*: how long the change kept a survivor from handing out \
 messages.""",
+    "sweep": f"""\
+`{sweep.EXPERIMENT}`, {sweep.RUNS:,} multicasts for each point: in one process, then on Spark with the session there \
+and the workers' imports done. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the work \
+itself; both tables are the same.""",
     "verify": f"""\
 A recorded run of {verify.MEMBERS} members, {verify.BURST} messages per slot and member, {verify.RANGE_SLOTS:,} \
 slots per file; each engine reads the same files in a process of its own, on all cores: order, integrity, FIFO, gap \
