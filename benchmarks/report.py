@@ -328,8 +328,8 @@ without the dead; the target is three detection times. *Gap*: how long the chang
 messages.""",
     "sweep": f"""\
 `{sweep.EXPERIMENT}`, {sweep.RUNS:,} multicasts for each point: in one process, then on Spark with the session there \
-and the workers' imports done. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the work \
-itself; both tables are the same.""",
+and the workers' imports done. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the \
+work itself; both tables are the same.""",
     "verify": f"""\
 A recorded run of {verify.MEMBERS} members, {verify.BURST} messages per slot and member, {verify.RANGE_SLOTS:,} \
 slots per file; each engine reads the same files in a process of its own, on all cores: order, integrity, FIFO, gap \
