@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
 from unisono.model.scenario_text import parse_scenario
@@ -19,6 +21,8 @@ from unisono.trace.files import read_trace, write_trace
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONG = {"consensus_dies", "monitored", "priority_churn", "quasi_genuine_pairwise", "quasi_genuine_ring"}
+"""What takes seconds to simulate."""
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
 
 
@@ -26,13 +30,22 @@ def told(verdicts: dict[str, Verdict]) -> dict[str, object]:
     return {name: (verdict.status, verdict.witness, verdict.reason) for name, verdict in verdicts.items()}
 
 
-def test_spark_judges_every_scenario_as_the_checkers_do(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scenarios",
+    [
+        pytest.param([path for path in SCENARIOS if path.stem not in LONG], id="short"),
+        pytest.param([path for path in SCENARIOS if path.stem in LONG], id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_spark_judges_every_scenario_as_the_checkers_do(
+    scenarios: list[Path], spark: SparkSession, tmp_path: Path
+) -> None:
     folders = {}
-    for path in SCENARIOS:
+    for path in scenarios:
         trace = run(parse_scenario(path.read_text(encoding="utf-8"), path.name)).trace
         # Short ranges, so that much of what happens reaches over an edge.
         folders[str(write_trace(tmp_path, trace, range_slots=64 if len(trace) > 1000 else 4))] = path.stem
-    assert len(folders) == len(SCENARIOS), "each has a group of its own name"
+    assert len(folders) == len(scenarios), "each has a group of its own name"
     reports = verify(tmp_path, partial(on_spark, spark))
     assert {report.folder for report in reports} == set(folders)
     for report in reports:
