@@ -1,8 +1,14 @@
 """(f) Reliable multicast over real sockets that lose datagrams: the reliability measured against the one negotiated.
 
-Five member processes on this machine. A first run without loss measures what one datagram takes; with that and the loss
-to come, negotiation chooses ρ, η and ω for a share of all multicasts, and says within which D. A second run loses 5 %
-of all datagrams on purpose, and counts the multicasts that every other member had within D, and at all.
+Five member processes on this machine. A first run without loss measures what one datagram takes and how late timers
+fire; with that and the loss to come, negotiation chooses ρ, η and ω for a share of all multicasts, and says within
+which D. A second run loses 5 % of all datagrams on purpose, and counts the multicasts that every other member had
+within D, and at all.
+
+r_D takes it that copy i leaves at iη and that delays are like those measured before. On a host, a copy leaves when its
+timer fires, so how late that is counts as part of the delay. And a D so short that the asked share is just reached
+holds only while the machine has as much time for the processes as when it was measured: within D is what is promised,
+at all is what loss can do to it, and the share of each is reported.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +27,7 @@ from unisono.check.codes import message_codes
 from unisono.cluster.judge import Judgement, judge
 from unisono.cluster.local import LocalCluster, Report, free_addresses
 from unisono.model.delays import Empirical
-from unisono.model.histogram import Histogram
+from unisono.model.histogram import Histogram, bucket_middle
 from unisono.model.redundancy import Redundancy
 from unisono.model.scenario_text import parse_scenario
 from unisono.qos.negotiation import Agreement, Below, Required, Target, negotiate
@@ -97,8 +104,19 @@ def measure(redundancy: Redundancy, delta_ns: int, loss: float, seconds: float) 
         return judge(scenario, "rmcast", Path(folder), finals), finals
 
 
-def reached(trace: Trace, within_ns: int) -> tuple[int, int, int]:
-    """How many multicasts there were, how many reached all other members within a time, and how many at all.
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Of all multicasts, how many reached all other members within a time, and how many at all."""
+
+    total: int
+    in_time: int
+    whenever: int
+    time_ns: int | None
+    """The time that the asked share of all stayed below; None if fewer arrived at all."""
+
+
+def reached(trace: Trace, within_ns: int) -> Reached:
+    """Count.
 
     Only those count that had twice the time before the first member left: who has left receives nothing more.
     """
@@ -113,17 +131,37 @@ def reached(trace: Trace, within_ns: int) -> tuple[int, int, int]:
     taken = deliveries.real_ns[elsewhere] - sends.real_ns[at]
     receivers = np.bincount(at, minlength=len(sends))
     in_time = np.bincount(at[taken <= within_ns], minlength=len(sends))
+    slowest = np.zeros(len(sends), dtype=np.int64)
+    np.maximum.at(slowest, at, taken)
     everyone = MEMBERS - 1
-    return len(sends), int((in_time == everyone).sum()), int((receivers == everyone).sum())
+    whole = np.sort(slowest[receivers == everyone])
+    rank = int(np.ceil(SHARE * len(sends))) - 1
+    time_ns = int(whole[rank]) if 0 <= rank < len(whole) else None
+    return Reached(len(sends), int((in_time == everyone).sum()), len(whole), time_ns)
 
 
 def delay_now(seconds: float) -> Empirical:
-    """What the first copy takes on this machine with as many datagrams under way as later, none lost on purpose."""
+    """What a copy takes on this machine with as many datagrams under way as later, none lost on purpose.
+
+    From when it is due: the datagram's delay and the timer's lateness, taken for independent.
+    """
     _, finals = measure(Redundancy(COPIES_LIKELY, 50_000_000, 50_000_000), 500_000_000, 0.0, seconds)
-    delays = Histogram()
+    delays, lateness, both = Histogram(), Histogram(), Histogram()
     for final in finals.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
-    return Empirical.of_histogram(delays)
+        lateness.merge(Histogram.of_pairs([(b, n) for b, n in final["lateness"]], final["lateness_max_ns"]))
+    for late, times in lateness.to_pairs() or [(0, 1)]:
+        for delay, count in delays.to_pairs():
+            both.add(bucket_middle(late) + bucket_middle(delay), times * count)
+    return Empirical.of_histogram(both)
+
+
+def share_between(good: int, total: int) -> tuple[float, float]:
+    """Wilson's interval for a share, with a probability of 95 %."""
+    z, share = 1.96, good / total
+    centre, scale = share + z * z / (2 * total), 1 + z * z / total
+    reach = z * (share * (1 - share) / total + z * z / (4 * total * total)) ** 0.5
+    return (centre - reach) / scale, (centre + reach) / scale
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
@@ -142,7 +180,8 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     seconds = multicasts / (MEMBERS * RATE)
     say(f"rmcast: {redundancy.text()}, {multicasts:,} multicasts, {seconds:g} s")
     judgement, finals = measure(redundancy, within_ns, LOSS, seconds)
-    total, in_time, whenever = reached(judgement.trace, within_ns)
+    found = reached(judgement.trace, within_ns)
+    total, in_time, whenever = found.total, found.in_time, found.whenever
     if not total:
         raise RuntimeError("nothing was sent")
     lost, came = (sum(final["injected"][name] for final in finals.values()) for name in ("lost", "datagrams"))
@@ -159,6 +198,9 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
             "negotiated": round(offered.share, 6),
             "measured": round(in_time / total, 6),
             "measured_ever": round(whenever / total, 6),
+            "measured_ever_low": round(share_between(whenever, total)[0], 6),
+            "measured_ever_high": round(share_between(whenever, total)[1], 6),
+            "reached_ms": None if found.time_ns is None else round(found.time_ns / 1e6, 3),
             "missed": total - whenever,
             "once": judgement.verdicts["integrity"].status.value,
             "load_before": round(load, 2),

@@ -191,10 +191,9 @@ class Stack:
         frames = [self._take(now, data, at, min(at + segment, end), multicast) for at in range(start, end, segment)]
         if self.watcher is None:
             return
-        serials = data[start + SERIAL_AT : end : segment]
+        serials, flags = (data[start + at : end : segment] for at in (SERIAL_AT, FLAGS_AT))
         if all(frames):
-            whole = cast("list[Frame]", frames)
-            self.watcher.arrived_together(now, whole, serials, data[start + FLAGS_AT : end : segment])
+            self.watcher.arrived_together(now, cast("list[Frame]", frames), serials, flags)
             return
         for frame, serial in zip(frames, serials, strict=False):
             if frame is not None:
@@ -277,11 +276,7 @@ class Stack:
         if self._rmcast is not None and events and isinstance(events[-1], Left) and self._rmcast.speaking():
             # Whoever leaves stays until the copies of its last messages are out: nobody should have to take over.
             self.order.events.append(events.pop())
-        if self._slotted is not None and self._slotted.demanded:
-            demanded, self._slotted.demanded[:] = self._slotted.demanded[:], []
-            for demand in demanded:
-                if self.watcher is not None:
-                    self.watcher.demanded(self._now, demand)
+        self._heed()
         if self.watcher is not None:
             self.watcher.delivered(self._now, events)
             if self.watcher.events:
@@ -307,15 +302,23 @@ class Stack:
         self._slotted.new_slot(now, theta_ns, rate)
         self._pump(now)
 
-    def demand(self, now: int, settings: Settings, verdict: SlaVerdict | None = None) -> None:
-        """Let everybody know which settings this member needs, and of the verdict that they follow from.
+    def _heed(self) -> None:
+        """Tell the watcher of the settings that everybody goes by now."""
+        if self._slotted is not None and self._slotted.demanded:
+            demanded, self._slotted.demanded[:] = self._slotted.demanded[:], []
+            if self.watcher is not None:
+                self.watcher.demanded(self._now, demanded)
 
-        The watcher hears when everybody does.
-        Called by the watcher while the stack is at work, so what it leads to is carried on by that.
+    def demand(
+        self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
+    ) -> None:
+        """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from.
+
+        The watcher hears when they count. It calls this while the stack is at work, which carries on what follows.
         """
         if self._slotted is None:
             raise InvalidPolicy("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
-        self._slotted.demand(now, encode_command(settings, verdict), keep=verdict is not None)
+        self._slotted.demand(now, encode_command(settings, verdict), member, keep=verdict is not None)
 
     def turn(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on that everybody has agreed on."""
@@ -346,6 +349,7 @@ class Stack:
     def _pump(self, now: int) -> None:
         """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
         order, layers = self.order, self._layers
+        self._heed()  # before anything of the slot from which on it counts goes down
         moved = True
         while moved:
             moved = False

@@ -248,3 +248,13 @@ def test_agreement_limits_how_long_a_receiver_may_wait() -> None:
 def test_what_makes_no_sense_is_refused_by_name(make, field: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidPolicy, match=field):
         make()
+
+
+def test_receivers_count_copies_where_nothing_rests_on_their_take_overs() -> None:
+    """r_D counts on the originator alone; u_S counts on receivers that take over after η+ω."""
+    within = negotiate(Required(Target(0.99, 60_000_000)), PAPER)
+    assert isinstance(within, Agreement)
+    assert within.redundancy.adaptive == "counting"
+    relative = negotiate(Required(Target(0.99, 60_000_000), Target(0.99, 60_000_000)), PAPER)
+    assert isinstance(relative, Agreement)
+    assert relative.redundancy.adaptive == "none"

@@ -94,18 +94,19 @@ def test_what_is_in_force_satisfies_everybody() -> None:
 
 
 def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None:
-    one = adapter()
     more = Settings((3, 8 * MS, 0))
-    one.demanded(3, more)
-    one.view(0, (1, 2))
-    one.demanded(2, one.declared)
-    assert one.in_force == more
-    one.view(GONE_NS, (1, 2))
-    assert one.demanded(2, one.declared) == one.declared
-    gone = adapter(failures=False)
-    gone.demanded(3, more)
-    gone.view(0, (1, 2))
-    assert gone.demanded(2, gone.declared) == gone.declared, "who has left has left"
+    for failures, patience in ((True, GONE_NS), (False, 0)):
+        one = adapter(failures=failures)
+        one.demanded(3, more)
+        one.view(5, (1, 2))
+        assert one.left(5 + patience) == [3]
+        assert patience == 0 or one.left(4 + patience) == []
+        assert one.in_force == more, "until everybody goes by what somebody says for it"
+        assert one.demanded(3, one.declared) == one.declared
+        assert one.left(5 + patience) == []
+        one.demanded(3, more)
+        one.view(9, (1, 2, 3))
+        assert one.left(9 + patience) == [], "it is back"
 
 
 def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_network_does_not() -> None:

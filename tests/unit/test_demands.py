@@ -10,11 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.grid import Grid
 from unisono.model.metrics import METRICS
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
 from unisono.model.settings import Settings, strongest
-from unisono.orders.demands import Demands
-from unisono.wire.control import DEMAND_MAX, encode_demand, encode_wish, join_wishes, split_wishes
-from unisono.wire.demand import NAME_MAX, decode_command, decode_settings, encode_command, encode_settings
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.orders.demands import Demands, counts_from
+from unisono.orders.slot_change import change_slot
+from unisono.orders.vbr import Vbr
+from unisono.stack import build
+from unisono.wire.control import encode_wish, join_wishes, split_wishes
+from unisono.wire.demand import (
+    DEMAND_MAX,
+    NAME_MAX,
+    Demand,
+    decode_command,
+    decode_demands,
+    decode_settings,
+    encode_command,
+    encode_demands,
+    encode_settings,
+)
 
 MS = 1_000_000
 
@@ -108,10 +126,10 @@ def test_the_strongest_of_each_is_taken() -> None:
 
 
 @pytest.mark.parametrize("wish", [None, 5 * MS])
-@pytest.mark.parametrize("demand", [None, (7, b"abc")])
-def test_a_mark_carries_either_or_both(wish: int | None, demand: tuple[int, bytes] | None) -> None:
-    body = join_wishes(None if wish is None else encode_wish(wish), None if demand is None else encode_demand(*demand))
-    expected = None if wish is None and demand is None else (wish, demand)
+@pytest.mark.parametrize("demands", [(), (Demand(7, 2, b"abc"),), (Demand(7, 2, b"abc"), Demand(3, 1, bytes(160)))])
+def test_a_mark_carries_either_or_both(wish: int | None, demands: tuple[Demand, ...]) -> None:
+    body = join_wishes(None if wish is None else encode_wish(wish), encode_demands(demands))
+    expected = None if wish is None and not demands else (wish, demands)
     assert split_wishes(body) == expected
 
 
@@ -122,7 +140,9 @@ def test_a_mark_carries_either_or_both(wish: int | None, demand: tuple[int, byte
         b"x",
         bytes(8),
         encode_wish(5 * MS) + b"1234567",
-        encode_wish(5 * MS) + bytes(8 + DEMAND_MAX + 1),
+        encode_wish(5 * MS) + encode_demands([Demand(1, 1, bytes(DEMAND_MAX + 1))]),
+        encode_wish(5 * MS) + encode_demands([Demand(1, 1, b"")]),
+        encode_wish(5 * MS) + encode_demands([Demand(1, 1, b"cut short")])[:-1],
         b"\1" * 30,
     ],
 )
@@ -130,40 +150,104 @@ def test_a_mark_that_carries_something_else_is_refused(body: bytes) -> None:
     assert split_wishes(body) is None
 
 
-def test_a_demand_is_said_in_a_row_and_delivered_with_the_last() -> None:
-    one, two = Demands(2), Demands(2)
-    assert one.said(10) is None
-    one.ask(b"first")
-    said = {slot: one.said(slot) for slot in range(11, 16)}
-    assert [slot for slot, body in said.items() if body is not None] == [11, 12, 13]
-    # The first is lost: the others say the same.
-    for slot in (12, 13):
-        wishes = split_wishes(join_wishes(None, said[slot]))
-        assert wishes is not None
-        assert wishes[1] is not None
-        two.heard(1, *wishes[1])
-        assert two.decide(slot) == ([] if slot < 13 else [(1, b"first", 13)])
-    assert two.decide(14) == []
+@given(st.binary(max_size=120))
+def test_other_bytes_are_no_demands_or_ones_that_can_be(body: bytes) -> None:
+    demands = decode_demands(body)
+    assert demands is None or encode_demands(demands) == body
 
 
-def test_demands_of_one_slot_are_delivered_in_the_members_order() -> None:
-    demands = Demands(0)
-    for sender in (3, 1, 2):
-        demands.heard(sender, 5, bytes([sender]))
-    assert [sender for sender, _, _ in demands.decide(5)] == [1, 2, 3]
+def demands_of(member: int, room: int = 8) -> Demands:
+    """What is said first in slot n counts from slot n + 10 on."""
+    return Demands(member, (1, 2, 3), lambda origin: origin + 10, room)
 
 
-def test_what_is_to_be_kept_is_said_to_the_end_one_after_the_other() -> None:
-    demands = Demands(1)
+def test_a_demand_is_passed_on_by_who_has_heard_it_and_counts_at_one_slot() -> None:
+    one, two, three = (demands_of(member) for member in (1, 2, 3))
+    assert one.said(10) == []
+    one.ask(b"more")
+    (demand,) = one.said(11)
+    assert demand == Demand(11, 1, b"more")
+    assert one.said(12) == [demand], "again, with the same origin"
+    two.hear([demand], 14)
+    assert two.said(15) == [demand]
+    three.hear(two.said(16), 18)  # which hears nothing of member 1
+    for each in (one, two, three):
+        assert each.due(20) == []
+        assert each.due(21) == [(demand, 21)]
+        assert each.due(22) == []
+        assert not each.late
+    two.hear([demand], 30)
+    assert not two.late, "known already"
+
+
+def test_who_hears_of_a_demand_too_late_says_so() -> None:
+    one, absent = demands_of(2), demands_of(3)
+    demand = Demand(11, 1, b"more")
+    one.hear([demand], 21)
+    assert one.late == [demand]
+    absent.hear([demand], None)
+    assert not absent.late, "who is not sending has not missed anything"
+    assert absent.due(40) == [(demand, 21)]
+
+
+def test_what_is_said_ends_but_can_be_said_again_with_the_old_origin() -> None:
+    one, two = demands_of(1), demands_of(2)
+    one.ask(b"more")
+    (demand,) = one.said(5)
+    said = [slot for slot in range(6, 90) if one.due(slot) is not None and one.said(slot)]
+    assert said == list(range(6, said[-1] + 1))
+    assert 15 < said[-1] < 40
+    one.ask(b"more")
+    assert one.said(90) == [demand]
+    two.hear([demand], 90)
+    assert two.late == [demand]
+    one.ask(b"less")
+    assert one.said(91) == [demand, Demand(91, 1, b"less")]
+
+
+def test_those_of_one_slot_are_taken_in_the_members_order_and_old_ones_not_at_all() -> None:
+    demands = demands_of(1)
+    demands.hear([Demand(5, member, bytes([member])) for member in (3, 2)], 6)
+    assert [demand.member for demand, _ in demands.due(15)] == [2, 3]
+    demands.hear([Demand(4, 2, b"older")], 16)
+    demands.hear([Demand(6, 9, b"of a stranger")], 16)
+    assert (demands.due(30), demands.late) == ([], [])
+    assert demands.known() == (Demand(5, 2, b"\2"), Demand(5, 3, b"\3"))
+
+
+def test_where_room_is_short_all_have_their_turn() -> None:
+    demands = demands_of(1, room=2)
+    demands.hear([Demand(5, member, b"x") for member in (1, 2, 3)], 6)
+    said = [demands.said(slot) for slot in range(6, 9)]
+    assert all(len(each) == 2 for each in said)
+    assert {demand.member for each in said for demand in each} == {1, 2, 3}
+
+
+def test_who_is_gone_can_be_spoken_for() -> None:
+    one = demands_of(1)
+    one.hear([Demand(5, 3, b"more")], 6)
+    one.due(15)
+    one.ask(b"nothing", 3)
+    assert Demand(16, 3, b"nothing") in one.said(16)
+    assert [demand.content for demand, _ in one.due(26)] == [b"nothing"]
+
+
+@pytest.mark.parametrize("delta", [1, 10, 40])
+def test_without_failures_no_member_is_so_far_ahead_that_it_could_miss_a_demand(delta: int) -> None:
+    grid = Grid.of(Timing(delta * MS, MS, 5 * MS))
+    order = build(Policy("g", 1, View((1, 2)), Timing(delta * MS, MS, 5 * MS), Rate(100, 5))).order
+    assert isinstance(order, Vbr)
+    assert counts_from(grid, 1000, None) > 1000 + 2 * order.window_slots
+    assert counts_from(grid, 1000, 4) > change_slot(grid, 1004)
+
+
+def test_what_is_to_be_kept_is_said_first_each_in_a_slot_of_its_own() -> None:
+    demands = demands_of(1)
     demands.ask(b"settings")
     demands.ask(b"first", keep=True)
     demands.ask(b"second", keep=True)
-    demands.ask(b"older settings")
     demands.ask(b"newer settings")
-    said = [demands.said(slot) for slot in range(10, 18)]
-    expected = [(10, b"first"), (12, b"second"), (14, b"newer settings")]
-    assert said == [encode_demand(*each) for each in expected for _ in range(2)] + [None, None]
-    demands.ask(b"settings")
-    assert demands.said(20) == encode_demand(20, b"settings")
-    demands.ask(b"others")
-    assert demands.said(21) == encode_demand(21, b"others")
+    for slot in range(10, 13):
+        demands.said(slot)
+    assert demands.said(13) == [Demand(10, 1, b"first"), Demand(11, 1, b"second"), Demand(12, 1, b"newer settings")]
+    assert [demand.content for demand, _ in demands.due(30)] == [b"first", b"second", b"newer settings"]

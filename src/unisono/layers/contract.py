@@ -135,8 +135,8 @@ class Watcher(Protocol):
     def lowered(self, layer: str, frames: int) -> None:
         """Frames were passed down to a layer."""
 
-    def demanded(self, now: int, demand: Demanded) -> None:
-        """Everybody has delivered which settings a member needs."""
+    def demanded(self, now: int, demands: Sequence[Demanded]) -> None:
+        """Everybody goes by what these members need."""
 
     def departed(self, datagrams: int, size: int) -> None:
         """The stack put datagrams on the network."""

@@ -191,14 +191,15 @@ SlaVerdict: TypeAlias = SlaViolation | SlaCleared
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """Everybody has delivered, at this place in the order, which settings a member needs.
+    """Everybody knows which settings a member needs, and goes by it from `slot` on.
 
-    Whatever follows from it is in force from `slot` on, which no clock has reached yet. No concern of the application.
+    This member enters `entered`, which is that slot unless it was not there then. No concern of the application.
     """
 
     sender: int
     demand: bytes
     slot: int
+    entered: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from unisono.errors import InvalidPolicy, ReservationRefused
 from unisono.layers.pacer import Pacer
@@ -12,14 +13,15 @@ from unisono.model.grid import Grid
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS, Timing
-from unisono.orders.demands import Demands
+from unisono.orders.demands import SAID_AGAIN, Demands, counts_from
 from unisono.orders.holding import Holding
 from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.slot_change import SlotChange, change_slot
+from unisono.orders.slot_change import SlotChange
 from unisono.wire.control import join_wishes, split_wishes
+from unisono.wire.demand import DEMAND_BYTES, Demand, encode_demands
 
-SAID_AGAIN = 4
-"""How many marks carry a demand beside the first one where gaps are possible."""
+DEMANDS_MOST = 32
+"""A mark carries no more demands than this."""
 
 
 class Slotted(ABC):
@@ -31,9 +33,13 @@ class Slotted(ABC):
         self.grid = Grid.of(policy.timing)
         self.change = SlotChange()
         # Where members may fail a mark may be lost for good, so that a demand is said more often than losses need.
-        self.demands = Demands(max(policy.loss_burst, SAID_AGAIN if policy.failures else 0))
+        more = max(policy.loss_burst, SAID_AGAIN) if policy.failures else None
+        room = max(1, min(DEMANDS_MOST, policy.max_frame // (2 * DEMAND_BYTES)))
+        self.demands = Demands(
+            policy.member, policy.view.members, lambda origin: counts_from(self.grid, origin, more), room
+        )
         self.demanded: list[Demanded] = []
-        """What members have let everybody know; the stack empties it."""
+        """What everybody goes by from the slot on that is being entered; the stack empties it."""
         self.window_slots = 0
         self._policy = policy
         self._told = policy.timing
@@ -88,35 +94,37 @@ class Slotted(ABC):
         self._holding.take_slot(theta_ns, rate)
         self.change.asked = None if theta_ns == last.theta_ns else theta_ns
 
-    def demand(self, now: int, demand: bytes, keep: bool = False) -> None:
-        """Let everybody know, at one place in the order, which settings this member needs.
+    def demand(self, now: int, demand: bytes, member: int | None = None, *, keep: bool = False) -> None:
+        """Let everybody know which settings this member needs, or one who is gone.
 
-        A later demand takes the place of one that is still being said, unless that is to be kept.
+        A later demand takes the place of one that has not been said yet, unless that is to be kept.
         """
         if Input.NEW_RATE in TAKES[self.mode]:
             self._catch_up(now)
-            self.demands.ask(demand, keep)
+            self.demands.ask(demand, member, keep=keep)
 
     def _wishes(self) -> bytes | None:
         """What the mark of the slot being sent is to carry, if anything."""
-        wish, demand = self.change.wish(self._slot, self.grid), self.demands.said(self._slot)
-        return None if wish is None and demand is None else join_wishes(wish, demand)
+        wish, demands = self.change.wish(self._slot, self.grid), self.demands.said(self._slot)
+        return None if wish is None and not demands else join_wishes(wish, encode_demands(demands))
 
     def _hear_wishes(self, sender: int, body: bytes | memoryview) -> None:
         """A mark that carries something is being delivered."""
-        wish, demand = split_wishes(body) or (None, None)
+        wish, demands = split_wishes(body) or (None, ())
         if wish is not None:
             self.change.heard(sender, wish)
-        if demand is not None:
-            self.demands.heard(sender, *demand)
+        self._hear_demands(demands)
+
+    def _hear_demands(self, demands: Sequence[Demand]) -> None:
+        # Without failures nobody is sending in a slot so late before it has delivered the one that a demand comes from.
+        sending = self._policy.failures and self.mode is Mode.DELIVER_MESSAGES
+        self.demands.hear(demands, self._slot if sending else None)
 
     def _decide(self, slot: int) -> bool:
         """A slot has been delivered: what was wished for in it is agreed on. Whether slots are others now."""
         grid = self.change.decide(slot, self.grid)
         if grid is not None:
             self._agree(grid)
-        for sender, demand, last_copy in self.demands.decide(slot):
-            self.demanded.append(Demanded(sender, demand, change_slot(self.grid, last_copy)))
         return grid is not None
 
     def _agree(self, grid: Grid) -> None:
@@ -153,6 +161,7 @@ class Slotted(ABC):
         if theta_ns != self._pacer.theta_ns:
             self._pacer.change_slot(slot, theta_ns)
         self._pacer.open_slot(slot, self._holding.enter(theta_ns))
+        self.demanded += [Demanded(d.member, d.content, first, slot) for d, first in self.demands.due(slot)]
 
     def max_send(self) -> int:
         """maxSend: the burst in force in the slot being sent (Lemma 5.1)."""

@@ -74,6 +74,8 @@ class VbrGaps(VbrJoins):
                 # Only a timer gives anybody up, so somebody else's frame changes nothing for who is waited for.
                 if self._current == len(members) or sender == members[self._current]:
                     self._advance(now)
+        if self.demands.late:
+            self._heed_late(now)
 
     def _belongs(self, now: int, frame: Frame) -> bool:
         """Whether a frame is of a member, in its present life, and of a slot still to be delivered."""
@@ -124,6 +126,8 @@ class VbrGaps(VbrJoins):
             self.mode = Mode.DET_RATE
             self._ask_in(now)
         super().wake(now)
+        if self.demands.late:
+            self._heed_late(now)
 
     def wake_at(self) -> int | None:
         """The end of the slot being sent, our first slot, a HELLO; and Δ+Γ after its end a slot is over for all."""

@@ -89,6 +89,7 @@ class VbrJoins(Vbr):
                 self._lives.get(to, 0),
                 timing.changes,
                 timing.segments,
+                self.demands.known(),
             )
         )
         me, life, epoch, present = policy.member, policy.incarnation, policy.epoch, timing.slot_of(now)
@@ -114,6 +115,7 @@ class VbrJoins(Vbr):
         if join.known > self._policy.incarnation:
             self._superseded(peer)
             return
+        self._hear_demands(join.demands)
         asked_ns = frame.first_sequence
         if join.step is JoinStep.ANSWER and frame.sent_ns + timing.gamma_ns < asked_ns <= now:
             # It was sent after we asked, and by its sender's clock more than Γ before.
@@ -217,15 +219,24 @@ class VbrJoins(Vbr):
         if until is not None and (self._slot < until if running else self._first_slot <= until):
             self._agree(grid)
             return
-        self._rejoin(now, grid)
+        self._rejoin(now, grid, f"that slots are {duration_text(grid.last.theta_ns)} long now")
 
-    def _rejoin(self, now: int, grid: Grid) -> None:
+    def _heed_late(self, now: int) -> None:
+        """Who has missed a change of settings was cut off when everybody made it: it is no part of that, so it leaves
+        and comes back."""
+        if not self.demands.late:
+            return
+        demand = self.demands.late[-1]
+        self.demands.late.clear()
+        if self.mode is Mode.DELIVER_MESSAGES and self._policy.member not in self._final_slots:
+            self._rejoin(now, self.grid, f"what member {demand.member} has demanded since slot {demand.origin}")
+
+    def _rejoin(self, now: int, grid: Grid, missed: str) -> None:
         """Deliver what is here, and begin anew at a slot that we have not been in."""
         if self.mode is Mode.DELIVER_MESSAGES:
             if self._index or self._sequence:
                 # A newcomer that has neither sent nor delivered anything has missed nothing.
-                length = duration_text(grid.last.theta_ns)
-                text = f"this member had missed that slots are {length} long now; it joins again, with a gap until then"
+                text = f"this member had missed {missed}; it joins again, with a gap until then"
                 self.events.append(Violation("slots", text, self._policy.member, self._deliver_slot))
             self._deliver_all()
             others = tuple(member for member in self.view.members if member != self._policy.member)

@@ -1,11 +1,9 @@
 """One member's part in adapting the group (paper 002 §3.2): what it needs, and what follows from what all need.
 
-Each member judges the links into it and demands the settings that they need. Demands travel in the group's own total
-order, so every member learns of each at the same place in it, and from one slot on all have what satisfies all demands:
-the strongest of each. Nobody can lower what another one needs, and nobody decides alone.
-
-Where members may fail, two may for a while count on different members. Their settings may then differ, which does no
-harm: every message says itself how often it is sent and every share what its block is.
+Each member judges the links into it and demands the settings that they need. Demands travel in the group's own slots,
+so that all go by each of them from the same slot on, and have what satisfies all demands: the strongest of each. Nobody
+can lower what another one needs, and nobody decides alone. For who has left, the others say that it needs nothing any
+more, in the same way: who is gone is no concern of the arithmetic.
 """
 
 from __future__ import annotations
@@ -170,21 +168,25 @@ class Adapter:
         return settings
 
     def view(self, now: int, members: Sequence[int]) -> None:
-        """Who is in the group now; those who have left it need nothing.
-
-        Where members may fail, one that is gone may only have been given up for a moment: it is counted on for a while.
-        """
+        """Who is in the group now."""
         for member in self._demands:
             if member in members:
                 self._gone.pop(member, None)
             else:
                 self._gone.setdefault(member, now)
+
+    def gone(self, member: int) -> bool:
+        """Whether a member is not in the group any more."""
+        return member in self._gone
+
+    def left(self, now: int) -> list[int]:
+        """Those who have left and still have a demand that counts: somebody has to say that they need nothing.
+
+        Where members may fail, one that is gone may only have been given up for a moment: it is counted on for a while.
+        """
         patience = GONE_NS if self._policy.failures else 0
-        for member, since in list(self._gone.items()):
-            if now - since >= patience:
-                del self._gone[member], self._demands[member]
-        for member in members:
-            self._demands.setdefault(member, self.declared)
+        gone = (member for member, since in self._gone.items() if now - since >= patience)
+        return sorted(member for member in gone if self._demands[member] != self.declared)
 
 
 def _of(redundancy: Redundancy | None) -> tuple[int, int, int] | None:

@@ -164,7 +164,7 @@ class Agreement:
     offered: Offered
     at_rmcast: Offered
     broadcasts: float
-    """Expected per multicast, if nobody crashes."""
+    """Expected per multicast, if nobody crashes and nobody counts copies: fewer where receivers do."""
     need: Need
     steps: tuple[Step, ...]
 
@@ -196,12 +196,16 @@ def negotiate(required: Required, below: Below, layers: Sequence[Layer] = ()) ->
     if found is None:
         return _counter(asked, below, layers, steps, too_slow)
     redundancy, broadcasts = found
+    if asked.relative is None and not asked.agreement:
+        # r_D counts on the sender alone, so receivers may wait longer and count copies: that only saves broadcasts.
+        # u_S and f_n count on take-overs after η+ω as it is.
+        redundancy = replace(redundancy, adaptive="counting")
     need = need_of(asked, below, redundancy)
     at_rmcast = offer_of(below, redundancy, asked)
     steps += [
         Step("rmcast", "down", f"with {redundancy.text()} needs {need.text(below.network)}"),
         Step("network", "up", f"gives {below.network.text()}: accepted"),
-        Step("rmcast", "up", f"gives {at_rmcast.text()}, for {broadcasts:.3g} broadcasts"),
+        Step("rmcast", "up", f"gives {at_rmcast.text()}, for about {broadcasts:.3g} broadcasts"),
     ]
     offered = _upward(at_rmcast, layers, steps)
     return Agreement(redundancy, offered, at_rmcast, broadcasts, need, tuple(steps))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Protocol, TypeAlias
 
 from unisono.errors import InvalidPolicy
@@ -47,8 +48,10 @@ class Adaptable(Protocol):
     def grid(self) -> Grid:
         """The slots as they are."""
 
-    def demand(self, now: int, settings: Settings, verdict: SlaVerdict | None = None) -> None:
-        """Let everybody know which settings this member needs, and of the verdict that they follow from."""
+    def demand(
+        self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
+    ) -> None:
+        """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from."""
 
     def turn(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on."""
@@ -188,27 +191,44 @@ class Oversight:
             self._again = False
             self._repeat_at = now + REPEAT_NS
             stack.demand(now, wanted)
+        for member in adapter.left(now):
+            stack.demand(now, adapter.declared, member=member)
 
-    def demanded(self, now: int, demand: Demanded) -> None:
-        """Everybody has delivered which settings a member needs."""
-        command = decode_command(demand.demand)
-        if command is None:
-            return
-        settings, verdict = command
-        if verdict is not None:
-            self._hear(verdict, demand.slot)
+    def demanded(self, now: int, demands: Sequence[Demanded]) -> None:
+        """Everybody goes by what these members need: one change for all demands that count from one slot on."""
+        for slot, together in groupby(demands, lambda demand: demand.slot):
+            self._turn(now, slot, tuple(together))
+
+    def _turn(self, now: int, slot: int, demands: Sequence[Demanded]) -> None:
+        commands = [(demand.sender, decode_command(demand.demand)) for demand in demands]
+        for _, command in commands:
+            if command is not None and command[1] is not None:
+                self._hear(command[1], slot)
         if self.adapter is None or self._stack is None:
             return
-        before = self.adapter.in_force
-        in_force = self.adapter.demanded(demand.sender, settings)
-        if in_force is None:
+        before, senders = self.adapter.in_force, []
+        for sender, command in commands:
+            if command is not None and self.adapter.demanded(sender, command[0]) is not None:
+                senders.append(sender)
+        in_force = self.adapter.in_force
+        if in_force == before:
             return
-        self._stack.turn(in_force, demand.slot)
-        if in_force.theta_ns != before.theta_ns and in_force.theta_ns is not None and demand.sender == self._member:
+        self._stack.turn(in_force, slot)
+        if (
+            in_force.theta_ns != before.theta_ns
+            and in_force.theta_ns is not None
+            and any(map(self._speaks_for, senders))
+        ):
             # Slots have an agreement of their own; whoever's demand led to it asks for it.
             self._stack.new_slot(now, in_force.theta_ns)
-        text = f"from slot {demand.slot} on: {in_force.text()}; until then {before.text()}"
-        self.tell(Notice("adapted", f"{text}; as member {demand.sender} demanded", self._member, demand.slot))
+        text = f"from slot {slot} on: {in_force.text()}; until then {before.text()}"
+        if demands[0].entered > slot:
+            text += f", and here until slot {demands[0].entered}, which this member came back in"
+        who = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
+        self.tell(Notice("adapted", f"{text}; as {who} demanded", self._member, slot))
+
+    def _speaks_for(self, member: int) -> bool:
+        return member == self._member or (self.adapter is not None and self.adapter.gone(member))
 
     # -- verdicts on the whole group -------------------------------------------------------------------------
 

@@ -10,15 +10,13 @@ from itertools import pairwise
 
 from unisono.model.grid import KEPT, Segment
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
+from unisono.wire.demand import Demand, decode_demands, encode_demands
 
 _HELLO = struct.Struct("!QQQIdIQQBHBHHIII")
 _HEARD = struct.Struct("!HIB")
 _JOIN = struct.Struct("!QQQQdIQBIIB")
 _SEGMENT = struct.Struct("!QQQ")
 _WISH = struct.Struct("!Q")
-_DEMAND = struct.Struct("!Q")
-DEMAND_MAX = 160
-"""A demand for other settings, with the verdict that led to it, has at most so many bytes."""
 _NEW_RATE = struct.Struct("!II")
 _RESERVED = struct.Struct("!IB")
 _PROBE = struct.Struct("!Q")
@@ -129,7 +127,8 @@ class JoinStep(IntEnum):
 class Join:
     """A member names the slot from which on it is to be expected. `known` is the receiver's incarnation known here.
 
-    `theta_ns` is as declared; `segments` are the slots as its sender has them, after `changes` changes.
+    `theta_ns` is as declared; `segments` are the slots as its sender has them, after `changes` changes; `demands` are
+    those that its sender knows.
     """
 
     theta_ns: int
@@ -143,6 +142,7 @@ class Join:
     known: int
     changes: int = 0
     segments: tuple[Segment, ...] = ()
+    demands: tuple[Demand, ...] = ()
 
 
 def encode_join(join: Join) -> bytes:
@@ -160,7 +160,8 @@ def encode_join(join: Join) -> bytes:
         join.changes,
         len(join.segments),
     )
-    return head + b"".join(_SEGMENT.pack(s.first_slot, s.start_ns, s.theta_ns) for s in join.segments)
+    segments = b"".join(_SEGMENT.pack(s.first_slot, s.start_ns, s.theta_ns) for s in join.segments)
+    return head + segments + encode_demands(join.demands)
 
 
 def decode_join(body: bytes) -> Join | None:
@@ -170,12 +171,14 @@ def decode_join(body: bytes) -> Join | None:
     theta, delta, gamma, slot, avg, burst, burst_bytes, step, known, changes, count = _JOIN.unpack_from(body)
     if step > JoinStep.ANSWER or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
         return None
-    if count > KEPT or len(body) != _JOIN.size + count * _SEGMENT.size or (changes > 0 and not count):
+    behind = _JOIN.size + count * _SEGMENT.size
+    if count > KEPT or len(body) < behind or (changes > 0 and not count):
         return None
-    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size :]))
-    if not _possible(segments):
+    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size : behind]))
+    demands = decode_demands(body[behind:])
+    if not _possible(segments) or demands is None:
         return None
-    return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known, changes, segments)
+    return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known, changes, segments, demands)
 
 
 def _possible(segments: tuple[Segment, ...]) -> bool:
@@ -201,27 +204,18 @@ def decode_wish(body: bytes | memoryview) -> int | None:
     return theta_ns if SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS else None
 
 
-def encode_demand(origin: int, demand: bytes) -> bytes:
-    """A demand as a mark carries it: the slot in which it was sent first, then what is demanded."""
-    return _DEMAND.pack(origin) + demand
+def join_wishes(wish: bytes | None, demands: bytes) -> bytes:
+    """The body of a mark that carries a wish for another slot length, demands for other settings, or both."""
+    return (wish or bytes(_WISH.size)) + demands
 
 
-def join_wishes(wish: bytes | None, demand: bytes | None) -> bytes:
-    """The body of a mark that carries a wish for another slot length, a demand for other settings, or both."""
-    return (wish or bytes(_WISH.size)) + (demand or b"")
-
-
-def split_wishes(body: bytes | memoryview) -> tuple[int | None, tuple[int, bytes] | None] | None:
-    """The length wished for and the demand (origin and content) that a mark carries; None if malformed."""
+def split_wishes(body: bytes | memoryview) -> tuple[int | None, tuple[Demand, ...]] | None:
+    """The length wished for and the demands that a mark carries; None if malformed."""
     head, rest = bytes(body[: _WISH.size]), bytes(body[_WISH.size :])
-    wish = decode_wish(head)
-    if wish is None and (any(head) or len(head) != _WISH.size or not rest):
+    wish, demands = decode_wish(head), decode_demands(rest)
+    if demands is None or (wish is None and (any(head) or len(head) != _WISH.size or not rest)):
         return None
-    if not rest:
-        return wish, None
-    if not _DEMAND.size < len(rest) <= _DEMAND.size + DEMAND_MAX:
-        return None
-    return wish, (_DEMAND.unpack_from(rest)[0], rest[_DEMAND.size :])
+    return wish, demands
 
 
 def encode_probe(sent_ns: int) -> bytes:

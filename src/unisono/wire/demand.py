@@ -1,8 +1,13 @@
-"""A demand for settings as bytes; the measurement service's comes with the verdict that led to it."""
+"""Demands for settings as bytes, and as marks and JOINs carry them.
+
+The measurement service's comes with the verdict that led to it.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import isfinite
 
 from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
@@ -13,8 +18,43 @@ from unisono.model.settings import Settings
 from unisono.model.sla import value_text
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
 
+_DEMAND = struct.Struct("!QHB")
+DEMAND_MAX = 160
+"""What is demanded, with the verdict that led to it, has at most so many bytes."""
+DEMAND_BYTES = _DEMAND.size + DEMAND_MAX
+"""A demand takes at most so much room."""
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Demand:
+    """What a member needs, and the slot in which that was said first: whoever says it again says the same."""
+
+    origin: int
+    member: int
+    content: bytes
+
+
+def encode_demands(demands: Iterable[Demand]) -> bytes:
+    """One behind the other."""
+    return b"".join(_DEMAND.pack(d.origin, d.member, len(d.content)) + d.content for d in demands)
+
+
+def decode_demands(body: bytes) -> tuple[Demand, ...] | None:
+    """The demands, or None if these are none."""
+    found, at = [], 0
+    while at < len(body):
+        if at + _DEMAND.size > len(body):
+            return None
+        origin, member, size = _DEMAND.unpack_from(body, at)
+        at += _DEMAND.size
+        content = body[at : at + size]
+        if not 0 < size <= DEMAND_MAX or len(content) != size or origin >= 2**62:
+            return None
+        found.append(Demand(origin, member, content))
+        at += size
+    return tuple(found)
 
 
 def encode_settings(settings: Settings) -> bytes:

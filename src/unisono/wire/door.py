@@ -264,7 +264,7 @@ def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refus
         wishes = split_wishes(body)
         if flags & ~(WISH | LAST | FINAL) or not flags & LAST or wishes is None:
             return Refusal.BAD_CONTROL
-        if wishes[1] is not None and wishes[1][0] > frame.slot:
+        if any(demand.origin > frame.slot for demand in wishes[1]):
             return Refusal.BAD_CONTROL
         frame.body = body
         return frame
