@@ -14,8 +14,7 @@ from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.qos.sla import surely_at_least
 
-CONFIDENCE = 0.99
-"""Every member looks at every link in every period, so that a smaller one would raise alarms for nothing."""
+CONFIDENCE = 0.9
 LEAST = 30
 """A link of which fewer datagrams are settled in a period says nothing about loss."""
 
