@@ -47,7 +47,7 @@ class Breaks(Exception):
 
 
 def test_the_stream_goes_on_where_it_broke_off(spark: SparkSession, tmp_path: Path) -> None:
-    """Stopped in order, and broken off between judging a batch and Spark's hearing that it was done."""
+    """Stopped in order, broken off between judging a batch and Spark's hearing of it, and let down by a worker."""
     trace = tmp_path / "trace"
     job = Job(trace, SLAS, tmp_path / "keep", trigger_ns=50_000_000)
     write_run(trace, 3, LOSS)
@@ -69,7 +69,13 @@ def test_the_stream_goes_on_where_it_broke_off(spark: SparkSession, tmp_path: Pa
     with pytest.raises(UnisonoError, match="Breaks"), streaming(job, spark, broken) as running:
         wait_until(running, lambda: False)
     grow(9, 16)
-    with streaming(job, spark, lambda _: None) as running:
+    failures = iter([Breaks("Python worker failed to connect back")])
+
+    def fails_once(_: Measured) -> None:
+        for failure in failures:
+            raise failure
+
+    with streaming(job, spark, fails_once) as running:
         wait_until(running, lambda: running.read(latest(trace, {})))
         found = running.store.verdicts()
         assert [(v.run, v.violated) for v in found[2:]] == [("r", True), ("r", False)]

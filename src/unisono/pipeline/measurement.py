@@ -44,6 +44,10 @@ STREAMING = {
     "spark.sql.streaming.minBatchesToRetain": "10",
 }
 """What a stream at short intervals needs."""
+CHANCES = 3
+"""How often a stream is started anew that a worker process has failed."""
+_PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "Timed out while waiting for")
+"""What Spark says of worker processes that a busy machine has let down."""
 STORE_NAME = "measurement.sqlite"
 CHECKPOINT_NAME = "checkpoint"
 _DESCRIPTION_NAME = "measures.json"
@@ -247,25 +251,43 @@ def streaming(job: Job, session: SparkSession, take: Take) -> Iterator[Running]:
             session.conf.set(name, value)
         session.dataSource.register(MetricSource)
         source = session.readStream.format(NAME).option("path", str(job.directory.resolve()))
-        query = (
+        writer = (
             source.option("hands", str(parallelism(session)))
             .load()
             .writeStream.foreachBatch(each)
             .option("checkpointLocation", str((job.keep / CHECKPOINT_NAME).resolve()))
             .trigger(processingTime=f"{max(1, job.trigger_ns // 1_000_000)} milliseconds")
-            .start()
         )
+        query = _Query(writer.start)
+        running.failed = query.failure
         try:
-            running.failed = lambda: _failure(query)
             yield running
         finally:
             query.stop()
 
 
-def _failure(query: Any) -> str:
-    """Why the stream has ended by itself; empty while it has not."""
-    problem = None if query.isActive else query.exception()
-    return "" if problem is None else str(problem)
+class _Query:
+    """A stream that is started anew, from where it was, when a worker process of its was to blame."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._query = start()
+        self._chances = CHANCES
+
+    def failure(self) -> str:
+        """Why it has ended by itself; empty while it has not."""
+        problem = None if self._query.isActive else self._query.exception()
+        if problem is None:
+            return ""
+        if self._chances and any(words in str(problem) for words in _PASSING):
+            self._chances -= 1
+            self._query = self._start()
+            return ""
+        return str(problem)
+
+    def stop(self) -> None:
+        """For good."""
+        self._query.stop()
 
 
 @contextmanager
