@@ -91,7 +91,8 @@ class Messenger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        process = self._process
+        with self._lock:
+            process, self._process = self._process, None  # batches that are still done find nobody to tell
         if process is None:
             return
         with suppress(OSError):
