@@ -105,3 +105,5 @@ class Messenger:
             process.wait()
         if self._reader is not None:
             self._reader.join()
+        if process.stdout is not None:
+            process.stdout.close()
