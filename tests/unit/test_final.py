@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from unisono.errors import InvalidPolicy
+from unisono.group import join
 from unisono.model.decisions import Restored
 from unisono.model.extents import Cell, Extent
 from unisono.model.message_sets import Range
@@ -138,3 +141,11 @@ def policy(**changed: object) -> Policy:
 def test_what_cannot_be_had_is_refused(changed: dict[str, object], problem: str) -> None:
     with pytest.raises(InvalidPolicy, match=problem):
         build(policy(**changed))
+
+
+def test_final_deliveries_may_have_storage_and_early_ones_alone_have_no_use_for_it(tmp_path: Path) -> None:
+    peers = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002"}
+    for grades in ("both", "final"):
+        join("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "memory")
+    with pytest.raises(InvalidPolicy, match="so do final deliveries"):
+        join("table", member=1, peers=peers, failures=True, storage=tmp_path / "memory")

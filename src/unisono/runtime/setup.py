@@ -145,8 +145,6 @@ class Setup:
             text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
             raise InvalidPolicy("storage", text)
         deadline_ns = self.deadline_ns
-        if self.storage is not None and not durable(self.order):
-            raise InvalidPolicy("storage", f"the order {self.order} keeps nothing on stable storage; consensus does")
         check_fsync(self.fsync)
         if self.state is not None and self.order not in PRIORITY_ORDERS:
             text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
