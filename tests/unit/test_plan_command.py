@@ -66,6 +66,12 @@ def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytes
         (["--delay", "gaussian:1ms"], "--delay"),
         (["--reliability", "1"], "--reliability"),
         (["--session", "0ms"], "session"),
+        (["--gamma", "20s", "--slot", "5ms"], "gamma: Δ+2Γ spans 8,010 slots of 5ms, at most 4,000 are possible"),
+        (["--delta", "50s", "--slot", "5ms"], "delta: Δ+2Γ spans 10,002 slots of 5ms"),
+        (["--fec", "3/3"], "fec: a/b with 0 < a < b"),
+        (["--failures", "5"], "failures: of 5 members fewer can crash"),
+        (["--deadline", "0ms"], "deadline"),
+        (["--mttf", "0s"], "--mttf"),
         (["--mttf", "1s", "--crash-in-send", "2"], "crash_in_broadcast"),
     ],
 )

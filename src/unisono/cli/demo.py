@@ -170,6 +170,11 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
         raise InvalidPolicy("--members", f"1 to 64 are possible on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
         raise InvalidPolicy("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
+    carried = options.burst * NS_PER_S / options.slot
+    if options.rate > carried and options.order != "cbr":
+        raise InvalidPolicy(
+            "--rate", f"--burst {options.burst} per slot makes {carried:g}/s, less than {options.rate:g}"
+        )
     kills, joins = _moments("--kill", options.kill), _moments("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
     for option, moments in (("--kill", kills), ("--join", joins)):

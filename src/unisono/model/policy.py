@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
+from unisono.model.durations import duration_text
 from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
@@ -17,6 +18,8 @@ FRAME_MIN = 256
 FRAME_MAX = 65_507
 """The largest UDP payload over IPv4."""
 RESERVATIONS = ("sender", "receiver")
+SLOTS_UNDER_WAY_MAX = 4000
+"""A member has to keep all slots that have not had the time to arrive."""
 SHARES_MAX = 256
 """Erasure codes are over GF(2⁸): no block has more shares than the field has elements."""
 
@@ -27,6 +30,15 @@ def check_fec(fec: tuple[int, int]) -> None:
     if not numbers or not 0 < fec[0] < fec[1] <= SHARES_MAX:
         given = f"{fec[0]}/{fec[1]}" if numbers else repr(fec)
         raise InvalidPolicy("fec", f"a/b with 0 < a < b <= {SHARES_MAX} is needed, as numbers (a, b), not {given}")
+
+
+def check_slots(timing: Timing) -> None:
+    """Raise InvalidPolicy if Δ or Γ is out of all proportion to Θ: so many slots would be under way at once."""
+    waiting = (timing.delta_ns + 2 * timing.gamma_ns) // timing.theta_ns
+    if waiting > SLOTS_UNDER_WAY_MAX:
+        which = "delta" if timing.delta_ns >= 2 * timing.gamma_ns else "gamma"
+        spans = f"Δ+2Γ spans {waiting:,} slots of {duration_text(timing.theta_ns)}"
+        raise InvalidPolicy(which, f"{spans}, at most {SLOTS_UNDER_WAY_MAX:,} are possible: longer slots are needed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ class Policy:
             raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
         if self.fec is not None:
             check_fec(self.fec)
+        check_slots(self.timing)
         if self.reservation not in RESERVATIONS:
             raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         if self.grades not in GRADES:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unisono.layers.fec import above_fec, through_fec
-from unisono.model.durations import duration_text
+from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
+from unisono.model.policy import check_slots
 from unisono.orders import cbr_offer, consensus_offer, leader, priority_offer, timestamp, vbr_offer
 from unisono.qos.over_rmcast import OrderOffer, Wish, over_rmcast
 from unisono.wire.frame import FRAME_NUMBER_MAX
@@ -63,6 +64,7 @@ def plan(ask: Ask, reliability: float = 0.0, wish: Wish | None = None) -> Plan:
     RMCast is looked at where there is something to repair: losses, or delays that Δ does not bound.
     """
     wish = wish or Wish(reliability)
+    check_slots(ask.timing)
     candidates = [_judged(_alone(candidate, ask), ask, wish.reliability) for candidate in CANDIDATES]
     if ask.fec is not None:
         for candidate in CANDIDATES:
@@ -103,6 +105,12 @@ def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
         against.append(f"its bound of {bound} is above the deadline of {deadline}")
     if ask.priorities and not offer.by_priority:
         against.append("a priority changes nothing in its order, only which of a sender's own messages goes first")
+    carried = ask.rate.burst * NS_PER_S / ask.timing.theta_ns
+    if ask.rate.avg > carried and not offer.order.startswith("cbr"):
+        slot = duration_text(ask.timing.theta_ns)
+        against.append(
+            f"{ask.rate.burst} per slot of {slot} are {carried:g}/s, less than the rate of {ask.rate.avg:g}/s"
+        )
     if offer.max_burst > FRAME_NUMBER_MAX:
         against.append(f"a slot can number {FRAME_NUMBER_MAX:,} datagrams, and it may need {offer.max_burst:,}")
     if ask.reliable and not offer.gap_free:
