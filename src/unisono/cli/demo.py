@@ -439,7 +439,7 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
     if result["missing"]:
         out.write(f"  gaps           {result['missing']:,} deliveries missing where their member took part\n")
     most = max(result["delivered"].values(), default=0)
-    fewer = sum(most - count for count in result["delivered"].values()) - result["missing"]
+    fewer = sum(most - count for count in result["delivered"].values()) - (result["missing"] or 0)
     if scenario.failures and fewer > 0:
         out.write(f"  left out       {fewer:,} deliveries: sent before a member was in, or while it was out\n")
     for text in result["violations"][:5]:
