@@ -123,7 +123,7 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
     def note(member: int, report: Report) -> None:
         if report["kind"] == "qos":
             heard[member].append(report)
-            if all(any(e["what"] == "system sla cleared" for e in events) for events in heard.values()):
+            if all({"adapted", "system sla cleared"} <= {e["what"] for e in events} for events in heard.values()):
                 for node in cluster.nodes.values():
                     with suppress(ProcessLookupError):
                         node.process.send_signal(signal.SIGTERM)  # which leaves in order
@@ -147,11 +147,11 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
     assert [verdict.violated for verdict in found][:2] == [True, False], [verdict.event.text for verdict in found]
     assert found[0].told
     told = {member: [e for e in events if e["what"] == "system sla"] for member, events in heard.items()}
-    # All hear of it, at one place in the order; who missed the marks of five slots in a row when it is said again.
-    assert all(told.values()), heard
-    places = [events[0]["slot"] for events in told.values()]
+    # They hear of it at one place in the order. Where members may fail, one that a busy machine stopped may miss the
+    # marks of five slots in a row: it is told of what holds then, and adapts, a few seconds later.
+    places = [events[0]["slot"] for events in told.values() if events]
     assert max(map(places.count, places)) >= 3, told
-    assert all(events[0]["sla"] == "few gaps" for events in told.values())
+    assert all(event["sla"] == "few gaps" for events in told.values() for event in events)
     # Nobody but the service demands anything here, and all have adapted to it.
     for member, events in heard.items():
         adapted = [event for event in events if event["what"] == "adapted"]
