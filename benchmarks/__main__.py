@@ -16,12 +16,14 @@ from benchmarks import (
     failures,
     fec,
     group_size,
+    groups,
     hot_spots,
     kill,
     latency,
     measurement,
     monitoring,
     priority,
+    quasi_genuine,
     rmcast,
     simulator,
     sweep,
@@ -49,6 +51,8 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "views": views.rows,
     "verify": verify.rows,
     "sweep": sweep.rows,
+    "groups": groups.rows,
+    "quasi_genuine": quasi_genuine.rows,
 }
 
 

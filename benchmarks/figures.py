@@ -2,7 +2,8 @@
 
 The slot's trade-off of the VBR order: its bound is the order's own arithmetic, the rest is measured in the simulator
 with delays of nothing or Δ and clocks that leap between their extremes, which is as bad as it gets. The same seed gives
-the same points, and an SVG carries its points with it, so that a test can tell whether it is up to date.
+the same points, and an SVG carries its points with it, so that a test can tell whether it is up to date. And the
+mistakes of early delivery between groups over their window.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import groups
 from unisono.check.latency import latency
 from unisono.model.durations import NS_PER_S, ms
 from unisono.model.offers import Ask
@@ -28,6 +30,7 @@ from unisono.sim.run import run
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 SLOT = FOLDER / "slot.svg"
+MISTAKES = FOLDER / "mistakes.svg"
 THETAS_MS = (1, 2, 5, 10, 20, 50)
 DELTA_MS, GAMMA_MS, MEMBERS, PER_S = 20, 2, 3, 100
 
@@ -166,6 +169,12 @@ def main() -> None:
         points.append(point(theta_ms))
     draw(points)
     sys.stderr.write(f"figures: wrote {SLOT}\n")
+    windows = []
+    for window_ms in groups.WINDOWS_MS:
+        sys.stderr.write(f"figures: mistakes with a window of {window_ms} ms\n")
+        windows.append(groups.mistakes(window_ms * 1_000_000, messages=groups.MESSAGES))
+    groups.draw_mistakes(windows, MISTAKES)
+    sys.stderr.write(f"figures: wrote {MISTAKES}\n")
 
 
 if __name__ == "__main__":

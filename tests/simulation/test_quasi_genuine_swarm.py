@@ -14,28 +14,30 @@ import pytest
 from unisono.check.multigroup import genuineness
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.orders import quasi_genuine
+from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.sim.swarm_groups import groups_scenario
 
 CHUNK, SLOW_CHUNK = 6, 500
 
 
-def verdicts(seed: int) -> dict[str, Verdict]:
-    """What the checkers say of one run."""
+def outcome(seed: int) -> tuple[Result, dict[str, Verdict]]:
+    """One run, and what the checkers say of it."""
     scenario = groups_scenario(seed)
     result = run(scenario, payloads=True)
     assert scenario.multigroup is not None
     if len(result.trace) == 0:
-        return {}
+        return result, {}
     found = check_all(result.trace, until_ns=result.until_ns)
-    return found | {"genuineness": genuineness(scenario.multigroup.topology, result.pairs)}
+    return result, found | {"genuineness": genuineness(scenario.multigroup.topology, result.pairs)}
 
 
 def problems(seed: int) -> list[str]:
     """What is wrong with one run."""
     return [
         f"{name}: {verdict.status.value}: {verdict.witness.text if verdict.witness else verdict.reason}"
-        for name, verdict in verdicts(seed).items()
+        for name, verdict in outcome(seed)[1].items()
         if verdict.status is not Status.VALID
     ]
 
@@ -53,6 +55,19 @@ def test_safe_always_and_live_in_the_end(first: int) -> None:
 def test_past_failures() -> None:
     """104: what had to be sent again lengthened the measured window, which held it up until it had to be sent again."""
     judge(104)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_logs_that_are_cut_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Members come back from states in place of logs, and who lags is given another member's state."""
+    monkeypatch.setattr(quasi_genuine, "COMPACT_EVERY", 4)
+    result, verdicts = outcome(seed)
+    for name, verdict in verdicts.items():
+        if name == "uniform_agreement" and verdict.witness is not None:
+            said = [violation.kind for violation in result.violations[verdict.witness.members[0]]]
+            assert "too far behind" in said, f"seed {seed}: {verdict.witness.text}"
+        else:
+            assert verdict.status is Status.VALID, f"seed {seed}: {name}: {verdict}"
 
 
 @pytest.mark.slow

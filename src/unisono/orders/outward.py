@@ -38,8 +38,8 @@ class Outward:
 
     def __init__(self, me: int, life: int, epoch: int, *, max_frame: int, retry_ns: int) -> None:
         self.down: list[Frame] = []
-        self.too_far: dict[int, int] = {}
-        """By member of another group, how many entries it lacks that are not kept any more."""
+        self._too_far: dict[int, int] = {}
+        self._told: set[int] = set()
         self._head = (me, life, epoch)
         self._room = max_frame - HEADER_BYTES - STREAM_BYTES
         self._retry_ns = retry_ns
@@ -89,7 +89,7 @@ class Outward:
     def _send(self, now: int, log: GroupLog, receiver: int, member: int, link: _Link) -> bool:
         stream, sent = log.streams[receiver], False
         if link.sent + 1 < stream.first:
-            self.too_far[member] = stream.first - 1 - link.sent
+            self._too_far[member] = stream.first - 1 - link.sent
             return False
         while link.sent < stream.head and link.sent - link.acked < WINDOW:
             link.sent = self._frame(now, log, receiver, member, link.sent + 1)
@@ -141,6 +141,12 @@ class Outward:
     def wake_at(self) -> int | None:
         """When something will have waited too long for an answer."""
         return min((link.due_at for link in self._links.values() if link.due_at), default=None)
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Members of other groups that lack entries which are not kept any more, and how many; each is named once."""
+        found = [(member, entries) for member, entries in self._too_far.items() if member not in self._told]
+        self._told.update(member for member, _ in found)
+        return found
 
     def done(self) -> bool:
         """Whether all that was sent has been answered."""

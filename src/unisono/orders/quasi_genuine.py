@@ -394,6 +394,9 @@ class QuasiGenuine(Agreeing):
         due = calls.due(log.last) if on_demand else calls.behind(log.last, self.rules.barrier_threshold_ns)
         for receiver in log.streams:
             self.outward.push(now, log, receiver, calls.members(receiver), receiver in due)
+        for member, entries in self.outward.lost():
+            text = f"{entries} messages that member {member} lacks are not kept any more: it cannot catch up"
+            self.events.append(Violation("too far behind", text, member))
 
     def _restore(self, restored: Restored) -> bool:
         upto = restore(restored, self.log, self.gate, self.unpacking)

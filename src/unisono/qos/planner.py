@@ -12,7 +12,7 @@ from unisono.layers.fec import above_fec, through_fec
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import check_slots
-from unisono.orders import cbr_offer, consensus_offer, leader, priority_offer, timestamp, vbr_offer
+from unisono.orders import cbr_offer, consensus_offer, leader, priority_offer, quasi_genuine_offer, timestamp, vbr_offer
 from unisono.qos.over_rmcast import OrderOffer, Wish, over_rmcast
 from unisono.wire.frame import FRAME_NUMBER_MAX
 
@@ -39,6 +39,8 @@ CANDIDATES = (
     Candidate(leader.offer, lambda _: 2, resends=True),
     Candidate(timestamp.offer, lambda _: 3, resends=True),
     Candidate(consensus_offer.offer, lambda _: 4, resends=True),
+    Candidate(quasi_genuine_offer.offer_on_demand, lambda _: 4, resends=True, bare=True),
+    Candidate(quasi_genuine_offer.offer_periodic, lambda _: 4, resends=True, bare=True),
     Candidate(priority_offer.offer, lambda members: members, resends=True, bare=True),
     Candidate(priority_offer.offer_coordinated, lambda members: members + 1, resends=True, bare=True),
 )
