@@ -309,7 +309,10 @@ def test_000_24_the_join_is_never_late_and_both_waits_are_attained_in_9720_cases
 def test_000_24_the_joiner_starts_within_delta_gamma_theta_and_the_others_gamma_later(
     offset: int, waits_ns: int
 ) -> None:
-    """The joiner's clock plus Δ+Γ is at the first instant of a slot when it wakes: it waits one whole Θ more."""
+    """The joiner's clock plus Δ+Γ is at the first instant of a slot when it wakes: it waits one whole Θ more.
+
+    Its slots are known to be the group's 2Δ+2Γ after it woke, which is in time for what is sent in its first slot.
+    """
     clocks = fixed({1: -HALF, 2: HALF, 3: offset})
     network = opposed((1, 2, 3), everything(TIMING.delta_ns), TIMING.delta_ns)
     group = Gapped(TIMING, clocks, network, starts_ns={3: FIRST + 63 * MS - offset})
@@ -317,9 +320,12 @@ def test_000_24_the_joiner_starts_within_delta_gamma_theta_and_the_others_gamma_
     joiner = group.of(3)
     first = joiner.first_slot
     assert first is not None
-    assert joiner.views[0][0] - joiner.woken_ns == waits_ns == TIMING.delta_ns + TIMING.gamma_ns + TIMING.theta_ns
-    entered = {m: group.world.nodes[m].clock.true_at(TIMING.start_of(first)) - joiner.woken_ns for m in (1, 2)}
+    entered = {m: group.world.nodes[m].clock.true_at(TIMING.start_of(first)) - joiner.woken_ns for m in (1, 2, 3)}
+    assert entered.pop(3) == waits_ns == TIMING.delta_ns + TIMING.gamma_ns + TIMING.theta_ns
     assert max(entered.values()) == waits_ns + HALF + offset <= BOUND_NS
+    sure_ns = joiner.views[0][0] - joiner.woken_ns
+    assert sure_ns == 2 * (TIMING.delta_ns + TIMING.gamma_ns) <= min(entered.values()) + BOUND_NS
+    assert group.of(1).views[-1][1].joined == (3,), "and it stays: its marks are there from its first slot on"
     assert group.of(1).added(3)[-1] == group.of(2).added(3)[-1] == first, "all add it at the same slot"
 
 

@@ -95,6 +95,24 @@ def test_in_5000_runs_there_is_no_violation(seeds: range) -> None:
     assert_holds(seeds)
 
 
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [
+        (50877, "a newcomer agreed on a wish before it was told of an earlier one, and its slots prevailed"),
+        (50411, "a newcomer took messages because of a HELLO that had been sent before it woke"),
+        (50061, "a newcomer told the application of slots that were not the group's"),
+        (50499, "the same, with losses"),
+        (50683, "the same, and a member stood still"),
+        (50589, "a newcomer made the group leave numbers out that it had only sent marks in"),
+        (50787, "in numbers that were left out members had all others in their lists"),
+        (50849, "the same, when halves met whose slots had changed differently"),
+    ],
+)
+def test_what_went_wrong_once(seed: int, what: str) -> None:
+    found, _ = outcome(seed)
+    assert not found, f"{what}: {found}\n{replay(seed)}"
+
+
 def test_the_swarm_is_not_tame() -> None:
     """Wishes for longer and for shorter slots, several in one run and by one member; all kinds of trouble."""
     scenarios = [renegotiated(seed) for seed in range(200)]

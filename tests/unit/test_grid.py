@@ -100,7 +100,35 @@ def test_slots_agree_when_they_are_the_same_from_the_last_change_on() -> None:
     assert not changed.agrees(GRID.changed(101, 10 * MS))
     assert changed.same_until(GRID) == changed.changed(120, 2 * MS).same_until(GRID) == 100
     assert GRID.same_until(changed) is None
-    assert changed.same_until(GRID.changed(90, 2 * MS)) is None
+    assert changed.same_until(changed.changed(120, 2 * MS).changed(130, MS)) is None
+
+
+def test_of_two_changes_of_the_same_slots_the_first_prevails_and_takes_the_other_s_place() -> None:
+    """The wish for it came first in the order: who agreed on the other one had not delivered it."""
+    first, second = GRID.changed(100, 10 * MS), GRID.changed(101, 2 * MS)
+    for clock in (490 * MS, 502 * MS, 2_000 * MS):
+        assert first.prevails(second, clock)
+        assert not second.prevails(first, clock)
+    assert first.same_until(second) == second.same_until(first) == 100
+    other = GRID.changed(90, 5 * MS).changed(101, 2 * MS)
+    assert other.same_until(first.changed(120, 2 * MS)) is None, "these have parted before"
+    ahead = GRID.renumbered(100, 5000)
+    assert ahead.prevails(first, 490 * MS), "numbers that were left out are not used again"
+
+
+def test_who_was_granted_slots_that_others_took_the_place_of_asks_again() -> None:
+    change = SlotChange()
+    change.asked = 2 * MS
+    granted = GRID.changed(101, 2 * MS)
+    change.agreed(granted)
+    assert change.asked is None
+    assert change.wish(99, granted) is None
+    change.agreed(GRID.changed(100, 10 * MS))
+    assert change.asked == 2 * MS
+    change.agreed(granted)
+    assert change.wish(101, granted) is None
+    change.agreed(granted.changed(110, 10 * MS).changed(120, 5 * MS).changed(130, 10 * MS))
+    assert change.asked is None, "it was in effect"
 
 
 @pytest.mark.parametrize("timing", [TIMING, Timing(0, 0, 5 * MS), Timing(10 * MS, 0, 5 * MS), Timing(1, 1, 7 * MS)])

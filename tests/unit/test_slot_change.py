@@ -329,7 +329,13 @@ def missing_of_newcomer(trace: Trace) -> set[tuple[int, int]]:
 
 
 def test_a_newcomer_that_sent_before_it_is_sure_would_send_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VbrJoins, "submit", Vbr.submit)
+    asked_in = VbrJoins._ask_in
+
+    def sure_at_once(self: VbrJoins, now: int, first: int) -> None:
+        asked_in(self, now, first)
+        self._sure_at = None
+
+    monkeypatch.setattr(VbrJoins, "_ask_in", sure_at_once)
     lost = [missing_of_newcomer(played(newcomer(starts_ms, 15))[1]) for starts_ms in (200, 203, 206)]
     assert any(lost)
 

@@ -23,6 +23,7 @@ MS = 1_000_000
 T0 = 10**18
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 FIRST = TIMING.smax(T0)
+SURE = T0 + 2 * (TIMING.delta_ns + TIMING.gamma_ns)
 
 
 def start(slot: int) -> int:
@@ -50,7 +51,7 @@ class Probe:
         """Into DeliverMessages at slot FIRST; what that said and sent is forgotten."""
         self.wake(T0)
         assert not self.order.running()
-        self.order._sure_at = 0  # somebody has confirmed our slots
+        self.order._sure_at = 0  # so that it is sure when it begins
         self.wake(start(FIRST))
         assert self.order.running()
         self.events()
@@ -212,7 +213,13 @@ def test_a_member_names_smax_when_it_wakes_and_begins_there(loss_burst: int) -> 
     assert not probe.order.running()
     assert probe.order.submit(start(FIRST) - 1, [b"x"]) == 0
     probe.wake(start(FIRST))
+    assert probe.order.running()
+    assert probe.events() == [], "somebody may still say that slots are others"
+    assert probe.order.submit(SURE - 1, [b"x"]) == 0
+    assert (probe.order.wake_at() or 0) <= SURE
+    probe.wake(SURE)
     assert probe.events() == [ViewChange(View((1, 2, 3), FIRST), joined=(1, 2, 3))]
+    assert probe.order.submit(SURE, [b"x"]) == 1
 
 
 def test_a_rate_change_before_the_first_slot_is_no_pause() -> None:
@@ -318,6 +325,7 @@ def test_a_life_that_ended_before_our_first_slot_is_not_taken_for_the_present_on
     probe.wake(T0)
     probe.peer(3, FIRST - 2, b"old", life=1, now=T0 + MS)
     probe.wake(start(FIRST))
+    probe.wake(SURE)
     probe.events()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)

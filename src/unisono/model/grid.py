@@ -107,8 +107,24 @@ class Grid:
     def _with(self, segment: Segment) -> Grid:
         return replace(self, segments=(*self.segments, segment)[-KEPT:], changes=self.changes + 1)
 
+    def rivals(self, other: Grid) -> bool:
+        """Whether the two part where each was changed last: the same slots up to there, and another wish agreed on."""
+        if self.changes != other.changes or self.last == other.last or len(self.segments) < 2:
+            return False
+        return self.segments[:-1] == other.segments[:-1] and self._goes_on() and other._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether no numbers were left out at the last change."""
+        before, last = self.segments[-2:]
+        return last.start_ns == before.start_ns + (last.first_slot - before.first_slot) * before.theta_ns
+
     def same_until(self, other: Grid) -> int | None:
-        """If the other's slots go on here as they are known there, the first that has another length or number."""
+        """If the other's slots go on here as they are known there, the first that has another length or number.
+
+        Of rivals it is the first that one of them has changed.
+        """
+        if self.rivals(other):
+            return min(self.last.first_slot, other.last.first_slot)
         if self.changes <= other.changes or other.last not in self.segments[:-1]:
             return None
         return self.segments[self.segments.index(other.last) + 1].first_slot
@@ -124,9 +140,13 @@ class Grid:
     def prevails(self, other: Grid, clock_ns: int) -> bool:
         """Whether this is to hold where the two meet: the more often changed one.
 
-        After equally many changes it is the one whose numbers are higher, so that nobody's have to wait. Two that
-        cross at that moment may be told apart differently by two members; then they meet again.
+        Of rivals it is the one that changed first: the wish for it came first in the order, and who agreed on the other
+        had not delivered it. After equally many changes of other slots it is the one whose numbers are higher, so that
+        nobody's have to wait. Two that cross at that moment may be told apart differently by two members; then they
+        meet again.
         """
+        if self.rivals(other):
+            return (self.last.first_slot, self.last.theta_ns) < (other.last.first_slot, other.last.theta_ns)
         at_ns = max(clock_ns, self.last.start_ns, other.last.start_ns)
         return self._rank(at_ns) > other._rank(at_ns)
 

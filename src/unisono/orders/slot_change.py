@@ -16,7 +16,7 @@ effect. So nobody has to remember other members' wishes, and whoever joins need 
 
 from __future__ import annotations
 
-from unisono.model.grid import Grid
+from unisono.model.grid import Grid, Segment
 from unisono.wire.control import encode_wish
 
 
@@ -33,6 +33,8 @@ class SlotChange:
     def __init__(self) -> None:
         self.asked: int | None = None
         """The length that this member's application wants, until it is agreed on."""
+        self._granted: Segment | None = None
+        """What was agreed on as this member asked for, until it is in effect."""
         self._wished_in: int | None = None
         self._wishes: dict[int, int] = {}
         """By member, the lengths wished for in the slot that is being delivered."""
@@ -40,6 +42,8 @@ class SlotChange:
     def wish(self, slot: int, grid: Grid) -> bytes | None:
         """What the mark of this member's slot is to carry, if anything."""
         first = grid.last.first_slot
+        if self._granted is not None and slot >= self._granted.first_slot:
+            self._granted = None
         if self.asked is None or slot < first or (self._wished_in is not None and self._wished_in >= first):
             return None
         self._wished_in = slot
@@ -64,6 +68,11 @@ class SlotChange:
         self._wished_in = None
 
     def agreed(self, grid: Grid) -> None:
-        """These are the slots now; what this member asked for is fulfilled if they are of that length."""
+        """These are the slots now; what this member asked for is fulfilled if they are of that length.
+
+        If they are in place of those that it had been granted, and these were not in effect yet, it asks again.
+        """
+        if self._granted is not None and self._granted not in grid.segments:
+            self.asked, self._granted = self.asked or self._granted.theta_ns, None
         if self.asked == grid.last.theta_ns:
-            self.asked = None
+            self.asked, self._granted = None, grid.last

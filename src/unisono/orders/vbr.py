@@ -69,7 +69,9 @@ class Vbr(Slotted):
         self._final_slots: dict[int, int] = {}
         self._bursts: dict[int, int] = {}
         self._current = self._count = self._index = 0
-        self._late_reported = self._began = False
+        self._late_reported = False
+        self._present: tuple[int, ...] = ()
+        """Whom the application knows to be there when we begin."""
         self._own_slots: deque[int] = deque()
         """Slots in which we sent messages that we have not delivered ourselves yet."""
 
@@ -197,16 +199,17 @@ class Vbr(Slotted):
         self._deliver_slot = first
         for rqueue in self._rqueues.values():
             rqueue.forget_before(first)
-        present = self.view.members if self._began else ()
         self.view = View(self._policy.view.members, first)
-        joined = tuple(member for member in self.view.members if member not in present)
-        self.events.append(ViewChange(self.view, joined=joined))
-        self._tell_timing()
-        self._began = True
+        self._tell_view()
         self._open(first)
         self._spend(*self._packer.held())
         self._roll(now)
         self._advance(now)
+
+    def _tell_view(self) -> None:
+        joined = tuple(member for member in self.view.members if member not in self._present)
+        self.events.append(ViewChange(self.view, joined=joined))
+        self._tell_timing()
 
     def _counted_on(self) -> bool:
         return self.exchange.named

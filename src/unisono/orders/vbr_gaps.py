@@ -38,6 +38,8 @@ class VbrGaps(VbrJoins):
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
+        self._finished = 0
+        """The last slot that was delivered."""
         self._woken = 0
         """The clock reading of the last wake: only a timer gives anybody up, so that what has arrived is read first."""
         self._reached = dict.fromkeys(policy.view.members, 0)
@@ -59,7 +61,6 @@ class VbrGaps(VbrJoins):
             if frame.kind is Kind.JOIN:
                 self._on_join(now, frame)
             else:
-                self._confirm(frame)
                 super().from_below(now, frame)
         elif Input.DATA in TAKES[self.mode] and self._belongs(now, frame):
             if not self._rqueues[sender].add(frame):
@@ -124,7 +125,7 @@ class VbrGaps(VbrJoins):
         self._woken = now
         if self.mode is Mode.GET_RATE:
             self.mode = Mode.DET_RATE
-            self._ask_in(now)
+            self._ask_in(now, self.grid.smax(now))
         super().wake(now)
         if self.demands.late:
             self._heed_late(now)
@@ -135,6 +136,8 @@ class VbrGaps(VbrJoins):
         if self.mode is Mode.DELIVER_MESSAGES:
             done = self._current == len(self.view.members)
             at = timing.end_of(self._deliver_slot) if done else self._late_at()
+            if self._sure_at is not None:
+                at = self._sure_at
             if self._policy.member not in self._final_slots:
                 at = min(at, timing.end_of(self._slot))
         elif self.mode is Mode.DET_RATE:
@@ -197,35 +200,47 @@ class VbrGaps(VbrJoins):
                     self._deliver_rest(sender, frames)
                 self._count = 0
             self._deliver_slot, self._current = self._deliver_slot + 1, 0
+
+    def _drop_all(self) -> None:
+        self._rqueues = {member: Rqueue() for member in self._rqueues}
         self._reached = dict.fromkeys(self._reached, 0)
 
     def _finish_slot(self, now: int) -> None:
-        before = self._deliver_slot
+        self._finished = self._deliver_slot
         super()._finish_slot(now)
-        if self._deliver_slot > before + 1:
+        if self._deliver_slot > self._finished + 1:
             for member in self.view.members:
                 self._hear(member, self._deliver_slot - 1)  # nobody was silent in the numbers that were left out
 
     def _next_view(self, gone: tuple[int, ...]) -> None:
-        """The next slot's list, in one change: without who has left or failed, with who joins."""
-        if not (self._failed or self._joins.waiting):
+        """The next slot's list, in one change: without who has left or failed, with who joins.
+
+        Numbers are left out because others have gone by them elsewhere: in those we have nobody beside us.
+        """
+        slot, me, listed = self._deliver_slot, self._policy.member, self.view.members
+        numbers_left_out = slot > self._finished + 1
+        if not (self._failed or self._joins.waiting or numbers_left_out):
             super()._next_view(gone)
             return
-        slot = self._deliver_slot
-        failed = {member for member in self._failed if member in self.view.members} - set(gone)
+        failed = {member for member in self._failed if member in listed} - set(gone)
         self._failed = []
         for member in sorted(failed):
             self._forget(member)
-        due = {m: life for m, life in self._joins.take(slot).items() if m != self._policy.member}
+        due = {m: life for m, life in self._joins.take(slot).items() if m != me}
         for member, life in due.items():
             self._lives[member] = life
             self._since[member] = slot
             self._final_slots.pop(member, None)
             self._hear(member, slot - 1)
         left = tuple(sorted({*failed, *gone}))
-        members = tuple(sorted({*self.view.members, *due} - (set(left) - set(due))))
-        if left or members != self.view.members:
-            joined = tuple(m for m in due if m in left or m not in self.view.members)
+        members = tuple(sorted({*listed, *due} - (set(left) - set(due))))
+        joined = tuple(m for m in due if m in left or m not in listed)
+        if numbers_left_out and len(listed) > 1:
+            others = tuple(m for m in listed if m != me)
+            self.view = View((me,), self._finished + 1)
+            self.events.append(ViewChange(self.view, left=others))
+            left, joined = (), tuple(m for m in members if m != me)
+        if left or joined:
             self.view = View(members, slot)
             self.events.append(ViewChange(self.view, joined=joined, left=left))
 

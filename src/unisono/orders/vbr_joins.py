@@ -22,7 +22,7 @@ from unisono.orders.joins import Joins
 from unisono.orders.modes import Mode
 from unisono.orders.rate_exchange import RateExchange
 from unisono.orders.vbr import Vbr
-from unisono.wire.control import Join, JoinStep, decode_hello, decode_join, encode_join
+from unisono.wire.control import Join, JoinStep, decode_join, encode_join
 from unisono.wire.frame import Frame, Kind
 
 CHANGE_AHEAD_NS = 3600 * NS_PER_S
@@ -56,8 +56,10 @@ class VbrJoins(Vbr):
         """Members whose clock cannot be relied on, in the incarnation that showed it."""
         self._since: dict[int, int] = {}
         """From which slot on each member takes part here; absent where it did from our first one."""
-        self._sure_at = 0
-        """From then on nobody's word can still come that slots are others than we think."""
+        self._sure_at: int | None = None
+        """While it is ahead somebody may still answer our JOIN that slots are others than we think."""
+        self._used = 0
+        """The last number that we have gone by in slots that were given up since."""
 
     def _hear(self, sender: int, slot: int) -> None:
         self._heard[sender] = max(self._heard[sender], slot)
@@ -124,6 +126,9 @@ class VbrJoins(Vbr):
             self._answer(now, frame, join)
         elif self._reconcile(now, frame, join):
             self._answer(now, frame, join)
+            if join.step is JoinStep.JOIN:
+                # It begins there and nowhere else, also if it had named another slot before it knew what slots are.
+                self._joins.cancel(peer, frame.incarnation)
             self._expect(now, peer, frame.incarnation, join.slot)
 
     def _answer(self, now: int, frame: Frame, join: Join) -> None:
@@ -177,19 +182,33 @@ class VbrJoins(Vbr):
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Nothing is taken before we know that our slots are the group's, or that nobody is there to say otherwise."""
-        return super().submit(now, messages) if now >= self._sure_at else 0
+        return super().submit(now, messages) if self._sure(now) else 0
 
-    def _ask_in(self, now: int) -> None:
-        """Name our first slot, and be told by then or soon after if slots are others by now."""
-        self._first_slot = self.grid.smax(now)
+    def _ask_in(self, now: int, first: int) -> None:
+        """Name our first slot, and be told by then or soon after if slots are others by now.
+
+        Who has our JOIN tells us of later changes too, in time. So an answer may come up to 2Δ+2Γ after it, and until
+        then our slots may be nobody's: we send marks in them, since others may count on these, and nothing else; we
+        deliver nothing, and say nothing to the application. What is sent in our first slot is due Δ+2Γ+Θ after that
+        slot's begin, which is later.
+        """
+        self._first_slot = first
         self._sure_at = now + 2 * (self.grid.delta_ns + self.grid.gamma_ns)
-        self._say_join(now, JoinStep.JOIN, self._first_slot)
+        self._say_join(now, JoinStep.JOIN, first)
 
-    def _confirm(self, frame: Frame) -> None:
-        """A HELLO whose sender counts as many changes as we do says that our slots are the group's."""
-        hello = decode_hello(bytes(frame.body)) if frame.kind is Kind.HELLO else None
-        if hello is not None and hello.changes == self.grid.changes and frame.epoch == self._policy.epoch:
-            self._sure_at = 0
+    def _sure(self, now: int) -> bool:
+        if self._sure_at is not None and self.mode is Mode.DELIVER_MESSAGES and now >= self._sure_at:
+            self._sure_at = None
+            super()._tell_view()
+        return self._sure_at is None
+
+    def _tell_view(self) -> None:
+        if self._sure_at is None:
+            super()._tell_view()
+
+    def _advance(self, now: int) -> None:
+        if self._sure(now):
+            super()._advance(now)
 
     def _reconcile(self, now: int, frame: Frame, join: Join) -> bool:
         """Whether a JOIN speaks of slots as they are here, if need be after we have taken them over."""
@@ -200,7 +219,6 @@ class VbrJoins(Vbr):
             self.ignored["slots that change in the far future"] += 1
             return False
         if theirs.agrees(ours):
-            self._sure_at = 0
             return True
         if not theirs.prevails(ours, now):
             self._answer_once(now, frame, self._present_from(now))
@@ -215,7 +233,6 @@ class VbrJoins(Vbr):
     def _take_over(self, now: int, grid: Grid) -> None:
         """Slots are others than we thought: go on with them, if we can; else join again."""
         running, until = self.mode is Mode.DELIVER_MESSAGES, grid.same_until(self.grid)
-        self._sure_at = 0
         if until is not None and (self._slot < until if running else self._first_slot <= until):
             self._agree(grid)
             return
@@ -233,16 +250,21 @@ class VbrJoins(Vbr):
 
     def _rejoin(self, now: int, grid: Grid, missed: str) -> None:
         """Deliver what is here, and begin anew at a slot that we have not been in."""
-        if self.mode is Mode.DELIVER_MESSAGES:
+        if self.mode is Mode.DELIVER_MESSAGES and self._sure_at is None:
             if self._index or self._sequence:
-                # A newcomer that has neither sent nor delivered anything has missed nothing.
+                # Who has neither sent nor delivered anything has missed nothing.
                 text = f"this member had missed {missed}; it joins again, with a gap until then"
                 self.events.append(Violation("slots", text, self._policy.member, self._deliver_slot))
             self._deliver_all()
             others = tuple(member for member in self.view.members if member != self._policy.member)
-            self.view = View((self._policy.member,), self._deliver_slot)
+            self._present = (self._policy.member,)
+            self.view = View(self._present, self._deliver_slot)
             self.events.append(ViewChange(self.view, left=others))
-        first, after = grid.smax(now), max(self._slot, self._deliver_slot - 1)
+            self._used = max(self._slot, self._deliver_slot - 1)
+        # Of a newcomer there have been empty marks at most. Where its numbers were ahead of the group's nobody who has
+        # the group's slots has taken one: it is of a slot ahead of its own clock there. So it need not go on from them.
+        self._drop_all()
+        first, after = grid.smax(now), self._used
         if first <= after:
             # Our numbers are ahead. Let the others' leave some out if waiting for them would take long.
             if grid.start_of(after + 1) > grid.start_of(first) + _patience_ns(grid):
@@ -260,12 +282,16 @@ class VbrJoins(Vbr):
         self._heard = dict.fromkeys(self._heard, 0)
         self._final_slots.clear()
         self._since.clear()
-        self.mode, self._first_slot = Mode.DET_RATE, first
-        self._say_join(now, JoinStep.JOIN, first)
+        self.mode = Mode.DET_RATE
+        self._ask_in(now, first)
 
     @abstractmethod
     def _deliver_all(self) -> None:
         """Deliver whatever has come, slot by slot, and wait for nothing; `_deliver_slot` is behind it then."""
+
+    @abstractmethod
+    def _drop_all(self) -> None:
+        """Drop whatever has come."""
 
     def _tell_newcomers(self, now: int, wished_in: int) -> None:
         """Who began after the wish for a change was sent has not delivered it: say what slots will be."""
