@@ -119,13 +119,12 @@ def test_of_two_changes_of_the_same_slots_the_first_prevails_and_takes_the_other
 def test_who_was_granted_slots_that_others_took_the_place_of_asks_again() -> None:
     change = SlotChange()
     change.asked = 2 * MS
-    granted = GRID.changed(101, 2 * MS)
-    change.agreed(granted)
-    assert change.asked is None
-    assert change.wish(99, granted) is None
-    change.agreed(GRID.changed(100, 10 * MS))
-    assert change.asked == 2 * MS
-    change.agreed(granted)
+    granted, asked = GRID.changed(101, 2 * MS), []
+    for grid in (granted, GRID.changed(100, 10 * MS), granted):
+        change.agreed(grid)
+        asked.append(change.asked)
+        assert change.wish(99, grid) is None, "not before the change is in effect"
+    assert asked == [None, 2 * MS, None]
     assert change.wish(101, granted) is None
     change.agreed(granted.changed(110, 10 * MS).changed(120, 5 * MS).changed(130, 10 * MS))
     assert change.asked is None, "it was in effect"
