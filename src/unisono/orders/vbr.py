@@ -70,8 +70,7 @@ class Vbr(Slotted):
         self._bursts: dict[int, int] = {}
         self._current = self._count = self._index = 0
         self._late_reported = False
-        self._present: tuple[int, ...] = ()
-        """Whom the application knows to be there when we begin."""
+        self._present: tuple[int, ...] = ()  # whom the application knows to be there when we begin
         self._own_slots: deque[int] = deque()
         """Slots in which we sent messages that we have not delivered ourselves yet."""
 
