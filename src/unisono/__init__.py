@@ -18,6 +18,7 @@ from unisono.group import Event, Group, join
 from unisono.model.events import (
     Batch,
     Blocked,
+    ClockViolation,
     Delivery,
     Notice,
     SlaCleared,
@@ -39,6 +40,7 @@ from unisono.qos.reservation import Link
 __all__ = [
     "Batch",
     "Blocked",
+    "ClockViolation",
     "Delivery",
     "EnvironmentLacks",
     "Event",

@@ -21,7 +21,7 @@ from unisono.layers.service import Service
 from unisono.layers.skew import Skew
 from unisono.layers.uniform import Uniform
 from unisono.layers.views import views_of
-from unisono.model.events import Batch, Left, SlaVerdict, StackEvent, Violation
+from unisono.model.events import Batch, Left, SlaVerdict, StackEvent
 from unisono.model.grid import Grid
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
@@ -33,6 +33,7 @@ from unisono.model.settings import Settings
 from unisono.model.writes import Memory, Write
 from unisono.orders.agreeing import Agreeing
 from unisono.orders.cbr import Cbr
+from unisono.orders.clocked import Clocked
 from unisono.orders.consensus_log import ConsensusLog
 from unisono.orders.final import Final
 from unisono.orders.final_offer import Background
@@ -108,10 +109,13 @@ class Stack:
         """What layers have to tell the application."""
         below = order.order if isinstance(order, Final) else order
         self._slotted = below if isinstance(below, Slotted) else None
+        if isinstance(below, Clocked):
+            skew.differs = below.clock_differs
         self._durable = order if isinstance(order, Agreeing | Final) else None
         self._routed = order if isinstance(order, QuasiGenuine) else None
         self._pulled = order if isinstance(order, Priority) else None
         self._declared = Grid.of(policy.timing)
+        skew.due = self.wake_at
 
     def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
         """Take application messages; how many, from the first on. The rest is to be offered again later.
@@ -206,6 +210,8 @@ class Stack:
             return None
         if frame.flags & LAST:
             self.delays.add(now - frame.sent_ns)
+            if not self.skew.in_time(now - frame.sent_ns, frame.sender) and self.order.running():
+                self._notices += self.skew.astray(now, frame)
         frame.multicast = multicast
         self._now = now
         taker = self._takers[frame.kind]
@@ -217,6 +223,7 @@ class Stack:
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""
         self._now = now
+        self.skew.notice(now)
         self.order.wake(now)
         for layer in self._layers:
             layer.wake(now)
@@ -367,7 +374,7 @@ class Stack:
                         self.watcher.raised(self._names[position], frames)
                     for frame in frames:
                         if isinstance(frame, Lost):
-                            self._notices.append(_told(frame))
+                            self._notices.append(frame.violation())
                             continue
                         taker = self._taker(frame.kind, position)
                         if self._rmcast is not None and taker is order and frame.flags & LAST:
@@ -441,9 +448,3 @@ def _over_rmcast(policy: Policy, make: Callable[[Policy, Reserver], Order], rese
         layers.insert(0, _SERVICES[service](above))
         above = _SERVICES[service].order_policy(above)
     return Stack(policy, make(above, reserver), layers, skew)
-
-
-def _told(lost: Lost) -> Violation:
-    what = "message" if lost.count == 1 else "messages"
-    text = f"{lost.count} {what} of member {lost.sender}, up to number {lost.first_sequence}, {lost.why}"
-    return Violation("lost", text, lost.sender, lost.slot)

@@ -160,6 +160,7 @@ class Gapped:
         starts_ns: Mapping[int, int] | None = None,
         offers: Mapping[int, Offers] | None = None,
         send_until: int = 2**63,
+        probe_every_ns: int = 0,
     ) -> None:
         self.timing = timing
         self.members = tuple(sorted(clocks))
@@ -169,7 +170,12 @@ class Gapped:
         self._memory = MemoryTrace("paper", "paper")
         self._orders = orders or {}
         self._policy = partial(
-            self._make_policy, rates or {}, loss_burst=loss_burst, max_message=max_message, max_frame=max_frame
+            self._make_policy,
+            rates or {},
+            loss_burst=loss_burst,
+            max_message=max_message,
+            max_frame=max_frame,
+            probe_every_ns=probe_every_ns,
         )
         self.world = World(network, start_ns=self.start_ns, send_until=send_until, memory=self._memory, payloads=True)
         for member in self.members:
@@ -177,7 +183,15 @@ class Gapped:
             self.world.add(member, self._build(member, 1), clocks[member], timing, starts_ns=starts, offers=offered)
 
     def _make_policy(
-        self, rates: Mapping[int, Rate], member: int, life: int, *, loss_burst: int, max_message: int, max_frame: int
+        self,
+        rates: Mapping[int, Rate],
+        member: int,
+        life: int,
+        *,
+        loss_burst: int,
+        max_message: int,
+        max_frame: int,
+        probe_every_ns: int,
     ) -> Policy:
         return Policy(
             "paper",
@@ -190,6 +204,7 @@ class Gapped:
             max_frame=max_frame,
             failures=True,
             loss_burst=loss_burst,
+            probe_every_ns=probe_every_ns,
         )
 
     def _build(self, member: int, life: int) -> Watched:

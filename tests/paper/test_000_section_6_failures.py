@@ -13,9 +13,10 @@ from tests.paper.gapped_group import MS, PLENTY, Gapped, fixed, random_churn
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_S
+from unisono.model.events import ClockViolation
 from unisono.model.faults import Loss, Partition, Span
 from unisono.model.offers import Ask
-from unisono.model.policy import Policy
+from unisono.model.policy import PROBE_EVERY_NS, Policy
 from unisono.model.rates import Rate
 from unisono.model.scenario_text import parse_scenario
 from unisono.model.timing import Timing
@@ -541,15 +542,17 @@ def with_clock(
     members: int = 4,
     since_ns: int | None = None,
     delay_ns: int = MS,
+    run_ns: int = 400 * MS,
 ) -> Gapped:
-    """One member's clock is off, from the start or by a leap."""
+    """One member's clock is off, from the start or by a leap; clocks are probed as in real groups."""
     numbers = tuple(range(1, members + 1))
     clocks = fixed(dict.fromkeys(numbers, 0))
     clocks[2] = FixedClock(offset_ns) if since_ns is None else SteppedClock(0, [(FIRST + since_ns, offset_ns)])
-    group = Gapped(TIMING, clocks, opposed(numbers, everything(delay_ns), TIMING.delta_ns))
-    for member, slot in product(numbers, range(4, 60)):
+    network = opposed(numbers, everything(delay_ns), TIMING.delta_ns)
+    group = Gapped(TIMING, clocks, network, probe_every_ns=PROBE_EVERY_NS)
+    for member, slot in product(numbers, range(4, (run_ns - 100 * MS) // TIMING.theta_ns)):
         group.send(FIRST + slot * TIMING.theta_ns + 2 * MS, member, 20)
-    return group.run(FIRST + 400 * MS)
+    return group.run(FIRST + run_ns)
 
 
 def kinds(group: Gapped, member: int) -> list[str]:
@@ -594,6 +597,44 @@ def test_bad_input_a_clock_that_is_behind_is_seen_by_its_own_member_which_leaves
     assert not group.unordered()
     right = [took for took, message, member in group.latencies() if message[0] != 2 and member != 2]
     assert max(right) <= BOUND_NS
+
+
+@pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns // 2, TIMING.delta_ns])
+@pytest.mark.parametrize("offset_ns", [3 * MS, 8 * MS, 50 * MS, -3 * MS, -8 * MS, -50 * MS])
+def test_bad_input_a_wrong_clock_is_found_behind_any_delay_unless_every_datagram_seems_in_time(
+    offset_ns: int, delay_ns: int
+) -> None:
+    """Of clocks that differ by o, datagrams that take d seem to take d+o one way and d-o the other."""
+    group = with_clock(offset_ns, delay_ns=delay_ns, run_ns=1200 * MS)
+    off = abs(offset_ns)
+    hidden = delay_ns - off >= -TIMING.gamma_ns and delay_ns + off <= TIMING.delta_ns + TIMING.gamma_ns
+    assert not group.unordered()
+    if hidden:
+        assert not group.violations()
+        assert not group.undelivered()
+        assert all(account.order.view.members == group.members for account in group.accounts.values())
+        return
+    right = [member for member in group.members if member != 2]
+    found = {m: [v for v in group.of(m).violations if isinstance(v, ClockViolation)] for m in right}
+    assert sum(len(told) for told in found.values()) >= 2, "one may come up after it has gone"
+    for member in right:
+        assert len(found[member]) <= 1
+        assert all(v.kind == "clock" and v.member == 2 and abs(v.off_ns) <= off for v in found[member])
+        assert group.of(member).order.view.members == (1, 3, 4)
+        assert sum(at > FIRST + 900 * MS for at, _ in group.of(member).views) == 0, "and there is an end to it"
+        assert {(m, 1) for m in right} <= {message[:2] for message, (_, at) in group.of(member).delivered.items()}
+    assert kinds(group, 2)[-1] == "own clock"
+    assert group.of(2).left is not None
+    took = [took for took, message, member in group.latencies() if message[0] != 2 and member != 2]
+    assert max(took) <= BOUND_NS, "the others' latency holds"
+
+
+@pytest.mark.parametrize("offset_ns", [TIMING.gamma_ns, -TIMING.gamma_ns])
+@pytest.mark.parametrize("delay_ns", [0, TIMING.delta_ns // 2, TIMING.delta_ns])
+def test_bad_input_a_clock_off_by_gamma_is_nobodys_business(offset_ns: int, delay_ns: int) -> None:
+    group = with_clock(offset_ns, delay_ns=delay_ns, run_ns=800 * MS)
+    assert not group.violations()
+    assert not group.undelivered()
 
 
 def test_bad_input_of_two_members_each_reports_the_other_and_neither_leaves() -> None:
@@ -718,7 +759,7 @@ def test_a_planted_bug_is_caught(bug: type[VbrGaps], judge: str) -> None:
 class ForgetsTheFence(VbrGaps):
     """Takes a clock for right that is wrong."""
 
-    def _fence(self, peer: int, life: int, off_ns: int) -> bool:
+    def _fence(self, now: int, peer: int, life: int, off_ns: int) -> bool:
         return False
 
 

@@ -10,6 +10,7 @@ import unisono
 NAMES = [
     "Batch",
     "Blocked",
+    "ClockViolation",
     "Delivery",
     "EnvironmentLacks",
     "Event",

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from unisono.layers.skew import SAMPLES_KEPT, Skew, SkewSample
+from unisono.layers.skew import QUIET_NS, ROUND_TRIPS, SAMPLES_KEPT, Differs, Skew, SkewSample
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.frame import LAST, Frame, Kind
 
 MS = 1_000_000
 T0 = 10**18
@@ -156,3 +156,207 @@ def test_the_answer_carries_the_probe_and_its_own_clock() -> None:
     assert (echo.kind, echo.sender, echo.to, echo.slot) == (Kind.ECHO, 1, 2, 0)
     assert decode_echo(bytes(echo.body)) == (77, T0, T0)
     assert decode_probe(encode_probe(2**63 - 1)) == 2**63 - 1
+
+
+# -- clocks that are off by more than Γ ------------------------------------------------------------------------------
+
+
+DELTA, GAMMA = 10 * MS, 2 * MS
+
+
+class Wary(Skew):
+    """With what it tells the order."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.told: list[Differs] = []
+        self.differs = lambda _, found: self.told.append(found)
+
+
+def wary(**changes: Any) -> Wary:
+    return Wary(policy(1, **({"probe_every_ns": 1000 * MS} | changes)))
+
+
+def turn(skew: Skew, offset: int, there: int, back: int, *, life: int = 1) -> None:
+    """One probe, when it is due, and its echo: our clock shows `there` and `back` as the way takes them."""
+    now = max(T0, skew.wake_at() or 0)
+    skew.wake(now)
+    skew.down.clear()
+    seen = now + there + offset
+    skew.from_below(now + there + back, Frame(Kind.ECHO, 2, life, 0, 5, 0, body=encode_echo(now, seen, seen)))
+
+
+def found(skew: Skew) -> list[int]:
+    assert isinstance(skew, Wary)
+    told, skew.told[:] = skew.told[:], []
+    assert all(differs.peer == 2 for differs in told)
+    return [differs.off_ns for differs in told]
+
+
+@pytest.mark.parametrize(
+    ("offset", "there", "back", "least"),
+    [
+        (3 * MS, 0, 0, 3 * MS),
+        (3 * MS, 9 * MS, 0, 3 * MS),
+        (-3 * MS, 0, 9 * MS, -3 * MS),
+        (GAMMA + 1, 0, 0, GAMMA + 1),
+    ],
+)
+def test_what_arrives_before_it_was_sent_is_proof(offset: int, there: int, back: int, least: int) -> None:
+    skew = wary()
+    turn(skew, offset, there, back)
+    assert found(skew) == [least]
+
+
+@pytest.mark.parametrize(("offset", "there", "back"), [(GAMMA, 0, 0), (-GAMMA, 0, 0), (3 * MS, 1 * MS, 1 * MS)])
+def test_within_gamma_or_within_the_error_nothing_is_told(offset: int, there: int, back: int) -> None:
+    skew = wary()
+    for _ in range(3 * ROUND_TRIPS):
+        turn(skew, offset, there, back)
+    assert found(skew) == []
+
+
+def test_round_trips_that_all_show_more_than_delta_and_gamma_are_proof_together() -> None:
+    skew = wary()
+    for _ in range(ROUND_TRIPS - 1):
+        turn(skew, -3 * MS, DELTA, DELTA)
+        assert found(skew) == []
+    turn(skew, -3 * MS, DELTA, DELTA)
+    assert found(skew) == [-3 * MS]
+
+
+def test_one_echo_in_time_takes_all_of_it_back() -> None:
+    skew = wary()
+    for _ in range(4):
+        for _ in range(ROUND_TRIPS - 1):
+            turn(skew, 0, 0, 15 * MS)
+        turn(skew, 0, 0, 12 * MS)
+    assert found(skew) == []
+
+
+def test_one_mark_in_time_takes_all_of_it_back() -> None:
+    skew = wary()
+    for _ in range(4):
+        for _ in range(ROUND_TRIPS - 1):
+            turn(skew, 0, 0, 15 * MS)
+        assert not skew.in_time(DELTA + GAMMA + 1, 2)
+        assert skew.in_time(DELTA + GAMMA, 2)
+    assert found(skew) == []
+
+
+def test_a_round_trip_longer_than_two_delta_shows_a_slow_network_and_nothing_of_clocks() -> None:
+    skew = wary()
+    for _ in range(3 * ROUND_TRIPS):
+        turn(skew, -3 * MS, DELTA, DELTA + 1)
+    assert found(skew) == []
+
+
+def test_another_life_is_judged_from_the_start() -> None:
+    skew = wary()
+    for life in (1, 2, 3):
+        for _ in range(ROUND_TRIPS - 1):
+            turn(skew, -3 * MS, DELTA, DELTA, life=life)
+    assert found(skew) == []
+
+
+def test_echoes_that_waited_together_are_one_round_trip() -> None:
+    """A peer or a network that stood still hands out many at once: they show one thing, and once."""
+    skew = wary()
+    for moment in range(3):
+        now = T0 + moment * 1000 * MS
+        for late in range(13, 13 + ROUND_TRIPS):
+            sent = now - late * MS
+            echo = encode_echo(sent, sent, sent)
+            skew.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=echo))
+    assert found(skew) == []
+
+
+def test_what_waited_for_us_is_not_held_against_its_sender() -> None:
+    skew = wary()
+    for _ in range(3 * ROUND_TRIPS):
+        now = max(T0, skew.wake_at() or 0)
+        skew.due = lambda at=now: at + 12 * MS  # type: ignore[misc]
+        turn(skew, 0, 0, 14 * MS)
+    assert found(skew) == []
+    skew.due = lambda: None
+    for _ in range(ROUND_TRIPS):
+        turn(skew, 0, 0, 15 * MS)
+    assert found(skew) == [-4 * MS]
+
+
+def test_a_suspect_is_probed_more_often() -> None:
+    skew = Skew(policy(1, (1, 2, 3)))
+    for _ in range(6):
+        skew.wake(max(T0, skew.wake_at() or 0))
+    skew.down.clear()
+    regular = skew.wake_at()
+    assert regular is not None
+    now = regular - 40 * MS
+    seen = now - 15 * MS
+    skew.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=encode_echo(seen, seen, seen)))
+    assert skew.wake_at() == now + 5 * MS
+    skew.wake(now + 5 * MS)
+    assert [probe.to for probe in skew.down] == [2]
+    assert skew.wake_at() == regular
+
+
+def test_a_wrong_clock_is_told_once_while_it_goes_on() -> None:
+    skew = wary()
+    for _ in range(300):
+        turn(skew, 3 * MS, 0, 0)
+    assert found(skew) == [3 * MS]
+    now = (skew.wake_at() or 0) + QUIET_NS
+    skew.wake(now)
+    skew.down.clear()
+    seen = now + 3 * MS
+    skew.from_below(now, Frame(Kind.ECHO, 2, 1, 0, 5, 0, body=encode_echo(now, seen, seen)))
+    assert found(skew) == [3 * MS], "and again after a while in which nothing showed it"
+
+
+def marked(sent_ns: int, sender: int = 2) -> Frame:
+    return Frame(Kind.DATA, sender, 1, 0, 7, 0, LAST, sent_ns=sent_ns)
+
+
+def test_a_late_mark_is_reported_once_per_stretch_and_names_sender_and_figure() -> None:
+    skew = wary(failures=True)
+    (late,) = skew.astray(T0, marked(T0 - 13 * MS))
+    assert (late.kind, late.member, late.slot) == ("late", 2, 7)
+    assert "what member 2 sent took 13ms by our clocks, more than Δ+Γ = 12ms" in late.text
+    assert skew.astray(T0 + 900 * MS, marked(T0 + 880 * MS)) == []
+    assert skew.astray(T0 + 1800 * MS, marked(T0 + 1780 * MS)) == []
+    assert len(skew.astray(T0 + 1801 * MS, marked(T0 + 1780 * MS, sender=3))) == 1
+    assert len(skew.astray(T0 + 2900 * MS, marked(T0 + 2880 * MS))) == 1, "after a second without"
+    assert found(skew) == []
+
+
+def test_a_mark_that_waited_for_us_is_not_reported() -> None:
+    skew = wary(failures=True)
+    skew.due = lambda: T0 - 3000 * MS
+    for waited in (2999, 1500, 13):
+        assert skew.astray(T0, marked(T0 - waited * MS)) == []
+    skew.due = lambda: None
+    assert skew.astray(T0 + MS, marked(T0 - 12 * MS)) == [], "read a little later"
+    assert len(skew.astray(T0 + 20 * MS, marked(T0 + 5 * MS))) == 1, "sent after we had gone on"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_clock_within_gamma_is_convicted_by_a_busy_machine(seed: int) -> None:
+    """Stalls of either side, of up to ten times Δ, half of the time; some datagrams get through in between."""
+    chance = random.Random(seed)
+    offset = chance.choice((-GAMMA, GAMMA, 0))
+    skew = wary()
+    for _ in range(400):
+        there, back = (chance.choice((0, DELTA, chance.randint(0, 10 * DELTA))) for _ in range(2))
+        turn(skew, offset, there, back)
+        for _ in range(4):  # marks come all the time
+            skew.in_time(chance.choice((0, DELTA, chance.randint(0, 10 * DELTA))) - offset, 2)
+    assert found(skew) == []
+
+
+def test_who_stood_still_did_so_since_it_was_woken_for_all_it_knows() -> None:
+    """The alarm was due in the middle of the pause."""
+    skew = wary(failures=True)
+    skew.wake(T0)
+    skew.due = lambda: T0 + 5 * MS
+    assert skew.astray(T0 + 20 * MS, marked(T0 + MS)) == []
+    assert skew.astray(T0 + 20 * MS, marked(T0 - 15 * MS)) != [], "beyond that it was late"

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.layers.skew import Differs
+from unisono.model.events import Batch, ClockViolation, Left, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders import vbr
 from unisono.orders.modes import Mode
-from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
+from unisono.orders.vbr_gaps import LAPSES, VbrGaps, latency_bound_ns
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
 from unisono.wire.frame import FINAL, LAST, Frame, Kind
 from unisono.wire.run import OwnRun
@@ -463,6 +464,70 @@ def test_when_most_clocks_differ_ours_is_wrong() -> None:
     probe.peer(4, FIRST)
     probe.join(4, FIRST + 5, now=now, step=JoinStep.MERGE)
     assert probe.events() == []
+
+
+def differs(peer: int, off_ns: int, life: int = 1) -> Differs:
+    return Differs(peer, life, off_ns)
+
+
+def test_who_is_fenced_by_what_round_trips_showed_is_told() -> None:
+    probe = Probe().begin()
+    probe.peer(2, FIRST, now=start(FIRST) + MS)
+    probe.order.clock_differs(start(FIRST) + MS, differs(2, -3 * MS))
+    (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
+    assert (violation.kind, violation.member, violation.off_ns) == ("clock", 2, -3 * MS)
+    assert violation.text == "member 2's clock is 3ms behind ours, more than Γ = 2ms: it is left out"
+    assert [(to, join.step, join.known) for to, join in probe.joins()] == [(2, JoinStep.FENCED, 1)]
+    probe.order.clock_differs(start(FIRST) + 2 * MS, differs(2, -4 * MS))
+    assert (probe.complaints(), probe.joins()) == ([], []), "once"
+    probe.slot_over(FIRST)
+    assert probe.order.view.members == (1, 3)
+
+
+@pytest.mark.parametrize("known", [0, 5])
+def test_who_is_told_that_it_is_fenced_fences_too(known: int) -> None:
+    probe = Probe().begin()
+    probe.join(2, FIRST + 5, now=start(FIRST) + MS, step=JoinStep.FENCED, known=known)
+    (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
+    assert violation.text == "member 2's clock differs from ours by more than Γ = 2ms: it is left out"
+    assert probe.joins() == [], "which it knows"
+    assert not probe.order._joins.waiting
+
+
+def test_an_earlier_life_that_was_fenced_is_no_concern_of_ours() -> None:
+    probe = Probe().begin()
+    probe.join(2, FIRST + 5, now=start(FIRST) + MS, step=JoinStep.FENCED, known=4)
+    assert probe.complaints() == []
+    probe.slot_over(FIRST)
+    assert probe.order.view.members == (1, 2, 3)
+
+
+def test_who_finds_its_own_clock_wrong_tells_everybody_before_it_leaves() -> None:
+    probe = Probe(members=(1, 2, 3, 4)).begin()
+    for member in (2, 3):
+        probe.order.clock_differs(start(FIRST), differs(member, -3 * MS))
+    assert probe.complaints() == ["clock", "clock", "own clock"]
+    told = [to for to, join in probe.joins() if join.step is JoinStep.FENCED]
+    assert set(told) == {2, 3, 4}
+    probe.order.clock_differs(start(FIRST), differs(4, -3 * MS))
+    assert probe.events() == []
+
+
+def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> None:
+    probe = Probe(members=(1, 2)).begin()
+    told: list[Violation] = []
+    slot = FIRST
+    for _ in range(3 * LAPSES):
+        probe.wake(time_out(slot))
+        assert 2 not in probe.order.view.members
+        probe.join(2, slot + 5, now=time_out(slot), step=JoinStep.ANSWER)
+        while probe.order._deliver_slot < slot + 5:
+            probe.wake(time_out(probe.order._deliver_slot))
+        assert 2 in probe.order.view.members
+        slot = probe.order._deliver_slot
+        told += [event for event in probe.events() if isinstance(event, Violation)]
+    assert [(violation.kind, violation.member) for violation in told] == [("unsteady", 2)]
+    assert f"member 2 was given up and taken back {LAPSES} times in a row" in told[0].text
 
 
 def test_a_frame_of_a_slot_that_its_own_clock_has_not_reached_is_ignored() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unisono.model.events import Demanded, StackEvent
+from unisono.model.events import Demanded, StackEvent, Violation
 from unisono.model.rates import Rate
 from unisono.wire.frame import Frame, Kind
 
@@ -53,6 +53,12 @@ class Lost(Frame):
 
     count: int = 0
     why: str = ""
+
+    def violation(self) -> Violation:
+        """What the application is told."""
+        what = "message" if self.count == 1 else "messages"
+        text = f"{self.count} {what} of member {self.sender}, up to number {self.first_sequence}, {self.why}"
+        return Violation("lost", text, self.sender, self.slot)
 
 
 class Order(Timed, Protocol):

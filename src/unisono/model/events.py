@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from unisono.model.durations import duration_text
 from unisono.model.grades import Grade
 from unisono.model.timing import Timing
 from unisono.model.views import View
@@ -131,6 +132,23 @@ class Violation:
     text: str
     member: int | None = None
     slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockViolation(Violation):
+    """A member's clock is off by more than Γ, of the kind "clock"."""
+
+    off_ns: int = 0
+    """How far it is ahead of ours at least, or (negative) behind; 0 where only the other knows."""
+
+    @classmethod
+    def of(cls, peer: int, off_ns: int, gamma_ns: int, outcome: str) -> ClockViolation:
+        """As it is told; `outcome` is what follows from it."""
+        found = "differs from ours by more"
+        if off_ns:
+            found = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
+        text = f"member {peer}'s clock {found} than Γ = {duration_text(gamma_ns)}: {outcome}"
+        return cls("clock", text, peer, off_ns=off_ns)
 
 
 @dataclass(frozen=True, slots=True)

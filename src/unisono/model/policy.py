@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import InvalidPolicy
-from unisono.model.durations import duration_text
+from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
@@ -17,6 +17,8 @@ MESSAGE_MAX = 64 * 1024 * 1024
 FRAME_MIN = 256
 FRAME_MAX = 65_507
 """The largest UDP payload over IPv4."""
+PROBE_EVERY_NS = NS_PER_S
+"""How often a member probes the clock of each other one, unless told."""
 RESERVATIONS = ("sender", "receiver")
 SLOTS_UNDER_WAY_MAX = 4000
 """A member has to keep all slots that have not had the time to arrive."""

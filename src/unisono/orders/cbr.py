@@ -27,6 +27,7 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.cbr_modes import CHANGES, RUNNING, TAKES, Action, Input, Mode
 from unisono.orders.cbr_offer import latency_bound_ns, turn_bound_ns
+from unisono.orders.clocked import Clocked
 from unisono.orders.packing import Load, Packer
 from unisono.orders.porder import (
     CYCLE_NS,
@@ -50,13 +51,14 @@ HORIZON_NS = NS_PER_S
 """A frame from a turn further ahead of our clock than this, beyond Γ, is absurd."""
 
 
-class Cbr:
+class Cbr(Clocked):
     """The automaton of one member."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         for field, asked in (("failures", policy.failures), ("loss_burst", policy.loss_burst), ("fec", policy.fec)):
             if asked:
                 raise InvalidPolicy(field, "the CBR order tolerates neither failures nor loss; choose vbr")
+        super().__init__()
         self.down: list[Frame] = []
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
@@ -398,8 +400,8 @@ class Cbr:
         sender = self.porder[self.current]
         turn = self._taken[sender]
         slot = self._timing.slot_of(due_ns(self.cycle, turn, self.rate[sender]))
-        what = f"waiting for member {sender}: its turn {turn} of cycle {self.cycle} has not come Δ+Γ after it was due"
-        self.events.append(Violation("late", what, sender, slot))
+        what = f"its turn {turn} of cycle {self.cycle} has not come Δ+Γ after it was due"
+        self._tell_late(now, sender, slot, what)
 
     # -- questions -------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from unisono.model.durations import duration_text
-from unisono.model.events import Violation
+from unisono.model.events import ClockViolation, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.wire.control import Heard, Hello, decode_hello, encode_hello
@@ -55,6 +55,8 @@ class RateExchange:
         self._by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
         self._next_hello: int | None = 0
+        self._refused: dict[int, int] = {}
+        """Peers whose clock is wrong, in the incarnation that showed it."""
         self.changes = 0
         """How often the slot's length has been changed."""
 
@@ -67,6 +69,12 @@ class RateExchange:
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
             return self._complain("policy differs", peer, problem)
+        if not (self._restarts or self.named):
+            ahead_ns = frame.sent_ns - now
+            if self._refused.get(peer) == frame.incarnation:
+                return None
+            if ahead_ns > self._policy.timing.gamma_ns:
+                return self.clock_differs(peer, frame.incarnation, ahead_ns)
         if self.complete and not self._restarts and self._incarnations.get(peer) != frame.incarnation:
             text = "has restarted; this group began with its earlier incarnation and cannot take it back"
             return self._complain("restarted", peer, text)
@@ -89,6 +97,23 @@ class RateExchange:
         elif was_complete and not hello.complete:
             self._say(now, to=peer)
         return None
+
+    def clock_differs(self, peer: int, life: int, off_ns: int) -> ClockViolation | None:
+        """A peer's clock is off by more than Γ: before we have named our first slot, it is not begun with.
+
+        A violation, unless that is known.
+        """
+        if self._refused.get(peer) == life:
+            return None
+        gamma_ns = self._policy.timing.gamma_ns
+        if self.named:
+            outcome = "nobody is left out where members do not fail, so that deliveries may be late"
+            return ClockViolation.of(peer, off_ns, gamma_ns, outcome)
+        violation = ClockViolation.of(peer, off_ns, gamma_ns, "the group does not begin with it")
+        self._refused[peer] = life
+        self._hellos.pop(peer, None)
+        self.complaints[peer] = f"has a wrong clock: {violation.text}"
+        return violation
 
     def _complain(self, kind: str, peer: int, problem: str) -> Violation | None:
         """A violation for the first HELLO that shows a problem, nothing for its repetitions."""

@@ -19,12 +19,13 @@ from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, Run, ViewChange, Violation
+from unisono.model.events import PLACE_PER_SENDER, Batch, Left, Run, ViewChange
 from unisono.model.grid import Grid
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.orders.clocked import Clocked
 from unisono.orders.modes import TAKES, Input, Mode
 from unisono.orders.packing import Load, Packer
 from unisono.orders.rate_exchange import RateExchange
@@ -45,7 +46,7 @@ def latency_bound_ns(timing: Timing) -> int:
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
-class Vbr(Slotted):
+class Vbr(Slotted, Clocked):
     """The automaton of one member."""
 
     places_by_sequence = False
@@ -53,6 +54,7 @@ class Vbr(Slotted):
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
+        Clocked.__init__(self)
         self.down: list[Frame] = []
         self.ignored: Counter[str] = Counter()
         self.view = policy.view
@@ -400,7 +402,7 @@ class Vbr(Slotted):
         frames = self._rqueues[sender].slots.get(slot)
         missing = frames.missing() if frames is not None else []
         what = f"frames {missing} of slot {slot} are missing" if missing else f"slot {slot} has not ended"
-        self.events.append(Violation("late", f"waiting for member {sender}: {what} Δ+Γ after its end", sender, slot))
+        self._tell_late(now, sender, slot, f"{what} Δ+Γ after its end")
 
     # -- questions -------------------------------------------------------------------------------------------
 

@@ -24,6 +24,11 @@ from unisono.orders.vbr_joins import VbrJoins
 from unisono.wire.control import JoinStep
 from unisono.wire.frame import Frame, Kind
 
+LAPSES = 3
+"""Who is given up so often in a row is reported."""
+LAPSE_BOUNDS = 10
+"""Within so many latency bounds, given up twice is twice in a row."""
+
 
 def latency_bound_ns(timing: Timing) -> int:
     """Theorem 5: Δ+2Γ+Θ."""
@@ -42,6 +47,8 @@ class VbrGaps(VbrJoins):
         """The last slot that was delivered."""
         self._woken = 0
         """The clock reading of the last wake: only a timer gives anybody up, so that what has arrived is read first."""
+        self._lapses: dict[int, tuple[int, int, int]] = {}
+        """By member, how often in a row it was given up, in which life, and when last, by the slot's start."""
         self._reached = dict.fromkeys(policy.view.members, 0)
         """The latest slot of which data has come from a member: by FIFO order nothing comes of an earlier one (§7)."""
 
@@ -53,7 +60,7 @@ class VbrGaps(VbrJoins):
             return
         sender, ahead_ns = frame.sender, frame.sent_ns - now
         # What is here left no later than now: so far ahead of ours, or further, is its sender's clock. Let it know.
-        if ahead_ns > self.grid.gamma_ns and self._fence(sender, frame.incarnation, ahead_ns):
+        if ahead_ns > self.grid.gamma_ns and self._fence(now, sender, frame.incarnation, ahead_ns):
             self._say_join(now, JoinStep.ANSWER, self.grid.smax(now), to=sender, answers_ns=frame.sent_ns)
         if frame.kind is not Kind.DATA:
             if ahead_ns <= self.grid.gamma_ns and frame.incarnation >= self._lives.get(sender, 0):
@@ -226,6 +233,7 @@ class VbrGaps(VbrJoins):
         self._failed = []
         for member in sorted(failed):
             self._forget(member)
+            self._note_lapse(member)
         due = {m: life for m, life in self._joins.take(slot).items() if m != me}
         for member, life in due.items():
             self._lives[member] = life
@@ -243,6 +251,20 @@ class VbrGaps(VbrJoins):
         if left or joined:
             self.view = View(members, slot)
             self.events.append(ViewChange(self.view, joined=joined, left=left))
+
+    def _note_lapse(self, member: int) -> None:
+        """Who is given up in the same life again and again, each time soon after it was taken back, is reported."""
+        now, life = self.grid.start_of(self._deliver_slot), self._lives.get(member, 0)
+        if life == self._fenced.get(member):
+            return
+        soon = LAPSE_BOUNDS * self.bound_of(self.grid.timing_of(self._deliver_slot))
+        count, told_life, at = self._lapses.get(member, (0, life, now))
+        count = count + 1 if told_life == life and now - at <= soon else 1
+        self._lapses[member] = (count, life, now)
+        if count == LAPSES:
+            text = f"member {member} was given up and taken back {count} times in a row"
+            why = "the network is slower than Δ, its process stands still, or a clock is off by more than Γ"
+            self.events.append(Violation("unsteady", f"{text}: {why}", member, self._deliver_slot))
 
     def _forget(self, member: int) -> None:
         """Drop what is queued of a member that has failed, but not of the life in which it comes back (000-26)."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from unisono.layers.skew import Differs
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import ViewChange, Violation
+from unisono.model.events import ClockViolation, ViewChange, Violation
 from unisono.model.grid import Grid, Segment
 from unisono.model.policy import Policy
 from unisono.model.rates import Reserver
@@ -117,11 +118,15 @@ class VbrJoins(Vbr):
         if join.known > self._policy.incarnation:
             self._superseded(peer)
             return
+        if join.step is JoinStep.FENCED:
+            if join.known in {0, self._policy.incarnation}:
+                self._fence(now, peer, frame.incarnation, 0)
+            return
         self._hear_demands(join.demands)
         asked_ns = frame.first_sequence
         if join.step is JoinStep.ANSWER and frame.sent_ns + timing.gamma_ns < asked_ns <= now:
             # It was sent after we asked, and by its sender's clock more than Γ before.
-            self._fence(peer, frame.incarnation, frame.sent_ns - asked_ns)
+            self._fence(now, peer, frame.incarnation, frame.sent_ns - asked_ns)
         if self._fenced.get(peer) == frame.incarnation:
             self._answer(now, frame, join)
         elif self._reconcile(now, frame, join):
@@ -170,7 +175,8 @@ class VbrJoins(Vbr):
         added = max(slot, self._deliver_slot + 1)
         if added > slot:
             text = f"member {peer} asked to be added at slot {slot}, which is past: it is added at {added}"
-            self.events.append(Violation("late join", text, peer, added))
+            if self._stretches.begins(now, ("join", peer)):
+                self.events.append(Violation("late join", text, peer, added))
         self._joins.expect(peer, added, life)
 
     def _superseded(self, peer: int) -> None:
@@ -302,7 +308,13 @@ class VbrJoins(Vbr):
 
     # -- wrong clocks ------------------------------------------------------------------------------------------
 
-    def _fence(self, peer: int, life: int, off_ns: int) -> bool:
+    def clock_differs(self, now: int, found: Differs) -> None:
+        """A clock is off by more than Γ: its member may not see that by itself, so it is told."""
+        peer = found.peer
+        if self.mode is not Mode.LEFT and self._fence(now, peer, found.life, found.off_ns):
+            self._say_join(now, JoinStep.FENCED, self._present_from(now), to=peer)
+
+    def _fence(self, now: int, peer: int, life: int, off_ns: int) -> bool:
         """A clock that is off by more than Γ: its member is left out until it comes back in another life.
 
         Whether this is new.
@@ -310,15 +322,16 @@ class VbrJoins(Vbr):
         if self._fenced.get(peer, -1) >= life:
             return False
         self._fenced[peer] = life
-        off, bound = duration_text(abs(off_ns)), duration_text(self.grid.gamma_ns)
-        which = f"{off} {'ahead of' if off_ns > 0 else 'behind'} ours, more than Γ = {bound}"
-        self.events.append(Violation("clock", f"member {peer}'s clock is {which}: it is left out", peer))
+        self.events.append(ClockViolation.of(peer, off_ns, self.grid.gamma_ns, "it is left out"))
         if peer in self.view.members and self._lives.get(peer, life) == life:
             self._failed.append(peer)
         self._joins.cancel(peer, life)
         fenced = sum(self._lives.get(member, its) <= its for member, its in self._fenced.items())
         if fenced >= 2 and 2 * fenced > len(self._policy.view.members) - 1:
+            bound = duration_text(self.grid.gamma_ns)
             text = f"most members' clocks differ from ours by more than Γ = {bound}: ours is wrong, and we leave"
             self.events.append(Violation("own clock", text, self._policy.member))
+            for other in self._policy.neighbours:
+                self._say_join(now, JoinStep.FENCED, self._present_from(now), to=other)
             self._depart(self._deliver_slot - 1)
         return True

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import Infeasible, InvalidPolicy
-from unisono.model.durations import NS_PER_S, duration_ns, duration_text
+from unisono.model.durations import duration_ns, duration_text
 from unisono.model.metrics import MetricRow
-from unisono.model.policy import Policy
+from unisono.model.policy import PROBE_EVERY_NS, Policy
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 SLOT_LARGEST_NS = 50_000_000
 SLOT_SMALLEST_NS = 500_000
 START_MARGIN_NS = 100_000_000
-PROBE_EVERY_NS = NS_PER_S
 
 
 MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]

@@ -121,6 +121,8 @@ class JoinStep(IntEnum):
     """I hear you, but you are not in my list: add me at this slot, and answer (§6.6)."""
     ANSWER = 2
     """Add me at this slot; no answer is wanted."""
+    FENCED = 3
+    """Our clocks differ by more than Γ: you are left out here, until you come back in another life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def decode_join(body: bytes) -> Join | None:
     if len(body) < _JOIN.size:
         return None
     theta, delta, gamma, slot, avg, burst, burst_bytes, step, known, changes, count = _JOIN.unpack_from(body)
-    if step > JoinStep.ANSWER or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
+    if step > JoinStep.FENCED or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
         return None
     behind = _JOIN.size + count * _SEGMENT.size
     if count > KEPT or len(body) < behind or (changes > 0 and not count):

@@ -1,0 +1,28 @@
+"""What orders by the clock have in common when the clock or the network is not as declared: they say so, once."""
+
+from __future__ import annotations
+
+from unisono.layers.skew import Differs
+from unisono.model.events import StackEvent, Violation
+from unisono.model.stretches import Stretches
+from unisono.orders.rate_exchange import RateExchange
+
+
+class Clocked:
+    """The part of an order that reports wrong clocks, and what is late, once per stretch."""
+
+    events: list[StackEvent]
+    exchange: RateExchange
+
+    def __init__(self) -> None:
+        self._stretches = Stretches()
+
+    def clock_differs(self, now: int, found: Differs) -> None:
+        """A member's clock is off by more than Γ: without failures it can only be kept from the beginning."""
+        violation = self.exchange.clock_differs(found.peer, found.life, found.off_ns)
+        if violation is not None:
+            self.events.append(violation)
+
+    def _tell_late(self, now: int, sender: int, slot: int, what: str) -> None:
+        if self._stretches.begins(now, sender):
+            self.events.append(Violation("late", f"waiting for member {sender}: {what}", sender, slot))
