@@ -430,10 +430,6 @@ class Cbr(Clocked):
         """Whether messages are taken and delivered."""
         return self.mode in RUNNING
 
-    def complaint(self) -> str:
-        """What peers' HELLOs were refused for."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
-
     def peer_rate(self, peer: int) -> Rate | None:
         """What a peer declared last."""
         declared = self.exchange.rate(peer)

@@ -1,4 +1,4 @@
-"""What orders by the clock have in common when the clock or the network is not as declared: they say so, once."""
+"""What orders by the clock have in common when a clock, the network or a peer is not as declared: they say so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.orders.rate_exchange import RateExchange
 
 
 class Clocked:
-    """The part of an order that reports wrong clocks, and what is late, once per stretch."""
+    """The part of an order that reports wrong clocks, and what is late, once per stretch, and whom it refused."""
 
     events: list[StackEvent]
     exchange: RateExchange
@@ -22,6 +22,10 @@ class Clocked:
         violation = self.exchange.clock_differs(found.peer, found.life, found.off_ns)
         if violation is not None:
             self.events.append(violation)
+
+    def complaint(self) -> str:
+        """What peers' HELLOs were refused for."""
+        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
 
     def _tell_late(self, now: int, sender: int, slot: int, what: str) -> None:
         if self._stretches.begins(now, sender):

@@ -431,10 +431,6 @@ class Vbr(Slotted, Clocked):
         """Whether the order is in DeliverMessages."""
         return self.mode is Mode.DELIVER_MESSAGES
 
-    def complaint(self) -> str:
-        """What peers' HELLOs were refused for."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
-
     def peer_rate(self, peer: int) -> Rate | None:
         """What a peer declared at the start."""
         return self.exchange.rate(peer)
