@@ -31,8 +31,10 @@ from unisono.sim.faults import LinkFault, link_fault
 from unisono.sim.network import Adversary, corners, everything, opposed
 from unisono.sim.world import World
 from unisono.stack import Stack, build
+from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import MemoryTrace, noted_members
+from unisono.trace.table import Trace
 from unisono.wire.control import encode_probe
 from unisono.wire.door import Door
 from unisono.wire.frame import Frame, Kind, encode, unpack_header
@@ -170,7 +172,7 @@ class Run:
     base: int
     """The true start of the first slot in which all may send."""
 
-    def verdicts(self) -> dict[str, Verdict]:
+    def trace(self) -> Trace:
         meta = RunMeta(
             run="fec",
             group="g",
@@ -183,7 +185,10 @@ class Run:
             reliable=True,
             source="sim",
         )
-        return check_all(self.memory.trace(meta), until_ns=self.world.now)
+        return self.memory.trace(meta)
+
+    def verdicts(self) -> dict[str, Verdict]:
+        return check_all(self.trace(), until_ns=self.world.now)
 
 
 def group(
@@ -339,6 +344,30 @@ def test_001_8_the_figures_of_the_largest_delay_hold_over_fec_to_the_nanosecond(
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}, verdicts
     assert verdicts["latency"].figures["max_ns"] == bound_ms * MS
+
+
+@pytest.mark.parametrize("fec", [(1, 3), (2, 5), (3, 4)])
+def test_001_figures_of_the_ordering_automaton_end_and_leave_come_through_fec(fec: tuple[int, int]) -> None:
+    """`end` closes a slot of which shares were lost, and `leave` a member's last one: the same one for everybody."""
+    chance = Random(f"leave {fec}")
+    run = group(
+        fec, [losing(*fec)], chance, adversary=corners(chance, TIMING.delta_ns), offsets=dict.fromkeys((1, 2, 5), 0)
+    )
+    for number in range(6):
+        for member in run.members:
+            run.world.send(run.base + number * TIMING.theta_ns + member, member, [10] * chance.randint(0, 5))
+    run.world.leave(run.base + 3 * TIMING.theta_ns + TIMING.theta_ns // 2, 5)
+    run.world.run(run.base + 6 * TIMING.theta_ns + BOUND)
+    assert sum(layer.recovered for layer in run.fecs.values()) > 0
+    views = run.trace().of_kind(EventKind.VIEW)
+    last = {m: views.select((views.member == m).nonzero()[0]) for m in (1, 2)}
+    assert last[1].slot[-1] == last[2].slot[-1], "it is gone from the same slot on"
+    assert {noted_members(seen.notes[int(seen.note[-1])]) for seen in last.values()} == {(1, 2)}
+    rows = run.trace().deliveries()
+    logs = {m: [*zip(rows.sender[rows.member == m], rows.sequence[rows.member == m], strict=True)] for m in run.members}
+    assert logs[1] == logs[2]
+    assert logs[1][: len(logs[5])] == logs[5], "who leaves has had what the others have had up to its last slot"
+    assert [key for key in logs[1] if key[0] == 5] == [key for key in logs[5] if key[0] == 5], "and all of its own"
 
 
 def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network() -> None:
