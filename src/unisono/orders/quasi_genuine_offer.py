@@ -74,4 +74,5 @@ def _offer(ask: Ask, liveness: Liveness) -> Offer:
         "what is lost is sent again, late",
         1.0,
         (*against, *why),
+        outage_ns=None,
     )
