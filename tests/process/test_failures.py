@@ -100,6 +100,7 @@ def test_the_demo_kills_a_member_and_lets_another_join(tmp_path: Path) -> None:
         "integrity": "valid",
         "fifo": "valid",
         "gaps_explained": "valid",
+        "rate_compliance": "valid",
     }
 
 
