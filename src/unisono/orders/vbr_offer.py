@@ -55,6 +55,11 @@ def _slot_offer(order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: 
     arrives = ask.arrives()
     if ask.loss and not gap_free:
         why.append(f"a message reaches all {ask.members - 1} others with probability {arrives:.6g}; the rest are gaps")
+    if ask.loss_burst and not gap_free:
+        x, copies = ask.loss_burst, ask.loss_burst + 1
+        later = duration_text(x * timing.theta_ns)
+        why.append(f"x = {x} lost in a row: rates and joins are sent x+1 = {copies} times, what else is lost is a gap")
+        why.append(f"who dies is removed after x+1 = {copies} silent slots, xΘ = {later} later; the bound stays (§7.2)")
     tolerance = "none" if gap_free else f"gaps; removal after {ask.loss_burst + 1} silent slots"
     return Offer(
         order,
