@@ -67,7 +67,7 @@ class Cbr(Clocked):
         timing = policy.timing
         # The exchange's slots are cycles: the group starts with a cycle, at the same one everywhere (000-7).
         cycles = Timing(timing.delta_ns, timing.gamma_ns, CYCLE_NS)
-        self.exchange = RateExchange(replace(policy, timing=cycles))
+        self.exchange = RateExchange(replace(policy, timing=cycles), clocked=True)
         self.exchange.down = self.down
         self._policy = policy
         self._timing = timing

@@ -41,9 +41,13 @@ def order_key(policy: Policy) -> int:
 class RateExchange:
     """One member's part in the beginning."""
 
-    def __init__(self, policy: Policy, *, restarts: bool = False) -> None:
-        """With `restarts`, peers may come back as new incarnations, and the exchange goes on while the group runs."""
+    def __init__(self, policy: Policy, *, restarts: bool = False, clocked: bool = False) -> None:
+        """With `restarts`, peers may come back as new incarnations, and the exchange goes on while the group runs.
+
+        With `clocked`, clocks are what the order goes by: nobody begins with one that is off by more than Γ.
+        """
         self._restarts = restarts
+        self._clocked = clocked
         self.down: list[Frame] = []
         self.complaints: dict[int, str] = {}
         self._policy = policy
@@ -69,7 +73,7 @@ class RateExchange:
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
             return self._complain("policy differs", peer, problem)
-        if not (self._restarts or self.named):
+        if self._clocked and not self.named:
             ahead_ns = frame.sent_ns - now
             if self._refused.get(peer) == frame.incarnation:
                 return None

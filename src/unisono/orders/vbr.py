@@ -58,7 +58,7 @@ class Vbr(Slotted, Clocked):
         self.down: list[Frame] = []
         self.ignored: Counter[str] = Counter()
         self.view = policy.view
-        self.exchange = RateExchange(policy)
+        self.exchange = RateExchange(policy, clocked=True)
         self.exchange.down = self.down
         self._multicast = False
         # Sending.
