@@ -25,7 +25,9 @@ from unisono.orders.proposals import Proposals
 from unisono.orders.quasi_genuine import QuasiGenuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.wire.multigroup import parcel_of, stamp_of
+from unisono.wire.frame import Frame, Kind
+from unisono.wire.multigroup import Cast, encode_cast, parcel_of, stamp_of
+from unisono.wire.parcel import Parcel, encode_parcel
 
 MS = NS_PER_MS
 DELTA = 5 * MS
@@ -210,6 +212,27 @@ def test_algorithm_3_lines_15_to_24_early_by_time_stamp_then_for_good() -> None:
         int(at) - result.scenario.epoch_ns - sent[int(s)] for at, s in zip(first.real_ns, first.sender, strict=True)
     ]
     assert waited[:3] == [12 * MS + 1] * 3
+
+
+def test_what_is_handed_in_again_does_not_lengthen_the_measured_window() -> None:
+    """Else the longer window would hold it up until it had to be handed in once more, and so on for ever."""
+    policy = Policy(
+        "g",
+        2,
+        View(EVERYBODY.members),
+        Timing(DELTA, 0, DELTA),
+        Rate(100, 9),
+        "quasi_genuine",
+        multigroup=Multigroup(EVERYBODY, window_ns=None),
+    )
+    order = QuasiGenuine(policy, Unlimited())
+    cast = Cast(WARM, 1, encode_parcel(Parcel(1, 1, 0, 0, 0, b"")))
+    for late_ns in (0, 10 * DELTA):
+        sent_ns = WARM + late_ns
+        order.from_below(
+            sent_ns + 4 * MS, Frame(Kind.CAST, 1, 1, policy.epoch, 0, 0, sent_ns=sent_ns, body=encode_cast(cast))
+        )
+        assert order.window.ns == 5 * MS
 
 
 def test_with_a_window_contention_costs_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
+from unisono.layers.contract import Order
 from unisono.model.events import StackEvent
 from unisono.model.grid import Grid
 from unisono.model.writes import Memory, Write
@@ -61,6 +62,11 @@ class DurableStack:
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
         self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
         self.submit_to, self.destinations = stack.submit_to, stack.destinations
+
+    @property
+    def order(self) -> Order:
+        """The stack's order."""
+        return self._stack.order
 
     @property
     def grid(self) -> Grid:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from unisono.errors import InvalidPolicy, ScenarioError
-from unisono.model.durations import NS_PER_S
+from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Pause, described
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Start
@@ -31,6 +31,9 @@ DRAIN_DELTAS = 100
 """So many times Δ are left for views to change and messages to be queued after the last was sent."""
 FINAL_NS = 2 * NS_PER_S
 """So long is left for what was sent last to become final."""
+LOOK_EVERY_NS = 10 * NS_PER_MS
+REST_NS = 40 * NS_PER_MS
+"""So long a world that rests is still watched: what is on its way arrives."""
 LIFE = 1
 """The incarnation of every simulated member."""
 
@@ -41,11 +44,13 @@ def run(
     *,
     check: Callable[[World], None] | None = None,
     payloads: bool = False,
+    resting: Callable[[World], bool] | None = None,
 ) -> Result:
     """One run of a scenario; the scenario's own seed unless told.
 
     Applications send for the scenario's `seconds`; then the world runs on for the latency bound, within which all
-    that was accepted has to be delivered. `check` and `payloads` are the world's.
+    that was accepted has to be delivered. `check` and `payloads` are the world's. A world that is `resting` is stopped
+    soon after; the run counts as having gone on to its end, so that what is missing by then is missing for good.
     """
     seed = scenario.seed if seed is None else seed
     try:
@@ -53,7 +58,11 @@ def run(
     except InvalidPolicy as error:
         raise ScenarioError(scenario.source, error.field, error.problem) from error
     until = world.send_until + bound_ns + drain_ns(scenario)
-    world.run(until)
+    while resting is not None and world.now + REST_NS < until:
+        world.run(world.now + LOOK_EVERY_NS)
+        if resting(world):
+            break
+    world.run(until if resting is None else min(until, world.now + REST_NS))
     nodes = world.nodes
     return Result(
         scenario,
