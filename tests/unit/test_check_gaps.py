@@ -242,6 +242,21 @@ def test_who_has_not_begun_is_held_to_nothing_before() -> None:
     explained(lacking)
 
 
+def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_well() -> None:
+    def run(*lacked: Message) -> Run:
+        lacking = Run()
+        later, at_ns = lacking.memory.recorder(2, life=1), SLOTS * SLOT_NS
+        later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, incarnation=1)
+        later.event(EventKind.VIEW, slot=5, view=5, real_ns=at_ns, local_ns=0, note=view_note((2,)))
+        lacking.lacks(3, *lacked)
+        return lacking
+
+    of_the_later_life = 3 * (SLOTS - 5)
+    explained(run((2, 5), (2, 6)), unlisted=2 + of_the_later_life)
+    violated(run((2, 4), (2, 5)).verdict(), 3, (2, 4), 1)
+    violated(run((1, 5)).verdict(), 3, (1, 5), 1)
+
+
 def test_who_stood_still_is_not_held_to_the_bound_but_to_what_it_came_past() -> None:
     lacking = Run()
     lacking.happened(EventKind.VIOLATION, 3, 6, note="paused: this member stood still for 9 ms")

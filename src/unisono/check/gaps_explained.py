@@ -7,7 +7,9 @@ and noted no GAP has seen the end of that sender's slot with everything before i
 
 A message is due at a member, in one of its lives, if
 1. the member is held to the message's slot: from its START up to its LEAVE or CRASH;
-2. the member's list has the message's sender in that slot: the last VIEW up to it says so;
+2. the member's list has the message's sender in that slot: the last VIEW up to it says so, and the sender has not begun
+   a later life by then (halves of a divided group number their slots apart once lengths change, so the next life may
+   begin at a number that the last one had come past: the list has the sender in its new life);
 3. the member noted no GAP of that sender in that slot;
 4. the member came past it: it delivered something later in the order, or left in order, or was there when the bound
    had passed since the message was sent (not if the member or the sender said that it had stood still: then the
@@ -84,7 +86,7 @@ def gaps_explained(
     missing: list[tuple[int, Life]] = []
     doubtful: list[str] = []
     count, figures = 0, {"messages": len(messages.rows), "failed": 0, "unlisted": 0, "given_up": 0}
-    failed = _of_failed(account, messages.rows)
+    failed, replaced = _of_failed(account, messages.rows), _replaced(account, messages.rows)
     for who, life in account.lives.items():
         if life.log is None or who not in account.views:
             continue
@@ -94,7 +96,7 @@ def gaps_explained(
         if bound is not None:
             came_past |= _in_time(account, who, messages, end_ns - bound, life.end_ns - bound)
         absent = _held(life, messages) & came_past & ~np.isin(messages.code, code[mine])
-        listed = _listed(messages.rows, account.views[who])
+        listed = _listed(messages.rows, account.views[who]) & ~replaced
         noted = _noted(messages.rows, account.gaps, who)
         figures["failed"] += int((absent & failed & (noted | ~listed)).sum())
         figures["unlisted"] += int((absent & ~failed & ~listed).sum())
@@ -162,6 +164,15 @@ def _of_failed(account: _Account, rows: Rows) -> Mask:
         if life.crashed or who in account.stood_still:
             failed |= _of(rows, who)
     return failed
+
+
+def _replaced(account: _Account, rows: Rows) -> Mask:
+    """Messages of slots at or after the first one of a later life of their sender."""
+    replaced = np.zeros(len(rows), dtype=bool)
+    for (member, number), life in account.lives.items():
+        if life.started:
+            replaced |= (rows.sender == member) & (rows.incarnation < number) & (rows.slot >= life.first_slot)
+    return replaced
 
 
 # -- what is due ---------------------------------------------------------------------------------------------
