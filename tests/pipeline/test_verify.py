@@ -42,7 +42,8 @@ def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> 
             pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"7"}), path)
         else:
             content = bytearray(path.read_bytes())
-            content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+            footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+            content[4:footer] = bytes(footer - 4)
             path.write_bytes(bytes(content))
     reports = verify(tmp_path, partial(on_spark, spark))
     reasons = {report.run: report.verdicts["trace"].reason for report in reports if report.status is Status.UNKNOWN}

@@ -12,7 +12,7 @@ import pytest
 
 from unisono.check.ranges import Findings, check_ranges
 from unisono.check.suite import check_all
-from unisono.check.survey import survey
+from unisono.check.survey import Latencies, survey
 from unisono.check.verdict import Status, Verdict
 from unisono.trace.kinds import NUMBERS, OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
@@ -260,3 +260,16 @@ def test_more_suspect_ranges_than_are_looked_at_is_unknown_and_never_valid() -> 
     found = by_ranges(trace, 4, looked_at_rows=1)["gap_freedom"]
     assert found.status is Status.UNKNOWN
     assert "ranges of slots are suspect" in found.reason
+
+
+@pytest.mark.parametrize("largest", [1, 3_000_000, 10**12])
+def test_quantiles_of_latencies_are_at_most_a_32nd_and_a_microsecond_above_the_true_ones(largest: int) -> None:
+    taken = np.random.default_rng(largest).integers(-5, largest, 2000)
+    seen = Latencies()
+    for part in np.split(taken, [10, 700]):
+        seen.add(part, None, EMPTY)
+    assert (seen.deliveries, seen.min_ns, seen.max_ns) == (2000, taken.min(), taken.max())
+    assert seen.histogram.total == 2000
+    for share in (0.5, 0.99, 0.999):
+        true = max(int(np.sort(taken)[int(share * 2000) - 1]), 0)
+        assert true <= seen.histogram.quantile(share) <= (true + 1024) * 33 // 32

@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,12 +20,13 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.trace import writer as writer_module
-from unisono.trace.files import read_trace, write_part, write_trace
+from unisono.trace.files import PART_NAME, read_columns, read_part, read_trace, write_part, write_trace
 from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.layout import SURVEYED
 from unisono.trace.meta import RunMeta, TraceDamaged, read_meta, write_meta
 from unisono.trace.recorder import MemoryTrace, Recorder
 from unisono.trace.schema import SCHEMA, VERSION_KEY
-from unisono.trace.table import Trace
+from unisono.trace.table import Rows, Trace, encode
 from unisono.trace.writer import ParquetWriter
 
 META = RunMeta(
@@ -148,6 +150,40 @@ def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
     assert names == ["end.0.json", "slots-0-3.0.0.parquet", "slots-4-7.0.0.parquet"]
     assert pq.read_schema(folder / "member=1" / names[1]).equals(SCHEMA)
     assert read_trace(folder).digest() == trace.digest()
+
+
+def same_where_surveyed(some: Rows, whole: Rows) -> bool:
+    """Whether rows are the same in the columns that a survey reads."""
+    columns = (*SURVEYED, "member", "life", "grades", "destination_sets", "notes")
+    return all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in columns)
+
+
+def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path: Path) -> None:
+    plain, full = remembered().trace(META), everything()
+    nobody, sets = encode([(), *[None] * (len(plain) - 1)])
+    for name, trace in {
+        "plain": plain,
+        "full": full,
+        "for nobody": replace(plain, destinations=nobody, destination_sets=sets),
+        "one kind": plain.deliveries(),
+        "one row": plain.select(slice(0, 1)),
+    }.items():
+        folder = write_trace(tmp_path / name, trace, range_slots=2)
+        for path in folder.glob("member=*/*.parquet"):
+            named = PART_NAME.fullmatch(path.name)
+            assert named
+            who = int(path.parent.name.removeprefix("member=")), int(named[3])
+            assert same_where_surveyed(read_columns(path, SURVEYED, *who), read_part(path))
+            # Files that other tools wrote tell less, or have more groups of rows.
+            table = pq.ParquetFile(path).read()
+            for options in ({"write_statistics": False}, {"row_group_size": 1}, {}):
+                pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"1"}), path, **options)
+                assert same_where_surveyed(read_columns(path, SURVEYED, *who), read_part(path))
+    path = next(folder.glob("member=*/*.parquet"))
+    text = table.set_column(table.column_names.index("view"), "view", pa.array(["?"] * len(table)))
+    pq.write_table(text, path)
+    with pytest.raises(TraceDamaged, match="wrong type"):
+        read_columns(path, SURVEYED, *who)
 
 
 def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:

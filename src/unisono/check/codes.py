@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.check.verdict import MessageId, Position
-from unisono.trace.table import Ints, Mask, Rows
+from unisono.trace.table import Ints, Mask, Rows, joined
 
 Codes = NDArray[np.int64]
 
@@ -20,6 +20,8 @@ def packed(*columns: Ints) -> Codes:
     code: Codes = np.zeros(len(columns[0]), dtype=np.int64)
     span = 1
     for given in columns:
+        if given.strides == (0,):  # one value in all rows
+            continue
         column, width = given.astype(np.int64), int(given.max()) - int(given.min()) + 1
         if span * width >= _ROOM:  # too far apart to multiply: ranks are as good as values
             column, width = ranked(column)
@@ -39,13 +41,13 @@ def ranked(column: Codes) -> tuple[Codes, int]:
 
 def message_codes(*parts: Rows) -> list[Codes]:
     """One number per row for its message, the same number for the same message in all parts."""
-    columns = [np.concatenate([getattr(p, name) for p in parts]) for name in _MESSAGE]
+    columns = [joined([getattr(p, name) for p in parts]) for name in _MESSAGE]
     return _parted(packed(*columns), parts)
 
 
 def stream_codes(*parts: Rows) -> list[Codes]:
     """One number per row for its (sender, incarnation), the same in all parts."""
-    columns = [np.concatenate([getattr(p, name) for p in parts]) for name in _MESSAGE[:2]]
+    columns = [joined([getattr(p, name) for p in parts]) for name in _MESSAGE[:2]]
     return _parted(packed(*columns), parts)
 
 

@@ -15,13 +15,16 @@ import numpy as np
 from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
 from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
 from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
-from unisono.model.histogram import Histogram
+from unisono.model.histogram import Histogram, upper_edge
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated
 
 _COUNTED_NS = 4_000_000_000
-"""Latencies below this are counted in an array of microseconds."""
-_EVENTS = tuple(kind for kind in EventKind if kind not in (EventKind.SEND, EventKind.DELIVER))
+"""Latencies below this are counted in an array, by units of 1024 ns."""
+_UNIT_BITS = 10
+_FEW = 1 << 16
+_EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 62], dtype=np.int64)
+"""The largest value of each of a histogram's buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +242,12 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         numbers = sends.sequence[own]
         if not (np.diff(numbers) > 0).all():
             return None
-        found = np.minimum(np.searchsorted(numbers, one.sequence[at]), len(own) - 1)
-        matched = numbers[found] == one.sequence[at]
+        wanted = sequence[edges[number] : edges[number + 1]]
+        if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):  # nothing between is missing
+            found = np.clip(wanted - numbers[0], 0, len(own) - 1)
+        else:
+            found = np.minimum(np.searchsorted(numbers, wanted), len(own) - 1)
+        matched = numbers[found] == wanted
         sent_ns[at[matched]] = sends.real_ns[own[found[matched]]]
         used[own[found[matched]]] = True
     fifo = _fifo_spans(one, spans)
@@ -285,11 +292,15 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
 
 def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
     """The distinct codes, the rows by code (in order within one), and where each code's rows begin and end."""
-    codes, inverse = np.unique(code, return_inverse=True)
-    narrow = inverse.astype(np.uint16) if len(codes) < 1 << 16 else inverse
-    by_code = np.argsort(narrow, kind="stable")
-    edges = np.searchsorted(inverse[by_code], np.arange(len(codes) + 1))
-    return codes, by_code, edges
+    largest = int(code.max(initial=0))
+    if largest < _FEW:  # codes begin at 0: counting spares a sort, and few bits make the other one quick
+        counts = np.bincount(code)
+        codes = np.flatnonzero(counts)
+        counts, narrow = counts[codes], code.astype(np.uint8 if largest < 1 << 8 else np.uint16)
+    else:
+        codes, narrow, counts = np.unique(code, return_inverse=True, return_counts=True)
+    edges = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    return codes, np.argsort(narrow, kind="stable"), edges
 
 
 def _fifo_spans(one: Rows, spans: Sequence[StreamSpan]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]] | None:
@@ -352,18 +363,18 @@ def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
 
 
 def _histogram(taken_ns: Ints, largest: int) -> Histogram:
-    """The latencies, counted by whole microseconds where there are many of them."""
-    histogram = Histogram()
-    micros = np.maximum(taken_ns, 0) // 1000
+    """The latencies, counted by units first: there are many of them."""
+    units = np.maximum(taken_ns, 0) >> _UNIT_BITS
     if largest < _COUNTED_NS:
-        counts = np.bincount(micros)
-        values, counts = np.flatnonzero(counts), counts[counts > 0]
+        counts = np.bincount(units)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
     else:
-        values, counts = np.unique(micros, return_counts=True)
-    for value, times in zip(values.tolist(), counts.tolist(), strict=True):
-        histogram.add(value * 1000 + 999, times)
-    histogram.largest = max(largest, 0)
-    return histogram
+        values, counts = np.unique(units, return_counts=True)
+    buckets = np.searchsorted(_EDGES, ((values + 1) << _UNIT_BITS) - 1)
+    begins = np.flatnonzero(starts(buckets))
+    times = np.add.reduceat(counts, begins).tolist()
+    return Histogram.of_pairs(list(zip(buckets[begins].tolist(), times, strict=True)), max(largest, 0))
 
 
 def _when(late: Late) -> tuple[int, int, int, int]:

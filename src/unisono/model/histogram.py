@@ -9,7 +9,8 @@ _SUB_BITS = 5
 _SUB = 1 << _SUB_BITS
 
 
-def _upper_edge(bucket: int) -> int:
+def upper_edge(bucket: int) -> int:
+    """The largest value that a bucket counts."""
     if bucket < _SUB:
         return bucket
     shift, step = (bucket >> _SUB_BITS) - 1, bucket & (_SUB - 1)
@@ -18,8 +19,8 @@ def _upper_edge(bucket: int) -> int:
 
 def bucket_middle(bucket: int) -> int:
     """A value in the middle of a bucket."""
-    below = _upper_edge(bucket - 1) if bucket else -1
-    return (below + 1 + _upper_edge(bucket)) // 2
+    below = upper_edge(bucket - 1) if bucket else -1
+    return (below + 1 + upper_edge(bucket)) // 2
 
 
 @dataclass(slots=True)
@@ -69,18 +70,18 @@ class Histogram:
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen >= rank:
-                return min(_upper_edge(bucket), self.largest)
+                return min(upper_edge(bucket), self.largest)
         return self.largest
 
     def mean(self) -> float:
         """The mean of the counted values, within 1/32 above it."""
         if not self.total:
             return 0.0
-        return sum(min(_upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
+        return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
 
     def above(self, bound: int) -> int:
         """How many of the counted values are surely above `bound`: those in buckets that lie wholly beyond it."""
-        return sum(times for bucket, times in self.counts.items() if _upper_edge(bucket - 1) >= bound)
+        return sum(times for bucket, times in self.counts.items() if upper_edge(bucket - 1) >= bound)
 
     def to_pairs(self) -> list[tuple[int, int]]:
         """The counts as (bucket, times), for sending to another process."""

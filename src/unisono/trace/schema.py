@@ -18,6 +18,8 @@ import pyarrow as pa
 from unisono.trace.kinds import SCHEMA_VERSION
 
 VERSION_KEY: Final = b"unisono.trace.version"
+UNDIRECTED_KEY: Final = b"unisono.trace.undirected"
+"""In the metadata of a file whose messages are all for everybody."""
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 

@@ -54,7 +54,11 @@ class Rows:
 
     def select(self, rows: Mask | Ints | slice) -> Self:
         """The rows that a mask, a list of row numbers or a slice names, in that order."""
-        kept = int(np.count_nonzero(rows)) if isinstance(rows, np.ndarray) and rows.dtype == bool else None
+        kept = None
+        if isinstance(rows, np.ndarray) and rows.dtype == bool:
+            kept, first = int(np.count_nonzero(rows)), int(rows.argmax()) if len(rows) else 0
+            if rows[first : first + kept].all():  # one stretch of rows need not be copied
+                rows = slice(first, first + kept)
         columns: dict[str, Any] = {name: _selected(getattr(self, name), rows, kept) for name in _COLUMNS}
         return replace(self, **columns)
 
@@ -212,11 +216,11 @@ def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints
     return column[rows]
 
 
-def _joined(columns: Sequence[Ints]) -> Ints:
+def joined(columns: Sequence[Ints]) -> Ints:
     """Columns one after another; constant columns of one value stay one value."""
-    first = columns[0][0]
-    if all(column.strides == (0,) and column[0] == first for column in columns):
-        return np.broadcast_to(first, sum(map(len, columns)))
+    columns = [column for column in columns if len(column)] or columns[:1]
+    if len(columns[0]) and all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
+        return np.broadcast_to(columns[0][0], sum(map(len, columns)))
     return np.concatenate(columns)
 
 
@@ -249,11 +253,11 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     columns: dict[str, Any] = {}
     for name in (*NUMBERS, "kind"):
-        columns[name] = _joined([getattr(part, name) for part in parts])
+        columns[name] = joined([getattr(part, name) for part in parts])
     for name, table_name in _CODED.items():
         table = tuple(sorted(set(chain.from_iterable(getattr(part, table_name) for part in parts))))
         if not table:
-            columns[name], columns[table_name] = _joined([getattr(part, name) for part in parts]), ()
+            columns[name], columns[table_name] = joined([getattr(part, name) for part in parts]), ()
             continue
         code = {value: number for number, value in enumerate(table)}
         recoded = []
