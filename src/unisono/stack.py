@@ -21,6 +21,7 @@ from unisono.layers.service import Service
 from unisono.layers.skew import Skew
 from unisono.layers.uniform import Uniform
 from unisono.layers.views import views_of
+from unisono.model.durations import earliest
 from unisono.model.events import Batch, Left, SlaVerdict, StackEvent
 from unisono.model.grid import Grid
 from unisono.model.histogram import Histogram
@@ -233,10 +234,8 @@ class Stack:
 
     def wake_at(self) -> int | None:
         """The clock reading at which to call `wake`."""
-        due = [at for part in (self.order, *self._layers) if (at := part.wake_at()) is not None]
-        if self.watcher is not None:
-            due.append(self.watcher.due)
-        return min(due, default=None)
+        due = [part.wake_at() for part in (self.order, *self._layers)]
+        return earliest(due if self.watcher is None else [*due, self.watcher.due])
 
     def outgoing(self) -> list[Datagram]:
         """The datagrams to send, in order; they are handed out once."""
@@ -269,7 +268,7 @@ class Stack:
 
     def _flush(self) -> None:
         order = self._durable
-        if order is not None:
+        if order is not None and order.stirred:
             order.flush()
             if order.down:
                 self._pump(order.now)

@@ -26,7 +26,7 @@ from unisono.sim.run import run
 from unisono.sim.swarm_groups import groups_scenario
 
 CHUNK, SLOW_CHUNK = 12, 500
-FULL_EVERY = 25
+FULL_EVERY = 100
 """Of so many runs one goes on to its end, though nothing is left to do."""
 
 

@@ -27,6 +27,7 @@ from unisono.layers.detector import MISTAKES_PER_S, Detector
 from unisono.layers.following import Following
 from unisono.layers.reign import Reign
 from unisono.model.decisions import Decided, Decision, Offered, Restored
+from unisono.model.durations import earliest
 from unisono.model.ids import EVERYONE
 from unisono.model.writes import Memory, Write
 from unisono.wire import consensus as wire
@@ -256,7 +257,7 @@ class Consensus:
             times.append(self._campaign_at())
         else:
             times += [self._heard_ns + self._patience_ns() + 1, self._retry_at if self._proposals else None]
-        return min((at for at in times if at is not None), default=None)
+        return earliest(times)
 
     # -- following -------------------------------------------------------------------------------------------
 
@@ -440,8 +441,7 @@ class Consensus:
         while self._told < self.decided:
             self._told += 1
             self.decisions.append(Decision(self._told, self._acceptor.value(self._told)))
-        for k in [k for k in self._proposals if k <= self.decided]:
-            del self._proposals[k]
+        self._proposals = {k: value for k, value in self._proposals.items() if k > self.decided}
 
     def _say(self, now: int, message: wire.Message, to: int = EVERYONE, more: int = 0) -> None:
         kind, body = wire.encode(message)

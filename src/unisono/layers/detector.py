@@ -201,13 +201,16 @@ class Detector:
                 watched.suspected = True
                 self.changes.append(Change(peer, True, now, silent, timeout))
 
-    def wake_at(self) -> int | None:
+    def wake_at(self) -> int:
         """The next heartbeat, or the first suspicion."""
         if self._next_ns is None:
             return 0
-        times = [self._next_ns]
-        times += [w.heard_ns + w.arrivals.timeout_ns + 1 for w in self._watched.values() if w and not w.suspected]
-        return min(times)
+        first = self._next_ns
+        for watched in self._watched.values():
+            if watched is not None and not watched.suspected:
+                at = watched.heard_ns + watched.arrivals.timeout_ns + 1
+                first = min(first, at)
+        return first
 
     def _beat(self, now: int) -> None:
         self._serial += 1

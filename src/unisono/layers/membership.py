@@ -28,6 +28,7 @@ from unisono.layers.view_contract import Happening, NewView, Out, StateGiven, St
 from unisono.layers.view_multicast import WAITING_MAX, ViewMulticast
 from unisono.layers.wishes import Wishes
 from unisono.model.decisions import Decision
+from unisono.model.durations import earliest
 from unisono.model.events import Violation
 from unisono.model.ids import EVERYONE
 from unisono.wire import membership as wire
@@ -235,12 +236,12 @@ class Membership:
         """The next heartbeat, acknowledgment or retry."""
         if self.out:
             return None
-        times = [self.detector.wake_at(), self._retry_at]
+        times: list[int | None] = [self.detector.wake_at(), self._retry_at]
         if self._consensus is not None:
             times.append(self._consensus.wake_at())
         if self._messages is not None and (self._messages.news or self._messages.unstable()):
             times.append(self._ack_at)
-        return min(at for at in times if at is not None)
+        return earliest(times)
 
     def _ask_again(self, now: int) -> None:
         messages = self._messages

@@ -49,14 +49,16 @@ class Reign:
 
     def place(self, window: int, majority: int) -> None:
         """Count what is decided, and propose values for the next instances, as far as the window goes."""
-        acceptor = self._acceptor
+        acceptor, placed = self._acceptor, False
         self._count(majority)
         while acceptor.last < acceptor.decided + window:
             value = self.wanted.pop(acceptor.last + 1, None)
             if value is None:
                 break
             acceptor.accept(acceptor.last + 1, self.ballot, value)
-        self._count(majority)
+            placed = True
+        if placed:
+            self._count(majority)
 
     def _count(self, majority: int) -> None:
         """Decided is what a majority has accepted under this ballot; this member has accepted all."""

@@ -160,7 +160,7 @@ class Skew:
 
     def notice(self, now: int) -> None:
         """If this member is late to be woken, what it reads now may have waited for it."""
-        due = self.due()
+        due = self.due() if self.differs is not None else None
         if due is None or now <= due:
             return
         overdue, late = self._overdue, now - due

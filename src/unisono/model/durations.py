@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from unisono.errors import InvalidPolicy
@@ -46,3 +47,12 @@ def duration_exact(ns: int) -> str:
 def ms(ns: int) -> float:
     """Nanoseconds as the milliseconds that JSON output carries."""
     return ns / NS_PER_MS
+
+
+def earliest(times: Iterable[int | None]) -> int | None:
+    """The first of these alarms; None stands for one that is not set."""
+    first: int | None = None
+    for at in times:
+        if at is not None and (first is None or at < first):
+            first = at
+    return first

@@ -25,7 +25,7 @@ class Agreeing:
         self.mode = Mode.GET_RATE
         self.now = 0
         """The clock at the last input."""
-        self._stirred = True
+        self.stirred = True
         """Whether anything has happened since the last `flush`."""
         self.view = policy.view
         self.consensus = consensus

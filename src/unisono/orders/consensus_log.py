@@ -31,7 +31,7 @@ from unisono.orders.consensus_offer import latency_bound_ns
 from unisono.orders.led import fitting
 from unisono.orders.modes import Mode
 from unisono.orders.packing import Packer, reservation
-from unisono.wire.frame import FIRST, HEADER_BYTES, MORE, PIECE, UDP_IP_BYTES, Frame
+from unisono.wire.frame import FIRST, HEADER_BYTES, MORE, PIECE, UDP_IP_BYTES, Frame, Kind
 from unisono.wire.parcel import PARCEL_BYTES, Parcel, decode_parcel, encode_log_value, encode_parcel
 
 WINDOW = 64
@@ -130,7 +130,7 @@ class ConsensusLog(Agreeing):
                 flags = PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
             self._send(slot, flags, body)
             self._sequence += load.messages
-        self.now, self._stirred = now, True
+        self.now, self.stirred = now, True
         self._offer(now)
         return count
 
@@ -143,7 +143,8 @@ class ConsensusLog(Agreeing):
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if self.mode is not Mode.LEFT:
-            self.now, self._stirred = now, True
+            if frame.kind is not Kind.HEARTBEAT:  # nothing follows from one before the next wake
+                self.now, self.stirred = now, True
             self.consensus.from_below(now, frame)
 
     def wake(self, now: int) -> None:
@@ -152,7 +153,7 @@ class ConsensusLog(Agreeing):
             return
         if self.mode is Mode.GET_RATE:
             self.mode, self.leaderless_since = Mode.DET_RATE, now
-        self.now, self._stirred = now, True
+        self.now, self.stirred = now, True
         self.consensus.wake(now)
         self._watch(now)
 
@@ -179,16 +180,16 @@ class ConsensusLog(Agreeing):
         """Depart when all that was accepted has its place; those who stay still need a majority of all there were."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
-            self._stirred = True
+            self.stirred = True
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Say what there is to say to all that has happened since the last time: what came together counts together."""
         now, consensus = self.now, self.consensus
-        if self.mode is Mode.LEFT or not self._stirred:
+        if self.mode is Mode.LEFT or not self.stirred:
             return
-        self._stirred = False
+        self.stirred = False
         if consensus.reigns != self._reigns:
             self._reigns = consensus.reigns
             self._new_leader(now)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from unisono.layers.consensus import Consensus
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Restored
-from unisono.model.durations import NS_PER_MS, duration_text
+from unisono.model.durations import NS_PER_MS, duration_text, earliest
 from unisono.model.events import Batch, Left, Violation
 from unisono.model.extents import Cell, Extent
 from unisono.model.grades import Grade
@@ -172,13 +172,18 @@ class Final(OverOrder):
             times.append(self._chooser.retry_at)
         if self._left is not None:
             times.append(self._leaving_since + self._leave_patience_ns())
-        return min((at for at in times if at is not None), default=None)
+        return earliest(times)
 
     # -- early -----------------------------------------------------------------------------------------------
 
+    @property
+    def stirred(self) -> bool:
+        """Whether anything has happened since the last `flush`."""
+        return not self.gone and bool(self._input or self.order.events)
+
     def flush(self) -> None:
         """Say what there is to say to all that has happened since the last time."""
-        if self.gone or not (self._input or self.order.events):
+        if not self.stirred:
             return
         self._input, now = False, self.now
         self._take_early()

@@ -92,6 +92,8 @@ class Gate:
 
     def open(self, own_last: int) -> list[tuple[int, Entry]]:
         """What can be delivered now, in order, with the groups that it comes from."""
+        if not self.pending:
+            return []
         limit = min([own_last, *(its.barrier for its in self.sources.values())])
         out: list[tuple[int, Entry]] = []
         pending = self.pending

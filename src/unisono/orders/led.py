@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
 from unisono.layers.pacer import Pacer
+from unisono.model.durations import earliest
 from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
@@ -211,7 +212,7 @@ class Led(ABC):
         times = [self.exchange.wake_at()]
         if self.mode is Mode.DELIVER_MESSAGES:
             times += [self.succession.wake_at(), self._due()]
-        return min((at for at in times if at is not None), default=None)
+        return earliest(times)
 
     # -- shared steps ----------------------------------------------------------------------------------------
 

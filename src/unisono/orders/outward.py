@@ -45,6 +45,8 @@ class Outward:
         self._retry_ns = retry_ns
         self._links: dict[tuple[int, int], _Link] = {}
         self._proposed: dict[int, int] = {}
+        self._through: dict[int, int] = {}
+        """By receiving group, the number of entries that have been sent to all of its members."""
         self._leads = False
 
     def reset(self, *, leads: bool) -> None:
@@ -54,6 +56,7 @@ class Outward:
             link.known = link.asked = False
             link.due_at = link.tries = 0
         self._proposed.clear()
+        self._through.clear()
 
     def hear(self, now: int, member: int, life: int, group: int, applied: int) -> None:
         """A member of another group has these."""
@@ -61,6 +64,7 @@ class Outward:
         if life < link.life:
             return
         if life > link.life or not link.known:
+            self._through.pop(group, None)
             link.life, link.acked, link.sent, link.known = life, applied, applied, True
         elif applied > link.acked:
             link.acked, link.sent = applied, max(link.sent, applied)
@@ -72,7 +76,9 @@ class Outward:
 
     def push(self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...], barrier: bool) -> None:
         """Send what each of these members lacks; with `barrier`, tell all of them how far stamps have come."""
-        stream = log.streams[receiver]
+        stream, through = log.streams[receiver], True
+        if not barrier and self._through.get(receiver) == stream.head:
+            return
         for member in members:
             link = self._links.get((receiver, member)) or self._links.setdefault((receiver, member), _Link())
             if link.known and link.sent >= stream.head and not barrier:
@@ -85,6 +91,9 @@ class Outward:
                 self.tell(now, log, receiver, member, answer=True)
             elif barrier and not sent:
                 self.tell(now, log, receiver, member)
+            through = through and link.known and link.sent >= stream.head
+        if through:
+            self._through[receiver] = stream.head
 
     def _send(self, now: int, log: GroupLog, receiver: int, member: int, link: _Link) -> bool:
         stream, sent = log.streams[receiver], False
@@ -140,10 +149,12 @@ class Outward:
 
     def wake_at(self) -> int | None:
         """When something will have waited too long for an answer."""
-        return min((link.due_at for link in self._links.values() if link.due_at), default=None)
+        return min([link.due_at for link in self._links.values() if link.due_at], default=None)
 
     def lost(self) -> list[tuple[int, int]]:
         """Members of other groups that lack entries which are not kept any more, and how many; each is named once."""
+        if not self._too_far:
+            return []
         found = [(member, entries) for member, entries in self._too_far.items() if member not in self._told]
         self._told.update(member for member, _ in found)
         return found

@@ -12,13 +12,13 @@ paper's δ + 2·T_cons. Nothing is discarded but duplicates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.consensus import Consensus
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Restored
+from unisono.model.durations import earliest
 from unisono.model.events import Left, Violation
 from unisono.model.grades import Grade
 from unisono.model.ids import EVERYONE
@@ -39,7 +39,7 @@ from unisono.orders.proposals import AHEAD_MAX, Proposals
 from unisono.orders.quasi_genuine_offer import latency_bound_ns
 from unisono.orders.sending import Sending
 from unisono.orders.unpacking import Unpacking
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.frame import Frame, Kind, addressed
 from unisono.wire.multigroup import (
     DECODERS,
     ITEM_BYTES,
@@ -139,7 +139,7 @@ class QuasiGenuine(Agreeing):
         count = self.sending.submit(now, messages, topology.mask(destinations))
         if begins:
             self._offered_at = now
-        self.now, self._stirred = now, True
+        self.now, self.stirred = now, True
         self._offer(now)
         return count
 
@@ -147,7 +147,8 @@ class QuasiGenuine(Agreeing):
         """net-receive."""
         if self.mode is Mode.LEFT:
             return
-        self.now, self._stirred = now, True
+        if frame.kind is not Kind.HEARTBEAT:  # nothing follows from one before the next wake
+            self.now, self.stirred = now, True
         if frame.kind not in DECODERS:
             self.consensus.from_below(now, frame)
             return
@@ -178,7 +179,7 @@ class QuasiGenuine(Agreeing):
             return
         if self.mode is Mode.GET_RATE:
             self.mode = Mode.DET_RATE
-        self.now, self._stirred = now, True
+        self.now, self.stirred = now, True
         self.consensus.wake(now)
         if self.consensus.leading:
             self.outward.wake(now, self.log)
@@ -197,7 +198,7 @@ class QuasiGenuine(Agreeing):
             times.append(self.outward.wake_at())
             if self._room():
                 times.append(self.leading.due_at(self.window.ns))
-        return min((at for at in times if at is not None), default=None)
+        return earliest(times)
 
     def new_rate(self, now: int, rate: Rate) -> None:
         """new-rate: in force from the next slot on."""
@@ -207,7 +208,7 @@ class QuasiGenuine(Agreeing):
         """Depart when all that was accepted has its place; those who stay still need a majority of all there were."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
-            self._stirred = True
+            self.stirred = True
 
     # -- what others say -------------------------------------------------------------------------------------
 
@@ -305,9 +306,9 @@ class QuasiGenuine(Agreeing):
     def flush(self) -> None:
         """Say what there is to say to all that has happened since the last time: what came together counts together."""
         now, consensus = self.now, self.consensus
-        if self.mode is Mode.LEFT or not self._stirred:
+        if self.mode is Mode.LEFT or not self.stirred:
             return
-        self._stirred = False
+        self.stirred = False
         if consensus.reigns != self._reigns:
             self._reigns = consensus.reigns
             self._new_leader(now)
@@ -328,7 +329,7 @@ class QuasiGenuine(Agreeing):
         for frame in consensus.down:
             # "Everyone" is the own group here; nobody else is to hear of its votes.
             to = consensus.peers if frame.to == EVERYONE else (frame.to,)
-            self.down += [replace(frame, to=mate) for mate in to]
+            self.down += [addressed(frame, mate) for mate in to]
         self.down += self.outward.down
         consensus.down.clear()
         self.outward.down.clear()

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.stack import Datagram
-from unisono.wire.frame import Kind, unpack_header
+from unisono.wire.frame import KIND_AT, Kind, unpack_header
 
-_KIND, _SLOT = 1, 10
-"""Where a header's fields have the kind and the slot."""
+_SLOT = 10
+"""Where a header's fields have the slot."""
+_COUNTED = frozenset(map(int, (Kind.DATA, Kind.FEC, Kind.RMCAST)))
 
 
 @dataclass(slots=True)
@@ -53,12 +54,11 @@ class Ledger:
             load = self.loads[member] = Load()
         for datagram in datagrams:
             self.pairs[member, datagram.to] += 1
-            header = unpack_header(datagram.data, 0)
             size = len(datagram.data)
-            if header[_KIND] not in {Kind.DATA, Kind.FEC, Kind.RMCAST}:
+            if datagram.data[KIND_AT] not in _COUNTED:
                 load.control_frames += 1
                 load.control_bytes += size
                 continue
-            slot = header[_SLOT]
+            slot = unpack_header(datagram.data, 0)[_SLOT]
             load.frames[slot] = load.frames.get(slot, 0) + 1
             load.bytes[slot] = load.bytes.get(slot, 0) + size

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
 from unisono.errors import InvalidPolicy
+from unisono.model.ids import EVERYONE
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.workloads import Offers
@@ -28,6 +29,8 @@ from unisono.trace.recorder import MemoryTrace
 Entry: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
 """(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
 
+_Way: TypeAlias = tuple[Link, Callable[[int, bytes], None]]
+"""A link, and what its datagrams arrive at."""
 _AFTER_ARRIVALS = 1 << 61
 _LAST = 1 << 62
 
@@ -75,7 +78,8 @@ class World:
         """How many datagrams were put on links; one to everyone counts once per link."""
         self._heap: list[Entry] = []
         self._planned = 0
-        self._routes: dict[int, tuple[tuple[Link, Callable[[int, bytes], None]], ...]] = {}
+        self._routes: dict[int, dict[int, tuple[_Way, ...]]] = {}
+        """By sender: the ways to each member, and under EVERYONE all of them."""
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -190,16 +194,14 @@ class World:
         routes = self._routes.get(node.member)
         if routes is None:
             links = self.network.links_from(node.member)
-            routes = tuple((link, self.nodes[link.receiver].arrive) for link in links if link.receiver in self.nodes)
-            self._routes[node.member] = routes
+            ways = tuple((link, self.nodes[link.receiver].arrive) for link in links if link.receiver in self.nodes)
+            routes = self._routes[node.member] = {EVERYONE: ways, **{way[0].receiver: (way,) for way in ways}}
         if self.ledger is not None:
             self.ledger.note(node.member, datagrams)
         heap, planned, faulty = self._heap, self._planned, bool(self.network.faults)
         for datagram in datagrams:
-            data, to = datagram.data, datagram.to
-            for link, arrive in routes:
-                if to and to != link.receiver:
-                    continue
+            data = datagram.data
+            for link, arrive in routes.get(datagram.to, ()):
                 self.datagrams += 1
                 if faulty:
                     for at in self.network.arrivals(link, now):

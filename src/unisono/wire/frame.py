@@ -23,9 +23,10 @@ UDP_IP_BYTES = 28
 FRAME_NUMBER_MAX = 0xFFFF
 SERIALS = 255
 """Datagrams to everyone are numbered 1 to 255 round and round; 0 is on those that are not counted."""
+KIND_AT = 1
 FLAGS_AT = 2
 SERIAL_AT = 3
-"""Where in a datagram its flags and its serial are."""
+"""Where in a datagram its kind, its flags and its serial are."""
 
 
 class Kind(IntEnum):
@@ -129,6 +130,26 @@ class Nested(Frame):
     start: int = 0
     end: int = 0
     latest_slot: int = 0
+
+
+def addressed(frame: Frame, to: int) -> Frame:
+    """The same frame to one member."""
+    return Frame(
+        frame.kind,
+        frame.sender,
+        frame.incarnation,
+        frame.epoch,
+        frame.slot,
+        frame.number,
+        frame.flags,
+        frame.burst,
+        frame.first_sequence,
+        frame.sent_ns,
+        frame.run,
+        frame.body,
+        to,
+        frame.multicast,
+    )
 
 
 def encode(frame: Frame, group: int, serial: int = 0) -> bytes:
