@@ -49,8 +49,8 @@ class Switch:
         self._begin, self._cpu = now, cpu
         watched = self._oversight if number % 2 else None
         if watched is not None:
-            # Own messages and others' datagrams are told apart by their numbers, which have gone on while nobody counted
-            # them. Nobody but this switch makes collectors begin anew four times a second and look for all those.
+            # Own messages and others' datagrams are told apart by their numbers, which have gone on while nobody
+            # counted. Nobody but this switch makes collectors begin anew four times a second and look for all those.
             watched.monitor._awaited.clear()
             watched.monitor._sequence = self._driver.sent
             watched.monitor._links.clear()
