@@ -24,6 +24,7 @@ from unisono.model.events import (
     SlaCleared,
     SlaViolation,
     TimingChange,
+    TopologyChange,
     ViewChange,
     Violation,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Stats",
     "TimingChange",
     "Topology",
+    "TopologyChange",
     "UnisonoError",
     "View",
     "ViewChange",

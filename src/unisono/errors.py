@@ -59,9 +59,13 @@ class NotRelated(UnisonoError, ValueError):
 
     def __init__(self, source: str, outside: tuple[str, ...], possible: tuple[str, ...]) -> None:
         what = f"may not send to {', '.join(outside)}" if outside else "was given no group to send to"
-        super().__init__(f"group {source!r} {what}; the topology lets it send to {', '.join(possible) or 'nobody'}")
+        super().__init__(
+            f"group {source!r} {what}; the topology lets it send to {', '.join(possible) or 'nobody'}, and a member of "
+            "it can have that changed (change_topology)"
+        )
         self.source = source
         self.outside = outside
+        self.possible = possible
 
 
 class FormationTimeout(UnisonoError, TimeoutError):

@@ -266,6 +266,10 @@ class Group:
         done.set_result(None)
         return done
 
+    async def change_topology(self, sends: Sequence[str]) -> None:
+        """Have this member's group send to these groups from now on, and no others; waits until all groups follow."""
+        await self._driver.change_topology(tuple(sends))
+
     # -- receiving -------------------------------------------------------------------------------------------
 
     async def batches(self) -> AsyncGenerator[Happening, None]:
@@ -394,7 +398,7 @@ class Group:
             driver.announce(Violation("multicast", text, self._stack.policy.member))
 
     def _refusals(self) -> str:
-        """What came and was not let in: another group, version or slot length at the same address shows here."""
+        """What was not let in: another group, version or slot length at the same address shows here."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.door.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
@@ -406,20 +410,16 @@ class Group:
         needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
         granted = self._driver.transport.receive_buffer_granted
         if needed > granted:
-            self._driver.announce(
-                Violation(
-                    "receive buffer",
-                    f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the "
-                    "peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)",
-                    policy.member,
-                )
+            text = (
+                f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the "
+                "peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
             )
+            self._driver.announce(Violation("receive buffer", text, policy.member))
 
     async def leave(self) -> bool:
         """Leave in order; what was accepted is sent first. A second call does nothing.
 
-        False if the peers did not let this member finish: they are gone or silent, and what they sent last is not
-        delivered here.
+        False if the peers, gone or silent, did not let this member finish: what they sent last is not delivered here.
         """
         driver = self._driver
         if driver.closed:

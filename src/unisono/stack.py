@@ -143,9 +143,11 @@ class Stack:
 
     def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
         """The members of these groups; NotRelated if this member's group may not send there."""
-        router = self._router()
-        router.rules.topology.check(router.home, groups)
-        return router.rules.topology.members_of(groups)
+        return self._router().destinations(groups)
+
+    def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
+        """Ask this member's group to send to these groups and no others; whether it does, in all groups concerned."""
+        return self._router().change_topology(now, sends)
 
     def _router(self) -> QuasiGenuine:
         if self._routed is None:
@@ -346,10 +348,7 @@ class Stack:
         self._pump(now)
 
     def outage_ns(self, died: Sequence[int]) -> int:
-        """How much longer than the bound a message takes at most when these members die, in this order.
-
-        Nothing without a leader: then the bound holds through failures, or the order does not outlive them.
-        """
+        """How much longer than the bound a message takes at most when these members die; nothing without a leader."""
         return self.order.outage_ns(died) if isinstance(self.order, Led) else 0
 
     def _pump(self, now: int) -> None:

@@ -190,8 +190,8 @@ def test_algorithm_3_line_7_the_sender_tells_its_destinations_and_blockers() -> 
     c = BarrierCalls(line, "c")
     c.called(line.index("b"), 77, line.mask(("b",)))
     assert c.wanted(0, 0) == 77
-    assert [line.names[group] for group in c.due(77)] == ["b"]
-    assert c.due(99) == []
+    assert [line.names[group] for group in c.due(77, {1: None})] == ["b"]
+    assert c.due(99, {1: None}) == []
 
 
 def test_the_bound_holds_where_a_blocker_is_not_related_to_the_sender() -> None:

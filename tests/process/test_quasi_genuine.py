@@ -145,3 +145,31 @@ def test_a_member_comes_back_with_its_storage_and_has_all(tmp_path: Path) -> Non
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
     play(scene())
+
+
+def test_the_topology_changes_while_groups_run() -> None:
+    """South is refused, may then send to north, and then not any more; north delivers what came in between."""
+
+    async def scene() -> None:
+        one_way = unisono.Topology(TOPOLOGY.groups, {"north": ("north", "south"), "south": ("south",)})
+        groups = await join_all(one_way, one_way.members, free_addresses(one_way.members))
+        try:
+            with pytest.raises(unisono.NotRelated, match="change_topology"):
+                await groups[5].send(b"no", to=("north",))
+            await groups[4].change_topology(("north", "south"))
+            await groups[4].send(b"now it may", to=("north", "south"))
+            await groups[1].send(b"as before", to=("north", "south"))
+            orders = await asyncio.gather(*(finals(group, 2) for group in groups.values()))
+            assert all(order == orders[0] for order in orders)
+            assert sorted(orders[0]) == [(1, 0), (4, 0)]
+            await groups[6].change_topology(("south",))
+            with pytest.raises(unisono.NotRelated, match="lets it send to south"):
+                await groups[6].send(b"no", to=("north",))
+            with pytest.raises(unisono.InvalidPolicy, match="'west' is none of the groups"):
+                await groups[6].change_topology(("west",))
+            await groups[1].send(b"waits for nobody", to=("north",))
+            assert await finals(groups[2], 1) == [(1, 1)]
+        finally:
+            await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())

@@ -5,6 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.wire.bond import (
+    Bond,
+    Confirm,
+    Control,
+    Relate,
+    What,
+    control_body,
+    control_of,
+    decode_bond,
+    encode_bond,
+)
 from unisono.wire.frame import Kind
 from unisono.wire.multigroup import (
     DECODERS,
@@ -33,6 +44,7 @@ from unisono.wire.multigroup import (
 )
 from unisono.wire.multigroup_state import (
     GroupState,
+    RelationState,
     StreamState,
     decode_foreign,
     decode_state,
@@ -57,8 +69,24 @@ parcels = st.builds(
 )
 casts = st.builds(Cast, numbers, masks, parcels)
 entries = st.builds(Entry, stamps, masks, parcels)
+bonds = st.builds(
+    Bond, st.sampled_from(What), st.integers(0, 63), st.integers(0, 2**32 - 1), numbers, st.integers(0, 2**79)
+)
+controls = st.one_of(st.builds(Relate, st.integers(0, 2**64 - 1)), st.builds(Confirm, numbers))
 items: st.SearchStrategy[Item] = st.one_of(
-    casts, st.builds(Null, numbers, stamps), st.builds(Heard, st.integers(0, 63), numbers)
+    casts, st.builds(Null, numbers, stamps), st.builds(Heard, st.integers(0, 63), numbers), bonds
+)
+relations = st.builds(
+    RelationState,
+    numbers,
+    st.integers(0, 2**64 - 1),
+    st.dictionaries(
+        st.integers(0, 63), st.tuples(st.integers(0, 4), st.integers(0, 2**32 - 1), numbers, numbers), max_size=3
+    ),
+    st.dictionaries(
+        st.integers(0, 63), st.tuples(st.integers(0, 2**32 - 1), st.booleans(), stamps, numbers), max_size=3
+    ),
+    st.dictionaries(members, numbers, max_size=3),
 )
 states = st.builds(
     GroupState,
@@ -74,12 +102,32 @@ states = st.builds(
     st.lists(st.tuples(st.integers(0, 63), numbers, entries), max_size=3).map(tuple),
     st.tuples(stamps, st.integers(0, 63)),
     st.dictionaries(st.tuples(members, st.integers(0, 2**32 - 1)), st.binary(max_size=20), max_size=2),
+    relations,
 )
 
 
 @given(casts)
 def test_casts(cast: Cast) -> None:
     assert decode_cast(encode_cast(cast)) == cast
+
+
+@given(controls, members, numbers)
+def test_controls_travel_as_messages_to_nobody(control: Control, sender: int, ts: int) -> None:
+    parcel = encode_parcel(Parcel(sender, 1, 0, 0, 0, control_body(control)))
+    cast = decode_cast(encode_cast(Cast(ts, 0, parcel)))
+    assert cast is not None
+    assert control_of(cast.parcel) == control
+
+
+@given(parcels)
+def test_any_other_message_to_nobody_is_refused(parcel: bytes) -> None:
+    assert (decode_cast(encode_cast(Cast(1, 0, parcel))) is None) is (control_of(parcel) is None)
+
+
+@given(bonds)
+def test_bonds(bond: Bond) -> None:
+    assert decode_bond(encode_bond(bond)) == bond
+    assert decode_bond(encode_bond(bond)[:-1]) is None
 
 
 @given(st.lists(items, max_size=5))
@@ -109,7 +157,7 @@ def test_records(source: int, number: int, entry: Entry) -> None:
     assert decode_foreign(encode_foreign(source, number, entry)) == (source, number, entry)
 
 
-@given(st.sampled_from([Kind.CAST, Kind.STREAM, Kind.APPLIED, Kind.CALL]), st.binary(max_size=200))
+@given(st.sampled_from([Kind.CAST, Kind.STREAM, Kind.APPLIED, Kind.CALL, Kind.BOND]), st.binary(max_size=200))
 def test_anything_is_decoded_or_refused(kind: Kind, data: bytes) -> None:
     DECODERS[kind](data)
     decode_value(data)

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Loss, Span
+from unisono.model.scenario import Expect, SendsChange, Workload
 from unisono.model.scenario_text import parse_scenario
 from unisono.orders import group_log
-from unisono.orders.gate import Gate
+from unisono.orders.gate import Gate, Source
 from unisono.orders.proposals import Proposals
+from unisono.orders.relation import Relation, Tie
 from unisono.sim.run import run
+from unisono.wire.bond import Control
 from unisono.wire.multigroup import Cast, Entry, stamp_of
 from unisono.wire.parcel import Parcel
 
@@ -48,9 +53,30 @@ def contended(seed: int) -> dict[str, Verdict]:
     return check_all(result.trace, until_ns=result.until_ns)
 
 
-def found(names: tuple[str, ...]) -> Verdict:
+def changing(seed: int) -> dict[str, Verdict]:
+    """Three groups of which one begins to send to another, and stops, and begins again, under load."""
+    path = Path(__file__).parents[2] / "scenarios" / "quasi_genuine_topology_change.toml"
+    scenario = parse_scenario(path.read_text("utf-8"), path.name)
+    turns = (("market",), ("market", "floor", "archive"))
+    steps = tuple(SendsChange(2 + turn % 2, (turn + 1) * 40 * NS_PER_MS, turns[turn % 2]) for turn in range(8))
+    loads = dict.fromkeys(scenario.members, Workload("poisson", rate=150.0))
+    busy = replace(
+        scenario,
+        workloads=loads,
+        faults=(Loss(Span(), 0.05),),
+        steps=steps,
+        run_ns=400 * NS_PER_MS,
+        expect=Expect(bound_ns=500 * NS_PER_MS),
+    )
+    assert busy.multigroup is not None
+    result = run(busy, seed)
+    over_time = genuineness_over_time(busy.multigroup.topology, result.trace, result.contacts)
+    return check_all(result.trace, until_ns=result.until_ns) | {"genuineness": over_time}
+
+
+def found(names: tuple[str, ...], play: Callable[[int], dict[str, Verdict]] = contended) -> Verdict:
     for seed in SEEDS:
-        for name, verdict in contended(seed).items():
+        for name, verdict in play(seed).items():
             if name in names and verdict.status is Status.VIOLATED:
                 return verdict
     pytest.fail(f"{len(SEEDS)} runs with a planted defect, and none was found out")
@@ -83,6 +109,34 @@ def test_messages_keep_their_time_stamps_whatever_was_decided_before(monkeypatch
     """003-1: the larger of the time stamp and what follows the last stamp, without the second part."""
     monkeypatch.setattr(group_log, "stamp_after", lambda _last, ts, sender: stamp_of(ts, sender))
     assert found(("total_order", "fifo")).witness is not None
+
+
+def test_without_a_planted_defect_the_topology_changes_well() -> None:
+    assert {verdict.status for verdict in changing(SEEDS[0]).values()} == {Status.VALID}
+
+
+def test_a_new_sender_s_barrier_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Source.holds_up
+    monkeypatch.setattr(Source, "holds_up", lambda its, stamp: its.epoch == 1 and right(its, stamp))
+    assert found(("total_order", "uniform_agreement"), changing).witness is not None
+
+
+def test_a_stream_ends_before_all_members_have_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Relation.control
+
+    def control(relation: Relation, sender: int, said: Control) -> None:
+        right(relation, sender, said)
+        for tied in relation.out.values():
+            tied.tie = Tie.CLOSED if tied.tie is Tie.CLOSING else tied.tie
+
+    monkeypatch.setattr(Relation, "control", control)
+    assert found(("validity", "uniform_agreement"), changing).witness is not None
+
+
+def test_a_sender_that_stops_is_let_go_before_its_last_messages_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Source.holds_up
+    monkeypatch.setattr(Source, "holds_up", lambda its, stamp: its.ends is None and right(its, stamp))
+    assert found(("total_order", "uniform_agreement", "validity"), changing).witness is not None
 
 
 def test_what_is_late_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
 from tests.simulation.seed_ranges import run_ranges
 
-from unisono.check.multigroup import genuineness
+from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.model.faults import Pause
 from unisono.model.scenario import Workload
 from unisono.orders import quasi_genuine
 from unisono.sim.groups_at_rest import AtRest
@@ -37,8 +38,17 @@ def outcome(seed: int) -> tuple[Result, dict[str, Verdict]]:
     assert scenario.multigroup is not None
     if len(result.trace) == 0:
         return result, {}
-    found = check_all(result.trace, until_ns=result.until_ns)
-    return result, found | {"genuineness": genuineness(scenario.multigroup.topology, result.pairs)}
+    return result, check_all(result.trace, until_ns=result.until_ns) | {"genuineness": genuine(result)}
+
+
+def genuine(result: Result) -> Verdict:
+    """Whether only related groups have talked, at any time."""
+    rules = result.scenario.multigroup
+    assert rules is not None
+    if not result.contacts:
+        return genuineness(rules.topology, result.pairs)
+    pauses = [fault.to_ns - fault.from_ns for fault in result.scenario.faults if isinstance(fault, Pause)]
+    return genuineness_over_time(rules.topology, result.trace, result.contacts, max(pauses, default=0))
 
 
 def problems(seed: int) -> list[str]:
@@ -92,7 +102,7 @@ def test_the_swarm_is_not_tame() -> None:
         senders = sum(load != Workload() for load in scenario.workloads.values())
         happen["several senders"] += senders > 1
         happen["many senders"] += senders >= 8
-    assert min(happen[what] for what in ("Crash", "Restart", "Loss", "asymmetric")) >= 200
+    assert min(happen[what] for what in ("Crash", "Restart", "Loss", "asymmetric", "SendsChange")) >= 200
     assert min(happen[what] for what in ("Pause", "Duplication", "Reordering", "Partition", "early")) >= 50
     assert min(happen[f"{count} groups"] for count in range(2, 7)) >= 40
     assert min(happen[what] for what in ("periodic", "clocks drifting", "clocks adversarial")) >= 150
@@ -114,8 +124,10 @@ def test_what_is_drawn_really_happens() -> None:
         sources = {home.topology.group_of(member) for member in sends.member.tolist()}
         happen["several sources"] += len(sources) > 1
         happen["messages"] += len(sends)
+        happen["relation changed"] += any(note.startswith("topology: ") for note in result.trace.notes)
     assert min(happen["touched"], happen["several sources"]) >= 8
     assert happen["came back"] >= 4
+    assert happen["relation changed"] >= 5
     assert happen["leader lost"] >= 2
     assert happen["messages"] >= 200
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.check.multigroup import genuineness, multigroup_agreement
+from unisono.check.multigroup import DELAYS_AFTER, genuineness, genuineness_over_time, multigroup_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.model.durations import NS_PER_MS
+from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
@@ -148,3 +150,69 @@ def test_a_cycle_over_three_groups_is_found_though_no_two_members_disagree() -> 
 def test_only_related_groups_talk(pair: tuple[int, int], status: Status) -> None:
     """A relation in one direction is enough: what is sent one way is acknowledged the other way."""
     assert genuineness(PAIR, {(1, 2): 9, pair: 3}).status is status
+
+
+class Changing(Run):
+    """Group a begins to send to c and stops, told by its members as they learn of it; Δ is 5 ms."""
+
+    def trace(self) -> Trace:
+        delta_ns = 5 * NS_PER_MS
+        return self.memory.trace(RunMeta("r", "g", "quasi_genuine", PAIR.members, delta_ns, 0, 1, None, True, "made"))
+
+    def tell(self, at_ms: int, member: int, *talks: str) -> None:
+        event = TopologyChange.of(member, ("a",), ("a",), talks, settled=True)
+        times = {"real_ns": at_ms * NS_PER_MS, "local_ns": at_ms * NS_PER_MS}
+        note = f"{event.kind}: {event.text}"
+        self.memory.recorder(member, life=1).event(EventKind.NOTICE, slot=0, note=note, **times)
+
+    def judged(self, contacts: dict[tuple[int, int], list[int]], paused_ms: int = 0) -> Verdict:
+        at = {pair: [ms * NS_PER_MS for ms in times] for pair, times in contacts.items()}
+        return genuineness_over_time(PAIR, self.trace(), at, paused_ms * NS_PER_MS)
+
+
+@pytest.mark.parametrize(
+    ("contacts", "status"),
+    [
+        ({(1, 5): [98]}, Status.VIOLATED),
+        ({(1, 5): [100, 150, 200]}, Status.VALID),
+        ({(5, 1): [100, 200]}, Status.VALID),
+        ({(1, 5): [200, 230]}, Status.VIOLATED),
+        ({(5, 1): [230]}, Status.VIOLATED),
+        ({(2, 5): [230, 290]}, Status.VALID),
+        ({(1, 3): [5, 500], (1, 2): [7]}, Status.VALID),
+        ({(1, 0): [150]}, Status.VIOLATED),
+    ],
+)
+def test_who_talks_when_the_topology_changes(contacts: dict[tuple[int, int], list[int]], status: Status) -> None:
+    """Member 2 learns of the end later than member 1; member 5, of the other group, says nothing."""
+    run = Changing()
+    for member, ends in ((1, 200), (2, 300)):
+        run.tell(100, member, "a", "b", "c")
+        run.tell(ends, member, "a", "b")
+    verdict = run.judged(contacts)
+    assert verdict.status is status
+    if status is Status.VIOLATED:
+        assert verdict.witness is not None
+        assert "not related" in verdict.witness.text or "everybody" in verdict.witness.text
+
+
+def test_what_was_under_way_is_answered() -> None:
+    run = Changing()
+    for member in (1, 2):
+        run.tell(100, member, "a", "b", "c")
+        run.tell(200, member, "a", "b")
+    grace_ms = DELAYS_AFTER * 5
+    assert run.judged({(5, 1): [200 + grace_ms - 1]}).status is Status.VALID
+    assert run.judged({(5, 1): [202 + grace_ms]}).status is Status.VIOLATED
+    assert run.judged({(5, 1): [202 + grace_ms]}, paused_ms=5).status is Status.VALID
+
+
+def test_a_new_life_begins_with_what_was_declared() -> None:
+    run = Changing()
+    run.tell(1, 1, "a")
+    assert run.judged({(1, 3): [50]}).status is Status.VALID, "member 3 knows of no change"
+    run.tell(1, 3, "b")
+    assert run.judged({(1, 3): [50]}).status is Status.VIOLATED
+    run.now = 40 * NS_PER_MS
+    run.crash(1)
+    assert run.judged({(1, 3): [50]}).status is Status.VALID

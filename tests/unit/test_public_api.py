@@ -36,6 +36,7 @@ NAMES = [
     "Stats",
     "TimingChange",
     "Topology",
+    "TopologyChange",
     "UnisonoError",
     "View",
     "ViewChange",

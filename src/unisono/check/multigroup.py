@@ -8,7 +8,8 @@ only what two members both deliver, and look for cycles. Genuineness: groups tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,18 @@ import numpy as np
 from unisono.check.codes import Codes, message_at, message_codes, position_at
 from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.model.durations import NS_PER_MS
+from unisono.model.events import topology_talks
 from unisono.model.topology import Topology
+from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 VALIDITY = "validity"
 AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
+DELAYS_AFTER = 4
+"""So many delays after a relation has ended there are still answers to what was under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,60 @@ def _destined(run: _Run) -> Verdict:
     message, at = message_at(deliveries, row), position_at(deliveries, row)
     text = f"member {at.member} delivered {message} at index {at.index}, which was not for it"
     return Verdict(DESTINED, Status.VIOLATED, Witness((message,), (at.member,), (at,), text), len(rows))
+
+
+class _Talks:
+    """With which groups each member talks, as it goes by what its group has agreed on: told in TOPOLOGY notices."""
+
+    def __init__(self, topology: Topology, trace: Trace) -> None:
+        declared = {member: frozenset(topology.neighbours(topology.group_of(member))) for member in topology.members}
+        self._since: dict[int, tuple[list[int], list[frozenset[str]]]] = {
+            member: ([0], [groups]) for member, groups in declared.items()
+        }
+        told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
+        for row in np.argsort(told.real_ns, kind="stable").tolist():
+            crashed, note = told.kind[row] == EventKind.CRASH.code, int(told.note[row])
+            talks = topology_talks(told.notes[note]) if note != ABSENT and not crashed else None
+            if crashed or talks is not None:
+                member = int(told.sender[row] if crashed else told.member[row])
+                times, groups = self._since[member]
+                times.append(int(told.real_ns[row]))
+                # A new life begins with what was declared, and reads on from there.
+                groups.append(frozenset(talks) if talks is not None else declared[member])
+
+    def related(self, member: int, group: str, from_ns: int, to_ns: int) -> bool:
+        """Whether it talks with a group at some time between these."""
+        times, groups = self._since[member]
+        first, last = bisect_right(times, from_ns) - 1, bisect_right(times, to_ns)
+        return any(group in groups[at] for at in range(max(first, 0), last))
+
+
+def genuineness_over_time(
+    topology: Topology, trace: Trace, contacts: Mapping[tuple[int, int], Sequence[int]], paused_ns: int = 0
+) -> Verdict:
+    """As `genuineness`, where the topology changes: one of the two had the other as related then, or just before.
+
+    `contacts` says when each member has sent to each. What is under way when a relation ends is still answered, after
+    some delays, or when a member that stood still, for `paused_ns` at most, goes on.
+    """
+    grace_ns = paused_ns + DELAYS_AFTER * (trace.meta.delta_ns + trace.meta.gamma_ns)
+    talks, wrong = _Talks(topology, trace), []
+    for (sender, receiver), times in sorted(contacts.items()):
+        if receiver == 0:
+            wrong.append((times[0], sender, receiver))
+            continue
+        home, there = topology.group_of(sender), topology.group_of(receiver)
+        for when in () if home == there else times:
+            span = (when - grace_ns, when + NS_PER_MS)
+            if not talks.related(sender, there, *span) and not talks.related(receiver, home, *span):
+                wrong.append((when, sender, receiver))
+                break
+    if not wrong:
+        return Verdict(GENUINENESS, Status.VALID)
+    when, sender, receiver = min(wrong)
+    text = f"member {sender} sent to {receiver or 'everybody'} at {when} ns, when their groups were not related"
+    nothing: tuple[MessageId, ...] = ()
+    return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))
 
 
 def genuineness(topology: Topology, pairs: Mapping[tuple[int, int], int]) -> Verdict:

@@ -8,14 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unisono.check.multigroup import genuineness
+from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cli.options import add_json, print_json
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import ms
+from unisono.model.faults import Pause
 from unisono.model.scenario import Scenario
 from unisono.model.scenario_text import parse_scenario
+from unisono.model.topology import Topology
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate
 from unisono.trace.files import write_trace
@@ -74,6 +76,13 @@ def _seeds(options: argparse.Namespace, scenario: Scenario) -> range:
     return range(int(first), int(last) + 1)
 
 
+def _genuineness(topology: Topology, result: Result) -> Verdict:
+    if not result.contacts:
+        return genuineness(topology, result.pairs)
+    pauses = [fault.to_ns - fault.from_ns for fault in result.scenario.faults if isinstance(fault, Pause)]
+    return genuineness_over_time(topology, result.trace, result.contacts, max(pauses, default=0))
+
+
 def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, Any], dict[str, Verdict]]:
     result: Result = simulate(scenario, seed)
     trace = result.trace
@@ -81,7 +90,7 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
         write_trace(keep, trace)
     verdicts = check_all(trace, until_ns=result.until_ns)
     if scenario.multigroup is not None:
-        verdicts["genuineness"] = genuineness(scenario.multigroup.topology, result.pairs)
+        verdicts["genuineness"] = _genuineness(scenario.multigroup.topology, result)
     status = overall(verdicts)
     first = next((v for v in verdicts.values() if v.status is status and v.status is not Status.VALID), None)
     figures = latency_of(verdicts).figures

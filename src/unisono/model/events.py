@@ -203,6 +203,44 @@ class SlaCleared(Notice):
     id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TopologyChange(Notice):
+    """Who may send to whom has changed for this member's group, at one point of what it agrees on (paper 003).
+
+    To `sends_to` it may send from here on; `receives_from` are the groups that it waits for. `settled` once the other
+    groups have followed in all that was wished for.
+    """
+
+    sends_to: tuple[str, ...] = ()
+    receives_from: tuple[str, ...] = ()
+    settled: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        member: int,
+        sends_to: tuple[str, ...],
+        receives_from: tuple[str, ...],
+        talks: tuple[str, ...],
+        settled: bool,
+    ) -> TopologyChange:
+        """As it is told; `talks` are the groups that it exchanges datagrams with, to the end of what is under way."""
+        said = (sends_to, receives_from, talks)
+        lists = [", ".join(names) or "nobody" for names in said]
+        text = f"sends to {lists[0]}; receives from {lists[1]}{_TALKS}{lists[2]}"
+        return cls("topology", text, member, None, sends_to, receives_from, settled)
+
+
+_TALKS = "; talks with "
+
+
+def topology_talks(note: str) -> tuple[str, ...] | None:
+    """From a trace's note of a TopologyChange: the groups that the member talks with; None if it is something else."""
+    if not note.startswith("topology: "):
+        return None
+    return tuple(note.rpartition(_TALKS)[2].split(", "))
+
+
 SlaVerdict: TypeAlias = SlaViolation | SlaCleared
 """What is told of an agreement."""
 

@@ -118,6 +118,15 @@ class SlotChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SendsChange:
+    """A member asks its group to send to these groups from now on, and to no others."""
+
+    member: int
+    at_ns: int
+    sends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """A member that has crashed comes back, as a new incarnation that remembers nothing."""
 
@@ -125,7 +134,7 @@ class Restart:
     at_ns: int
 
 
-Step: TypeAlias = Start | Leave | RateChange | SlotChange | Restart
+Step: TypeAlias = Start | Leave | RateChange | SlotChange | SendsChange | Restart
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from unisono.model.scenario import (
     Restart,
     Scenario,
     Send,
+    SendsChange,
     SlotChange,
     Start,
     Step,
@@ -37,7 +38,8 @@ from unisono.model.scenario import (
 )
 from unisono.model.tables import Table
 from unisono.model.timing import Timing
-from unisono.model.topology_text import parse_topology
+from unisono.model.topology import Multigroup
+from unisono.model.topology_text import parse_sends, parse_topology
 from unisono.model.views import View
 
 
@@ -83,7 +85,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
         routes=routes,
         clocks=_clocks(top.table("clocks"), members, timing),
         faults=tuple(_fault(table, members) for table in top.tables("fault")),
-        steps=tuple(_step(table, members, rates) for table in top.tables("step")),
+        steps=tuple(_step(table, members, rates, multigroup) for table in top.tables("step")),
         expect=_expect(top.table("expect")),
     )
     for table in (group, run, top):
@@ -272,9 +274,11 @@ def _clocks(table: Table, members: tuple[int, ...], timing: Timing) -> Clocks:
     return clocks
 
 
-def _step(table: Table, members: tuple[int, ...], rates: Mapping[int, Rate]) -> Step:
-    kind = table.choice("kind", ("start", "leave", "rate", "slot", "restart"))
+def _step(table: Table, members: tuple[int, ...], rates: Mapping[int, Rate], multigroup: Multigroup | None) -> Step:
+    kind = table.choice("kind", ("start", "leave", "rate", "slot", "topology", "restart"))
     member, at = table.member("member", members), table.duration("at")
+    if kind == "topology":
+        return SendsChange(member, at, parse_sends(table, multigroup))
     if kind == "slot":
         theta_ns = table.duration("slot")
         table.checked("slot", lambda: Timing(0, 0, theta_ns))

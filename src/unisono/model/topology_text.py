@@ -34,6 +34,18 @@ def parse_topology(table: Table) -> tuple[Multigroup, Routes]:
     return rules, routes
 
 
+def parse_sends(table: Table, multigroup: Multigroup | None) -> tuple[str, ...]:
+    """The groups that a step has a group send to."""
+    value = table.taken("sends")
+    if multigroup is None:
+        raise table.error("kind", "without [topology] there is nothing to change")
+    names = multigroup.topology.names
+    if not isinstance(value, list) or not all(name in names for name in value):
+        raise table.error("sends", f"a list of groups is needed, of {', '.join(names)}, not {value!r}")
+    table.done()
+    return tuple(value)
+
+
 def _lists(table: Table, field: str, kind: type[_Item], wanted: str) -> dict[str, tuple[_Item, ...]]:
     value = table.taken(field)
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ not related to. Whatever was lost is asked for again by who is held up.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Container
 
 from unisono.model.topology import Topology
 from unisono.wire.multigroup import time_of
@@ -19,7 +20,7 @@ class BarrierCalls:
     """The book that one member keeps. Groups are their numbers."""
 
     def __init__(self, topology: Topology, me: str) -> None:
-        self._topology = topology
+        self.topology = topology
         self.me = topology.index(me)
         number = topology.index
         self.receivers = tuple(number(name) for name in topology.receivers_from(me))
@@ -28,6 +29,8 @@ class BarrierCalls:
             number(one): frozenset(number(other) for other in topology.neighbours(one)) for one in topology.names
         }
         self._senders_to = {number(name): tuple(map(number, topology.senders_to(name))) for name in topology.names}
+        self._fresh: frozenset[int] = frozenset()
+        """Senders that began while the groups ran: others need not know that they may hold something up here."""
         self._wanted: list[int] = []
         """How far the own group's stamps are to come, ascending."""
         self._owed: dict[int, list[int]] = {}
@@ -36,9 +39,24 @@ class BarrierCalls:
         self._expected: dict[int, int] = {}
         """By sending group, the barrier that it has been asked for, by whomever."""
 
+    def change(self, receivers: tuple[int, ...], senders: tuple[int, ...], fresh: frozenset[int]) -> None:
+        """From now on this group sends to those and gets from these; who else is related is as it was declared."""
+        me = self.me
+        for group in senders:
+            if group not in self.senders:
+                self._expected.pop(group, None)
+        self.receivers, self.senders, self._fresh = receivers, senders, fresh
+        related = frozenset({me, *receivers, *senders})
+        for group, others in self._related.items():
+            self._related[group] = others | {me} if group in related else others - {me}
+            listed = [sender for sender in self._senders_to[group] if sender != me]
+            self._senders_to[group] = tuple(sorted([*listed, me] if group in receivers else listed))
+        self._related[me], self._senders_to[me] = related, senders
+        self._owed = {group: owed for group, owed in self._owed.items() if group in receivers}
+
     def members(self, group: int) -> tuple[int, ...]:
         """Who is in a group."""
-        return tuple(self._topology.groups[self._topology.names[group]])
+        return tuple(self.topology.groups[self.topology.names[group]])
 
     def hints(self, mask: int) -> list[int]:
         """Whom a sender of this group tells of a message: its other destinations and the blockers it is related to."""
@@ -66,7 +84,7 @@ class BarrierCalls:
         for group in self.senders:
             if group != self.me and self._expected.get(group, 0) < stamp:
                 self._expected[group] = stamp
-                if group not in self._related[source]:
+                if group not in self._related[source] or (group in self._fresh and group != source):
                     unreached.append(group)
         return unreached
 
@@ -103,10 +121,12 @@ class BarrierCalls:
             self._expected[group] = stamp
         return found
 
-    def due(self, last: int) -> list[int]:
-        """The groups that are owed a barrier which this group's stamps have reached."""
+    def due(self, last: int, ready: Container[int]) -> list[int]:
+        """The groups, of those ready for it, that are owed a barrier which this group's stamps have reached."""
         found = []
         for group, owed in self._owed.items():
+            if group not in ready:
+                continue
             reached = max((stamp for stamp in owed if stamp <= last), default=0)
             if reached:
                 owed[:] = [stamp for stamp in owed if stamp > last]
@@ -115,9 +135,10 @@ class BarrierCalls:
                 found.append(group)
         return found
 
-    def behind(self, last: int, threshold_ns: int) -> list[int]:
-        """The groups that have not been told of the stamps for as long as the threshold."""
-        found = [group for group in self.receivers if time_of(last) >= time_of(self._told.get(group, 0)) + threshold_ns]
+    def behind(self, last: int, threshold_ns: int, ready: Container[int]) -> list[int]:
+        """The groups, of those ready for it, that have not been told of the stamps for as long as the threshold."""
+        due = time_of(last) - threshold_ns
+        found = [group for group in self.receivers if group in ready and due >= time_of(self._told.get(group, 0))]
         for group in found:
             self._told[group] = last
         return found

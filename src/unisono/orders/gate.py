@@ -7,8 +7,10 @@ as many entries as have been applied. Then the smallest (stamp, group) is delive
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
+from unisono.orders.relation import Incoming
 from unisono.wire.multigroup import Entry
 from unisono.wire.multigroup_state import GroupState
 
@@ -22,14 +24,21 @@ PENDING_MAX = 1 << 16
 class Source:
     """Another group, as far as it has been heard."""
 
-    __slots__ = ("applied", "barrier", "early", "promises")
+    __slots__ = ("applied", "barrier", "early", "ends", "epoch", "promises")
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.ends: int | None = None
+        """After so many entries nothing comes any more."""
         self.applied = 0
         self.barrier = 0
         self.early: dict[int, Entry] = {}
         self.promises: dict[int, int] = {}
         """By number of entries, the barrier that whoever has them has."""
+
+    def holds_up(self, stamp: int) -> bool:
+        """Whether something with an earlier stamp may come."""
+        return self.barrier < stamp and (self.ends is None or self.applied < self.ends)
 
 
 class Gate:
@@ -43,6 +52,21 @@ class Gate:
         self.delivered = (0, 0)
         self.top = 0
         """The largest stamp that has waited here."""
+        self.recalled: dict[int, list[tuple[int, Entry]]] = {}
+        """Entries of an earlier life, whose groups have not been admitted yet in this one."""
+
+    def follow(self, into: Mapping[int, Incoming]) -> None:
+        """These groups send here, or have until now; whoever begins has no smaller stamps than were used up here."""
+        for source, came in into.items():
+            its = self.sources.get(source)
+            if its is None:
+                its = self.sources[source] = Source(0)
+            if its.epoch != came.epoch:
+                its.epoch = came.epoch
+                for number, entry in self.recalled.pop(source, ()):
+                    self.recall(source, number, entry)
+                self.promise(source, came.head, came.stamp)
+            its.ends = None if came.open else came.head
 
     def add_own(self, entry: Entry) -> None:
         """A message of the own group has been decided."""
@@ -86,7 +110,9 @@ class Gate:
     def recall(self, source: int, number: int, entry: Entry) -> None:
         """An entry that was applied in an earlier life."""
         its = self.sources.get(source)
-        if its is not None and number == its.applied + 1:
+        if its is None:
+            self.recalled.setdefault(source, []).append((number, entry))
+        elif number == its.applied + 1:
             its.applied = number
             self._apply(source, its, number, entry)
 
@@ -94,7 +120,10 @@ class Gate:
         """What can be delivered now, in order, with the groups that it comes from."""
         if not self.pending:
             return []
-        limit = min([own_last, *(its.barrier for its in self.sources.values())])
+        limit = own_last
+        for its in self.sources.values():
+            if its.holds_up(limit):
+                limit = its.barrier
         out: list[tuple[int, Entry]] = []
         pending = self.pending
         while pending and pending[0][0] <= limit:
@@ -108,7 +137,7 @@ class Gate:
         if not self.pending:
             return []
         stamp = self.pending[0][0]
-        return [source for source, its in self.sources.items() if its.barrier < stamp]
+        return [source for source, its in self.sources.items() if its.holds_up(stamp)]
 
     def save(self, state: GroupState) -> None:
         """Put what has been heard and not delivered into a state."""

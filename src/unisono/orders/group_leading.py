@@ -13,11 +13,14 @@ from unisono.orders.barrier_calls import BarrierCalls
 from unisono.orders.group_log import GroupLog
 from unisono.orders.outward import Outward
 from unisono.orders.proposals import Proposals
+from unisono.orders.relation import Tie
+from unisono.wire.bond import Bond, What
 from unisono.wire.multigroup import Heard, Item, Null, encode_value, stamp_of, time_of
 
 NULL_BYTES = 64
 """What is kept free in a value for a null and notes of what is not needed any more."""
 HEARD_AT_ONCE = 2
+BONDS_AT_ONCE = 8
 
 
 class GroupLeading:
@@ -31,6 +34,8 @@ class GroupLeading:
         """How far what was proposed brings the stamps, and the number of the next null."""
         self._null_under_way = False
         self._since = 0
+        self.bonds: dict[tuple[What, int], Bond] = {}
+        """What other groups ask this one to agree on; they ask again until it has."""
 
     def begin(self, now: int) -> None:
         """A new reign: what is not settled is proposed again."""
@@ -44,7 +49,10 @@ class GroupLeading:
         self._covered, self._nulls, self._null_under_way = self._log.last, self._log.nulls, False
 
     def value(self, now: int, window_ns: int, room: int) -> bytes | None:
-        """The next value, if there is anything to propose now."""
+        """The next value, if there is anything to propose now; bonds have one of their own."""
+        if self.bonds:
+            first = list(self.bonds)[:BONDS_AT_ONCE]
+            return encode_value([self.bonds.pop(what) for what in first])
         horizon = now - window_ns
         casts, top = self._proposals.take(horizon, room - NULL_BYTES)
         items: list[Item] = list(casts)
@@ -54,8 +62,7 @@ class GroupLeading:
             items.append(null)
             self._nulls, self._null_under_way = null.number + 1, True
             self._covered = max(self._covered, null.stamp)
-        if items:
-            items += self._heard()
+        items += self._heard(ended_only=not items)
         return encode_value(items) if items else None
 
     def _null(self, horizon: int, window_ns: int) -> Null | None:
@@ -74,10 +81,14 @@ class GroupLeading:
     def _last_barrier(self) -> int:
         return time_of(self._covered) if self._covered else self._since
 
-    def _heard(self) -> list[Item]:
+    def _heard(self, *, ended_only: bool) -> list[Item]:
+        """What everybody has; for that alone nothing is proposed, unless it lets go of a stream that has ended."""
         found: list[Item] = []
         for receiver, stream in self._log.streams.items():
-            upto = self._outward.heard(receiver, self._calls.members(receiver), stream)
+            ended = self._log.relation.out[receiver].tie is Tie.APART
+            if ended_only and not ended:
+                continue
+            upto = self._outward.heard(receiver, self._calls.members(receiver), stream, ended=ended)
             if upto is not None and len(found) < HEARD_AT_ONCE:
                 found.append(Heard(receiver, upto))
         return found

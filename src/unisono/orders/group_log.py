@@ -2,13 +2,16 @@
 
 A function of the decided sequence alone, so every member has the same. The messages of a decided batch are sorted by
 (time stamp, sender, number) and stamped with the larger of their time stamp and what follows the last stamp; so a stamp
-never comes too late for a barrier that was announced. Decided messages are numbered per destination group.
+never comes too late for a barrier that was announced. Decided messages are numbered per destination group. Whom the
+group sends to is decided in the same sequence (see `relation`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from unisono.orders.relation import FLOWING, Relation, Tie
+from unisono.wire.bond import Bond, What, control_in
 from unisono.wire.multigroup import Cast, Entry, Item, Null, decode_value, parcel_of, stamp_after, stamp_of
 from unisono.wire.multigroup_state import GroupState, StreamState
 
@@ -46,14 +49,25 @@ class OutStream:
 
 
 class GroupLog:
-    """One member's reading of its group's decisions. `me` is the group's number, `receivers` those it may send to."""
+    """One member's reading of its group's decisions.
 
-    def __init__(self, me: int, receivers: tuple[int, ...]) -> None:
+    `me` is the group's number, `receivers` those it may send to and `senders` those it gets from, at first; `mates` are
+    its members.
+    """
+
+    def __init__(
+        self, me: int, receivers: tuple[int, ...], senders: tuple[int, ...] = (), mates: tuple[int, ...] = ()
+    ) -> None:
         self.me = me
+        self.relation = Relation(me, receivers, senders, mates)
         self.last = 0
         """The last stamp: everything that is decided later has a larger one."""
         self.nulls = 0
         self.streams = {receiver: OutStream() for receiver in receivers if receiver != me}
+        """By receiver; also those that have ended, until everybody has all of them."""
+        self._flowing = dict(self.streams)
+        self.refused: list[tuple[int, int, int, int]] = []
+        """Messages to groups that this one sends to no longer: sender, life, first number, and those groups."""
         self._senders: dict[int, tuple[int, int]] = {}
 
     def settled(self, sender: int, incarnation: int) -> int:
@@ -77,9 +91,36 @@ class GroupLog:
                 if item.number == self.nulls:
                     self.nulls += 1
                     self.last = max(self.last, item.stamp)
+            elif isinstance(item, Bond):
+                self._bind(item)
             elif item.receiver in self.streams:
                 self.streams[item.receiver].forget(item.upto)
+                self._flow()
         return own
+
+    def _bind(self, bond: Bond) -> None:
+        if bond.what is What.ADMITTED and self.relation.news(bond):
+            # What the receiver has delivered has stamps up to this: all that is decided for it has larger ones.
+            self.last = max(self.last, bond.stamp)
+        self.relation.take(bond, self.last)
+        self._flow()
+
+    def _flow(self) -> None:
+        """Streams begin and end as the relation has it."""
+        for receiver, tied in self.relation.out.items():
+            stream = self.streams.get(receiver)
+            if tied.tie in FLOWING:
+                if stream is None:
+                    stream = self.streams[receiver] = OutStream()
+                    stream.head = tied.head
+                self._flowing[receiver] = stream
+                continue
+            self._flowing.pop(receiver, None)
+            if stream is not None:
+                tied.head = stream.head
+                if tied.tie is Tie.APART and not stream.entries:
+                    del self.streams[receiver]
+                    self.relation.steps += 1
 
     def _count(self, cast: Cast, own: list[Entry]) -> None:
         parcel = parcel_of(cast.parcel)
@@ -88,12 +129,22 @@ class GroupLog:
             return
         self._senders[sender] = (life, parcel.serial + 1)
         self.last = stamp_after(self.last, cast.ts, sender)
+        if not cast.mask:
+            control = control_in(parcel)
+            if control is not None:
+                self.relation.control(sender, control)
+                self._flow()
+            return
         entry = Entry(self.last, cast.mask, cast.parcel)
-        for receiver, stream in self.streams.items():
+        reached = 1 << self.me
+        for receiver, stream in self._flowing.items():
             if cast.mask >> receiver & 1:
                 stream.append(entry)
+                reached |= 1 << receiver
         if cast.mask >> self.me & 1:
             own.append(entry)
+        if cast.mask & ~reached:
+            self.refused.append((sender, life, parcel.first_sequence, cast.mask & ~reached))
 
     def save(self, state: GroupState) -> None:
         """Put what stands for all that was decided into a state."""
@@ -102,14 +153,18 @@ class GroupLog:
             receiver: StreamState(stream.head, stream.first, tuple(stream.entries))
             for receiver, stream in self.streams.items()
         }
+        state.relation = self.relation.save()
 
     def restore(self, state: GroupState) -> None:
         """Go on from what stands for a prefix of the decisions."""
         self.last, self.nulls, self._senders = state.last, state.nulls, dict(state.senders)
+        self.relation.restore(state.relation)
+        self.streams, self._flowing = {}, {}
         for receiver, saved in state.streams.items():
             stream = self.streams[receiver] = OutStream()
             stream.entries.extend(saved.entries)
             stream.head = saved.head
+        self._flow()
 
 
 def _place(item: Item) -> tuple[int, int]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unisono.errors import StorageError
+from unisono.layers.consensus import Consensus
+from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Restored
+from unisono.model.policy import Policy
 from unisono.model.writes import Memory, Write
 from unisono.orders.gate import Gate
 from unisono.orders.group_log import GroupLog
@@ -25,6 +28,25 @@ def own_memory(memory: Memory | None) -> Memory | None:
     if memory is None:
         return None
     return Memory(memory.number, tuple(record[1:] for record in memory.records if record[:1] == _OWN))
+
+
+def own_consensus(
+    policy: Policy, mates: tuple[int, ...], memory: Memory | None, *, window: int, retain: int
+) -> Consensus:
+    """The group's agreement, going on from what it kept."""
+    return Consensus(
+        policy.member,
+        mates,
+        every_ns=every_ns(policy.timing),
+        retry_ns=retry_ns(policy.timing),
+        max_frame=policy.max_frame,
+        incarnation=policy.incarnation,
+        epoch=policy.epoch,
+        window=window,
+        retain=retain,
+        memory=own_memory(memory),
+        lazy=True,
+    )
 
 
 def own_writes(writes: Iterable[Write]) -> list[Write]:
@@ -62,6 +84,7 @@ def restore(restored: Restored, log: GroupLog, gate: Gate, unpacking: Unpacking)
     if state is None:
         raise StorageError(f"the state that stands for the log up to {restored.k} cannot be read")
     log.restore(state)
+    gate.follow(log.relation.into)
     if not gate.restore(state):
         return None
     unpacking.pieces = {who: [pieces] for who, pieces in state.pieces.items()}

@@ -135,7 +135,10 @@ class Outward:
     def wake(self, now: int, log: GroupLog) -> None:
         """Send again what was not answered: the first of it, until there is an answer."""
         for (receiver, member), link in self._links.items():
-            if not link.due_at or now < link.due_at or receiver not in log.streams:
+            if not link.due_at or now < link.due_at:
+                continue
+            if receiver not in log.streams:
+                link.due_at = 0
                 continue
             link.tries += 1
             link.due_at = now + (self._retry_ns << min(link.tries, BACKOFF_MOST))
@@ -163,12 +166,15 @@ class Outward:
         """Whether all that was sent has been answered."""
         return all(link.acked >= link.sent for link in self._links.values())
 
-    def heard(self, receiver: int, members: tuple[int, ...], stream: OutStream) -> int | None:
-        """How many entries of a stream all members have, if that is worth agreeing on."""
+    def heard(self, receiver: int, members: tuple[int, ...], stream: OutStream, *, ended: bool = False) -> int | None:
+        """How many entries of a stream all members have, if that is worth agreeing on; of one that has ended, all."""
         links = [self._links.get((receiver, member)) for member in members]
         if any(link is None or not link.known for link in links):
             return None
         upto = min(link.acked for link in links if link is not None)
+        if ended and upto == stream.head > self._proposed.get(receiver, 0):
+            self._proposed[receiver] = upto
+            return upto
         if upto < max(stream.first - 1, self._proposed.get(receiver, 0)) + HEARD_EVERY:
             return None
         self._proposed[receiver] = upto

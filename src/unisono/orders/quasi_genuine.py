@@ -11,12 +11,11 @@ paper's δ + 2·T_cons. Nothing is discarded but duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from unisono.errors import InvalidPolicy
-from unisono.layers.consensus import Consensus
-from unisono.layers.views import every_ns, retry_ns
+from unisono.layers.views import retry_ns
 from unisono.model.decisions import Decided, Restored
 from unisono.model.durations import earliest
 from unisono.model.events import Left, Violation
@@ -26,19 +25,22 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.writes import Memory
 from unisono.orders.agreeing import Agreeing
+from unisono.orders.asking import Asking
 from unisono.orders.barrier_calls import BarrierCalls
 from unisono.orders.early import Early, Window
 from unisono.orders.gate import Gate
 from unisono.orders.group_leading import NULL_BYTES, GroupLeading
 from unisono.orders.group_log import GroupLog
-from unisono.orders.group_memory import foreign_write, own_memory, own_writes, recall, restore, saved
+from unisono.orders.group_memory import foreign_write, own_consensus, own_writes, recall, restore, saved
 from unisono.orders.held_up import HeldUp
 from unisono.orders.modes import Mode
 from unisono.orders.outward import Outward
 from unisono.orders.proposals import AHEAD_MAX, Proposals
 from unisono.orders.quasi_genuine_offer import latency_bound_ns
+from unisono.orders.relating import Relating
 from unisono.orders.sending import Sending
 from unisono.orders.unpacking import Unpacking
+from unisono.wire.bond import Bond
 from unisono.wire.frame import Frame, Kind, addressed
 from unisono.wire.multigroup import (
     DECODERS,
@@ -49,7 +51,6 @@ from unisono.wire.multigroup import (
     Want,
     encode_ack,
     encode_cast,
-    encode_want,
     parcel_of,
     stamp_of,
     time_of,
@@ -78,21 +79,11 @@ class QuasiGenuine(Agreeing):
         self.calls = BarrierCalls(topology, self.home)
         self.me = self.calls.me
         self._mates = self.calls.members(self.me)
-        consensus = Consensus(
-            policy.member,
-            self._mates,
-            every_ns=every_ns(policy.timing),
-            retry_ns=retry_ns(policy.timing),
-            max_frame=policy.max_frame,
-            incarnation=policy.incarnation,
-            epoch=policy.epoch,
-            window=WINDOW,
-            retain=COMPACT_EVERY,
-            memory=own_memory(memory),
-            lazy=True,
-        )
+        consensus = own_consensus(policy, self._mates, memory, window=WINDOW, retain=COMPACT_EVERY)
         super().__init__(policy, consensus)
-        self.log = GroupLog(self.me, self.calls.receivers)
+        self.asking = Asking(policy, self.calls.members, self.down)
+        self._say = self.asking.say
+        self.log = GroupLog(self.me, self.calls.receivers, self.calls.senders, self._mates)
         self.gate = Gate(self.me, self.calls.senders)
         self.proposals = Proposals()
         self.sending = Sending(policy, reserver, consensus.max_value - ITEM_BYTES - NULL_BYTES)
@@ -107,12 +98,10 @@ class QuasiGenuine(Agreeing):
         self.early = Early(self.window, policy.timing) if self.rules.optimistic else None
         self.unpacking = Unpacking(policy.timing, None if self.early is None else Grade.FINAL)
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
-        self._offered_at = 0
+        self._offered_at = self._reigns = 0
         self._leaving_since: int | None = None
         self.leading = GroupLeading(self.rules, self.log, self.proposals, self.calls, self.outward)
-        self._reigns = 0
-        self._guides: dict[int, int] = {}
-        """By other group, who seems to lead it."""
+        self.relating = Relating(policy, self.log, self.gate, self.calls, sending=self.sending, say=self._say)
         self._acks: dict[tuple[int, int], None] = {}
         periodic = self.rules.liveness == "periodic"
         self.held_up = HeldUp(max(retry_ns(policy.timing), self.bound_ns() if periodic else 0))
@@ -122,6 +111,7 @@ class QuasiGenuine(Agreeing):
             self._restore(consensus.decisions[0])
             del consensus.decisions[0]
         recall(memory, self.gate)
+        self.events += self.relating.come_up(memory)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -131,17 +121,28 @@ class QuasiGenuine(Agreeing):
 
     def submit_to(self, now: int, messages: Sequence[bytes], destinations: Sequence[str]) -> int:
         """QGFTO-Mcast; NotRelated if the topology does not let this group send there."""
-        topology = self.rules.topology
-        topology.check(self.home, destinations)
-        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None:
+        mask = self.relating.checked(destinations)
+        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or self.relating.reads():
             return 0
         begins = not self.sending.waiting
-        count = self.sending.submit(now, messages, topology.mask(destinations))
+        count = self.sending.submit(now, messages, mask)
         if begins:
             self._offered_at = now
         self.now, self.stirred = now, True
         self._offer(now)
         return count
+
+    def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
+        """The members of these groups; NotRelated if this group may not send there now."""
+        self.relating.checked(groups)
+        return self.rules.topology.members_of(groups)
+
+    def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
+        """Have the own group send to these groups and no others; the result says whether it does."""
+        done = self.relating.change(now, sends)
+        self.now, self.stirred = now, True
+        self._offer(now)
+        return done
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
@@ -170,6 +171,9 @@ class QuasiGenuine(Agreeing):
                 self.outward.hear(now, frame.sender, frame.incarnation, group, ack.applied)
             case Want() as want:
                 self._on_want(now, frame.sender, group, want)
+            case Bond() as bond if bond.group == group:
+                if self.relating.bonding.hear(now, frame.sender, bond) and self.consensus.leading:
+                    self.leading.bonds[bond.what, bond.group] = bond
             case _:
                 self.ignored["malformed"] += 1
 
@@ -183,6 +187,7 @@ class QuasiGenuine(Agreeing):
         self.consensus.wake(now)
         if self.consensus.leading:
             self.outward.wake(now, self.log)
+            self.relating.bonding.wake(now)
         self._watch(now)
 
     def wake_at(self) -> int | None:
@@ -195,7 +200,7 @@ class QuasiGenuine(Agreeing):
         if self.early is not None:
             times.append(self.early.due_at())
         if self.consensus.leading:
-            times.append(self.outward.wake_at())
+            times += [self.outward.wake_at(), self.relating.bonding.due_at()]
             if self._room():
                 times.append(self.leading.due_at(self.window.ns))
         return earliest(times)
@@ -228,7 +233,7 @@ class QuasiGenuine(Agreeing):
         unreached = self.calls.called(group, stamp, mask)
         if self.consensus.leading:
             for other in unreached:
-                self._ask(now, other, Want(stamp, 1 << self.me))
+                self.asking.ask(now, other, Want(stamp, 1 << self.me))
 
     def _on_want(self, now: int, sender: int, group: int, want: Want) -> None:
         if self.rules.liveness != "on_demand":
@@ -245,7 +250,7 @@ class QuasiGenuine(Agreeing):
             self.ignored["not a sender to this group"] += 1
             return
         if frame.burst:
-            self._guides[group] = frame.sender
+            self.asking.guides[group] = frame.sender
         fresh = self.gate.hear(group, stream.first, stream.entries)
         self.gate.promise(group, stream.head, stream.last)
         if fresh:
@@ -256,15 +261,6 @@ class QuasiGenuine(Agreeing):
             self._acks[frame.sender, group] = None
 
     # -- what this member says -------------------------------------------------------------------------------
-
-    def _say(self, now: int, kind: Kind, body: bytes, to: int) -> None:
-        me = self._policy
-        self.down.append(Frame(kind, me.member, me.incarnation, me.epoch, 0, 0, sent_ns=now, body=body, to=to))
-
-    def _ask(self, now: int, group: int, want: Want, *, everybody: bool = False) -> None:
-        guide = self._guides.get(group)
-        for member in self.calls.members(group) if guide is None or everybody else (guide,):
-            self._say(now, Kind.CALL, encode_want(want), member)
 
     def _offer(self, now: int) -> None:
         """Send messages to whoever leads, and tell the groups that they concern."""
@@ -284,7 +280,7 @@ class QuasiGenuine(Agreeing):
                     hints[group] = (sending.stamp(unsettled), hints.get(group, (0, 0))[1] | mask)
         sending.offered = min(len(sending.waiting), AHEAD_MAX)
         for group, (stamp, mask) in hints.items():
-            self._ask(now, group, Want(stamp, mask))
+            self.asking.ask(now, group, Want(stamp, mask))
 
     def _cast(self, now: int, leader: int, cast: Cast) -> None:
         """FR-MCast to all destinations, which deliver early."""
@@ -322,6 +318,7 @@ class QuasiGenuine(Agreeing):
                 moved = True
         self._deliver(now)
         if consensus.leading:
+            self.relating.bonding.wake(now)
             self._push(now)
         for member, group in self._acks:
             self._say(now, Kind.APPLIED, encode_ack(Ack(group, self.gate.sources[group].applied)), member)
@@ -361,7 +358,7 @@ class QuasiGenuine(Agreeing):
                 continue
             for entry in own:
                 self.gate.add_own(entry)
-            if decision.k % COMPACT_EVERY == 0:
+            if decision.k % COMPACT_EVERY == 0 and not self.gate.recalled:
                 self.consensus.compact(decision.k, saved(log, self.gate, self.unpacking))
         for sender, life in self.proposals.senders():
             self.proposals.settle(sender, life, log.settled(sender, life))
@@ -369,6 +366,7 @@ class QuasiGenuine(Agreeing):
             self._offered_at = now
         if self.consensus.next_free == self.consensus.decided + 1:
             self.leading.landed()
+        self.events += self.relating.follow(now, leads=self.consensus.leading)
         self._offer(now)
 
     def _deliver(self, now: int) -> None:
@@ -386,13 +384,14 @@ class QuasiGenuine(Agreeing):
             if self.log.last < self.gate.top:
                 self.calls.want(self.gate.top)
             for group in self.calls.missing(self.gate.blockers(), self.gate.top):
-                self._ask(now, group, Want(self.gate.top, 1 << self.me))
+                self.asking.ask(now, group, Want(self.gate.top, 1 << self.me))
 
     def _push(self, now: int) -> None:
         """Send(m, 'cons') to the destinations, and barriers to who needs them."""
         log, calls = self.log, self.calls
         on_demand = self.rules.liveness == "on_demand"
-        due = calls.due(log.last) if on_demand else calls.behind(log.last, self.rules.barrier_threshold_ns)
+        threshold_ns, ready = self.rules.barrier_threshold_ns, log.streams
+        due = calls.due(log.last, ready) if on_demand else calls.behind(log.last, threshold_ns, ready)
         for receiver in log.streams:
             self.outward.push(now, log, receiver, calls.members(receiver), receiver in due)
         for member, entries in self.outward.lost():
@@ -413,6 +412,7 @@ class QuasiGenuine(Agreeing):
         self.calls.reset()
         self.outward.reset(leads=self.consensus.leading)
         self.leading.begin(now)
+        self.relating.bonding.begin(now)
         self.follow(now, self._first_slot)
         self.sending.offered, self._offered_at = 0, now
         self._offer(now)
@@ -428,7 +428,7 @@ class QuasiGenuine(Agreeing):
             blockers = self.gate.blockers()
             if self.rules.liveness == "on_demand":
                 for group in blockers:
-                    self._ask(now, group, Want(self.gate.top, 1 << self.me), everybody=True)
+                    self.asking.ask(now, group, Want(self.gate.top, 1 << self.me), everybody=True)
             if self.held_up.asks == BLOCKED_AFTER and blockers:
                 names = ", ".join(self.rules.topology.names[group] for group in blockers)
                 text = f"deliveries wait for barriers of {names}, asked for {self.held_up.asks} times"

@@ -12,6 +12,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.orders.led import fitting
 from unisono.orders.packing import Packer, reservation
+from unisono.wire.bond import Control, control_body
 from unisono.wire.frame import FIRST, HEADER_BYTES, MORE, PIECE
 from unisono.wire.multigroup import CAST_BYTES, ENTRY_BYTES, STREAM_BYTES, Cast, stamp_of
 from unisono.wire.parcel import PARCEL_BYTES, Parcel, encode_parcel
@@ -89,6 +90,14 @@ class Sending:
             self.waiting.append(Unsettled(self._serial, Cast(ts, mask, encode_parcel(parcel))))
             self._serial += 1
             self._sequence += load.messages
+
+    def control(self, now: int, control: Control) -> int:
+        """A word to the own group, behind all messages so far; its serial."""
+        self._last_ts = ts = max(now, self._last_ts + 1)
+        parcel = Parcel(self._member, self._life, self._serial, self._sequence, 0, control_body(control))
+        self.waiting.append(Unsettled(self._serial, Cast(ts, 0, encode_parcel(parcel))))
+        self._serial += 1
+        return self._serial - 1
 
     def settle(self, settled: int) -> bool:
         """So many have their place; whether any more than before."""

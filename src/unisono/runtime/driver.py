@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import GroupClosed, Infeasible, InvalidPolicy, MessageTooLarge, UnisonoError
+from unisono.errors import GroupClosed, Infeasible, InvalidPolicy, MessageTooLarge, NotRelated, UnisonoError
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import Batch, Gap, Left, Notice, SlaVerdict, Step, TimingChange, ViewChange, Violation
 from unisono.model.metrics import MetricRow
@@ -176,7 +176,11 @@ class Driver:
         while (first := self._submissions.first) is not None:
             while not first.done.done():
                 piece = first.messages[first.at : first.at + self._offer_most]
-                taken = self._offer(piece, first.priority, first.groups)
+                try:
+                    taken = self._offer(piece, first.priority, first.groups)
+                except NotRelated as error:  # the topology has changed while it waited
+                    first.done.set_exception(error)
+                    break
                 first.at += taken
                 if first.at == len(first.messages):
                     first.done.set_result(None)
@@ -353,6 +357,15 @@ class Driver:
             if awaited_ns == theta_ns and not done.done():
                 done.set_result(None)
         self._slot_waits = [wait for wait in self._slot_waits if not wait[1].done()]
+
+    async def change_topology(self, sends: Sequence[str]) -> None:
+        """Ask the own group to send to these groups, and wait until all that it concerns follow."""
+        self.raise_if_closed()
+        done = self.stack.change_topology(self.clock.now(), sends)
+        self._settle()
+        while not done():
+            self.raise_if_closed()
+            await self.changed()
 
     def leave(self) -> None:
         """Depart in order; `left` is set when it is done. An application that leaves need not consume any more."""

@@ -62,6 +62,7 @@ class DurableStack:
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
         self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
         self.submit_to, self.destinations = stack.submit_to, stack.destinations
+        self.change_topology = stack.change_topology
 
     @property
     def order(self) -> Order:

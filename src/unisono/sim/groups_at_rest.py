@@ -68,6 +68,7 @@ def _nothing_waits(groups: dict[int, list[QuasiGenuine]]) -> bool:
         and not any(
             order.sending.waiting
             or order.gate.pending
+            or (order.consensus.leading and order.relating.bonding.due_at() is not None)
             or (order.consensus.leading and order.proposals.due_at() is not None)
             or any(its.applied < _head(groups, source, order.me) for source, its in order.gate.sources.items())
             for order in mates
@@ -77,4 +78,5 @@ def _nothing_waits(groups: dict[int, list[QuasiGenuine]]) -> bool:
 
 
 def _head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: int) -> int:
-    return max((order.log.streams[receiver].head for order in groups.get(source, [])), default=0)
+    streams = [order.log.streams.get(receiver) for order in groups.get(source, [])]
+    return max((stream.head for stream in streams if stream is not None), default=0)

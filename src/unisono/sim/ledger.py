@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unisono.model.durations import NS_PER_MS
 from unisono.stack import Datagram
 from unisono.wire.frame import KIND_AT, Kind, unpack_header
 
@@ -42,10 +43,21 @@ class Load:
 class Ledger:
     """Counts the datagrams of every member; one to everyone counts once, as the paper's net-mcast does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timed: bool = False) -> None:
         self.loads: dict[int, Load] = {}
+        self.contacts: dict[tuple[int, int], list[int]] = {}
+        """When each member has sent to each, to the millisecond; empty unless `timed`."""
+        self.timed = timed
         self.pairs: Counter[tuple[int, int]] = Counter()
         """How many datagrams each member has sent to each; 0 stands for everybody."""
+
+    def meet(self, now: int, member: int, datagrams: Sequence[Datagram]) -> None:
+        """A member sends these now."""
+        when = now - now % NS_PER_MS
+        for datagram in datagrams:
+            times = self.contacts.setdefault((member, datagram.to), [])
+            if not times or times[-1] != when:
+                times.append(when)
 
     def note(self, member: int, datagrams: Sequence[Datagram]) -> None:
         """A member sends these."""

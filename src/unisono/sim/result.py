@@ -47,6 +47,8 @@ class Result:
     """By member, its frames and bytes in each slot."""
     pairs: dict[tuple[int, int], int]
     """How many datagrams each member has sent to each; 0 stands for everybody."""
+    contacts: dict[tuple[int, int], list[int]]
+    """When each member has sent to each, to the millisecond; only where the topology changes under way."""
     violations: dict[int, list[Violation]]
     fault_hits: tuple[int, ...]
     """How many datagrams each of the scenario's faults on links has touched."""

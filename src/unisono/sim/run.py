@@ -11,7 +11,7 @@ from unisono.errors import InvalidPolicy, ScenarioError
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Pause, described
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SlotChange, Start
+from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SendsChange, SlotChange, Start
 from unisono.model.workloads import offers
 from unisono.orders.priority import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
@@ -77,6 +77,7 @@ def run(
         unsent={member: node.waiting for member, node in nodes.items()},
         loads=world.ledger.loads if world.ledger is not None else {},
         pairs=dict(world.ledger.pairs) if world.ledger is not None else {},
+        contacts=world.ledger.contacts if world.ledger is not None else {},
         violations={member: node.violations for member, node in nodes.items()},
         fault_hits=tuple(fault.hits for fault in world.network.faults),
     )
@@ -102,7 +103,7 @@ def prepare(
         start_ns=start,
         send_until=start + scenario.run_ns,
         memory=memory,
-        ledger=Ledger(),
+        ledger=Ledger(timed=any(isinstance(step, SendsChange) for step in scenario.steps)),
         check=check,
         payloads=payloads,
     )
@@ -166,6 +167,8 @@ def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimD
                 world.new_rate(start + step.at_ns, step.member, step.rate)
             case SlotChange():
                 world.new_slot(start + step.at_ns, step.member, step.theta_ns)
+            case SendsChange():
+                world.change_topology(start + step.at_ns, step.member, step.sends)
             case Restart():
                 world.restart(start + step.at_ns, step.member, partial(_reborn, scenario, step.member, disks))
             case _:

@@ -8,7 +8,7 @@ from unisono.model.delays import Uniform
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
-from unisono.model.scenario import Clocks, Expect, Network, Restart, Scenario, Step, Workload
+from unisono.model.scenario import Clocks, Expect, Network, Restart, Scenario, SendsChange, Step, Workload
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup, Topology
 from unisono.sim.streams import Streams, below, happens, one_of, whole
@@ -19,6 +19,9 @@ SETTLE_NS = 1_500 * NS_PER_MS
 NAMES = "abcdef"
 LARGE = 0.04
 """So many of the scenarios are large: many groups, in which most members send, and for longer."""
+
+CHANGING = 0.4
+"""In so many the topology changes under way."""
 
 
 def groups_scenario(seed: int) -> Scenario:
@@ -42,6 +45,7 @@ def groups_scenario(seed: int) -> Scenario:
         optimistic=window != 0 and happens(chance, 0.5),
     )
     faults, steps = _faults(chance, topology, send_ns)
+    steps += _changes(Streams(seed).stream("changes"), topology, send_ns)
     rate = Rate(avg=5000, burst=64)
     return Scenario(
         source=f"groups_scenario({seed})",
@@ -91,6 +95,17 @@ def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str,
         chosen = tuple(name for name in receivers if happens(chance, 0.5))
         turns.append(chosen or (one_of(chance, receivers),))
     return tuple(turns)
+
+
+def _changes(chance: Random, topology: Topology, send_ns: int) -> tuple[SendsChange, ...]:
+    """Members have their groups send to other groups, now and then to nobody."""
+    if not happens(chance, CHANGING):
+        return ()
+    steps = []
+    for _ in range(whole(chance, 1, 4)):
+        sends = tuple(name for name in topology.names if happens(chance, 0.5))
+        steps.append(SendsChange(one_of(chance, topology.members), below(chance, send_ns), sends))
+    return tuple(steps)
 
 
 def _faults(chance: Random, topology: Topology, send_ns: int) -> tuple[tuple[Fault, ...], tuple[Step, ...]]:

@@ -130,6 +130,17 @@ class World:
         """A member, in whatever life it is then, asks for slots of another length."""
         self.later(at, lambda now, _: self.nodes[member].new_slot(now, theta_ns), None)
 
+    def change_topology(self, at: int, member: int, sends: tuple[str, ...]) -> None:
+        """A member, in whatever life it is then, asks its group to send to these groups."""
+
+        def change(now: int, _: object) -> None:
+            node = self.nodes[member]
+            if not isinstance(node, RoutedNode):
+                raise InvalidPolicy("topology", f"member {member} knows no groups to send to")
+            node.change_topology(now, sends)
+
+        self.later(at, change, None)
+
     def leave(self, at: int, member: int) -> None:
         """A member leaves in order."""
         self.later(at, self.nodes[member].leave, None)
@@ -198,6 +209,8 @@ class World:
             routes = self._routes[node.member] = {EVERYONE: ways, **{way[0].receiver: (way,) for way in ways}}
         if self.ledger is not None:
             self.ledger.note(node.member, datagrams)
+            if self.ledger.timed:
+                self.ledger.meet(now, node.member, datagrams)
         heap, planned, faulty = self._heap, self._planned, bool(self.network.faults)
         for datagram in datagrams:
             data = datagram.data

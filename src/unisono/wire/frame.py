@@ -74,6 +74,7 @@ class Kind(IntEnum):
     STREAM = 81
     APPLIED = 82
     CALL = 83
+    BOND = 84
 
 
 LAST = 0x01

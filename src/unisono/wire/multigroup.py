@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unisono.wire.bond import Bond, control_of, decode_bond, encode_bond
 from unisono.wire.frame import Kind
 from unisono.wire.parcel import Parcel, decode_parcel
 
@@ -27,7 +28,7 @@ _ITEM = struct.Struct("!BI")
 ITEM_BYTES = _ITEM.size + CAST_BYTES
 _NULL = struct.Struct("!Q")
 _HEARD = struct.Struct("!HQ")
-_MESSAGE, _NULL_ITEM, _HEARD_ITEM = 1, 2, 3
+_MESSAGE, _NULL_ITEM, _HEARD_ITEM, _BOND_ITEM = 1, 2, 3, 4
 
 
 def stamp_of(ts: int, sender: int) -> int:
@@ -47,7 +48,10 @@ def time_of(stamp: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A message as its sender multicasts it: its time stamp, its destination groups, and a parcel of messages."""
+    """A message as its sender multicasts it: its time stamp, its destination groups, and a parcel of messages.
+
+    What is for no group is for nobody to deliver: a control of who may send to whom.
+    """
 
     ts: int
     mask: int
@@ -70,7 +74,7 @@ class Heard:
     upto: int
 
 
-Item: TypeAlias = Cast | Null | Heard
+Item: TypeAlias = Cast | Null | Heard | Bond
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ def decode_cast(data: bytes) -> Cast | None:
         return None
     ts, mask = _CAST.unpack_from(data)
     parcel = data[CAST_BYTES:]
-    if ts >= 2**63 or not mask or decode_parcel(parcel) is None:
+    if ts >= 2**63 or (decode_parcel(parcel) if mask else control_of(parcel)) is None:
         return None
     return Cast(ts, mask, parcel)
 
@@ -152,6 +156,8 @@ def encode_value(items: Sequence[Item]) -> bytes:
             tag, body = _MESSAGE, encode_cast(item)
         elif isinstance(item, Null):
             tag, body = _NULL_ITEM, _NULL.pack(item.number) + _stamp(item.stamp)
+        elif isinstance(item, Bond):
+            tag, body = _BOND_ITEM, encode_bond(item)
         else:
             tag, body = _HEARD_ITEM, _HEARD.pack(item.receiver, item.upto)
         parts += (_ITEM.pack(tag, len(body)), body)
@@ -182,7 +188,7 @@ def _item(tag: int, body: bytes) -> Item | None:
         return Null(_NULL.unpack_from(body)[0], _read_stamp(body, _NULL.size))
     if tag == _HEARD_ITEM and len(body) == _HEARD.size:
         return Heard(*_HEARD.unpack(body))
-    return None
+    return decode_bond(body) if tag == _BOND_ITEM else None
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -253,4 +259,5 @@ DECODERS = {
     Kind.STREAM: decode_stream,
     Kind.APPLIED: decode_ack,
     Kind.CALL: decode_want,
+    Kind.BOND: decode_bond,
 }

@@ -15,6 +15,11 @@ _SOURCE = struct.Struct("!HQ")
 _PENDING = struct.Struct("!HQI")
 _PIECES = struct.Struct("!HII")
 _PAIR = struct.Struct("!HH")
+_RELATION = struct.Struct("!QQHHH")
+_OUTGOING = struct.Struct("!HBIQQ")
+_INCOMING = struct.Struct("!HI?Q")
+_CONFIRM = struct.Struct("!HQ")
+_TIES = 5
 
 
 @dataclass(slots=True)
@@ -24,6 +29,19 @@ class StreamState:
     head: int
     first: int
     entries: tuple[Entry, ...]
+
+
+@dataclass(slots=True)
+class RelationState:
+    """Who may send to whom, as a group has agreed on it."""
+
+    version: int = 0
+    wanted: int = 0
+    outgoing: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    """By receiving group, how far it is with it, how often it has begun, its entries, and since when it closes."""
+    incoming: dict[int, tuple[int, bool, int, int]] = field(default_factory=dict)
+    """By sending group, how often it has begun, whether it goes on, from which stamp, behind how many entries."""
+    confirms: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -43,6 +61,7 @@ class GroupState:
     """The stamp and the group of what was delivered last."""
     pieces: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """By sender and life, what has come of a message in pieces."""
+    relation: RelationState = field(default_factory=RelationState)
 
 
 def encode_state(state: GroupState) -> bytes:
@@ -65,6 +84,18 @@ def encode_state(state: GroupState) -> bytes:
         parts += (_PENDING.pack(source, number, len(body)), body)
     for (sender, life), pieces in sorted(state.pieces.items()):
         parts += (_PIECES.pack(sender, life, len(pieces)), pieces)
+    return b"".join([*parts, _encode_relation(state.relation)])
+
+
+def _encode_relation(relation: RelationState) -> bytes:
+    counts = len(relation.outgoing), len(relation.incoming), len(relation.confirms)
+    parts = [_RELATION.pack(relation.version, relation.wanted, *counts)]
+    for group, tied in sorted(relation.outgoing.items()):
+        parts.append(_OUTGOING.pack(group, *tied))
+    for group, (epoch, goes_on, stamp, head) in sorted(relation.incoming.items()):
+        parts += (_INCOMING.pack(group, epoch, goes_on, head), stamp.to_bytes(STAMP_BYTES))
+    for member, version in sorted(relation.confirms.items()):
+        parts.append(_CONFIRM.pack(member, version))
     return b"".join(parts)
 
 
@@ -125,9 +156,27 @@ def _read(read: _Reader) -> GroupState:
     for _ in range(pieces):
         sender, life, length = read.fields(_PIECES)
         state.pieces[sender, life] = read.take(length)
+    state.relation = _read_relation(read)
     if read.at != len(read.data):
         raise ValueError("there is more than a state")
     return state
+
+
+def _read_relation(read: _Reader) -> RelationState:
+    version, wanted, outgoing, incoming, confirms = read.fields(_RELATION)
+    relation = RelationState(version, wanted)
+    for _ in range(outgoing):
+        group, tie, epoch, head, since = read.fields(_OUTGOING)
+        if tie >= _TIES:
+            raise ValueError(f"{tie} says nothing of how far it is with sending to a group")
+        relation.outgoing[group] = (tie, epoch, head, since)
+    for _ in range(incoming):
+        group, epoch, goes_on, head = read.fields(_INCOMING)
+        relation.incoming[group] = (epoch, bool(goes_on), read.stamp(), head)
+    for _ in range(confirms):
+        member, confirmed = read.fields(_CONFIRM)
+        relation.confirms[member] = confirmed
+    return relation
 
 
 _FOREIGN = struct.Struct("!HQ")
