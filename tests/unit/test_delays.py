@@ -122,6 +122,11 @@ def test_an_empirical_delay_of_a_histogram_has_its_quantiles(values: list[int]) 
         assert model.quantile(q) == histogram.quantile(q)
 
 
+def test_a_billion_measurements_are_a_line() -> None:
+    model = Empirical((MS, 2 * MS, 9 * MS), (600_000_000, 399_999_999, 1))
+    assert model.text() == "1,000,000,000 measured delays (half within 1ms, 99 % within 2ms, all within 9ms)"
+
+
 def test_an_empirical_delay_needs_samples() -> None:
     with pytest.raises(InvalidPolicy, match="at least one sample"):
         Empirical((), ())

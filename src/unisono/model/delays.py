@@ -22,6 +22,8 @@ from unisono.model.histogram import Histogram
 
 _NORMAL = NormalDist()
 _LONGEST_NS = 2**62
+_LISTED = 16
+"""Up to so many measurements are listed one by one where a model is put into words."""
 
 
 class Chance(Protocol):
@@ -44,7 +46,7 @@ class DelayModel(Protocol):
         """The share of datagrams that take at most this long."""
 
     def text(self) -> str:
-        """What `parse_delay` makes this model from."""
+        """What `parse_delay` makes this model from; of many measurements, what there is to know."""
 
 
 def _checked_share(q: float) -> float:
@@ -208,6 +210,10 @@ class Empirical:
         return self.up_to[seen - 1] / self.up_to[-1] if seen else 0.0
 
     def text(self) -> str:
+        measured = self.up_to[-1]
+        if measured > _LISTED:
+            half, most, longest = (duration_text(self.quantile(share)) for share in (0.5, 0.99, 1.0))
+            return f"{measured:,} measured delays (half within {half}, 99 % within {most}, all within {longest})"
         pairs = zip(self.delays_ns, self.counts, strict=True)
         return "empirical:" + ",".join(duration_exact(delay) for delay, times in pairs for _ in range(times))
 
