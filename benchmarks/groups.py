@@ -7,7 +7,6 @@ delivery whose message is not the first of those that were delivered early and a
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from benchmarks.progress import Say, silence
 from unisono.check.latency import latencies
+from unisono.experiments.mistakes import mistakes_of
 from unisono.model.delays import Constant, DelayModel, Uniform
 from unisono.model.durations import NS_PER_MS
 from unisono.model.rates import Rate
@@ -24,7 +24,6 @@ from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.trace.table import Trace
 
 PAIR = Topology({"a": (1, 2, 3), "b": (4, 5, 6)}, {"a": ("a", "b"), "b": ("a", "b")})
 DELTA_NS = 5 * NS_PER_MS
@@ -108,32 +107,6 @@ def delays_of(way: str, *, contended: bool) -> tuple[float, float]:
     return round(float(np.median(taken)) / DELTA_NS, 2), round(float(taken.max()) / DELTA_NS, 2)
 
 
-def mistakes_of(trace: Trace) -> tuple[int, int, int]:
-    """Final deliveries, mistakes among them, and how many of these were never early; over all members (§3.2)."""
-    queues: dict[int, deque[tuple[int, int]]] = {}
-    counts: Counter[str] = Counter()
-    deliveries = trace.deliveries()
-    final = deliveries.grades.index("final")
-    # At one instant a member delivers finally first.
-    order = np.lexsort((deliveries.index, deliveries.grade != final, deliveries.real_ns))
-    columns = (deliveries.member, deliveries.sender, deliveries.sequence, deliveries.grade)
-    for member, sender, sequence, grade in zip(*(column[order].tolist() for column in columns), strict=True):
-        queue = queues.setdefault(member, deque())
-        message = (sender, sequence)
-        if grade != final:
-            queue.append(message)
-            continue
-        counts["final"] += 1
-        if queue and queue[0] == message:
-            queue.popleft()
-        elif message in queue:
-            queue.remove(message)
-            counts["out of order"] += 1
-        else:
-            counts["lost"] += 1
-    return counts["final"], counts["out of order"] + counts["lost"], counts["lost"]
-
-
 def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2 * NS_PER_MS) -> Mistakes:
     """Delays anywhere between nothing and Δ, clocks that differ by up to Γ."""
     rules = Multigroup(PAIR, window_ns=window_ns, optimistic=True)
@@ -142,7 +115,8 @@ def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2
     workload = Workload("bursts", 50, 50, burst=burst, every_ns=every)
     workloads, run_ns = dict.fromkeys(PAIR.members, workload), WARM_NS + per_member * every
     result = _run(rules, workloads, Uniform(0, DELTA_NS), run_ns, gamma_ns=gamma_ns)
-    return Mistakes(window_ns / NS_PER_MS, *mistakes_of(result.trace))
+    found = mistakes_of(result.trace)
+    return Mistakes(window_ns / NS_PER_MS, found.deliveries, found.out_of_order + found.lost, found.lost)
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import csv
 import json
 import pickle
 import sys
+from argparse import Namespace
 from math import inf, sqrt
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from unisono.cli.experiment import table
 from unisono.cli.main import Exit, main
 from unisono.errors import InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
-from unisono.experiments.experiment import Tally, rows_of, run_block, tasks
+from unisono.experiments.experiment import Experiment, Tally, Task, rows_of, run_block, tasks
 from unisono.experiments.intervals import difference_margin, mean_interval, share_interval
 
 PUBLISHED = {*(f"tapas-group-{group}" for group in range(1, 6)), *(f"tapas-fig{figure}" for figure in range(17, 25))}
-SWEEPS = {"orders-latency", "slot-trade-off", "loss-remedies", "priority-latency"}
+SWEEPS = {"orders-latency", "slot-trade-off", "loss-remedies", "priority-latency", "optimistic-mistakes"}
 NAMES = PUBLISHED | SWEEPS
 
 
@@ -105,7 +106,9 @@ def test_no_such_experiment_and_no_runs() -> None:
 def test_the_command_prints_json_and_writes_table_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["experiment", "tapas-group-1", "--runs", "20", "--json", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["experiment", "tapas-group-1", "--runs", "20", "--json", "--out", str(tmp_path), "--processes", "1"]) == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["experiment"] == "tapas-group-1"
     assert told["out"] == str(tmp_path)
@@ -120,7 +123,7 @@ def test_the_command_without_matplotlib_writes_the_table_and_says_what_to_instal
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    arguments = ["experiment", "tapas-group-1", "--runs", "3", "--out", str(tmp_path)]
+    arguments = ["experiment", "tapas-group-1", "--runs", "3", "--out", str(tmp_path), "--master", "none"]
     assert main(arguments) == Exit.ENVIRONMENT
     assert "pip install" in capsys.readouterr().err
     assert (tmp_path / "tapas-group-1.csv").exists()
@@ -137,7 +140,7 @@ def test_two_processes_make_the_same_table_as_one(capsys: pytest.CaptureFixture[
 
 
 def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment", "tapas-group-3", "--runs", "5"]) == 0
+    assert main(["experiment", "tapas-group-3", "--runs", "5", "--master", "none"]) == 0
     said = capsys.readouterr().out
     assert "Group 3" in said
     assert "8.48" in said
@@ -158,11 +161,27 @@ def test_the_list_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
         (["tapas-fig99"], "tapas-fig99"),
         (["tapas-fig18", "--runs", "0"], "runs"),
         (["tapas-fig18", "--processes", "0"], "--processes"),
+        (["tapas-fig18", "--processes", "2", "--master", "spark://host:7077"], "--master"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", *arguments]) == Exit.BAD_INPUT
     assert named in capsys.readouterr().err
+
+
+def test_spark_does_the_work_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def on_spark(experiment: Experiment, work: list[Task], options: Namespace) -> list[tuple[Task, Tally]]:
+        asked.append((experiment.name, options.master))
+        return [run_task(task) for task in work]
+
+    monkeypatch.setattr("unisono.cli.experiment._on_spark", on_spark)
+    assert main(["experiment", "tapas-group-1", "--runs", "3"]) == 0
+    assert asked == [("tapas-group-1", "local[*]")]
+    assert "4.53" in capsys.readouterr().out
 
 
 def test_a_table_tells_once_what_is_the_same_everywhere() -> None:

@@ -12,8 +12,11 @@ from unisono.cli.main import Exit, main
 from unisono.errors import InvalidPolicy
 from unisono.experiments.catalogue import find, run_task
 from unisono.experiments.experiment import Experiment, Row, rows_of, run_block, tasks
+from unisono.experiments.mistakes import Mistakes, mistakes_of
 from unisono.experiments.sweeps import changed, crossed, read_sweep, toml
 from unisono.model.scenario_text import parse_scenario
+from unisono.trace.meta import RunMeta
+from unisono.trace.recorder import MemoryTrace
 
 SWEEP = """
 [sweep]
@@ -75,6 +78,42 @@ def test_each_remedy_delivers_more_than_none_and_costs_more() -> None:
         assert row["valid_runs"] == 1
 
 
+def test_a_window_above_delays_and_skew_makes_no_mistakes_and_a_short_one_many() -> None:
+    chosen = {"network.delay": "uniform:0ms..5ms", "group.gamma": "2ms"}
+    short, long = (
+        rows_for(find("optimistic-mistakes"), {**chosen, "topology.window": window})[0] for window in ("2ms", "8ms")
+    )
+    assert (long["mistakes_share"], long["lost_share"]) == (0.0, 0.0)
+    assert float(str(short["mistakes_share"])) > 0.2
+    assert float(str(short["early_ms"])) < float(str(long["early_ms"])) < float(str(long["final_ms"]))
+    assert all((row["valid_runs"], row["delivered_share"], row["late"]) == (1, 1.0, 0) for row in (short, long))
+
+
+def test_mistakes_are_what_is_final_and_not_the_first_of_what_is_early() -> None:
+    memory = MemoryTrace("r", "g")
+    one = memory.recorder(1)
+    early, final = [1, 2, 3, 5], [1, 3, 2, 4, 5]
+    for grade, sequences, start_ns in (("early", early, 0), ("final", final, 100)):
+        for index, sequence in enumerate(sequences):
+            one.delivered(
+                sender=2,
+                incarnation=0,
+                first_sequence=sequence,
+                count=1,
+                sizes=1,
+                slot=0,
+                first_place=sequence,
+                first_index=index,
+                real_ns=start_ns + index,
+                local_ns=0,
+                grade=grade,
+            )
+    found = mistakes_of(memory.trace(RunMeta("r", "g", "quasi_genuine", (1, 2), 0, 0, 1, None, False, "test")))
+    # 3 overtakes 2; 4 was never early.
+    assert found == Mistakes(deliveries=5, out_of_order=1, lost=1)
+    assert (found.share, found.lost_share) == (0.4, 0.2)
+
+
 def test_the_urgent_overtake() -> None:
     (row,) = rows_for(find("priority-latency"), {"group.order": "priority", "group.members": 6})
     assert row["paper"] == 6.0
@@ -84,13 +123,13 @@ def test_the_urgent_overtake() -> None:
 def test_a_sweep_in_a_file_is_a_table_of_its_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "few.toml"
     path.write_text(SWEEP, encoding="utf-8")
-    assert main(["experiment", str(path), "--json", "--out", str(tmp_path / "out")]) == 0
+    assert main(["experiment", str(path), "--json", "--out", str(tmp_path / "out"), "--processes", "1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["experiment"] == "few"
     assert [(row["slot"], row["members"], row["runs"]) for row in shown["rows"]] == [
         (slot, members, 3) for slot in ("5ms", "20ms") for members in (2, 3)
     ]
-    assert main(["experiment", str(path)]) == 0
+    assert main(["experiment", str(path), "--processes", "1"]) == 0
     text = capsys.readouterr().out
     assert "Two lengths of slots" in text
     assert "–" in text, "means have their intervals beside them"

@@ -1,4 +1,4 @@
-"""`unisono experiment`: a named experiment, run here, with its table, intervals and figures."""
+"""`unisono experiment`: a named experiment or a sweep, on Spark or without, with its table, intervals and figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
-from unisono.cli.options import add_json, add_spark, print_json, spark_choice
+from unisono.cli.options import LOCAL, add_json, add_spark, print_json, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
@@ -29,17 +29,17 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "experiment",
         allow_abbrev=False,
         help="a named experiment, with table, intervals and figures",
-        description="Run a named experiment in the simulator and print its table: each published value beside ours "
-        "with its 95 % interval. With --out, the table is also written as CSV and JSON, and drawn.",
+        description="Run a named experiment in the simulator, on Spark, and print its table: each published value "
+        "beside ours with its 95 % interval. With --out, the table is also written as CSV and JSON, and drawn.",
         epilog="Example: unisono experiment tapas-fig23 --runs 500 --out fig23. --list explains each experiment.",
     )
     verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment, or a TOML file that describes a sweep")
     verb.add_argument("--list", action="store_true", help="explain every experiment and leave")
     verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
     verb.add_argument("--seed", type=int, default=SEED, help=f"the same seed gives the same table (default {SEED})")
-    verb.add_argument("--processes", type=int, default=1, help="without Spark, how many processes share the work")
+    verb.add_argument("--processes", type=int, help="do without Spark: so many processes share the work")
     verb.add_argument("--out", type=Path, metavar="DIR", help="write table and figures there")
-    add_spark(verb, default="none")
+    add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
 
@@ -51,12 +51,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.name is None:
         raise InvalidPolicy("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
-    if options.processes < 1:
-        raise InvalidPolicy("--processes", f"at least one is needed, not {options.processes}")
+    processes = _processes(options)
     experiment = _chosen(options.name)
     work = tasks(experiment, options.runs, options.seed)
-    if options.master == "none":
-        done = list(_with_progress(_results(work, options.processes), len(work), sys.stderr))
+    if processes is not None:
+        done = list(_with_progress(_results(work, processes), len(work), sys.stderr))
     else:
         done = _on_spark(experiment, work, options)
     rows = rows_of(experiment, done)
@@ -70,6 +69,18 @@ def run(options: argparse.Namespace) -> int:
     if lacks:
         raise EnvironmentLacks(lacks)
     return 0
+
+
+def _processes(options: argparse.Namespace) -> int | None:
+    """How many processes do the work without Spark; None: Spark does it."""
+    asked: int | None = options.processes
+    if asked is None:
+        return 1 if options.master == "none" else None
+    if asked < 1:
+        raise InvalidPolicy("--processes", f"at least one is needed, not {asked}")
+    if options.master not in ("none", LOCAL):
+        raise InvalidPolicy("--processes", f"is for doing without Spark, and --master {options.master} asks for it")
+    return asked
 
 
 def _chosen(name: str) -> Experiment:

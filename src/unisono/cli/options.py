@@ -47,13 +47,17 @@ def add_rate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--max-message", type=int, default=4096, help="largest message in bytes (default 4096)")
 
 
-def add_spark(verb: argparse.ArgumentParser, default: str = "local[*]") -> None:
+LOCAL = "local[*]"
+"""Where Spark runs unless told: on this machine."""
+
+
+def add_spark(verb: argparse.ArgumentParser) -> None:
     """`--master`, `--spark-config`."""
     verb.add_argument(
         "--master",
-        default=default,
+        default=LOCAL,
         help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect; "
-        f"none does without Spark (default {default})",
+        f"none does without Spark (default {LOCAL})",
     )
     verb.add_argument("--spark-config", type=Path, metavar="FILE", help="TOML file with a table [spark] of settings")
 

@@ -22,6 +22,7 @@ from unisono.check.verdict import Status, overall
 from unisono.errors import InvalidPolicy
 from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
 from unisono.experiments.intervals import mean_interval
+from unisono.experiments.mistakes import EARLY, FINAL, mistakes_of
 from unisono.model.scenario_text import parse_scenario
 from unisono.sim.draws import generator
 from unisono.sim.result import Result
@@ -166,8 +167,9 @@ def _run_point(base: Tables, point: Point, named: tuple[int, str, str, int], run
 
 
 def measured(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """One run's figures, and its counts."""
-    trace = result.trace
+    """One run's figures, and its counts; where there are two grades, mostly of what is final."""
+    whole, graded = result.trace, {EARLY, FINAL} <= set(result.trace.delivered_grades())
+    trace = whole.graded(FINAL) if graded else whole
     deliveries, sends = trace.deliveries(), len(trace.sends())
     _, taken_ns = latencies(trace, deliveries)
     bound_ns = trace.meta.bound_ns
@@ -190,8 +192,13 @@ def measured(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
         matched, taken_ns = latencies(trace, deliveries)
         for name, chosen in (("urgent_ms", urgent[matched]), ("plain_ms", ~urgent[matched])):
             values[name] = float(taken_ns[chosen].mean()) / MS if chosen.any() else 0.0
+    if graded:
+        found, early = mistakes_of(whole), whole.graded(EARLY)
+        values |= {"mistakes_share": found.share, "lost_share": found.lost_share}
+        values["early_ms"] = float(latencies(early, early.deliveries())[1].mean()) / MS
+        values["final_ms"] = values.pop("latency_ms")
     late = 0 if bound_ns is None else int((taken_ns > bound_ns).sum())
-    valid = overall(check_all(trace, until_ns=result.until_ns)) is Status.VALID
+    valid = overall(check_all(whole, until_ns=result.until_ns)) is Status.VALID
     return values, {"deliveries": [len(deliveries)], "late": [late], "valid": [int(valid)]}
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from unisono.experiments.drawing import draw_lines
 from unisono.experiments.experiment import Experiment, Point, Row, Value
-from unisono.experiments.sweeps import sweep
+from unisono.experiments.mistakes import DELAYS, GAMMAS, SCENARIO, WINDOWS, draw_mistakes
+from unisono.experiments.sweeps import crossed, sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -223,5 +224,19 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         draw=_draw_priorities,
         runs=10,
         known=lambda point: 6.0 if point["group.members"] == 6 else None,
+    ),
+    sweep(
+        "optimistic-mistakes",
+        "Paper 003, §3.2: mistakes of the optimistic delivery against its window w(p)",
+        "Two groups of three that send to both: a message is delivered early when its time stamp is w(p) ago, and "
+        "finally when both groups have agreed. A final delivery is a mistake if its message is not the first of those "
+        "that are early and not final yet; a replica rolls back then. `lost_share` is of those that were not early at "
+        "all. Delays that end at 5 ms, and exponential ones of 1 ms on average, which end nowhere; clocks that agree, "
+        "and that differ by up to 2 ms. With a window above every delay and the clocks' difference there are no "
+        "mistakes; each millisecond of window is paid for by early and final deliveries alike.",
+        SCENARIO,
+        crossed({"network.delay": DELAYS, "group.gamma": GAMMAS, "topology.window": WINDOWS}),
+        draw=draw_mistakes,
+        runs=5,
     ),
 )
