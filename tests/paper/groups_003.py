@@ -60,10 +60,42 @@ class Published:
         """Lines 28-31."""
         while self.bar_pending:
             m = min(self.bar_pending, key=lambda waiting: waiting.ts)
-            if not all(m.ts < barrier for barrier in self.barrier.values()):
+            if not all(self.passes(m.ts, barrier) for barrier in self.barrier.values()):
                 return
             self.bar_pending.remove(m)
             self.delivered.append(m.name)
+
+    def passes(self, ts: float, barrier: float) -> bool:
+        """Line 28: strictly."""
+        return ts < barrier
+
+
+class Patched(Published):
+    """Algorithm 3 with two patches and no more (erratum 003-8): '<=' in line 44, no discarding in the source group."""
+
+    def __init__(self, name: str, senders: Sequence[str]) -> None:
+        super().__init__(name, senders)
+        self.decided: list[Message] = []
+
+    def propose(self, *pending: Message) -> list[Message]:
+        """Lines 25-29: what of propPending is proposed, which line 26 takes everything from that is late."""
+        return [m for m in pending if m.null or not any(m.ts < decided.ts for decided in self.decided)]
+
+    def decide(self, *batch: Message) -> list[Message]:
+        """Lines 30-39."""
+        self.decided += batch
+        return super().decide(*batch)
+
+    def receive(self, source: str, m: Message) -> None:
+        """Lines 40-43."""
+        if m not in self.bar_pending and m.name not in self.delivered and not m.null:
+            self.bar_pending.append(m)
+        self.barrier[source] = max(m.ts, self.barrier[source])
+        self.deliver()
+
+    def passes(self, ts: float, barrier: float) -> bool:
+        """Line 44, patched for erratum 003-4."""
+        return ts <= barrier
 
 
 class Ours:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.paper.groups_003 import EVERYBODY, Message, Ours, Published, agree
+from tests.paper.groups_003 import EVERYBODY, Message, Ours, Patched, Published, agree
 
 from unisono.model.durations import NS_PER_MS
 from unisono.model.policy import Policy
@@ -154,6 +154,52 @@ def test_003_7_the_source_group_proposes_what_is_not_for_it_and_what_is_late() -
     assert [cast.ts for cast in taken] == [1000, 5000]
 
 
+def patched_pair() -> tuple[Patched, Patched]:
+    return Patched("0", ("0", "1")), Patched("1", ("0", "1"))
+
+
+def test_003_8_with_two_patches_alone_a_window_below_the_delays_loses_messages_and_fifo_order() -> None:
+    """`late` is longer on its way than w: another one is proposed before it, and line 26 drops it."""
+    after = Message("after", 11.0, 1, serial=1)
+    zero, one = patched_pair()
+    for pending in ((OTHER,), (LATE,), (after,)):
+        for sent in zero.decide(*zero.propose(*pending)):
+            one.receive("0", sent)
+    zero.receive("1", null(20))
+    one.receive("0", null(20))
+    assert one.delivered == zero.delivered == ["other", "after"]
+    ours, theirs = Ours("0"), Ours("1")
+    for message in (OTHER, LATE, after):
+        ours.decide(message)
+    for group in (ours, theirs):
+        group.decide(null(20))
+    ours.hear(theirs)
+    theirs.hear(ours)
+    assert ours.delivered == theirs.delivered == ["other", "late", "after"]
+
+
+def test_003_8_with_two_patches_alone_a_slow_clock_breaks_the_total_order() -> None:
+    """x, of a slow clock, waits for its window when m, with a larger time stamp, has passed all barriers."""
+    x, m = Message("x", 5, 1), Message("m", 7, 4)
+    zero, one = patched_pair()
+    for sent in one.decide(*one.propose(m)):
+        zero.receive("1", sent)
+    assert zero.delivered == ["m"]
+    batch = zero.propose(x, null(7))
+    assert x in batch
+    for sent in zero.decide(*batch):
+        one.receive("0", sent)
+    zero.receive("1", null(20))
+    assert (zero.delivered, one.delivered) == (["m", "x"], ["x", "m"])
+    ours, theirs = Ours("0"), Ours("1")
+    theirs.decide(m)
+    ours.hear(theirs)
+    assert ours.delivered == []
+    ours.decide(x, null(7.1))
+    theirs.hear(ours)
+    assert ours.delivered == theirs.delivered == ["x", "m"]
+
+
 def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
     """Barriers count behind as many entries as they are announced with, whoever's copy comes first."""
     ours, theirs = Ours("0"), Ours("1")
@@ -201,6 +247,55 @@ def test_003_13_a_barrier_does_not_go_down() -> None:
     ours.gate.promise(theirs.number, 0, 50)
     ours.gate.promise(theirs.number, 0, 40)
     assert ours.gate.sources[theirs.number].barrier == 50
+
+
+def test_003_14_line_42_keeps_what_was_received_and_nulls_do_not_wait_for_barriers() -> None:
+    """m' and not some m; in Algorithm 1 a null would enter barPending. `delivered` is empty at the start."""
+    ours, theirs = Ours("0"), Ours("1")
+    assert ours.gate.delivered == (0, 0)
+    theirs.decide(Message("first", 5, 4), Message("second", 6, 5), null(7))
+    ours.decide(null(9))
+    assert ours.gate.pending == []
+    ours.hear(theirs)
+    assert ours.delivered == ["first", "second"]
+    assert ours.gate.pending == []
+
+
+def test_003_14_a_barrier_is_that_of_the_sender_for_the_receiver() -> None:
+    """barrier(G', G), where G' is in sendersTo(G): who sends waits for nobody that only receives from it."""
+    one_way = Topology({"0": (1,), "1": (4,)}, {"0": ("0", "1"), "1": ("1",)})
+    ours, theirs = Ours("0", one_way), Ours("1", one_way)
+    assert (list(ours.gate.sources), list(theirs.gate.sources)) == ([], [ours.number])
+    ours.decide(Message("m", 5, 1), null(6))
+    theirs.decide(Message("n", 5.5, 4, to=("1",)), null(6))
+    assert (ours.delivered, theirs.delivered) == (["m"], [])
+    theirs.hear(ours)
+    assert theirs.delivered == ["m", "n"]
+
+
+def test_003_14_a_null_is_proposed_when_the_clock_has_passed_it_by_the_window() -> None:
+    """As in line 19; the prose has null.ts > now - w(p), which would be before."""
+    leader, _, calls = leading("on_demand")
+    leader.begin(0)
+    calls.want(stamp_of(100, 1))
+    assert leader.value(104, 5, 1000) is None
+    assert leader.due_at(5) == 105
+    value = leader.value(105, 5, 1000)
+    assert value is not None
+    assert decode_value(value) == [Null(0, stamp_of(100, 1))]
+
+
+def test_003_14_the_window_and_opt_pending_have_a_meaning() -> None:
+    """w(p) is declared, or the longest of the last delays and a quarter more; optPending delivers at its end."""
+    window = Window(None, 10_000)
+    assert window.ns == 10_000
+    window.note(4_000)
+    assert window.ns == 5_000
+    early = Early(window, Timing(NS_PER_MS, 0, NS_PER_MS))
+    cast = Ours("0").cast(Message("m", 8, 1))
+    early.add(9_000, stamp_of(cast.ts, 1), parcel_of(cast.parcel), cast.parcel)
+    assert early.due(13_000) == []
+    assert [batch.messages for batch in early.due(13_001)] == [[b"m"]]
 
 
 def test_003_15_time_stamps_grow_though_the_clock_stands_still_or_goes_back() -> None:

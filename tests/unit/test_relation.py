@@ -147,6 +147,7 @@ def test_a_stream_ends_when_all_members_have_confirmed_behind_their_last_message
     assert a.tie(B) is Tie.CLOSED
     a.send(15, 2, "refused", (A, B))
     assert [(sender, mask) for sender, _, _, mask in a.log.refused] == [(2, 0b10)]
+    assert a.delivered == [], "what cannot go to all its destinations goes to none"
     b.send(16, 3, "own", (B,))
     a.ask(b)
     assert a.tie(B) is Tie.APART
@@ -155,6 +156,22 @@ def test_a_stream_ends_when_all_members_have_confirmed_behind_their_last_message
     assert b.delivered == ["one", "accepted before the change was known", "own"]
     b.send(99, 3, "waits for nobody", (B,))
     assert b.delivered[-1] == "waits for nobody"
+
+
+def test_a_member_that_is_gone_is_not_waited_for() -> None:
+    a, b = friends()
+    a.say(11, 1, Relate(0b01))
+    a.say(12, 1, Confirm(1))
+    (gone,) = a.relation.awaited()
+    assert gone == Bond(What.WITHOUT, A, 1, 2)
+    a.decide(Bond(What.WITHOUT, A, 0, 2), Bond(What.WITHOUT, B, 1, 2))
+    assert a.tie(B) is Tie.CLOSING
+    a.decide(gone)
+    assert a.tie(B) is Tie.CLOSED
+    a.send(13, 2, "it was there after all", (A, B))
+    assert len(a.log.refused) == 1
+    a.ask(b)
+    assert a.relation.settled()
 
 
 def test_a_stream_is_kept_until_everybody_has_all_of_it() -> None:

@@ -35,7 +35,7 @@ class GroupLeading:
         self._null_under_way = False
         self._since = 0
         self.bonds: dict[tuple[What, int], Bond] = {}
-        """What other groups ask this one to agree on; they ask again until it has."""
+        """What is to be agreed on of who may send to whom."""
 
     def begin(self, now: int) -> None:
         """A new reign: what is not settled is proposed again."""

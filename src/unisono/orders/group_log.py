@@ -66,6 +66,7 @@ class GroupLog:
         self.streams = {receiver: OutStream() for receiver in receivers if receiver != me}
         """By receiver; also those that have ended, until everybody has all of them."""
         self._flowing = dict(self.streams)
+        self._reached = self._mask()
         self.refused: list[tuple[int, int, int, int]] = []
         """Messages to groups that this one sends to no longer: sender, life, first number, and those groups."""
         self._senders: dict[int, tuple[int, int]] = {}
@@ -121,6 +122,11 @@ class GroupLog:
                 if tied.tie is Tie.APART and not stream.entries:
                     del self.streams[receiver]
                     self.relation.steps += 1
+        self._reached = self._mask()
+
+    def _mask(self) -> int:
+        """The groups that messages of this one can go to."""
+        return 1 << self.me | sum(1 << receiver for receiver in self._flowing)
 
     def _count(self, cast: Cast, own: list[Entry]) -> None:
         parcel = parcel_of(cast.parcel)
@@ -135,16 +141,16 @@ class GroupLog:
                 self.relation.control(sender, control)
                 self._flow()
             return
+        if cast.mask & ~self._reached:
+            # It goes to all its destinations or to none.
+            self.refused.append((sender, life, parcel.first_sequence, cast.mask & ~self._reached))
+            return
         entry = Entry(self.last, cast.mask, cast.parcel)
-        reached = 1 << self.me
         for receiver, stream in self._flowing.items():
             if cast.mask >> receiver & 1:
                 stream.append(entry)
-                reached |= 1 << receiver
         if cast.mask >> self.me & 1:
             own.append(entry)
-        if cast.mask & ~reached:
-            self.refused.append((sender, life, parcel.first_sequence, cast.mask & ~reached))
 
     def save(self, state: GroupState) -> None:
         """Put what stands for all that was decided into a state."""

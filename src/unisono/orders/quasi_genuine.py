@@ -102,6 +102,7 @@ class QuasiGenuine(Agreeing):
         self._leaving_since: int | None = None
         self.leading = GroupLeading(self.rules, self.log, self.proposals, self.calls, self.outward)
         self.relating = Relating(policy, self.log, self.gate, self.calls, sending=self.sending, say=self._say)
+        self.leading.bonds = self.relating.bonding.news
         self._acks: dict[tuple[int, int], None] = {}
         periodic = self.rules.liveness == "periodic"
         self.held_up = HeldUp(max(retry_ns(policy.timing), self.bound_ns() if periodic else 0))
@@ -172,8 +173,7 @@ class QuasiGenuine(Agreeing):
             case Want() as want:
                 self._on_want(now, frame.sender, group, want)
             case Bond() as bond if bond.group == group:
-                if self.relating.bonding.hear(now, frame.sender, bond) and self.consensus.leading:
-                    self.leading.bonds[bond.what, bond.group] = bond
+                self.relating.bonding.hear(now, frame.sender, bond, leads=self.consensus.leading)
             case _:
                 self.ignored["malformed"] += 1
 
@@ -187,7 +187,7 @@ class QuasiGenuine(Agreeing):
         self.consensus.wake(now)
         if self.consensus.leading:
             self.outward.wake(now, self.log)
-            self.relating.bonding.wake(now)
+            self.relating.bonding.wake(now, self.consensus.detector.suspected)
         self._watch(now)
 
     def wake_at(self) -> int | None:
@@ -318,7 +318,7 @@ class QuasiGenuine(Agreeing):
                 moved = True
         self._deliver(now)
         if consensus.leading:
-            self.relating.bonding.wake(now)
+            self.relating.bonding.wake(now, self.consensus.detector.suspected)
             self._push(now)
         for member, group in self._acks:
             self._say(now, Kind.APPLIED, encode_ack(Ack(group, self.gate.sources[group].applied)), member)

@@ -90,7 +90,7 @@ class Relating:
         for sender, life, first, mask in self._log.refused:
             if (sender, life) == (self._policy.member, self._policy.incarnation):
                 groups = ", ".join(self._topology.unmasked(mask))
-                text = f"{groups} will not deliver message {first} of member {sender}: its group sends there no longer"
+                text = f"message {first} of member {sender} is delivered nowhere: its group sends to {groups} no longer"
                 told.append(Violation("not related", text, sender))
         self._log.refused.clear()
         return told

@@ -7,7 +7,8 @@ To send to another group, the group first asks to be admitted. The receiver agre
 it delivered before has stamps up to the last one there, and from there on it waits for the sender's barriers. The
 sender agrees to give larger stamps than that, and only then hands out anything. To stop, all members of the group first
 confirm that they hand in nothing more, behind what they have handed in; then the stream has an end. The receiver agrees
-to wait no longer once it has all entries up to there.
+to wait no longer once it has all entries up to there. A member that is gone is not waited for: should it be there after
+all, what it hands in later for that receiver is refused, whole, and it is told.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class Relation:
             self.confirms[sender] = max(control.version, self.confirms.get(sender, 0))
         else:
             self._relate(control)
+        self._close()
+
+    def _close(self) -> None:
         for tied in self.out.values():
             if tied.tie is Tie.CLOSING and all(self.confirms.get(mate, 0) >= tied.since for mate in self._mates):
                 tied.tie = Tie.CLOSED
@@ -104,6 +108,8 @@ class Relation:
 
     def news(self, bond: Bond) -> bool:
         """Whether agreeing on this would change anything."""
+        if bond.what is What.WITHOUT:
+            return bond.group == self._me and bond.epoch == self.version and self.unconfirmed(bond.head)
         if bond.what in {What.ADMIT, What.RELEASE}:
             came = self.into.get(bond.group)
             if bond.what is What.ADMIT:
@@ -128,6 +134,9 @@ class Relation:
                 tied = self.out[bond.group]
                 # Nobody has been allowed to send there yet: if nobody wants to any more, it ends at once.
                 tied.tie = Tie.OPEN if self.wanted >> bond.group & 1 else Tie.CLOSED
+            case What.WITHOUT:
+                self.confirms[bond.head] = bond.epoch
+                self._close()
             case What.RELEASED:
                 tied = self.out[bond.group]
                 tied.tie = Tie.APART
@@ -147,6 +156,10 @@ class Relation:
     def unconfirmed(self, member: int) -> bool:
         """Whether something that closes waits for this member."""
         return any(tied.tie is Tie.CLOSING and self.confirms.get(member, 0) < tied.since for tied in self.out.values())
+
+    def awaited(self) -> list[Bond]:
+        """What could be agreed on if the members that something which closes waits for are gone."""
+        return [Bond(What.WITHOUT, self._me, self.version, mate) for mate in self._mates if self.unconfirmed(mate)]
 
     def settled(self) -> bool:
         """Whether all that was wished for is so, here and in the other groups."""

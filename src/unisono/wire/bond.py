@@ -1,7 +1,7 @@
 """What quasi-genuine groups say about who may send to whom, when that changes while they run.
 
 A wish travels inside the sending group as a message to nobody: its parcel holds one of the two controls. Bonds pass
-between two groups, and each is an item that the other group agrees on.
+between two groups, and each is an item that the other group agrees on; the last kind stays inside its group.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class What(IntEnum):
     """After entry `head` nothing comes any more: wait for me no longer."""
     RELEASED = 4
     """We do not."""
+    WITHOUT = 5
+    """Said inside a group: member `head` is gone, and is not waited for in version `epoch` of the relation."""
 
 
 @dataclass(frozen=True, slots=True)
