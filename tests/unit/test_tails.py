@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.measured import append, interval, stream_path, text_of, worse_between
 
+from unisono.model.metrics import MetricRow
+from unisono.trace.metrics import of_line, rows_of_text
 from unisono.trace.tails import Stretch, ended, latest, metric_streams, read_block, shared_out, stretches
 
 ROWS = interval(1, (1, 2, 3), 0, worse_between(0, 0))
@@ -62,6 +64,37 @@ def test_damaged_lines_are_counted_and_the_first_is_described(tmp_path: Path) ->
     assert block.damaged == 2
     assert block.problem.startswith(f"{path}: line 3 after byte 0: ")
     assert (block.run, block.group) == ("a run/with 100% odd=words.", "ü")
+
+
+def test_lines_parsed_as_one_are_the_rows_that_they_are_one_by_one() -> None:
+    text = text_of(ROWS, 1)[:-1]
+    values = rows_of_text(text)
+    assert values is not None
+    assert [MetricRow(*each) for each in values] == [of_line(line).row for line in text.split("\n")] == ROWS
+    assert any(row.buckets for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"version":1', '"version":2'),
+        ('"member":1', '"member":"x"'),
+        ('"side":"below"', '"side":"beside"'),
+        ('"metric":"loss"', '"metric":"luck"'),
+        ('"count":', '"counted":'),
+        ('"window_ns":250000000', '"window_ns":"250000000"'),
+        ('"buckets":[[', '"buckets":[["1",'),
+        ('"buckets":[[', '"buckets":[[1,2,3],['),
+        ("}", ""),
+        ("}", "},{}"),
+        ("{", "[]{"),
+        ("{", "7\n{"),
+    ],
+)
+def test_lines_that_are_not_as_written_are_looked_at_one_by_one(old: str, new: str) -> None:
+    text = text_of(ROWS, 1)[:-1]
+    assert old in text
+    assert rows_of_text(text.replace(old, new, 1)) is None
 
 
 def test_work_is_shared_out_evenly() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from math import sqrt
 from statistics import NormalDist
 
@@ -112,6 +113,11 @@ def _judged(within: bool, count: int, sla: Sla) -> Kept:
     return Kept.HELD if within else Kept.VIOLATED
 
 
+@cache
+def _quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf(confidence)
+
+
 def surely_at_least(hits: float, count: int, confidence: float) -> float:
     """Wilson's lower bound of a share of which `hits` of `count` were seen, one-sided, at this confidence.
 
@@ -120,7 +126,7 @@ def surely_at_least(hits: float, count: int, confidence: float) -> float:
     if not count:
         return 0.0
     share = hits / count
-    z = NormalDist().inv_cdf(confidence) if confidence > 0.5 else 0.0
+    z = _quantile(confidence) if confidence > 0.5 else 0.0
     spread = z * sqrt((share * (1 - share) + z * z / (4 * count)) / count)
     return max(0.0, (share + z * z / (2 * count) - spread) / (1 + z * z / count))
 

@@ -73,13 +73,19 @@ class _Pending:
     """The first window that is not judged."""
     rows: dict[int, dict[int, list[MetricRow]]] = field(default_factory=dict)
     """By window and member."""
+    last: tuple[int, int, list[MetricRow]] = field(default_factory=lambda: (-1, -1, []))
+    """The window, the member and the rows of the last row, which most often are the next one's."""
 
     def take(self, member: int, row: MetricRow) -> bool:
         """False if the row's window was judged."""
         window = row.window_start_ns // self.window_ns
-        if self.first is not None and window < self.first:
-            return False
-        self.rows.setdefault(window, {}).setdefault(member, []).append(row)
+        last_window, last_member, rows = self.last
+        if window != last_window or member != last_member:
+            if self.first is not None and window < self.first:
+                return False
+            rows = self.rows.setdefault(window, {}).setdefault(member, [])
+            self.last = window, member, rows
+        rows.append(row)
         return True
 
     def over(self, horizon_ns: int) -> list[tuple[int, dict[int, list[MetricRow]]]]:
@@ -87,6 +93,7 @@ class _Pending:
         until = horizon_ns // self.window_ns
         done = sorted(window for window in self.rows if window < until)
         self.first = until if self.first is None else max(self.first, until)
+        self.last = (-1, -1, [])
         return [(window * self.window_ns, self.rows.pop(window)) for window in done]
 
 

@@ -15,6 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
@@ -22,6 +25,10 @@ from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 METRIC_VERSION: Final = 1
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 """What is written beside a spread's buckets, for readers that do not add histograms up."""
+
+
+RowValues = tuple[str, Side, int, str, int, int, int, float, int, tuple[tuple[int, int], ...]]
+"""The fields of a `MetricRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,47 @@ def of_fields(fields: Mapping[str, Any]) -> MetricRecord:
     if row.metric not in METRICS:
         raise ValueError(f"metric: {row.metric!r} is not known")
     return record
+
+
+def rows_of_text(text: str) -> list[RowValues] | None:
+    """The fields of the `MetricRow` of each line, if every line is as `to_line` writes it; None: look at each line.
+
+    A stream is read in stretches of thousands of lines. Parsed as one, and checked but not converted, they take half
+    the time that they take one by one.
+    """
+    try:
+        records = json.loads(f"[{text.replace(chr(10), ',')}]")
+        return list(map(_plain, records)) if len(records) == text.count("\n") + 1 else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _plain(fields: dict[str, Any]) -> RowValues:
+    """The row's fields, if all fields have just the types that they should have; an error if not."""
+    words, numbers, value, buckets = _WORDS(fields), _NUMBERS(fields), fields["value"], fields["buckets"]
+    layer, side, metric, _, _ = words
+    link, window_start_ns, window_ns, count, largest, _, _, version = numbers
+    if set(map(type, words)) != _STR or set(map(type, numbers)) != _INT or type(value) is not float:
+        raise TypeError
+    if version != METRIC_VERSION or metric not in METRICS:
+        raise ValueError
+    if buckets:
+        pairs = tuple(map(tuple, buckets))
+        if set(map(len, pairs)) != _TWO or set(map(type, chain.from_iterable(pairs))) != _INT:
+            raise TypeError
+    else:
+        pairs = ()
+    return layer, _SIDES[side], link, metric, window_start_ns, window_ns, count, value, largest, pairs
+
+
+_WORDS = itemgetter("layer", "side", "metric", "run", "group")
+_NUMBERS = itemgetter("link", "window_start_ns", "window_ns", "count", "largest", "member", "life", "version")
+_STR, _INT, _TWO = {str}, {int}, {2}
+_SIDES = {side.value: side for side in Side}
+
+
+values_of = attrgetter(*(field.name for field in fields_of(MetricRow)))
+"""The `RowValues` of a row."""
 
 
 def to_line(record: MetricRecord) -> str:

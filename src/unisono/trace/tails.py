@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from urllib.parse import unquote
 
 from unisono.model.metrics import MetricRow
-from unisono.trace.metrics import of_line
+from unisono.trace.metrics import RowValues, of_line, rows_of_text, values_of
 
 _PATTERNS = ("member=*.jsonl", "metrics/*.jsonl", "group=*/metrics/*.jsonl", "run=*/group=*/metrics/*.jsonl")
 _LOOK_BACK = 65_536
@@ -104,21 +105,34 @@ def shared_out(work: Sequence[Stretch], hands: int) -> list[list[Stretch]]:
 
 def read_block(stretch: Stretch) -> Block:
     """The rows of a stretch; lines that are none are counted."""
+    return with_rows(*read_values(stretch))
+
+
+def with_rows(block: Block, values: Sequence[RowValues]) -> Block:
+    """The block with its rows, of which `read_values` gave the values."""
+    return replace(block, rows=tuple(starmap(MetricRow, values)))
+
+
+def read_values(stretch: Stretch) -> tuple[Block, list[RowValues]]:
+    """A block without its rows, and their values: what another process can be sent at little cost."""
     path = Path(stretch.path)
     with path.open("rb") as stream:
         stream.seek(stretch.start)
         text = stream.read(stretch.end - stretch.start)
         to_the_end = b"\n" not in stream.read(_LOOK_BACK)
-    rows, damaged, problem = [], 0, ""
-    for number, line in enumerate(text[:-1].decode("utf-8", errors="replace").split("\n"), start=1):
-        try:
-            rows.append(of_line(line).row)
-        except ValueError as error:
-            damaged += 1
-            problem = problem or f"{stretch.path}: line {number} after byte {stretch.start}: {error}"
+    lines, damaged, problem = text[:-1].decode("utf-8", errors="replace"), 0, ""
+    values = rows_of_text(lines)
+    if values is None:
+        values = []
+        for number, line in enumerate(lines.split("\n"), start=1):
+            try:
+                values.append(values_of(of_line(line).row))
+            except ValueError as error:
+                damaged += 1
+                problem = problem or f"{stretch.path}: line {number} after byte {stretch.start}: {error}"
     run, group = (_name(folder, kind) for folder, kind in ((path.parents[2], "run="), (path.parents[1], "group=")))
     member, life = path.stem.removeprefix("member=").split(".")
-    return Block(stretch, run, group, int(member), int(life), tuple(rows), to_the_end, damaged, problem)
+    return Block(stretch, run, group, int(member), int(life), (), to_the_end, damaged, problem), values
 
 
 def _name(folder: Path, kind: str) -> str:
