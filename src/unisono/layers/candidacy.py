@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from unisono.layers.acceptor import Acceptor
 from unisono.layers.catch_up import packed
-from unisono.wire.consensus import Prepare, Promise
+from unisono.wire.consensus import CHOSEN, Prepare, Promise
 
 STAGGER = 3
 """Candidates of following ranks wait so many retries longer each, so that the first has the time to succeed."""
@@ -40,8 +40,8 @@ class Candidacy:
         """A part of a member's promise."""
         if promise.first != self.first:
             return
-        # Said again, a promise may have grown in nothing: whoever gave it accepts nothing below this ballot.
-        self._lasts[member] = promise.last
+        # Whoever gave it accepts nothing below this ballot, but may learn what is decided, and say more the next time.
+        self._lasts[member] = max(promise.last, self._lasts.get(member, 0))
         entries = self._entries.setdefault(member, {})
         entries.update(enumerate(promise.entries, promise.at))
 
@@ -53,17 +53,20 @@ class Candidacy:
         """By instance from `first` on, the value accepted under the highest ballot, and that ballot.
 
         Whatever may have been decided is among them (one of any majority has accepted it), under a ballot that no
-        other value has exceeded.
+        other value has exceeded. Who knows that an instance is decided knows it of all before it, though the part of
+        its promise that tells of those may be from an earlier answer, in which it did not yet: their ballot is CHOSEN.
         """
         whole = [
             self._entries[member]
             for member, last in self._lasts.items()
             if len(self._entries[member]) >= last - self.first + 1
         ]
-        return [
+        highest = [
             max((entries[k] for entries in whole if k in entries), key=lambda entry: entry[0])
             for k in range(self.first, self.first + max(map(len, whole), default=0))
         ]
+        chosen = max((at for at, (ballot, _) in enumerate(highest, 1) if ballot == CHOSEN), default=0)
+        return [(CHOSEN, value) for _, value in highest[:chosen]] + highest[chosen:]
 
 
 def promises(acceptor: Acceptor, prepare: Prepare, room: int) -> Iterator[Promise]:
