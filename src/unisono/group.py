@@ -22,9 +22,9 @@ from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology
-from unisono.orders.packing import reservation
 from unisono.qos.oversight import Listener
 from unisono.qos.reservation import Link, LinkShare
+from unisono.runtime.buffers import too_small
 from unisono.runtime.clock import WallClock, new_incarnation
 from unisono.runtime.discovery import Responder
 from unisono.runtime.driver import Driver, Happening
@@ -79,6 +79,7 @@ def join(
     fsync: str = "always",
     topology: Topology | Multigroup | None = None,
     state: StateHolder | None = None,
+    rejoin: bool = True,
 ) -> Joining:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
@@ -87,7 +88,7 @@ def join(
     multicast `beacon` on `interface`, and `member` is the number that this one insists on. `delta` is the
     network's largest delay, `gamma` the largest difference between two members' clocks, `slot` the slot's length;
     all members give the same. With a `deadline` and no `slot`, the longest slot that keeps the deadline is chosen.
-    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp, consensus.
+    `order` is vbr unless told ("auto" is vbr too), or cbr, leader, timestamp, consensus, priority, and others.
     With `failures` members may crash, join and leave while the group runs, and the order may have gaps where they
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
     redundancy against a lost of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
@@ -103,7 +104,8 @@ def join(
     `fsync` says when it is made durable: "always" before anything rests on it, in a "batch" soon after, "never".
     `topology` (order="quasi_genuine") says who is in which group and which group may send to which; a `Multigroup`
     says besides how barriers are made and whether messages are delivered early too. `state` (the priority orders) is
-    the application, which gives its state to members that come later and takes another's when it comes itself.
+    the application, which gives its state to members that come later and takes another's when it comes itself; with
+    `rejoin` it comes back by itself when the others went on without it, as after a long pause or in a minority.
 
     Raises SlaError, InvalidPolicy, Infeasible, ReservationRefused or StorageError, and FormationTimeout in the end.
     """
@@ -140,6 +142,7 @@ def join(
         monitor=monitor,
         storage=None if storage is None else Path(storage),
         state=state,
+        rejoin=rejoin,
         fsync=fsync,
         multigroup=Multigroup(topology) if isinstance(topology, Topology) else topology,
         deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
@@ -245,8 +248,9 @@ class Group:
         if not set(map(type, messages)) <= {bytes}:
             odd = next(type(message).__name__ for message in messages if type(message) is not bytes)
             raise TypeError(f"messages are bytes, not {odd}; encode what you send")
-        if not 0 <= priority <= PRIORITY_MAX:
-            raise InvalidPolicy("priority", f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority}")
+        if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
+            text = f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority!r}"
+            raise InvalidPolicy("priority", text)
         if messages:
             await self._driver.submit(messages, priority, None if to is None else tuple(to))
 
@@ -391,7 +395,9 @@ class Group:
         except BaseException:
             self._close()
             raise
-        self._check_buffer()
+        small = too_small(self._stack, driver.transport.receive_buffer_granted)
+        if small is not None:
+            driver.announce(small)
         problem = driver.transport.multicast_error
         if problem is not None:
             text = f"{problem}; datagrams go to each peer by itself"
@@ -401,20 +407,6 @@ class Group:
         """What was not let in: another group, version or slot length at the same address shows here."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.door.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
-
-    def _check_buffer(self) -> None:
-        """Say so if what may be under way to this member does not fit its socket."""
-        policy, order = self._stack.policy, self._stack.order
-        peers = [m for m in policy.view.members if m != policy.member]
-        rates = [rate for peer in peers if (rate := order.peer_rate(peer)) is not None]
-        needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
-        granted = self._driver.transport.receive_buffer_granted
-        if needed > granted:
-            text = (
-                f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the "
-                "peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
-            )
-            self._driver.announce(Violation("receive buffer", text, policy.member))
 
     async def leave(self) -> bool:
         """Leave in order; what was accepted is sent first. A second call does nothing.

@@ -20,7 +20,6 @@ from unisono.layers.rmcast import Rmcast
 from unisono.layers.service import Service
 from unisono.layers.skew import Skew
 from unisono.layers.uniform import Uniform
-from unisono.layers.views import views_of
 from unisono.model.durations import earliest
 from unisono.model.events import Batch, Left, SlaVerdict, StackEvent
 from unisono.model.grid import Grid
@@ -39,10 +38,9 @@ from unisono.orders.consensus_log import ConsensusLog
 from unisono.orders.final import Final
 from unisono.orders.final_offer import Background
 from unisono.orders.honours import RESIZABLE, check_honoured
-from unisono.orders.insertion import Form
 from unisono.orders.leader import Leader
 from unisono.orders.led import Led
-from unisono.orders.priority import Priority
+from unisono.orders.priority import Priority, over_views
 from unisono.orders.quasi_genuine import QuasiGenuine
 from unisono.orders.slotted import Slotted
 from unisono.orders.timestamp import Timestamp
@@ -58,16 +56,11 @@ def _vbr(policy: Policy, reserver: Reserver) -> Order:
     return (VbrGaps if policy.failures else Vbr)(policy, reserver)
 
 
-def _priority(policy: Policy, reserver: Reserver) -> Order:
-    form = Form.COORDINATOR if policy.order == "priority_coordinator" else Form.ALL
-    return Priority(policy, reserver, views_of(policy), form=form)
-
-
 ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "cbr": Cbr,
     "consensus": ConsensusLog,
     "leader": Leader,
-    **dict.fromkeys(PRIORITY_ORDERS, _priority),
+    **dict.fromkeys(PRIORITY_ORDERS, over_views),
     "quasi_genuine": QuasiGenuine,
     "timestamp": Timestamp,
     "vbr": _vbr,
@@ -281,6 +274,9 @@ class Stack:
         events = self._notices + self.order.events
         self._notices.clear()
         self.order.events.clear()
+        if self._pulled is not None and self._pulled.incarnation != self.policy.incarnation:
+            self.policy = replace(self.policy, incarnation=self._pulled.incarnation)
+            self.skew.begin_again(self.policy)
         if self._rmcast is not None and events and isinstance(events[-1], Left) and self._rmcast.speaking():
             # Whoever leaves stays until the copies of its last messages are out: nobody should have to take over.
             self.order.events.append(events.pop())

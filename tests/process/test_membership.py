@@ -77,6 +77,22 @@ class Table:
 
         self.wait(lambda: all(map(talk, members)), f"{members} do not deliver")
 
+    def states_agree(self) -> None:
+        """Whoever goes on has the same state at the same place in the order, whether it was there or was given it.
+
+        What a life consumed that has ended by a crash or by exclusion binds nobody.
+        """
+        states: dict[int, set[str]] = {}
+        for process in self.processes:
+            if process.killed_ns is None and process.of("up"):
+                ups = [at for at, line in enumerate(process.lines) if line[0] == "up"]
+                for line in process.lines[ups[-1] :]:
+                    if line[0] == "got":
+                        states.setdefault(line[4], set()).add(line[5])
+        differing = [place for place, found in sorted(states.items()) if len(found) > 1]
+        assert states, "nobody has consumed anything"
+        assert not differing, f"states differ from place {differing[:1]} on"
+
     def judged(self) -> dict[str, Status]:
         """Everybody who is up leaves; then the checkers read what all lives have recorded."""
         for process in self.processes:
@@ -92,7 +108,7 @@ class Table:
             ended_ns = process.killed_ns if process.of("left") != [["left", False]] else process.times[-1]
             if ended_ns is None:
                 continue
-            life = process.of("up")[-1][1] if process.count("up") else process.life
+            life = process.of("up")[-1][1] if process.count("up") else process.life  # it may have begun another
             slot = max((line[4] for line in process.of("got")), default=-1) + 1
             memory.recorder(OBSERVER).event(
                 EventKind.CRASH,
@@ -148,6 +164,7 @@ def test_killed_at_random_moments_and_back_with_the_same_number(tmp_path: Path, 
             made.start(member)
             made.together(1, 2, 3)
         verdicts = made.judged()
+        made.states_agree()
         gaps_ns = [line[3] for process in made.processes for line in process.of("view")]
     assert verdicts["view_atomicity"] is Status.VALID
     assert verdicts["total_order"] is Status.VALID
@@ -161,8 +178,10 @@ def test_paused_for_longer_than_the_detector_waits(tmp_path: Path) -> None:
         made.now(1).signal(signal.SIGCONT)
         made.together(1, 2, 3)
         assert any(line[1] == "excluded" for line in made.now(1).of("said")), "who was left out is told so"
-        assert made.now(1).count("up") >= 2, "and joins again in another life"
+        assert made.now(1).count("up") >= 2, "and joins again by itself, in another life"
+        assert len(made.processes) == 3
         verdicts = made.judged()
+        made.states_agree()
     assert verdicts["view_atomicity"] is Status.VALID
     assert verdicts["total_order"] is Status.VALID
 

@@ -230,14 +230,15 @@ class MembershipWorld:
         return len(views) == 1 and up[0].automaton is not None and len(up[0].automaton.lives) == len(up)
 
     def hopeless(self) -> bool:
-        """Whether a majority of the last view is gone for good, or the founders never were one."""
+        """Whether a majority of the last view is gone for good, or all who had its state, or the founders never met."""
         alive = {(n, m.life) for n, m in self.members.items() if m.automaton is not None}
         views = [view for member in self.members.values() for view in member.views]
         if not views:
             return 2 * len([n for n in self.founders if (n, 1) in alive]) <= len(self.founders)
         last = max(views, key=lambda view: view.view_id)
         there = [life for life in zip(last.members, last.incarnations, strict=True) if life in alive]
-        return 2 * len(there) <= len(last.members)
+        inside = [m for m in self.members.values() if m.automaton is not None and m.automaton.view_id == last.view_id]
+        return 2 * len(there) <= len(last.members) or not inside
 
 
 def stormy(seed: int) -> MembershipWorld:

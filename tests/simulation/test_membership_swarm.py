@@ -41,6 +41,12 @@ def test_view_atomic_always_and_together_in_the_end(first: int) -> None:
     assert sum(judge(seed) for seed in range(first, first + 20)) >= 8, "too few of these runs can end well to say much"
 
 
+@pytest.mark.parametrize("seed", [406])
+def test_what_failed_once_holds(seed: int) -> None:
+    """406: of three newcomers one has the state when its giver crashes; it has to pass it on to the other two."""
+    assert judge(seed), "this run can end well"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", range(0, 5000, CHUNK))

@@ -7,16 +7,21 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
+from unisono.model.scenario import Scenario
 from unisono.model.scenario_text import parse_scenario
-from unisono.sim.run import run
+from unisono.sim.run import drain_ns, meta_of, prepare, run
+from unisono.trace.kinds import EventKind
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
-def wrong(name: str, order: str, seed: int) -> list[str]:
+def scenario_of(name: str, order: str) -> Scenario:
     path = SCENARIOS / name
-    scenario = replace(parse_scenario(path.read_text(encoding="utf-8"), str(path)), order=order)
-    result = run(scenario, seed)
+    return replace(parse_scenario(path.read_text(encoding="utf-8"), str(path)), order=order)
+
+
+def wrong(name: str, order: str, seed: int) -> list[str]:
+    result = run(scenario_of(name, order), seed)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     assert verdicts["priority_accounting"].figures["overtakings"] > 0
     return [
@@ -34,6 +39,30 @@ def test_urgent_messages_overtake_at_consumers_of_three_speeds(order: str) -> No
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
 def test_p1_and_p2_hold_while_members_crash_come_and_go(order: str) -> None:
     assert wrong("priority_churn.toml", order, 1) == []
+
+
+@pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
+def test_who_is_left_out_comes_back_by_itself(order: str) -> None:
+    """A pause longer than the detector's time-out, and a minority that heals: each is told, and joins again."""
+    scenario = scenario_of("priority_return.toml", order)
+    world, memory, bound_ns, reliable = prepare(scenario, 1)
+    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world.run(until_ns)
+    trace = memory.trace(meta_of(scenario, 1, bound_ns, reliable))
+    verdicts = check_all(trace, until_ns=until_ns)
+    assert {name: verdict.status for name, verdict in verdicts.items() if verdict.status is not Status.VALID} == {}
+    told = {member: [notice.kind for notice in node.notices] for member, node in world.nodes.items()}
+    assert told == {1: ["rejoining"], 2: [], 3: [], 4: ["rejoining"], 5: ["rejoining"]}
+    said = {member: {violation.kind for violation in node.violations} for member, node in world.nodes.items()}
+    assert said == {1: {"excluded"}, 2: set(), 3: set(), 4: {"blocked", "excluded"}, 5: {"blocked", "excluded"}}
+    views = trace.of_kind(EventKind.VIEW)
+    last = {int(member): int(views.view[views.member == member].max()) for member in scenario.members}
+    assert len(set(last.values())) == 1, "all end in one view"
+    sent, delivered = trace.sends(), trace.deliveries()
+    for member in (1, 4, 5):
+        counts = (sent.sender == member) & (sent.incarnation == 2)
+        assert counts.any(), "it sends again"
+        assert ((delivered.member == member) & (delivered.life == 2)).any(), "and delivers again"
 
 
 @pytest.mark.slow

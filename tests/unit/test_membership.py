@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.simulation.membership_world import EVERY, MS, RETRY, MembershipWorld
 
 from unisono.errors import UnisonoError
 from unisono.layers.membership import Membership
+from unisono.layers.past_views import KEPT
 from unisono.layers.view_contract import NewView, Out, Receive, ViewSynchrony
 from unisono.layers.view_multicast import WAITING_MAX, WINDOW, ViewMulticast
 from unisono.wire.membership import Acks, Message, Sent
@@ -282,3 +285,42 @@ def test_out_is_the_last_that_happens() -> None:
     assert isinstance(membership.stream[-1], Out)
     membership.wake(now + 1)
     assert membership.wake_at() is None
+
+
+def until(world: MembershipWorld, what: Callable[[], bool]) -> None:
+    start = world.now
+    while not what():
+        world.run(world.now + MS)
+        assert world.now < start + 5000 * MS, "it does not happen"
+
+
+def test_one_that_missed_more_views_than_are_remembered_learns_that_it_is_out() -> None:
+    world = formed(4)
+    away = world.members[4]
+    world.sides.update({4: 1})
+    until(world, lambda: 4 not in lives(world, 1))
+    for life in range(2, KEPT + 4):
+        world.crash(3)
+        world.start(3)
+        until(world, lambda life=life: lives(world, 1).get(3) == life)  # type: ignore[misc]
+    assert away.views[-1].view_id + KEPT < world.members[1].views[-1].view_id
+    assert not away.outs
+    world.sides.clear()
+    until(world, lambda: bool(away.outs))
+    until(world, lambda: lives(world, 1).get(4) == 2)
+    assert not world.faults()
+
+
+@pytest.mark.parametrize("founding", [True, False])
+def test_who_knows_of_a_group_never_begins_another(founding: bool) -> None:
+    """A majority of the founders that comes back, with the others out of reach, could otherwise begin a second one."""
+    world = MembershipWorld(7, 3)
+    for number in (1, 2):
+        member = world.members[number]
+        member.life = 2
+        member.automaton = Membership(
+            number, (1, 2, 3), incarnation=2, every_ns=EVERY, retry_ns=RETRY, max_frame=256, founding=founding
+        )
+        world.wake(member)
+    world.run(3000 * MS)
+    assert [bool(world.members[number].views) for number in (1, 2)] == [founding, founding]

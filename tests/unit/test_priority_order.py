@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import pytest
 
 from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
-from unisono.model.events import Batch, Left, Step, ViewChange, Violation
+from unisono.model.events import Batch, Left, Rejoining, Step, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.insertion import Form
-from unisono.orders.priority import Priority
+from unisono.orders.priority import REST_NS, Priority
 from unisono.wire.frame import Frame
 from unisono.wire.priority_state import decode_handover
 
@@ -22,20 +22,20 @@ LOW, HIGH = 0, 1
 class Views:
     """One member's end of the ether."""
 
-    def __init__(self, ether: "Ether", member: int) -> None:
+    def __init__(self, ether: "Ether", member: int, life: int = 1) -> None:
         self.down: list[Frame] = []
         self.stream: list[Happening] = []
         self.violations: list[Violation] = []
         self.given: dict[int, bytes] = {}
         self.asked_to_leave = self.changing = False
-        self._ether, self._member = ether, member
+        self._ether, self._member, self._life = ether, member, life
 
     def multicast(self, now: int, body: bytes) -> None:
         for other in self._ether.members:
-            self._ether.under_way.append((other, Receive(self._member, 1, self._ether.view_id, body)))
+            self._ether.under_way.append((other, Receive(self._member, self._life, self._ether.view_id, body)))
 
     def tell(self, now: int, to: int, body: bytes) -> None:
-        self._ether.under_way.append((to, Told(self._member, 1, self._ether.view_id, body)))
+        self._ether.under_way.append((to, Told(self._member, self._life, self._ether.view_id, body)))
 
     def blocked(self) -> bool:
         return self.changing
@@ -59,8 +59,17 @@ class Views:
 class Ether:
     """Everything that is multicast comes to everyone, in one order, when `run` is called."""
 
-    def __init__(self, members: Iterable[int], *, form: Form = Form.ALL, window: int = 64, burst: int = 100) -> None:
+    def __init__(
+        self,
+        members: Iterable[int],
+        *,
+        form: Form = Form.ALL,
+        window: int = 64,
+        burst: int = 100,
+        again: bool = False,
+    ) -> None:
         self.members = tuple(members)
+        self._again = self._anew if again else None
         self.view_id = 1
         self.now = 0
         self.under_way: list[tuple[int, Happening]] = []
@@ -77,8 +86,14 @@ class Ether:
             "g", member, View((1, 2, 3)), Timing(MS, 0, 10 * MS), Rate(avg=burst * 100, burst=burst), order="priority"
         )
         self.views[member] = Views(self, member)
-        order = self.orders[member] = Priority(policy, Unlimited(), self.views[member], form=form, window=window)
+        order = self.orders[member] = Priority(
+            policy, Unlimited(), self.views[member], form=form, window=window, again=self._again
+        )
         return order
+
+    def _anew(self, policy: Policy) -> Views:
+        views = self.views[policy.member] = Views(self, policy.member, policy.incarnation)
+        return views
 
     def hand(self, member: int, happening: Happening) -> None:
         self.views[member].stream.append(happening)
@@ -210,6 +225,51 @@ def test_a_member_that_was_put_out_says_so_and_consumes_nothing_more() -> None:
     assert left == Left(-1)
     assert ether.orders[2].consume(0) is None
     assert ether.orders[2].submit(0, [b"x"]) == 0
+
+
+def test_a_member_that_was_put_out_comes_back_in_another_life() -> None:
+    ether = Ether((1, 2), again=True)
+    order = ether.orders[2]
+    order.submit(0, [b"a", b"b"])
+    ether.run()
+    assert ether.consumed(2) == [b"a", b"b"]
+    ether.hand(2, Out("the others went on"))
+    (rejoining,) = [event for event in order.events if isinstance(event, Rejoining)]
+    assert (rejoining.incarnation, rejoining.final_slot) == (2, 1)
+    assert [event.kind for event in order.events if isinstance(event, Violation)] == ["excluded"]
+    assert not [event for event in order.events if isinstance(event, Left)]
+    assert not order.running()
+    assert order.submit(0, [b"c"]) == 0
+    old = ether.views[2]
+    assert order.wake_at() == REST_NS
+    order.wake(REST_NS)
+    assert ether.views[2] is not old, "it has views of its own life"
+    assert ether.views[2].down is order.down
+    ether.hand(2, StateGiven(2, ether.orders[1].give_state()))
+    for member in (1, 2):
+        ether.hand(member, NewView(2, (1, 2), (1, 2), joined=(2,), left=(2,)))
+    assert order.running()
+    assert ether.consumed(2) == [b"a", b"b"], "it goes on from where the giver was, who had consumed nothing"
+    assert order.submit(REST_NS, [b"c"]) == 1
+    ether.run()
+    batch = order.consume(REST_NS)
+    assert batch is not None
+    assert (batch.incarnation, batch.first_sequence, batch.messages) == (2, 0, [b"c"])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_who_leaves_while_it_is_out_is_gone(early: bool) -> None:
+    ether = Ether((1, 2), again=True)
+    ether.hand(2, Out("the others went on"))
+    order = ether.orders[2]
+    if not early:
+        order.wake(REST_NS)
+    order.leave(REST_NS)
+    if not early:
+        assert ether.views[2].asked_to_leave, "membership is asked to end"
+        ether.hand(2, Out("it left before its first view"))
+    assert [event for event in order.events if isinstance(event, Left)]
+    assert order.wake_at() is None
 
 
 def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:

@@ -53,8 +53,9 @@ class Node:
         return any(report["kind"] == "begun" for report in self.reports)
 
     def life(self) -> int | None:
-        """The incarnation in which it took part, if it got that far."""
-        return next((report["incarnation"] for report in self.reports if report["kind"] == "ready"), None)
+        """The incarnation in which it took part last, if it got that far."""
+        lives = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
+        return lives[-1] if lives else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 Configuration is one line of JSON on standard input, which then stays open: its end means that whoever started this
 process is gone, and this member leaves. Reports are lines of JSON on standard output: `ready` (the group runs),
-`begun` (all who are expected are there, and the workload begins), `progress` (every tenth of a second), `final` (what
-was measured).
+`begun` (all who are expected are there, and the workload begins), `progress` (every tenth of a second), `again` (the
+others went on without this member, and it joins again in another incarnation), `final` (what was measured).
 Each message begins with the time at which it was handed in, so that latency can be watched as it happens; the verdict
 is made from the trace.
 """
@@ -27,7 +27,7 @@ from unisono.errors import EnvironmentLacks, GroupClosed
 from unisono.group import Group, Joining, join
 from unisono.model.delays import Chance
 from unisono.model.durations import NS_PER_S, ms
-from unisono.model.events import Batch, Notice, SlaCleared, SlaViolation, Violation
+from unisono.model.events import Batch, Notice, Rejoining, SlaCleared, SlaViolation, Violation
 from unisono.model.faults import Crash
 from unisono.model.grades import Grade
 from unisono.model.histogram import Histogram
@@ -241,6 +241,8 @@ class MemberRun:
                         self.latencies.add(now - _STAMP.unpack_from(message)[0])
                 if not messages[-1].startswith(HERE):
                     self._roll_calls[event.sender] = self._expected  # who sends anything else has heard everybody
+            elif isinstance(event, Rejoining):
+                report("again", member=self.member, incarnation=event.incarnation)
             elif isinstance(event, SlaViolation | Notice):
                 self._tell(event)
             elif isinstance(event, Violation):

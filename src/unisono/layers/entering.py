@@ -30,12 +30,17 @@ def described(members: Vector, joined: Sequence[int], left: Sequence[int]) -> by
 
 
 class Giving:
-    """The state for the newcomers of one view, once whoever is above has given it."""
+    """The state for the newcomers of one view, once whoever is above has given it.
 
-    def __init__(self, view_id: int, description: bytes) -> None:
+    A newcomer that has it passes it on: those who gave it may crash before the other newcomers have got it.
+    """
+
+    def __init__(self, view_id: int, description: bytes, state: bytes | None = None) -> None:
         self._view_id = view_id
         self._description = description
         self._data: bytes | None = None
+        if state is not None:
+            self.set(view_id, state)
 
     def set(self, view_id: int, state: bytes) -> None:
         """The state at the cut."""

@@ -23,6 +23,7 @@ from unisono.layers.consensus import Consensus
 from unisono.layers.detector import MISTAKES_PER_S, Detector
 from unisono.layers.entering import Entering, Giving, described
 from unisono.layers.flush import Attempt
+from unisono.layers.past_views import PastViews
 from unisono.layers.standstill import Standstill
 from unisono.layers.view_contract import Happening, NewView, Out, StateGiven, StateWanted
 from unisono.layers.view_multicast import WAITING_MAX, ViewMulticast
@@ -34,8 +35,6 @@ from unisono.model.ids import EVERYONE
 from unisono.wire import membership as wire
 from unisono.wire.frame import HEADER_BYTES, Frame
 from unisono.wire.membership import Acks, Cut, Enter, Flush, Flushed, Need, NextView, Passed, Said, Sent, State, Went
-
-PAST_KEPT = 16  # decisions, for members that are still in earlier views
 
 
 class Membership:
@@ -53,8 +52,9 @@ class Membership:
         retry_ns: int,
         max_frame: int = 1400,
         mistakes_per_s: float = MISTAKES_PER_S,
+        founding: bool = True,
     ) -> None:
-        """`founders` are those of whom a majority may begin the group; all others, and whoever comes back, join."""
+        """A majority of the `founders` may begin the group, if this member is `founding`; all others join."""
         self.down: list[Frame] = []
         self.stream: list[Happening] = []
         self.violations: list[Violation] = []
@@ -71,17 +71,15 @@ class Membership:
         self.detector = Detector(
             me, founders, every_ns=every_ns, mistakes_per_s=mistakes_per_s, incarnation=incarnation
         )
-        self._consensus: Consensus | None = self._agreement(founders) if me in founders else None
+        self._consensus: Consensus | None = self._agreement(founders) if founding and me in founders else None
         self._messages: ViewMulticast | None = None
         self._early: deque[bytes] = deque()
         self._entering: Entering | None = Entering()
-        self._giving = Giving(0, b"")
-        self._past: dict[int, bytes] = {}
+        self._giving, self._past = Giving(0, b""), PastViews()
         self._wishes = Wishes(self.detector)
         self._leaving = False
         self._attempt: Attempt | None = None
-        self._attempts = 0
-        self._retry_at = self._ack_at = 0
+        self._attempts = self._retry_at = self._ack_at = 0
         self._started_ns: int | None = None
 
     def _agreement(self, members: Sequence[int]) -> Consensus:
@@ -149,14 +147,11 @@ class Membership:
     def _of_this_view(self, now: int, frame: Frame) -> bool:
         """Whether a frame counts; whoever is in an earlier view is told what its members agreed on."""
         if frame.epoch < self.view_id:
-            past = self._past.get(frame.epoch)
-            if past is not None:
-                self._say(now, Went(frame.epoch, past), frame.sender)
+            self._say(now, self._past.answer(frame.epoch, self.view_id, self.lives), frame.sender)
             self.ignored["of an earlier view"] += 1
             return False
         if frame.epoch > self.view_id:
-            if self._messages is not None:
-                self._say(now, self._messages.acks(), frame.sender)
+            self._say(now, None if self._messages is None else self._messages.acks(), frame.sender)
             self.ignored["of a later view"] += 1
             return False
         if self._messages is None or self.lives.get(frame.sender) != frame.incarnation:
@@ -210,8 +205,7 @@ class Membership:
             self._give(now, sender, enter)
         elif self._messages is None or life > self.lives.get(sender, -1):
             self._wishes.come(now, self.lives, sender, life)
-            if self._messages is not None and self._past:
-                self._say(now, Went(max(self._past), self._past[max(self._past)]), sender)
+            self._say(now, self._past.latest(), sender)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -321,8 +315,12 @@ class Membership:
     def _on_went(self, now: int, went: Went) -> None:
         if went.view_id == self.view_id:
             self._decided(now, went.value)
-        elif self._messages is None and self._consensus is not None:
+        elif self._messages is None:
             self._consensus = None  # there is a group: it is not for us to begin one
+        elif went.view_id > self.view_id:
+            following = wire.decode_next_view(went.value)
+            if following is not None and following.members.get(self.me) != self.incarnation:
+                self._end()
 
     def _decided(self, now: int, value: bytes) -> None:
         following = wire.decode_next_view(value)
@@ -333,17 +331,16 @@ class Membership:
         if self._messages is None:
             self._consensus = None
             if inside:
-                self._past[0] = value
+                self._past.note(0, value)
                 self._install(now, 1, following)
         elif inside:
             self._messages.close(following.cut)
             self._take_out()
-            self._past[self.view_id] = value
-            self._past.pop(self.view_id - PAST_KEPT, None)
+            self._past.note(self.view_id, value)
             self._install(now, self.view_id + 1, following)
         else:
             self._say(now, Went(self.view_id, value))
-            self._end("it left" if self._leaving else "the others went on without this member")
+            self._end()
 
     def _install(self, now: int, view_id: int, following: NextView) -> None:
         """The next view begins, for somebody who was in the last one or founded the group."""
@@ -374,17 +371,17 @@ class Membership:
     def _waiting(self) -> Sequence[bytes]:
         return tuple(self._early if self._messages is None else self._messages.waiting)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str = "") -> None:
         if not self.out:
-            self.out = True
-            self.stream.append(Out(reason))
+            self.out, unless_told = True, "it left" if self._leaving else "the others went on without this member"
+            self.stream.append(Out(reason or unless_told))
 
     # -- newcomers -------------------------------------------------------------------------------------------
 
     def _give(self, now: int, to: int, enter: Enter) -> None:
         """A newcomer asks for its state, another giver each turn; in the first view it needs only to be told."""
         if self.view_id == 1:
-            self._say(now, Went(0, self._past[0]), to)
+            self._say(now, self._past.of(0), to)
         givers = [m for m in self.lives if m != to and not self.detector.suspected(m)]
         if enter.giver == self.me or (givers and givers[enter.turn % len(givers)] == self.me):
             for state in self._giving.answer(self.me, self.view_id, enter, self._room):
@@ -397,6 +394,7 @@ class Membership:
         if entry is not None and entry.members.get(self.me) == self.incarnation:
             waiting = self._waiting()
             self._begin(now, entry.view_id, entry.members)
+            self._giving = Giving(entry.view_id, described(entry.members, entry.joined, entry.left), entry.state)
             self.stream.append(StateGiven(entry.view_id, entry.state))
             self._announce(now, entry.joined, entry.left, waiting)
         elif self._entering.hungry():
@@ -445,6 +443,8 @@ class Membership:
             self.stream += self._messages.out
             self._messages.out.clear()
 
-    def _say(self, now: int, message: wire.Message, to: int = EVERYONE) -> None:
+    def _say(self, now: int, message: wire.Message | None, to: int = EVERYONE) -> None:
+        if message is None:
+            return
         kind, body = wire.encode(message)
         self.down.append(Frame(kind, self.me, self.incarnation, self.view_id, 0, 0, sent_ns=now, body=body, to=to))

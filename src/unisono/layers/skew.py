@@ -216,6 +216,10 @@ class Skew:
             to=to,
         )
 
+    def begin_again(self, policy: Policy) -> None:
+        """This member is in another life, and says so."""
+        self._policy = policy
+
     # -- questions ---------------------------------------------------------------------------------------------
 
     def estimate(self, peer: int) -> SkewSample | None:

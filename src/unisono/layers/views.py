@@ -20,8 +20,8 @@ def retry_ns(timing: Timing) -> int:
     return 2 * timing.delta_ns + 2 * timing.gamma_ns + NS_PER_MS
 
 
-def views_of(policy: Policy) -> Membership:
-    """Membership among those whom the policy names: a majority of them may begin the group."""
+def views_of(policy: Policy, *, founding: bool = True) -> Membership:
+    """Membership among those whom the policy names: a majority of them may begin the group, if it is to be begun."""
     return Membership(
         policy.member,
         policy.view.members,
@@ -29,4 +29,5 @@ def views_of(policy: Policy) -> Membership:
         every_ns=every_ns(policy.timing),
         retry_ns=retry_ns(policy.timing),
         max_frame=policy.max_frame,
+        founding=founding,
     )

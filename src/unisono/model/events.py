@@ -194,6 +194,19 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejoining(Notice):
+    """The others went on without this member, which joins again by itself, in another incarnation.
+
+    A ViewChange with this member in `joined` says when it is back; by then the state of another member was taken.
+    """
+
+    incarnation: int = 0
+    """In which it comes back; its messages are counted from 0 again."""
+    final_slot: int = 0
+    """The last place in the order that it had reached."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlaCleared(Notice):
     """A service level agreement is kept again, after a window in which it was not."""
 

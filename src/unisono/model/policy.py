@@ -61,7 +61,8 @@ class Policy:
     `reservation` says who reserves a flow's bandwidth: its "sender", or each "receiver" (§4.2; the CBR order only).
     `probe_every_ns` is how often each peer's clock is probed (0: never); `multicast` says that an IP multicast
     path may exist. `start_margin_ns` puts the first slot later than the paper's Smax, for start-ups slower than Δ.
-    `multigroup` is the topology, and what else a quasi-genuine order runs by.
+    `multigroup` is the topology, and what else a quasi-genuine order runs by. `rejoin` (over agreed views): a member
+    that the others went on without comes back by itself, in another incarnation.
     """
 
     group: str
@@ -87,6 +88,7 @@ class Policy:
     rho_most: int = 0
     fec_most: int = 0
     multigroup: Multigroup | None = None
+    rejoin: bool = True
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class StateHolder(Protocol):
     """An application whose state can be handed to a newcomer, at the cut where the view begins that brings it.
 
@@ -16,4 +17,7 @@ class StateHolder(Protocol):
         """The state as it is now."""
 
     def take_state(self, state: bytes) -> None:
-        """Become what the giver was: called once, before the first message is there to be consumed."""
+        """Become what the giver was: called before the first message is there to be consumed.
+
+        It is called again each time that the others went on without this member and it has joined again.
+        """

@@ -4,6 +4,9 @@ The application pulls: a message is delivered when it is consumed, and only then
 good. A sender may have `WINDOW` messages of each priority that somebody has not consumed; so a slow consumer holds its
 senders back, and never the more urgent messages behind the less urgent.
 
+A member that the others went on without comes back by itself: it was paused, or cut off in a minority, and learns of it
+from anybody. It begins another life, in which it is given the state of a member, as any newcomer is.
+
 There is no latency bound: how long a message stays in the queue is up to the consumers. `bound_ns` is what its way into
 the queue takes while nobody fails (`priority_offer`).
 """
@@ -11,12 +14,16 @@ the queue takes while nobody fails (`priority_offer`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from unisono.layers.pacer import Pacer
 from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told, ViewSynchrony
-from unisono.model.events import Batch, Left, StackEvent, Step, ViewChange, Violation
+from unisono.layers.views import views_of
+from unisono.model.durations import NS_PER_MS
+from unisono.model.events import Batch, Left, Rejoining, StackEvent, Step, ViewChange, Violation
 from unisono.model.message_sets import MessageSet
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
@@ -33,41 +40,56 @@ from unisono.wire.run import OwnRun
 WINDOW = 64
 EXCLUDED = "excluded"
 """The kind of the violation that a member is told of when the others went on without it."""
+REST_NS = 200 * NS_PER_MS
+"""So long such a member stays away: each return costs the others a view. No two incarnations are of one time."""
 
 
 class Priority:
     """The order of one member."""
 
     def __init__(
-        self, policy: Policy, reserver: Reserver, views: ViewSynchrony, *, form: Form = Form.ALL, window: int = WINDOW
+        self,
+        policy: Policy,
+        reserver: Reserver,
+        views: ViewSynchrony,
+        *,
+        form: Form = Form.ALL,
+        window: int = WINDOW,
+        again: Callable[[Policy], ViewSynchrony] | None = None,
     ) -> None:
+        """`again` gives the views of another life, in which this member comes back if the others go on without it."""
         self.down: list[Frame] = views.down
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
         self.window_slots = 1
         self.application: StateHolder | None = None
         """Whose state goes to newcomers with the order's."""
-        reports = min(REPORT_EVERY, max(1, window // 4))
-        self.core = Insertion(policy.member, policy.incarnation, form, report_every=reports)
-        self._policy = policy
+        self._form, self._again = form, again
+        self._return_at: int | None = None
+        """When this member comes back."""
         self._reserver = reserver
         self._views = views
         self._window = window
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._slot = -1
+        self._retry_at: int | None = None
+        self._leaving = self._departing = self._out = False
+        self._begin(policy)
+        reserver.reserve(reservation(policy, policy.rate))
+
+    def _begin(self, policy: Policy) -> None:
+        """A life in which nothing has been sent, received or consumed."""
+        self._policy = policy
+        reports = min(REPORT_EVERY, max(1, self._window // 4))
+        self.core = Insertion(policy.member, policy.incarnation, self._form, report_every=reports)
         self._sequence = 0
         self._outstanding: dict[int, int] = {}
         """By priority: how many messages of this member's somebody may not have consumed."""
         self._levels: dict[int, int] = {}
         """The priorities of these messages, by number."""
-        self._retry_at: int | None = None
         self._refused = False
         self._members: tuple[int, ...] = ()
-        self._view_id = 0
-        self._index = 0
-        self._steps = 0
-        self._leaving = self._departing = self._out = False
-        reserver.reserve(reservation(policy, policy.rate))
+        self._view_id = self._index = self._steps = 0
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -143,12 +165,14 @@ class Priority:
         """The local clock has reached `now`."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
+        if self._return_at is not None and now >= self._return_at:
+            self._come_back()
         self._views.wake(now)
         self._settle(now)
 
     def wake_at(self) -> int | None:
-        """When something is due: below, or because a message that waits may have room."""
-        due = [at for at in (self._views.wake_at(), self._retry_at) if at is not None]
+        """When something is due: below, or because a message that waits may have room, or to come back."""
+        due = [at for at in (self._views.wake_at(), self._retry_at, self._return_at) if at is not None]
         return min(due, default=None)
 
     def _settle(self, now: int) -> None:
@@ -166,6 +190,8 @@ class Priority:
                 self._views.tell(now, to, encode_body(ack))
             if stream:  # one by one: what is said about it is said in the view in which it came
                 self._take(now, stream.pop(0))
+                if self.core is not core:
+                    return  # that life is over
                 self._note_steps()
 
     def _take(self, now: int, happening: Happening) -> None:
@@ -181,7 +207,7 @@ class Priority:
             case NewView():
                 self._enter(now, happening)
             case Out():
-                self._end(happening.reason)
+                self._end(now, happening.reason)
             case _:
                 assert_never(happening)
 
@@ -226,11 +252,25 @@ class Priority:
         )
         self._free(now, collected)
 
-    def _end(self, reason: str) -> None:
-        self._out = True
+    def _end(self, now: int, reason: str) -> None:
+        me, last = self._policy.member, self.core.position - 1
         if not self._departing:
-            self.events.append(Violation(EXCLUDED, reason, self._policy.member))
-        self.events.append(Left(self.core.position - 1))
+            self.events.append(Violation(EXCLUDED, reason, me))
+        if self._leaving or self._again is None:
+            self._out = True
+            self.events.append(Left(last))
+            return
+        life = self._policy.incarnation + 1
+        text = f"member {me} joins again, as incarnation {life}; what it sent last may have reached nobody who goes on"
+        self.events.append(Rejoining("rejoining", text, me, incarnation=life, final_slot=last))
+        self._begin(replace(self._policy, incarnation=life))
+        self._return_at = now + REST_NS
+
+    def _come_back(self) -> None:
+        if self._again is not None:
+            self._return_at = None
+            self._views = self._again(self._policy)
+            self._views.down = self.down
 
     def _free(self, now: int, collected: MessageSet) -> None:
         """What everybody has consumed makes room in the windows."""
@@ -275,6 +315,11 @@ class Priority:
 
     # -- what a stack asks of its order ----------------------------------------------------------------------
 
+    @property
+    def incarnation(self) -> int:
+        """The life that this member is in."""
+        return self._policy.incarnation
+
     def new_rate(self, now: int, rate: Rate) -> None:
         """From the next slot on; ReservationRefused leaves the old rate in force."""
         self._policy.check_rate(rate)
@@ -284,10 +329,18 @@ class Priority:
 
     def leave(self, now: int) -> None:
         """Consume nothing more, say what was consumed, and go."""
-        if not self._leaving:
-            self._leaving = True
+        if self._leaving:
+            return
+        self._leaving = True
+        if self.running():
             self.core.leave()
-            self._settle(now)
+        elif self._return_at is None:
+            self._departing = True
+            self._views.leave(now)
+        else:
+            self._return_at, self._departing = None, True
+            self._end(now, "it left before it came back")
+        self._settle(now)
 
     def latest_slot(self, now: int) -> int:
         """Frames here belong to views, not to slots."""
@@ -324,3 +377,10 @@ class Priority:
     def by_multicast(self) -> bool:
         """Frames go to each member."""
         return False
+
+
+def over_views(policy: Policy, reserver: Reserver) -> Priority:
+    """The order over membership, as a policy asks for it."""
+    form = Form.COORDINATOR if policy.order == "priority_coordinator" else Form.ALL
+    again = partial(views_of, founding=False) if policy.rejoin else None
+    return Priority(policy, reserver, views_of(policy), form=form, again=again)

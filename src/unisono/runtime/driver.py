@@ -12,9 +12,28 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from unisono.errors import GroupClosed, Infeasible, InvalidPolicy, MessageTooLarge, NotRelated, UnisonoError
+from unisono.errors import (
+    GroupClosed,
+    Infeasible,
+    InvalidPolicy,
+    MessageTooLarge,
+    NotRelated,
+    StorageError,
+    UnisonoError,
+)
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import Batch, Gap, Left, Notice, SlaVerdict, Step, TimingChange, ViewChange, Violation
+from unisono.model.events import (
+    Batch,
+    Gap,
+    Left,
+    Notice,
+    Rejoining,
+    SlaVerdict,
+    Step,
+    TimingChange,
+    ViewChange,
+    Violation,
+)
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
 from unisono.qos.estimate import Estimate
@@ -57,7 +76,8 @@ class Driver:
         self.transport = transport
         self.clock = clock
         self.delivered = 0
-        self.sent = 0
+        self.sent = self._sent_before = 0
+        """How many messages the stack has taken; and how many of them in lives that are over."""
         self.left: Left | None = None
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
@@ -199,7 +219,7 @@ class Driver:
             taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if taken:
             if self._notes is not None:
-                self._notes.sent(self.sent, list(map(len, messages[:taken])), now, priority, groups)
+                self._notes.sent(self.sent - self._sent_before, list(map(len, messages[:taken])), now, priority, groups)
             self.sent += taken
             self._take_events()
         return taken
@@ -234,6 +254,8 @@ class Driver:
                     self.transport.set_active(event.view.members)
             elif isinstance(event, TimingChange):
                 self._end_waits(event.timing.theta_ns)
+            elif isinstance(event, Rejoining):
+                self._sent_before = self.sent
             self._enqueue(event)
             if isinstance(event, TimingChange) and self._too_late(event.bound_ns):
                 bound, deadline = duration_text(event.bound_ns), duration_text(self._deadline_ns or 0)
@@ -401,8 +423,8 @@ class Driver:
         self.close()
 
     def _stopped(self) -> UnisonoError | None:
-        if self._failure is None:
-            return None
+        if self._failure is None or isinstance(self._failure, StorageError):
+            return self._failure
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
         error.__cause__ = self._failure
         return error

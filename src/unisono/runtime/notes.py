@@ -8,6 +8,7 @@ from unisono.model.events import (
     Gap,
     Left,
     Notice,
+    Rejoining,
     StackEvent,
     Step,
     TimingChange,
@@ -84,6 +85,9 @@ class Notes:
             slot = event.slot if event.slot is not None else self._stack.grid.slot_of(now)
             note = f"{event.kind}: {event.text}"
             recorder.event(kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, note=note)
+            if isinstance(event, Rejoining) and recorder.again is not None:
+                recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=real, local_ns=now)
+                self._recorder = recorder.again(event.incarnation)
         elif isinstance(event, Gap):
             recorder.event(
                 EventKind.GAP,

@@ -99,6 +99,7 @@ class Setup:
     storage: Path | None = None
     fsync: str = "always"
     state: StateHolder | None = None
+    rejoin: bool = True
     multigroup: Multigroup | None = None
     deadline_ns: int | None = None
     salt: str = ""
@@ -145,9 +146,7 @@ class Setup:
             raise InvalidPolicy("storage", text)
         deadline_ns = self.deadline_ns
         check_fsync(self.fsync)
-        if self.state is not None and self.order not in PRIORITY_ORDERS:
-            text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
-            raise InvalidPolicy("state", text)
+        self._check_pulled()
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
         stack = build(self.policy(self.max_frame or 1400), share)
@@ -158,6 +157,21 @@ class Setup:
             raise Infeasible(
                 deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
             )
+
+    def _check_pulled(self) -> None:
+        """What only orders whose messages are pulled can be asked for, and what they cannot."""
+        pulled = self.order in PRIORITY_ORDERS
+        if self.state is not None and not pulled:
+            text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
+            raise InvalidPolicy("state", text)
+        if self.state is not None and not isinstance(self.state, StateHolder):
+            raise InvalidPolicy("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")
+        if self.deadline_ns is not None and pulled:
+            text = "no deadline can be promised in the priority order: its consumers set the pace"
+            raise InvalidPolicy("deadline", text)
+        if pulled and self.rejoin and self.recorder is not None and self.recorder.again is None:
+            text = "a member that comes back begins another life: the recorder needs `again`, or give rejoin=False"
+            raise InvalidPolicy("recorder", text)
 
     def policy(self, max_frame: int) -> Policy:
         return Policy(
@@ -182,4 +196,5 @@ class Setup:
             fec_most=0 if self.slas is None or "fec" not in self.slas.adapt else self.slas.fec_most,
             processing_ns=self.processing_ns,
             multigroup=self.multigroup,
+            rejoin=self.rejoin,
         )

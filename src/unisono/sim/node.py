@@ -416,10 +416,11 @@ class Node:
     def _note_view(self, now: int, local: int, change: ViewChange) -> None:
         view = change.view
         if self.member in change.joined:
-            self.started_slot = view.first_slot
             self._row(EventKind.START, now, local, view.first_slot)
-            self._began = now
-            self._plan_offer()
+            if self.started_slot is None:  # else it comes back, and its application has gone on
+                self._began = now
+                self._plan_offer()
+            self.started_slot = view.first_slot
         number = view.first_slot if change.view_id is None else change.view_id
         self._row(EventKind.VIEW, now, local, view.first_slot, view_note(view.members, change.lives), view=number)
 

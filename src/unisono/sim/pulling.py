@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.model.events import Rejoining, StackEvent
 from unisono.model.timing import Timing
 from unisono.model.workloads import Offers
 from unisono.sim.clocks import Clock
 from unisono.sim.node import Agenda, Machine, Node
 from unisono.stack import Stack
+from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
 
 
@@ -66,6 +68,15 @@ class PullingNode(Node):
             if not self._puller.submit(local, (self._waiting[0],), level):
                 return
             self._note_sent(now, local, [self._waiting.popleft()], level)
+
+    def _note(self, now: int, local: int, event: StackEvent) -> None:
+        """A member that comes back by itself begins another life, whose messages are counted from 0."""
+        super()._note(now, local, event)
+        if isinstance(event, Rejoining):
+            self._row(EventKind.LEAVE, now, local, event.final_slot + 1)
+            self.life, self.accepted = event.incarnation, 0
+            if self.recorder is not None and self.recorder.again is not None:
+                self.recorder = self.recorder.again(self.life)
 
     def reborn(self, stack: Machine, recorder: Recorder | None) -> Node:
         """The member as it comes back after a crash."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from unisono.model.events import Step
@@ -58,9 +59,20 @@ class Recorder:
     Sequences given for sizes or times are kept, not copied: do not change them afterwards.
     """
 
-    __slots__ = ("_put", "group", "life", "member", "run")
+    __slots__ = ("_put", "again", "group", "life", "member", "run")
 
-    def __init__(self, run: str, group: str, member: int, put: Callable[[RunTuple], object], *, life: int = 0) -> None:
+    def __init__(
+        self,
+        run: str,
+        group: str,
+        member: int,
+        put: Callable[[RunTuple], object],
+        *,
+        life: int = 0,
+        again: Callable[[int], Recorder] | None = None,
+    ) -> None:
+        """`again` gives the recorder of another of the member's lives: it may come back by itself, and begin one."""
+        self.again = again
         self.run = run
         self.group = group
         self.member = member
@@ -203,7 +215,11 @@ class MemoryTrace:
     def recorder(self, member: int, *, life: int = 0) -> Recorder:
         """The recorder of one member's life."""
         noted = self.runs.setdefault((member, life), [])
-        return Recorder(self.run, self.group, member, noted.append, life=life)
+        again = partial(self._again, member)
+        return Recorder(self.run, self.group, member, noted.append, life=life, again=again)
+
+    def _again(self, member: int, life: int) -> Recorder:
+        return self.recorder(member, life=life)
 
     def trace(self, meta: RunMeta) -> Trace:
         """All that was noted so far, as columns."""

@@ -62,6 +62,8 @@ class ParquetWriter:
         self.run, self.group, self.member, self.life = run, group, member, life
         self.written = 0
         self.error: Exception | None = None
+        self._directory, self._later = directory, list[ParquetWriter]()
+        """What writes the lives that this member has begun since."""
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
         if end_path(self._folder, life).exists() or any(self._folder.glob(f"slots-*.{life}.*.parquet")):
@@ -87,8 +89,12 @@ class ParquetWriter:
         return self._refused_rows + self._lost_rows
 
     def recorder(self) -> Recorder:
-        """The recorder that writes here."""
-        return Recorder(self.run, self.group, self.member, self.put, life=self.life)
+        """The recorder that writes here; a life that follows is written beside this one, and closed with it."""
+        return Recorder(self.run, self.group, self.member, self.put, life=self.life, again=self._again)
+
+    def _again(self, life: int) -> Recorder:
+        self._later.append(ParquetWriter(self._directory, self.run, self.group, self.member, life=life))
+        return self._later[-1].recorder()
 
     def put(self, run: RunTuple) -> None:
         """Take a run of rows; never blocks."""
@@ -108,6 +114,8 @@ class ParquetWriter:
         self._thread.join()
         problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         write_end(self._folder, self.life, rows=self.written, dropped=self.dropped, error=problem)
+        for writer in self._later:
+            writer.close()
 
     def __enter__(self) -> Self:
         return self

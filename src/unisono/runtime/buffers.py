@@ -1,0 +1,22 @@
+"""Whether what may be under way to a member fits its socket."""
+
+from __future__ import annotations
+
+from unisono.model.events import Violation
+from unisono.orders.packing import reservation
+from unisono.stack import Stack
+
+
+def too_small(stack: Stack, granted: int) -> Violation | None:
+    """What is to be said of a receive buffer of this size; nothing if it is large enough."""
+    policy, order = stack.policy, stack.order
+    peers = [m for m in policy.view.members if m != policy.member]
+    rates = [rate for peer in peers if (rate := order.peer_rate(peer)) is not None]
+    needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
+    if needed <= granted:
+        return None
+    text = (
+        f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the peers' bursts or "
+        "raise the system's limit for receive buffers (net.core.rmem_max)"
+    )
+    return Violation("receive buffer", text, policy.member)
