@@ -172,6 +172,38 @@ def test_eta_shrinks_where_copies_would_come_too_late() -> None:
     assert not slow.keeps(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
 
 
+def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
+    """r_D takes delays for independent; those of copies that follow each other are not, and copies lengthen the queue.
+
+    By r_D alone, seven copies 0.5 ms apart would be in time over the overloaded network.
+    """
+    overloaded = network(0.03, delay_ns=24 * MS)  # up to 48 ms, where 40 ms are promised
+    assert COPIES.keeps(Redundancy(6, MS // 2), overloaded)
+    enough = first(COPIES, network(0.03))
+    controller = Controller(COPIES, enough, USUAL)
+    refused = controller.step(overloaded)
+    assert isinstance(refused, CannotHold)
+    assert "probability" in refused.offered
+    assert refused.setting.rho <= enough.rho
+    for _ in range(20):
+        assert controller.step(overloaded) is None, "and no more is spent while it lasts"
+    assert controller.current.rho <= enough.rho
+
+
+def test_receivers_wait_for_the_next_copy_as_long_as_delays_differ() -> None:
+    """Else they would take over what is only late, each of them, and there would be more to be late."""
+    patient = replace(COPIES, promise=Target(0.999, 150 * MS), patience=1.0)
+    jittery = network(0.05, delay_ns=20 * MS)  # 4 to 40 ms
+    chosen = first(patient, jittery)
+    assert chosen.eta_ns + chosen.omega_ns >= 32 * MS
+    assert all(s.eta_ns + s.omega_ns >= 32 * MS for s in patient.settings(jittery))
+    # A long way that takes the same time for each copy is no reason to wait.
+    delays = Histogram()
+    delays.add(100 * MS, 100)
+    far = first(patient, Estimate.of(0.05, delays))
+    assert far.eta_ns + far.omega_ns < 60 * MS
+
+
 def test_only_the_knobs_that_may_be_turned_are() -> None:
     fixed = Redundancy(2, 4 * MS)
     only_eta = replace(COPIES, fixed=fixed, turn_rho=False)
@@ -216,6 +248,34 @@ def test_an_estimate_is_the_worst_link() -> None:
     assert (found.burst, found.gamma_ns, found.delays.total) == (3, 7, 5)
     assert estimate(rows[:3]) is None, "no delays"
     assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few to tell"
+
+
+def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[list[Estimate]]:
+    """What five members find in a window each, of the four links into each, 270 datagrams on every one."""
+    for _ in range(windows):
+        found = []
+        for _ in range(5):
+            rows = [row("delay", MS, 5, 1)]
+            for link in range(4):
+                lost = sum(chance.random() < loss for _ in range(270))
+                rows.append(row("loss", lost / 270, 270, link))
+            one = estimate(rows, looked_at=5 * 4)
+            assert one is not None
+            found.append(one)
+        yield found
+
+
+def test_a_group_of_many_links_seldom_takes_chance_for_a_worse_network() -> None:
+    """Twenty links are looked at in each window; that the worst of them looks bad is no news."""
+    chance = random.Random(5)
+    lenient = Copies(members=5, promise=Target(0.999, 150 * MS))
+    current = Redundancy(2, 12 * MS, 48 * MS)  # enough for 0.063 lost
+    calm = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.05, 150, chance)]
+    assert sum(calm) <= 1
+    worse = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.2, 20, chance)]
+    assert all(worse), "a network that is worse shows in the first window"
+    barely = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.12, 20, chance)]
+    assert sum(barely) >= 15
 
 
 def test_periods_end_at_multiples_of_their_length() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import comb
 
 import pytest
 
@@ -11,7 +12,7 @@ from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 from unisono.model.sla import Sla
-from unisono.qos.sla import Evaluation, Kept, evaluate, surely_at_least
+from unisono.qos.sla import Evaluation, Kept, by_chance, evaluate, surely_at_least
 
 MS = 1_000_000
 S = 1000 * MS
@@ -89,17 +90,48 @@ def test_false_alarms_of_a_share_are_as_rare_as_was_asked_for() -> None:
     for _ in range(2000):
         lost = sum(chance.random() < LOSS.bound for _ in range(400))
         alarms += evaluate(LOSS, [level("loss", lost / 400, 400)], 0).kept is Kept.VIOLATED
-    assert alarms / 2000 <= 0.08  # 5 % in the limit; Wilson's bound is a little bold in small samples
+    assert alarms / 2000 <= 0.05
 
 
-def test_wilsons_bound_is_below_the_share_and_comes_near_it() -> None:
+@pytest.mark.parametrize("links", [4, 20])
+def test_false_alarms_are_as_rare_where_the_worst_of_many_links_is_told(links: int) -> None:
+    """Each of twenty links at the bound itself, each judged with 95 %, would be an alarm in two windows of three."""
+    chance = random.Random(2)
+
+    def window(loss: float) -> list[MetricRow]:
+        lost = [sum(chance.random() < loss for _ in range(400)) for _ in range(links)]
+        return [level("loss", hits / 400, 400, link) for link, hits in enumerate(lost, 1)]
+
+    alarms = sum(evaluate(LOSS, window(LOSS.bound), 0).kept is Kept.VIOLATED for _ in range(200))
+    assert alarms / 200 <= 0.05
+    assert all(evaluate(LOSS, window(0.08), 0).kept is Kept.VIOLATED for _ in range(20))
+
+
+def test_links_that_say_nothing_do_not_make_the_others_less_certain() -> None:
+    bad = level("loss", 0.035, 400, 1)
+    assert evaluate(LOSS, [bad], 0).kept is Kept.VIOLATED
+    assert evaluate(LOSS, [bad, *(level("loss", 0.0, 5, link) for link in range(2, 40))], 0).kept is Kept.VIOLATED
+    assert evaluate(LOSS, [bad, *(level("loss", 0.0, 400, link) for link in range(2, 40))], 0).kept is Kept.HELD
+
+
+@pytest.mark.parametrize(("hits", "count", "share"), [(3, 7, 0.2), (1, 40, 0.01), (30, 31, 0.9), (31, 31, 0.9)])
+def test_chance_is_the_sum_of_all_ways(hits: int, count: int, share: float) -> None:
+    ways = sum(comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(hits, count + 1))
+    assert by_chance(hits, count, share) == pytest.approx(ways, rel=1e-6)
+    assert by_chance(0, count, share) == 1
+    assert by_chance(1, count, 0.0) == 0
+
+
+def test_the_sure_share_is_below_the_share_and_comes_near_it() -> None:
     assert surely_at_least(0, 0, 0.95) == 0
-    assert surely_at_least(5, 100, 0.5) == pytest.approx(0.05)
+    assert surely_at_least(0, 50, 0.95) == 0
+    assert 0.045 < surely_at_least(5, 100, 0.5) <= 0.05
     bounds = [surely_at_least(0.05 * n, n, 0.95) for n in (20, 200, 2000, 20000)]
     assert bounds == sorted(bounds)
     assert bounds[-1] == pytest.approx(0.05, abs=0.003)
-    # The textbook's one-sided 95 % bound for 10 of 100.
-    assert surely_at_least(10, 100, 0.95) == pytest.approx(0.0607, abs=1e-3)
+    # The textbook's one-sided 95 % bound for 10 of 100, and for all of 10, which is the tenth root of 5 %.
+    assert surely_at_least(10, 100, 0.95) == pytest.approx(0.0553, abs=1e-4)
+    assert surely_at_least(10, 10, 0.95) == pytest.approx(0.05 ** (1 / 10), abs=1e-6)
 
 
 def test_levels_are_held_to_a_share_of_the_intervals() -> None:

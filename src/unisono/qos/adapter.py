@@ -39,7 +39,8 @@ class Adapter:
         """
         self._policy = policy
         self._agreed = tuple(agreed)
-        self._estimator = Estimator(network_watcher, min(sla.window_ns for sla in agreed))
+        window_ns = min(sla.window_ns for sla in agreed)
+        self._estimator = Estimator(network_watcher, window_ns, len(policy.view.members))
         self._controllers: dict[str, Controller[Any]] = {}
         """By the layer whose knobs are turned."""
         for knob in slas.adapt:
@@ -121,10 +122,11 @@ class Adapter:
         for layer, controller in self._controllers.items():
             # A promise of the network that was broken is in the estimate; one of the layer's own is not.
             own = any(sla.provider == layer for sla in self._agreed)
+            had = controller.current
             wanted = controller.step(estimate, broken=own and layer in self._broken)
             if isinstance(wanted, CannotHold) and wanted.offered:
                 events.append(self._cannot(layer, wanted))
-            if wanted is not None:
+            if wanted is not None and wanted.setting != had:
                 events.append(self._needs(controller, wanted))
         self._broken.clear()
         after = self.wanted()

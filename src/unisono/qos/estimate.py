@@ -6,15 +6,16 @@ and the delays of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.model.delays import DelayModel, Empirical, Stretched
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
-from unisono.qos.sla import surely_at_least
+from unisono.qos.sla import by_chance, each_of, surely_at_least
 
-CONFIDENCE = 0.9
+CONFIDENCE = 0.99
+"""How sure it must be that a loss is there, of all links that are looked at in a period together."""
 LEAST = 30
 """A link of which fewer datagrams are settled in a period says nothing about loss."""
 
@@ -59,9 +60,10 @@ class Estimate:
 class Estimator:
     """Gathers rows into periods that begin at multiples of their length."""
 
-    def __init__(self, layer: str, period_ns: int) -> None:
-        """`layer` is the one whose collector watches the network."""
+    def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
+        """`layer` is the one whose collector watches the network, at each of `members`."""
         self._layer = layer
+        self._looked_at = members * (members - 1)
         self.period_ns = period_ns
         self._period: int | None = None
         self._rows: list[MetricRow] = []
@@ -76,7 +78,7 @@ class Estimator:
             return None
         self._period = period
         rows, self._rows = self._rows, []
-        return estimate(rows)
+        return estimate(rows, self._looked_at)
 
 
 @dataclass(slots=True)
@@ -107,23 +109,28 @@ class LinkTally:
             self.jitter_ns = max(self.jitter_ns or 0.0, row.value)
 
 
-def estimate(rows: Sequence[MetricRow]) -> Estimate | None:
-    """What rows of one member's collector at the network say; None if they say too little."""
+def estimate(rows: Sequence[MetricRow], looked_at: int = 0) -> Estimate | None:
+    """What rows of one member's collector at the network say; None if they say too little.
+
+    `looked_at` is how many links the group looks at in a period, each member at its own.
+    """
     links: dict[int, LinkTally] = {}
     for row in rows:
         links.setdefault(row.link, LinkTally()).take(row)
-    return together(links.values())
+    return together(tuple(links.values()), looked_at)
 
 
-def together(links: Iterable[LinkTally]) -> Estimate | None:
+def together(links: Sequence[LinkTally], looked_at: int = 0) -> Estimate | None:
     """What links say, the worst of each and all delays; None if they say too little."""
+    confidence = each_of(max(looked_at, sum(link.count >= LEAST for link in links)), CONFIDENCE)
     delays, burst, gamma, share, sure = Histogram(), 0, 0.0, -1.0, -1.0
     for link in links:
         delays.merge(link.delays)
         burst, gamma = max(burst, link.burst), max(gamma, link.gamma_ns or 0.0)
         if link.count >= LEAST:
             share = max(share, link.lost / link.count)
-            sure = max(sure, surely_at_least(link.lost, link.count, CONFIDENCE))
+            if sure < 0 or by_chance(link.lost, link.count, sure) <= 1 - confidence:
+                sure = surely_at_least(link.lost, link.count, confidence)
     if share < 0 or not delays.total:
         return None
     return Estimate.of(share, delays, burst, int(gamma), sure)

@@ -22,6 +22,8 @@ from unisono.qos.rmcast import FOREVER_NS, Network, reached
 Setting = TypeVar("Setting")
 
 RHO_MOST = 6
+DELAYS_DIFFER = 0.95
+"""Delays differ as much as their quantiles at this share and at the rest of it do."""
 STEPS_NS = tuple(int(500_000 * 2 ** (step / 2)) for step in range(18))
 """Lengths of η and of slots that are tried, 0.5 ms to about 180 ms: each is √2 times the one before."""
 
@@ -35,8 +37,8 @@ class Remedy(Protocol[Setting]):
     def cost(self, setting: Setting) -> float:
         """What it takes: datagrams per datagram, or per second."""
 
-    def settings(self) -> Iterator[Setting]:
-        """All that can be tried, the cheapest first."""
+    def settings(self, estimate: Estimate | None = None) -> Iterator[Setting]:
+        """All that can be tried, the cheapest first; with an estimate, what makes sense over such a network."""
 
     def best(self, estimate: Estimate) -> Setting:
         """The setting that comes nearest to the promise where none keeps it."""
@@ -50,7 +52,7 @@ class Remedy(Protocol[Setting]):
 
 def cheapest(remedy: Remedy[Setting], estimate: Estimate) -> Setting | None:
     """The first setting that keeps the promise."""
-    return next((setting for setting in remedy.settings() if remedy.keeps(setting, estimate)), None)
+    return next((setting for setting in remedy.settings(estimate) if remedy.keeps(setting, estimate)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +73,35 @@ class Copies:
         return Below(self.members, Network(estimate.delay, estimate.loss), rho_most=self.rho_most)
 
     def keeps(self, setting: Redundancy, estimate: Estimate) -> bool:
-        if (1 - estimate.loss ** (setting.rho + 1)) ** (self.members - 1) < self.promise.share:
-            return False  # not even whenever (002-11): no need to look at delays
+        if not self._reaches(setting.rho, estimate):
+            return False  # not even whenever: no need to look at delays
         return meets(Required(self.promise), self._below(estimate), setting)
+
+    def _reaches(self, rho: int, estimate: Estimate) -> bool:
+        """Whether so many copies are enough against losses, whenever they come (002-11)."""
+        reached: float = (1 - estimate.loss ** (rho + 1)) ** (self.members - 1)
+        return reached >= self.promise.share
 
     def cost(self, setting: Redundancy) -> float:
         return setting.rho + 1
 
-    def settings(self) -> Iterator[Redundancy]:
-        """Fewest copies first; of those the longest η, which makes the fewest needless takeovers."""
-        fixed = self.fixed
-        rhos = range(self.rho_most + 1) if self.turn_rho or fixed is None else (fixed.rho,)
+    def settings(self, estimate: Estimate | None = None) -> Iterator[Redundancy]:
+        """Fewest copies first; of those the longest η, which makes the fewest needless takeovers.
+
+        Copies are for losses. r_D takes their delays for independent, and so would have more and quicker copies outrun
+        long delays too; but copies that follow each other wait in the same queue, and make it longer. So over a network
+        as estimated there are no more of them than its losses need, and receivers wait for the next one at least
+        as long as delays differ: else they would take over what is only late.
+        """
+        fixed, most, patience_ns = self.fixed, self.rho_most, 0
+        if estimate is not None:
+            most = next((rho for rho in range(most) if self._reaches(rho, estimate)), most)
+            late, soon = (estimate.delay.quantile(share) for share in (DELAYS_DIFFER, 1 - DELAYS_DIFFER))
+            patience_ns = late - soon
+        rhos = range(most + 1) if self.turn_rho or fixed is None else (fixed.rho,)
         longest = self.promise.within_ns or STEPS_NS[-1]
         etas = [eta for eta in reversed(STEPS_NS) if eta <= longest] or [STEPS_NS[0]]
+        etas = [eta for eta in etas if eta * (1 + self.patience) >= patience_ns] or etas[:1]
         if fixed is not None and not self.turn_eta:
             etas = [fixed.eta_ns]
         for rho in rhos:
@@ -98,7 +116,7 @@ class Copies:
         def worth(setting: Redundancy) -> float:
             return round(reached(self.members, network, setting, within_ns), 2)
 
-        return max(self.settings(), key=worth)
+        return max(self.settings(estimate), key=worth)
 
     def offer(self, estimate: Estimate) -> str:
         answer = negotiate(Required(self.promise), self._below(estimate))
@@ -126,7 +144,7 @@ class Shares:
     def cost(self, setting: tuple[int, int]) -> float:
         return setting[1] / (setting[1] - setting[0])
 
-    def settings(self) -> Iterator[tuple[int, int]]:
+    def settings(self, estimate: Estimate | None = None) -> Iterator[tuple[int, int]]:
         for a in range(1, self.most + 1):
             yield a, self.originals + a
 
@@ -162,7 +180,7 @@ class SlotLength:
     def cost(self, setting: int) -> float:
         return 1e9 / setting
 
-    def settings(self) -> Iterator[int]:
+    def settings(self, estimate: Estimate | None = None) -> Iterator[int]:
         for theta_ns in reversed(STEPS_NS):
             if self.shortest_ns <= theta_ns <= self.longest_ns:
                 yield theta_ns

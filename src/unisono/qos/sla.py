@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from math import sqrt
-from statistics import NormalDist
+from math import ceil, exp, lgamma, log, log1p
 
 from unisono.model.durations import duration_text
 from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
@@ -21,6 +19,8 @@ from unisono.model.sla import Sla, value_text
 
 CERTAIN_NOT = 1e-9
 """What rounding may add to a share."""
+HALVINGS = 30
+"""So often a bound is narrowed down: to a billionth."""
 
 
 class Kept(StrEnum):
@@ -62,8 +62,30 @@ def collector(sla: Sla) -> tuple[str, Side]:
     return (sla.consumer if side is Side.BELOW else sla.provider), side
 
 
-def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int) -> Finding:
-    """What one window's rows show of an agreement; the rows may be of several members."""
+def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, judged: int = 0) -> Finding:
+    """What one window's rows show of an agreement; the rows may be of several members.
+
+    `judged` is of how many links the worst is told, if of more than these rows are about.
+    """
+    by_link = _by_link(sla, rows)
+    judged = max(judged, links_judged(by_link.values(), sla))
+    findings = [_of_link(sla, window_start_ns, link, by_link[link], judged) for link in sorted(by_link)]
+    if not findings:
+        return Finding(sla, window_start_ns, Kept.UNKNOWN, 0.0, 0.0, 0, EVERY_LINK)
+    return max(findings, key=badness)
+
+
+def links_of(sla: Sla, rows: Iterable[MetricRow]) -> int:
+    """Of how many links one window's rows say enough for a verdict."""
+    return links_judged(_by_link(sla, rows).values(), sla)
+
+
+def links_judged(each: Iterable[Sequence[MetricRow]], sla: Sla) -> int:
+    """How many of these links have observations enough."""
+    return sum(sum(row.count for row in rows) >= sla.observations for rows in each)
+
+
+def _by_link(sla: Sla, rows: Iterable[MetricRow]) -> dict[int, list[MetricRow]]:
     layer, side = collector(sla)
     by_link: dict[int, list[MetricRow]] = {}
     for row in rows:
@@ -71,10 +93,7 @@ def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int) -> Findi
             if sla.links and row.link not in sla.links:
                 continue
             by_link.setdefault(EVERY_LINK if sla.together else row.link, []).append(row)
-    findings = [_of_link(sla, window_start_ns, link, by_link[link]) for link in sorted(by_link)]
-    if not findings:
-        return Finding(sla, window_start_ns, Kept.UNKNOWN, 0.0, 0.0, 0, EVERY_LINK)
-    return max(findings, key=badness)
+    return by_link
 
 
 def badness(finding: Finding) -> tuple[int, float]:
@@ -83,7 +102,7 @@ def badness(finding: Finding) -> tuple[int, float]:
     return rank, finding.measured if finding.sla.shape is Shape.SHARE else -finding.measured
 
 
-def _of_link(sla: Sla, start_ns: int, link: int, rows: Sequence[MetricRow]) -> Finding:
+def _of_link(sla: Sla, start_ns: int, link: int, rows: Sequence[MetricRow], judged: int) -> Finding:
     match sla.shape:
         case Shape.SPREAD:
             values = Histogram()
@@ -97,7 +116,8 @@ def _of_link(sla: Sla, start_ns: int, link: int, rows: Sequence[MetricRow]) -> F
             count = sum(row.count for row in rows)
             hits = sum(row.value * row.count for row in rows)
             measured = worst = hits / count if count else 0.0
-            kept = _judged(surely_at_least(hits, count, sla.probability) <= sla.bound, count, sla)
+            chance = by_chance(hits, count, sla.bound)
+            kept = _judged(chance > 1 - each_of(judged, sla.probability), count, sla)
         case Shape.LEVEL:
             # One figure per collecting interval: the intervals are the observations.
             count = len(rows)
@@ -113,22 +133,49 @@ def _judged(within: bool, count: int, sla: Sla) -> Kept:
     return Kept.HELD if within else Kept.VIOLATED
 
 
-@cache
-def _quantile(confidence: float) -> float:
-    return NormalDist().inv_cdf(confidence)
+def each_of(judged: int, confidence: float) -> float:
+    """How sure one verdict must be for all of `judged` independent ones together to be so with `confidence` (Šidák).
+
+    The worst of many links is told, and of many that keep a promise one looks bad by chance.
+    """
+    return confidence ** (1 / max(judged, 1))
+
+
+def by_chance(hits: float, count: int, share: float) -> float:
+    """How likely `hits` or more of `count` are if each is one with probability `share`: the binomial's tail, exactly.
+
+    1 where no more were seen than were to be expected. An approximation by a normal distribution would be far too bold
+    where many links are judged: what counts there is the end of the tail, and losses are few.
+    """
+    least = ceil(hits - CERTAIN_NOT * max(count, 1))
+    if least <= count * share:
+        return 1.0
+    if share <= 0:
+        return 0.0
+    ways = lgamma(count + 1) - lgamma(least + 1) - lgamma(count - least + 1)
+    term = exp(ways + least * log(share) + (count - least) * log1p(-share))
+    odds, total = share / (1 - share), 0.0
+    for number in range(least, count + 1):
+        total += term
+        if term <= total * CERTAIN_NOT:
+            break
+        term *= (count - number) / (number + 1) * odds
+    return min(total, 1.0)
 
 
 def surely_at_least(hits: float, count: int, confidence: float) -> float:
-    """Wilson's lower bound of a share of which `hits` of `count` were seen, one-sided, at this confidence.
+    """The lower bound of a share of which `hits` of `count` were seen, one-sided, at this confidence (Clopper-Pearson).
 
-    Never below zero; the share itself where confidence is 1/2 or less.
+    The largest share with which so many would be by chance no more often than is left to chance. Never above the share
+    that was seen.
     """
     if not count:
         return 0.0
-    share = hits / count
-    z = _quantile(confidence) if confidence > 0.5 else 0.0
-    spread = z * sqrt((share * (1 - share) + z * z / (4 * count)) / count)
-    return max(0.0, (share + z * z / (2 * count) - spread) / (1 + z * z / count))
+    low, high = 0.0, hits / count
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if by_chance(hits, count, middle) <= 1 - confidence else (low, middle)
+    return low
 
 
 class Evaluation:

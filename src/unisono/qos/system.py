@@ -20,7 +20,7 @@ from unisono.model.events import SlaVerdict, SlaViolation
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.qos.estimate import Estimate, LinkTally, together
-from unisono.qos.sla import Finding, badness, collector, evaluate, turn
+from unisono.qos.sla import Finding, badness, collector, evaluate, links_of, turn
 
 PATIENCE_NS = 2_000_000_000
 ORDER = "order"
@@ -234,7 +234,8 @@ def worst_finding(sla: Sla, by_member: dict[int, list[MetricRow]], window_start_
     if sla.together:
         rows = (row for member in sorted(by_member) for row in by_member[member])
         return evaluate(sla, rows, window_start_ns), None
-    each = [(evaluate(sla, by_member[member], window_start_ns), member) for member in sorted(by_member)]
+    judged = sum(links_of(sla, rows) for rows in by_member.values())
+    each = [(evaluate(sla, by_member[member], window_start_ns, judged), member) for member in sorted(by_member)]
     return max(each, key=lambda found: badness(found[0]))
 
 
