@@ -14,7 +14,7 @@ from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.qos.sla import by_chance, each_of, surely_at_least
 
-CONFIDENCE = 0.99
+CONFIDENCE = 0.9
 """How sure it must be that a loss is there, of all links that are looked at in a period together."""
 LEAST = 30
 """A link of which fewer datagrams are settled in a period says nothing about loss."""
