@@ -59,13 +59,15 @@ class Outcome:
         return all(self.correct(n) - {f} <= self.reached[f] for f in finishers)
 
 
-def run(n: int, redundancy: Redundancy, fates: Fates, zeta: Callable[[int, int], int]) -> Outcome:
-    """One multicast of member 1 in a group of n; `zeta(member, η)` draws ζ."""
+def run(
+    n: int, redundancy: Redundancy, fates: Fates, zeta: Callable[[int, int], int], originator: int = ORIGINATOR
+) -> Outcome:
+    """One multicast in a group of n; `zeta(member, η)` draws ζ."""
     rules = {
         i: RmcastRules(i, n, redundancy, lambda eta, i=i: zeta(i, eta))  # type: ignore[misc]
         for i in range(1, n + 1)
     }
-    processes = {i: RmcastMessage(rules[i], ORIGINATOR) for i in rules}
+    processes = {i: RmcastMessage(rules[i], originator) for i in rules}
     outcome = Outcome()
     heap: list[tuple[int, int, int, int, int, int]] = []
     made = dict.fromkeys(processes, 0)
@@ -86,8 +88,8 @@ def run(n: int, redundancy: Redundancy, fates: Fates, zeta: Callable[[int, int],
     def arm(i: int) -> None:
         heappush(heap, (processes[i].deadline, 1, 0, i, 0, 0))
 
-    outcome.delivered[ORIGINATOR] = 0
-    broadcast(0, ORIGINATOR, processes[ORIGINATOR].originate(0))
+    outcome.delivered[originator] = 0
+    broadcast(0, originator, processes[originator].originate(0))
     while heap and heap[0][0] < 2**62:
         now, timer, _, i, k, source = heappop(heap)
         process = processes[i]

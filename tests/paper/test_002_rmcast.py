@@ -5,8 +5,9 @@ Also the two choices of η (§3.3) and the adaptive time-outs of appendix B (err
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import combinations, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, permutations
 from math import log
 from random import Random
 
@@ -300,15 +301,30 @@ def subsets(members: list[int]) -> list[tuple[int, ...]]:
     return [chosen for size in range(len(members), -1, -1) for chosen in combinations(members, size)]
 
 
-def explore(n: int, redundancy: Redundancy, crashes: int, losses: int, *, senior_first: bool) -> dict[str, int]:
-    """Every way in which broadcasts can miss receivers and broadcasters can crash, within the budgets."""
+@dataclass(frozen=True)
+class Budget:
+    """How many processes may crash, how many copies be lost, and how many come only when every time-out has run out."""
+
+    crashes: int
+    losses: int = 0
+    late: int = 0
+
+
+LATE = 4 * TIMEOUT
+
+
+def explore(n: int, redundancy: Redundancy, budget: Budget, turns: Sequence[int], originator: int) -> dict[str, int]:
+    """Every way in which broadcasts can miss receivers or be late and broadcasters can crash, within the budget.
+
+    `turns` is the order in which receivers that time out together take over, by ζ.
+    """
     explorer, seen = Explorer(), {"runs": 0, "out of reach": 0, "apart": 0}
 
     def zeta(i: int, eta: int) -> int:
-        return eta * (i if senior_first else n + 1 - i) // (n + 2)
+        return eta * (turns.index(i) + 1) // (n + 2)
 
     for _ in explorer.paths():
-        left = [crashes, losses]
+        left = [budget.crashes, budget.losses, budget.late]
 
         def fates(b: Broadcast, others: list[int], left: list[int] = left) -> Fate:
             kinds = []
@@ -321,39 +337,100 @@ def explore(n: int, redundancy: Redundancy, crashes: int, losses: int, *, senior
             reached, crash = kinds[explorer.choose(len(kinds))]
             left[0] -= crash
             left[1] -= 0 if crash else len(others) - len(reached)
-            return Fate(dict.fromkeys(reached, MS), crash)
+            ways = [late for late in subsets(list(reached)) if len(late) <= left[2]]
+            late = ways[explorer.choose(len(ways))]
+            left[2] -= len(late)
+            return Fate({j: LATE if j in late else MS for j in reached}, crash)
 
-        outcome = run(n, redundancy, fates, zeta)
+        outcome = run(n, redundancy, fates, zeta, originator)
         seen["runs"] += 1
-        assert outcome.ended <= redundancy.life_ns(n, MS)
-        if outcome.within_reach(n, redundancy.rho):
+        assert outcome.ended <= redundancy.life_ns(n, LATE if budget.late else MS)
+        within_reach = outcome.within_reach(n, redundancy.rho)
+        if within_reach and redundancy.adaptive in ("none", "heuristic"):
             assert outcome.agreed(n), outcome
-        else:
-            seen["out of reach"] += 1
-            seen["apart"] += not outcome.agreed(n)
-        if not losses:
+        seen["out of reach"] += not within_reach
+        seen["apart"] += not outcome.agreed(n)
+        if not budget.losses and redundancy.adaptive in ("none", "heuristic"):
             # Crashes alone never separate correct processes: whoever began copy ρ had completed a broadcast before.
             assert outcome.agreed(n), outcome
     return seen
 
 
-@pytest.mark.parametrize("senior_first", [True, False])
+def orders_of(n: int, originator: int) -> list[tuple[int, ...]]:
+    """Every order in which the receivers can take over."""
+    return [(*turns, originator) for turns in permutations([i for i in range(1, n + 1) if i != originator])]
+
+
+@pytest.mark.parametrize("originator", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("n", "rho", "crashes", "losses"),
-    [(3, 1, 2, 2), (3, 2, 2, 1), (3, 2, 2, 2), (4, 1, 2, 0), (4, 2, 2, 0), (4, 1, 3, 0), (4, 2, 3, 0), (4, 1, 2, 1)],
+    ("rho", "budget"),
+    [
+        (1, Budget(2, 2)),
+        (2, Budget(2, 1)),
+        (1, Budget(2, 0, 3)),
+        (2, Budget(2, 0, 1)),
+        pytest.param(2, Budget(2, 2), marks=pytest.mark.slow),
+        pytest.param(2, Budget(2, 0, 2), marks=pytest.mark.slow),
+    ],
 )
-def test_agreement_whatever_crashes_while_losses_stay_within_reach(
-    n: int, rho: int, crashes: int, losses: int, senior_first: bool
-) -> None:
-    """The originator and every later broadcaster crash at every copy, after every set of receivers.
+def test_agreement_among_three_whatever_crashes(rho: int, budget: Budget, originator: int) -> None:
+    """The originator, whatever its seniority, and every later broadcaster crash at every copy, after every set of
+    receivers, in every order of take-over.
 
     Agreement: all correct processes have the message or none has. It holds if whoever begins copy ρ reaches every
     correct process with one of its copies; then nobody who stops caring leaves anybody out.
     """
-    seen = explore(n, Redundancy(rho, ETA, OMEGA), crashes, losses, senior_first=senior_first)
-    assert seen["runs"] > 100
-    if losses > 1:
-        assert seen["apart"] > 0  # the condition is not idle
+    apart = 0
+    for turns in orders_of(3, originator):
+        seen = explore(3, Redundancy(rho, ETA, OMEGA), budget, turns, originator)
+        assert seen["runs"] > 100
+        apart += seen["apart"]
+    if budget.losses > 1:
+        assert apart > 0  # the condition is not idle
+
+
+@pytest.mark.parametrize("originator", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    ("rho", "budget"),
+    [(1, Budget(3)), pytest.param(2, Budget(3), marks=pytest.mark.slow), (1, Budget(2, 1))],
+)
+def test_agreement_among_four_whatever_crashes(rho: int, budget: Budget, originator: int) -> None:
+    orders = orders_of(4, originator)
+    for turns in orders if rho == 1 and not budget.losses else (orders[0], orders[-1]):
+        assert explore(4, Redundancy(rho, ETA, OMEGA), budget, turns, originator)["runs"] > 1000
+
+
+@pytest.mark.parametrize("turns", [(2, 3, 1), (3, 2, 1)])
+@pytest.mark.parametrize("rho", [1, 2])
+def test_the_heuristic_keeps_agreement(rho: int, turns: tuple[int, ...]) -> None:
+    """Its ω is longer, and finite: whoever has the message still takes over."""
+    explore(3, Redundancy(rho, ETA, OMEGA, "heuristic"), Budget(2, 1), turns, 1)
+    explore(4, Redundancy(1, ETA, OMEGA, "heuristic"), Budget(2), (*turns[:2], 4, 1), 1)
+
+
+def test_counting_bears_rho_plus_1_crashes_in_the_middle_of_a_broadcast_and_not_one_more() -> None:
+    """Of ρ+2 known broadcasts at most as many were cut short as broadcasters have crashed, each in its last."""
+    counting = Redundancy(1, ETA, OMEGA, "counting")
+    for turns in ((2, 3, 4, 5, 1), (5, 4, 3, 2, 1)):
+        assert explore(5, counting, Budget(2), turns, 1)["apart"] == 0
+    reached = {1: {2, 3, 4}, 2: {3, 4}, 3: {4}}
+
+    def cut_short(b: Broadcast, others: list[int]) -> Fate:
+        return Fate(dict.fromkeys(sorted(reached.get(b.broadcaster, others)), MS), crash=b.broadcaster in reached)
+
+    three_crashed = run(5, counting, cut_short, lambda i, eta: eta * i // 7)
+    assert set(three_crashed.delivered) == {1, 2, 3, 4}, "4 knows of three broadcasts, and 5 of none"
+    assert set(run(5, replace(counting, adaptive="none"), cut_short, lambda i, eta: eta * i // 7).delivered) == {
+        *range(1, 6)
+    }
+
+
+def test_the_exact_rule_may_leave_everything_to_an_originator_that_crashed() -> None:
+    """ω = ∞ by (9) counts on a broadcast that was not cut short."""
+    relative = Relative(0.8, 40 * MS, 0.001, NETWORK)
+    rule = Redundancy(1, ETA, OMEGA, "exact", relative)
+    outcome = run(3, rule, lambda b, o: Fate({2: MS}, crash=b.broadcaster == 1), lambda i, eta: eta // 2)
+    assert not outcome.agreed(3)
 
 
 # -- §3.3: the two choices of η ------------------------------------------------------------------------------

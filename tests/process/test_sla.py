@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from unisono.model.scenario_text import parse_scenario
 from unisono.model.sla_text import parse_slas
 from unisono.qos.sla import Kept, evaluate
 from unisono.trace.metric_files import read_metrics, read_stream
@@ -83,7 +84,11 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     path.write_text(SLA.replace('"order"', '"rmcast"'), encoding="utf-8")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert done.returncode == 2
-    assert "sla 'few losses': consumer: rmcast is not in this stack, which is application, vbr, network" in done.stderr
+    told = "sla[1].consumer: rmcast is not in this stack, which is application, vbr, network ('few losses')"
+    assert f"{path}:7: {told}" in done.stderr
+    path.write_bytes(b"\xff\xfe nothing of the kind")
+    done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
+    assert (done.returncode, done.stderr) == (2, f"unisono demo: {path}: this is not text in UTF-8: byte 1 is not\n")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +111,11 @@ def adapted(result: dict[str, Any]) -> dict[int, set[tuple[int, str]]]:
 def test_the_demo_negotiates_degrades_violates_and_adapts(bargained: dict[str, Any]) -> None:
     assert bargained["verdict"] == "valid"
     assert bargained["negotiation"]["rho"] >= 1
+    played = Path(bargained["trace"]) / "scenario.toml"
+    reliable = parse_scenario(played.read_text(encoding="utf-8"), "played").reliable
+    assert reliable is not None
+    assert (reliable.rho, reliable.adaptive) == (bargained["negotiation"]["rho"], bargained["negotiation"]["adaptive"])
+    assert reliable.adaptive == "counting", "what runs is what was negotiated"
     assert any("needs a loss of at most" in step for step in bargained["negotiation"]["steps"])
     assert {event["sla"] for event in bargained["qos"] if event["what"] == "sla"} >= {"few losses"}
     more = [f"ρ = {rho}" for rho in range(bargained["negotiation"]["rho"] + 1, 7)]

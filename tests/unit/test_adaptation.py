@@ -172,6 +172,14 @@ def test_eta_shrinks_where_copies_would_come_too_late() -> None:
     assert not slow.keeps(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
 
 
+def test_where_no_setting_is_enough_the_one_is_taken_that_fails_least_often() -> None:
+    few = replace(COPIES, promise=Target(0.9999, 40 * MS), rho_most=3)
+    refused = Controller(few, first(few, network(0.02)), USUAL).step(network(0.15))
+    assert isinstance(refused, CannotHold)
+    # Four copies leave somebody out once in 500 times, three once in 75: to a hundredth that is the same.
+    assert refused.setting.rho == 3
+
+
 def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
     """r_D takes delays for independent; those of copies that follow each other are not, and copies lengthen the queue.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import SlaError
 from unisono.model.events import Notice, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
@@ -142,5 +142,5 @@ def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
     ],
 )
 def test_a_knob_that_is_not_there_is_refused(knobs: str, policy: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidPolicy, match=problem):
+    with pytest.raises(SlaError, match=rf"sla.toml:2\d: adaptation.knobs: .*{problem}"):
         adapter(knobs, **policy)

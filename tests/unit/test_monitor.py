@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidPolicy, SlaError
 from unisono.model.events import SlaViolation, StackEvent
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.policy import Policy
@@ -189,14 +189,19 @@ WRONG_PARTIES = [
     (sla("delay", '"1s"', 0.9, "vbr", "application"), "metric: delay is not collected between vbr and application"),
     (sla("rate", 5, 0.9, "network", "vbr"), "metric: rate is not collected between network and vbr"),
     (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: fec is not in this stack"),
+    (sla("loss", 0.1, 0.9) + "links = [2, 9]", "links: there is no member 9 in this group, which is 1, 2"),
 ]
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG_PARTIES)
 def test_an_agreement_that_this_stack_cannot_judge_is_refused(text: str, problem: str) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    """It names the line and the field, as an error in the file itself does."""
+    with pytest.raises(SlaError) as caught:
         Pair(text)
     assert problem in str(caught.value)
+    field = problem.partition(":")[0]
+    assert caught.value.field == f"sla[1].{field}"
+    assert text.splitlines()[caught.value.line - 1].startswith(field)
 
 
 def test_memory_is_constant_however_much_arrives() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from unisono.cli.options import parse_reliable
 from unisono.errors import Infeasible, InvalidPolicy
 from unisono.model.delays import parse_delay
 from unisono.model.durations import duration_text
@@ -39,6 +40,7 @@ class Bargain:
             "rho": setting.rho,
             "eta_ms": setting.eta_ns / 1e6,
             "omega_ms": setting.omega_ns / 1e6,
+            "adaptive": setting.adaptive,
             "offered": self.agreement.offered.text(),
             "broadcasts": self.agreement.broadcasts,
             "steps": self.lines(),
@@ -75,13 +77,22 @@ def strike(options: argparse.Namespace) -> Bargain:
         instead = "; or ".join(offer.text() for offer in offers)
         raise Infeasible(options.delta, max(longer, default=options.delta), f"{answer.reason}; {instead}")
     setting = answer.redundancy
-    options.reliable = f"{setting.rho}/{setting.eta_ns}ns/{setting.omega_ns}ns"
+    options.reliable = f"{setting.rho}/{setting.eta_ns}ns/{setting.omega_ns}ns/{setting.adaptive}"
     # A message that is lost in every copy is then a gap that is told, and nobody waits for it for ever.
     options.failures = True
     if options.degrade is None:
         share = min(max(DEGRADED * options.loss, DEGRADED_LEAST), DEGRADED_MOST)
         options.degrade = f"{share:g}@{int(options.seconds * DEGRADED_AFTER * 1000)}ms"
     return Bargain(answer, _slas(options))
+
+
+def reliable_table(text: str | None) -> str:
+    """What `--reliable` says, as a scenario has it."""
+    redundancy = parse_reliable(text)
+    if redundancy is None:
+        return ""
+    rho, eta, omega = redundancy.rho, redundancy.eta_ns, redundancy.omega_ns
+    return f'\n[reliable]\nrho = {rho}\neta = "{eta}ns"\nomega = "{omega}ns"\nadaptive = "{redundancy.adaptive}"\n'
 
 
 def _slas(options: argparse.Namespace) -> str:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.check.suite import latency_of
 from unisono.check.verdict import Status
-from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, strike
+from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, reliable_table, strike
 from unisono.cli.grades_shown import grades_shown
-from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable, print_json
+from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, print_json, read_text
 from unisono.cli.second_opinion import ask_spark
 from unisono.cluster.judge import Judgement, judge, note_crashes
 from unisono.cluster.local import LocalCluster, Node, Report, free_addresses
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
     slas = None if bargain is None else (bargain.slas, "the demo's own agreements")
     if options.sla is not None:
-        slas = options.sla.read_text(encoding="utf-8"), str(options.sla)
+        slas = read_text(options.sla), str(options.sla)
     agreed = None if slas is None else parse_slas(*slas)
     for member in scenario.members:
         member_joining(scenario, member, peers, multicast=multicast, slas=agreed)
@@ -165,7 +165,7 @@ def _complete(options: argparse.Namespace) -> None:
 
 def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     if options.scenario is not None:
-        return options.scenario.read_text(encoding="utf-8"), str(options.scenario)
+        return read_text(options.scenario), str(options.scenario)
     if not 1 <= options.members <= 64:
         raise InvalidPolicy("--members", f"1 to 64 are possible on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
@@ -203,7 +203,7 @@ slot = "{options.slot}ns"
 delta = "{options.delta}ns"
 gamma = "{options.gamma}ns"
 max_message = {options.max_message}
-{_reliable(options)}
+{reliable_table(options.reliable)}
 [rate]
 avg = {float(options.rate)}
 burst = {options.burst}
@@ -222,14 +222,6 @@ seed = {options.seed}
 {events}""",
         "demo",
     )
-
-
-def _reliable(options: argparse.Namespace) -> str:
-    redundancy = parse_reliable(options.reliable)
-    if redundancy is None:
-        return ""
-    rho, eta, omega = redundancy.rho, redundancy.eta_ns, redundancy.omega_ns
-    return f'\n[reliable]\nrho = {rho}\neta = "{eta}ns"\nomega = "{omega}ns"\n'
 
 
 def _consumers(options: argparse.Namespace, members: int) -> str:

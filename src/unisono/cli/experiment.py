@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
-from unisono.cli.options import LOCAL, add_json, add_spark, print_json, spark_choice
+from unisono.cli.options import LOCAL, add_json, add_spark, print_json, read_text, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
@@ -86,7 +86,7 @@ def _processes(options: argparse.Namespace) -> int | None:
 def _chosen(name: str) -> Experiment:
     """A named experiment, or the sweep in a file."""
     path = Path(name)
-    return read_sweep(path.read_text(encoding="utf-8"), name) if path.suffix == ".toml" else find(name)
+    return read_sweep(read_text(path), name) if path.suffix == ".toml" else find(name)
 
 
 def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namespace) -> list[tuple[Task, Tally]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
 from unisono.cli.messenger import Messenger
-from unisono.cli.options import add_json, add_spark, duration, print_json, spark_choice
+from unisono.cli.options import add_json, add_spark, duration, print_json, read_text, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, ms
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not options.directory.is_dir():
         raise InvalidPolicy(str(options.directory), "is no folder; the members' --out is needed")
-    text, source = options.sla.read_text(encoding="utf-8"), str(options.sla)
+    text, source = read_text(options.sla), str(options.sla)
     slas = parse_slas(text, source)
     with ExitStack() as stack:
         keep = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-monitor-")))
@@ -96,7 +96,7 @@ def _messenger(options: argparse.Namespace, slas: tuple[str, str]) -> Messenger 
     if missing:
         raise InvalidPolicy(", ".join(missing), "--join, --peers and --id go together")
     peers = parse_peers(options.peers)
-    text, source = options.join.read_text(encoding="utf-8"), str(options.join)
+    text, source = read_text(options.join), str(options.join)
     scenario = parse_scenario(text, source)
     if not isinstance(peers, dict) or set(peers) != set(scenario.members):
         raise InvalidPolicy("--peers", f"the addresses of the members {list(scenario.members)} of {source} are needed")

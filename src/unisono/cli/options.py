@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidPolicy, UnisonoError
 from unisono.model.durations import duration_ns
-from unisono.model.redundancy import Redundancy
+from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ def add_tolerance(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--reliable",
-        metavar="ρ/η[/ω]",
+        metavar="ρ/η[/ω[/RULE]]",
         help="multicast everything ρ+1 times, η apart, and take over for who falls silent, such as 4/6ms/2ms; "
+        "RULE is none, heuristic or counting: how receivers save broadcasts; "
         "`demo` also takes rmcast, and negotiates and adapts them",
     )
     verb.add_argument(
@@ -106,14 +107,27 @@ def parse_fec(text: str | None) -> tuple[int, int] | None:
 
 
 def parse_reliable(text: str | None) -> Redundancy | None:
-    """`ρ/η` or `ρ/η/ω` as what reliable multicast needs."""
+    """`ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule` as what reliable multicast needs; the rule is how receivers lengthen ω."""
     if text is None:
         return None
-    rho, *durations = text.split("/")
-    if not rho.isdigit() or not 1 <= len(durations) <= 2:
+    rho, *parts = text.split("/")
+    durations, rules = parts[:2], parts[2:]
+    if not rho.isdigit() or not durations or len(rules) > 1:
         raise InvalidPolicy("--reliable", f"ρ/η or ρ/η/ω such as 4/6ms/2ms is needed, not {text!r}")
     eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
-    return Redundancy(int(rho), eta_ns, sum(omega_ns))
+    known: dict[str, Adaptive] = {"none": "none", "heuristic": "heuristic", "counting": "counting"}
+    rule = known.get(rules[0]) if rules else "none"
+    if rule is None:
+        raise InvalidPolicy("--reliable", f"after ω one of {', '.join(known)} is possible, not {rules[0]!r}")
+    return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
+
+
+def read_text(path: Path) -> str:
+    """What a file says; UnisonoError names the file if it is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UnisonoError(f"{path}: this is not text in UTF-8: byte {error.start + 1} is not") from error
 
 
 def print_json(value: dict[str, Any]) -> None:

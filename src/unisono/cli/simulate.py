@@ -11,7 +11,7 @@ from typing import Any
 from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, print_json
+from unisono.cli.options import add_json, print_json, read_text
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import ms
 from unisono.model.faults import Pause
@@ -44,7 +44,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(options: argparse.Namespace) -> int:
     """Simulate, check, print."""
-    scenario = parse_scenario(options.scenario.read_text(encoding="utf-8"), str(options.scenario))
+    scenario = parse_scenario(read_text(options.scenario), str(options.scenario))
     seeds = _seeds(options, scenario)
     rows: list[dict[str, Any]] = []
     worst: dict[str, Any] | None = None

@@ -7,11 +7,13 @@ usage by the provider (paper 002 §2.4).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidPolicy, SlaError
 from unisono.model.durations import duration_text
 from unisono.model.metrics import METRICS, MetricKind, Shape, Unit
+from unisono.model.toml_lines import nearest_line
 
 RELIABILITY, RHO_MOST, FEC_MOST = 0.999, 4, 8
 """What adaptation holds, and how far it goes for that, unless told."""
@@ -120,3 +122,9 @@ class SlaSet:
     """How far ρ and a may be raised."""
     by_members: bool = True
     """Whether members judge the links into them and demand what these need; else the measurement service does alone."""
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """At which line of the file each field stands."""
+
+    def error(self, name: str, problem: str) -> SlaError:
+        """What to raise about a field of the file that makes no sense in the group at hand."""
+        return SlaError(self.source, nearest_line(self.lines, name), name, problem)

@@ -4,6 +4,7 @@ expected."""
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 from unisono.errors import InvalidPolicy, ScenarioError, SlaError
@@ -12,7 +13,7 @@ from unisono.model.metrics import APPLICATION, METRICS, NETWORK, Unit
 from unisono.model.redundancy import RHO_MAX
 from unisono.model.sla import FEC_MOST, OBSERVATIONS, RELIABILITY, RHO_MOST, Hysteresis, Sla, SlaSet
 from unisono.model.tables import Table
-from unisono.model.toml_lines import line_of, syntax_line
+from unisono.model.toml_lines import key_lines, line_of, syntax_line
 
 COLLECT = "250ms"
 JUDGES = ("members", "system")
@@ -26,7 +27,7 @@ def parse_slas(text: str, source: str) -> SlaSet:
     except tomllib.TOMLDecodeError as error:
         raise SlaError(source, syntax_line(text, error), "(syntax)", f"this is not TOML: {error}") from error
     try:
-        return _slas(Table(source, "", values))
+        return replace(_slas(Table(source, "", values)), lines=key_lines(text))
     except ScenarioError as error:
         raise SlaError(source, line_of(text, error.field), error.field, error.problem) from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _KEY = re.compile(rf"\s*({_KEY_PART}(?:\s*\.\s*{_KEY_PART})*)\s*=")
@@ -41,7 +42,11 @@ def key_lines(text: str) -> dict[str, int]:
 
 def line_of(text: str, field: str) -> int:
     """The line of a field, or of the nearest that encloses it; 1 if none does."""
-    lines = key_lines(text)
+    return nearest_line(key_lines(text), field)
+
+
+def nearest_line(lines: Mapping[str, int], field: str) -> int:
+    """The same, of lines as `key_lines` gives them."""
     while field:
         if field in lines:
             return lines[field]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.errors import InvalidPolicy
 from unisono.model.events import Notice, SlaViolation, Violation
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
@@ -35,7 +34,7 @@ class Adapter:
     def __init__(self, policy: Policy, slas: SlaSet, agreed: Sequence[Sla], network_watcher: str) -> None:
         """`network_watcher` is the layer whose collector watches the network.
 
-        Raises InvalidPolicy for knobs that cannot be turned here.
+        Raises SlaError for knobs that cannot be turned here.
         """
         self._policy = policy
         self._agreed = tuple(agreed)
@@ -63,10 +62,10 @@ class Adapter:
         """The layer that a knob is of, what it is worth, and how it is set now."""
         policy = self._policy
         if policy.order != "vbr":
-            raise InvalidPolicy("adaptation.knobs", f"settings are agreed on by the order vbr, not by {policy.order}")
+            raise slas.error("adaptation.knobs", f"settings are agreed on by the order vbr, not by {policy.order}")
         if knob in COPY_KNOBS:
             if policy.reliable is None:
-                raise InvalidPolicy("adaptation.knobs", f"{knob} is reliable multicast's, which this stack is without")
+                raise slas.error("adaptation.knobs", f"{knob} is reliable multicast's, which this stack is without")
             turned = COPY_KNOBS.intersection(slas.adapt)
             copies = Copies(
                 members=len(policy.view.members),
@@ -80,13 +79,13 @@ class Adapter:
             return "rmcast", copies, policy.reliable
         if knob == "fec":
             if policy.fec is None:
-                raise InvalidPolicy("adaptation.knobs", "fec is not in this stack")
+                raise slas.error("adaptation.knobs", "fec is not in this stack")
             a, b = policy.fec
             return "fec", Shares(b - a, 1 - slas.reliability, max(policy.fec_most, a)), policy.fec
         promises = [sla for sla in self._agreed if sla.metric == "latency"]
         if policy.failures or policy.reliable is not None or not promises:
             needs = "an SLA about latency, and neither failures nor reliable multicast"
-            raise InvalidPolicy("adaptation.knobs", f"to adapt the slot needs {needs}")
+            raise slas.error("adaptation.knobs", f"to adapt the slot needs {needs}")
         target = Target(min(sla.probability for sla in promises), min(int(sla.bound) for sla in promises))
         return policy.order, SlotLength(target, policy.timing), policy.timing.theta_ns
 

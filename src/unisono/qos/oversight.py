@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidPolicy, SlaError
 from unisono.layers.skew import Skew
 from unisono.model.events import Demanded, Notice, SlaCleared, SlaVerdict, SlaViolation, StackEvent, ViewChange
 from unisono.model.grid import Grid
@@ -73,7 +73,7 @@ class Oversight:
     ) -> None:
         """`parties` are the stack's order and services; `stack` is what is adapted, where the agreements say so.
 
-        Raises InvalidPolicy for agreements that it cannot judge, and knobs that it cannot turn.
+        Raises SlaError for agreements that it cannot judge, and knobs that it cannot turn.
         """
         self.events: list[StackEvent] = []
         self.due = 0
@@ -84,7 +84,8 @@ class Oversight:
         window_ns = WINDOW_NS if slas is None else slas.collect_ns
         slots = None if stack is None else lambda: stack.grid
         self.monitor = Monitor(policy, parties, skew, window_ns, slots)
-        agreed = () if slas is None else tuple(self._checked(sla) for sla in slas.slas)
+        self._members = policy.view.members
+        agreed = () if slas is None else tuple(self._checked(slas, number) for number in range(len(slas.slas)))
         self.evaluation = Evaluation(agreed, policy.member)
         self._listeners: dict[str, list[Listener]] = {sla.name: [] for sla in agreed}
         self._rows: deque[MetricRow] = deque()
@@ -120,27 +121,31 @@ class Oversight:
                     self.adapter.view(now, event.view.members)
                     self._again = True
 
-    def _checked(self, sla: Sla) -> Sla:
-        """The agreement with `order` read as the order's name; refuses parties and metrics that are not here."""
-        parties = self.monitor.parties
+    def _checked(self, slas: SlaSet, number: int) -> Sla:
+        """The agreement with `order` read as the order's name; refuses parties, links and metrics that are not here."""
+        parties, sla = self.monitor.parties, slas.slas[number]
         order = {"order": parties[1]}
         provider, consumer = order.get(sla.provider, sla.provider), order.get(sla.consumer, sla.consumer)
+
+        def error(field: str, problem: str) -> SlaError:
+            return slas.error(f"sla[{number + 1}].{field}", f"{problem} ({sla.name!r})")
+
         for field, party in (("provider", provider), ("consumer", consumer)):
             if party not in parties:
-                there = ", ".join(parties)
-                raise InvalidPolicy(f"sla {sla.name!r}: {field}", f"{party} is not in this stack, which is {there}")
+                raise error(field, f"{party} is not in this stack, which is {', '.join(parties)}")
         if parties.index(provider) != parties.index(consumer) + 1:
             below = parties[parties.index(consumer) + 1] if consumer != parties[-1] else "nobody"
-            raise InvalidPolicy(f"sla {sla.name!r}: provider", f"under {consumer} there is {below}, not {provider}")
+            raise error("provider", f"under {consumer} there is {below}, not {provider}")
         for layer in sla.informs:
             if layer not in {*parties, "order"}:
-                there = ", ".join(parties)
-                raise InvalidPolicy(f"sla {sla.name!r}: informs", f"{layer} is not in this stack, which is {there}")
+                raise error("informs", f"{layer} is not in this stack, which is {', '.join(parties)}")
+        strangers = sorted(set(sla.links).difference(self._members))
+        if strangers:
+            there = ", ".join(map(str, self._members))
+            raise error("links", f"there is no member {strangers[0]} in this group, which is {there}")
         agreed = replace(sla, provider=provider, consumer=consumer)
         if not self.monitor.collects(*collector(agreed), agreed.metric):
-            raise InvalidPolicy(
-                f"sla {sla.name!r}: metric", f"{sla.metric} is not collected between {provider} and {consumer}"
-            )
+            raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
         return agreed
 
     # -- channels --------------------------------------------------------------------------------------------

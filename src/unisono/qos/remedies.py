@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import log10
 from typing import Protocol, TypeVar
 
 from unisono.layers.fec import residual_loss
@@ -110,11 +111,11 @@ class Copies:
                     yield Redundancy(rho, eta_ns, int(self.patience * eta_ns))
 
     def best(self, estimate: Estimate) -> Redundancy:
-        """What reaches everybody in time most often; of what is as good to a hundredth, the cheapest."""
+        """What fails least often to reach everybody in time; of what is as good to a quarter, the cheapest."""
         network, within_ns = Network(estimate.delay, estimate.loss), self.promise.within_ns or FOREVER_NS
 
         def worth(setting: Redundancy) -> float:
-            return round(reached(self.members, network, setting, within_ns), 2)
+            return -round(10 * log10(max(1 - reached(self.members, network, setting, within_ns), 1e-12)))
 
         return max(self.settings(estimate), key=worth)
 

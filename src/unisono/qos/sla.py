@@ -138,7 +138,7 @@ def each_of(judged: int, confidence: float) -> float:
 
     The worst of many links is told, and of many that keep a promise one looks bad by chance.
     """
-    return confidence ** (1 / max(judged, 1))
+    return float(confidence ** (1 / max(judged, 1)))
 
 
 def by_chance(hits: float, count: int, share: float) -> float:

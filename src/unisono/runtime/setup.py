@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from unisono.errors import Infeasible, InvalidPolicy
+from unisono.errors import Infeasible, InvalidPolicy, SlaError
 from unisono.model.durations import duration_ns, duration_text
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import PROBE_EVERY_NS, Policy
@@ -46,7 +46,12 @@ def slas_of(given: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
     """Agreements as they are, or from the file of this name."""
     if given is None or isinstance(given, SlaSet):
         return given
-    return parse_slas(Path(given).read_text(encoding="utf-8"), os.fspath(given))
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise SlaError(os.fspath(given), line, "(encoding)", "this is not text in UTF-8") from error
+    return parse_slas(text, os.fspath(given))
 
 
 def address_of(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
