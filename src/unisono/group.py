@@ -93,7 +93,7 @@ def join(
     crash; `loss_burst` is the most consecutive datagrams of a sender that the network loses; `fec=(a, b)` adds
     redundancy against a lost of any b consecutive ones; `reliable=Redundancy(...)` multicasts each datagram several
     times, and `delta` is then the time within which that reaches everyone. `grades` is "early", "final" (only what all
-    have agreed on) or "both", each message in both grades (vbr). `processing` is what a leader takes over one message.
+    have agreed on) or "both", each message in both (vbr, cbr). `processing` is what a leader takes over one message.
     `rate` is what this member may send: messages per second on average, and per slot at once. `link` is the
     capacity to reserve from, shared between groups; unless told, 1 Gbit/s of its own. `recorder` takes down what
     happens; its `life` must be the `incarnation` given here. `injection` loses datagrams on purpose, for trials.

@@ -425,7 +425,7 @@ def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | Non
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
         layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Slotted) else None))
-    if policy.grades != "early" and isinstance(order, Vbr):
+    if policy.grades != "early" and isinstance(order, Cbr | Vbr):
         return Stack(policy, Final(order, policy, memory), layers, skew)
     return Stack(policy, order, layers, skew)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from unisono.model.durations import NS_PER_MS
 from unisono.model.extents import Extent
 from unisono.model.faults import Fault, Loss, Partition, Span
 from unisono.model.scenario import Scenario, Workload
+from unisono.model.scenario_text import parse_scenario
 from unisono.model.timing import Timing
+from unisono.orders.cbr import Cbr
+from unisono.orders.cbr_offer import turn_bound_ns
 from unisono.orders.final import Final
 from unisono.orders.final_log import Agreed, FinalLog
 from unisono.orders.final_recovery import Recovery
@@ -90,3 +94,18 @@ def test_the_same_is_fine_when_no_rule_is_broken(scenario: Scenario) -> None:
     verdicts = judged(scenario)
     bad = {name: v for name, v in verdicts.items() if v.status is not Status.VALID and "[early]" not in name}
     assert not bad
+
+
+def test_over_cbr_a_member_whose_order_has_stopped_must_say_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what another had early, from the last datagrams of a member that died, waits for it for ever."""
+    path = Path(__file__).parents[2] / "scenarios" / "cbr_grades.toml"
+    scenario = parse_scenario(path.read_text("utf-8"), path.name)
+    assert judged(scenario)["early_in_final"].status is Status.VALID
+
+    def done_slot(cbr: Cbr) -> int:
+        return cbr._timing.slot_of(cbr._late_at() - turn_bound_ns(cbr._timing)) - 1 if cbr.rate else 0
+
+    monkeypatch.setattr(Cbr, "done_slot", done_slot)
+    verdict = judged(scenario)["early_in_final"]
+    assert verdict.status is Status.VIOLATED
+    assert verdict.witness is not None

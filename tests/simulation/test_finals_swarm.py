@@ -2,6 +2,7 @@
 
 A failure prints the command that replays it; a range of seeds runs by
     .venv/bin/python tests/simulation/test_finals_swarm.py 0..500
+and over the CBR order with the word cbr before it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +19,7 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
 from unisono.sim.run import drain_ns, meta_of, prepare
-from unisono.sim.swarm_finals import finals
+from unisono.sim.swarm_finals import cbr_finals, finals
 
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
 GRACE_NS = 3 * NS_PER_S // 2
@@ -47,15 +49,20 @@ def replay(seed: int) -> str:
     return f"replay: .venv/bin/python tests/simulation/test_finals_swarm.py {seed}..{seed}"
 
 
-def assert_holds(seeds: range) -> None:
+def assert_holds(seeds: range, draw: Callable[[int], Scenario] = finals) -> None:
     for seed in seeds:
-        found = problems(finals(seed))
-        assert not found, f"{found}\n{replay(seed)}"
+        found = problems(draw(seed))
+        assert not found, f"{found}\n{draw.__name__}: {replay(seed)}"
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 2] for at in range(0, len(SEEDS), 2)], ids=str)
 def test_there_is_one_final_sequence_and_all_that_was_early_is_in_it(seeds: range) -> None:
     assert_holds(seeds)
+
+
+def test_over_the_cbr_order_what_anybody_had_early_becomes_final_though_that_order_stops() -> None:
+    for seed in (5, 8):
+        assert_holds(range(seed, seed + 1), cbr_finals)
 
 
 def test_the_swarm_is_not_tame() -> None:
@@ -73,14 +80,22 @@ def test_in_2000_runs_there_is_no_violation(seeds: range) -> None:
     assert_holds(seeds)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1000, 1400, 100))
+def test_in_400_runs_over_the_cbr_order_there_is_no_violation(first: int) -> None:
+    assert_holds(range(first, first + 100), cbr_finals)
+
+
 def main(words: list[str]) -> int:
     """Run ranges of seeds A..B, both included, with progress; say what is wrong with each that is wrong."""
     wrong = 0
-    for word in words:
+    draw = cbr_finals if words[:1] == ["cbr"] else finals
+    for word in words[draw is cbr_finals :]:
         first, _, last = word.partition("..")
         seeds, begun = range(int(first), int(last or first) + 1), time.monotonic()
         for done, seed in enumerate(seeds, 1):
-            found = problems(finals(seed))
+            found = problems(draw(seed))
             wrong += bool(found)
             if found or len(seeds) == 1:
                 sys.stdout.write(f"seed {seed}: {found or 'valid'}\n")

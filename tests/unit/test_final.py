@@ -134,7 +134,7 @@ def policy(**changed: object) -> Policy:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"order": "cbr"}, "cbr does not do that; possible with vbr"),
+        ({"order": "leader"}, "leader does not do that; possible with cbr, vbr"),
         ({"grades": "late"}, "early, final, both are possible, not 'late'"),
     ],
 )

@@ -35,7 +35,7 @@ from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
 
 _NO_BOUND = 1 << 62
-SLOT_ORDERS = frozenset({"vbr"})
+SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
 
 

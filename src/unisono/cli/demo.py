@@ -60,7 +60,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: as the order delivers; final: when all have agreed; both: each message in both grades (vbr)",
+        help="early: as the order delivers; final: when all have agreed; both: each message in both grades (vbr, cbr)",
     )
     verb.add_argument("--seconds", type=float, default=10, help="how long to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")

@@ -97,6 +97,7 @@ class Cbr(Clocked):
         """The rate that each member's last processed turn declared for the next cycle; 0 if it leaves."""
         self._index = 0
         self._late_reported = False
+        self._watched_ns = 0
         self.window_slots = self._window(self._rates.rate)
 
     def _window(self, rate: int) -> int:
@@ -394,6 +395,7 @@ class Cbr(Clocked):
 
     def _watch(self, now: int) -> None:
         """Without failures nothing may be later than that; if something is, say whom we wait for."""
+        self._watched_ns = now
         if self.mode not in RUNNING or self._late_reported or now <= self._late_at():
             return
         self._late_reported = True
@@ -434,6 +436,13 @@ class Cbr(Clocked):
         """What a peer declared last."""
         declared = self.exchange.rate(peer)
         return declared if declared is None else replace(declared, avg=self.rate.get(peer, declared.avg))
+
+    def done_slot(self) -> int:
+        """The last slot of which nothing more will be delivered here; while a turn is late, nothing at all will."""
+        if self.mode not in RUNNING:
+            return 0
+        waits_ns = self._watched_ns if self._late_reported else self._late_at() - turn_bound_ns(self._timing)
+        return max(0, self._timing.slot_of(waits_ns) - 1)
 
     def by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""

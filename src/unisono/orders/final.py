@@ -31,8 +31,7 @@ from unisono.orders.final_offer import report_every_ns
 from unisono.orders.final_recovery import Recovery
 from unisono.orders.final_reports import Chooser, Report, Reports, by_cell
 from unisono.orders.final_store import Store
-from unisono.orders.over_order import OverOrder
-from unisono.orders.vbr import Vbr
+from unisono.orders.over_order import OverOrder, SlotOrder
 from unisono.wire import finals as wire
 from unisono.wire.finals import EXTENT_BYTES, GONE, HOLDINGS_BYTES, Give, Holdings, Value, Want, encode_value
 from unisono.wire.frame import HEADER_BYTES, Frame
@@ -55,7 +54,7 @@ LEAVE_PATIENCE_NS = 500 * NS_PER_MS
 class Final(OverOrder):
     """The automaton of one member: the order below, and the agreement behind it."""
 
-    def __init__(self, order: Vbr, policy: Policy, memory: Memory | None = None) -> None:
+    def __init__(self, order: SlotOrder, policy: Policy, memory: Memory | None = None) -> None:
         super().__init__(order)
         self.consensus = Consensus(
             policy.member,

@@ -8,7 +8,7 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import SERVICES
 
 HONOURS: dict[str, frozenset[str]] = {
-    "cbr": frozenset({"reservation", "reliable"}),
+    "cbr": frozenset({"reservation", "reliable", "grades"}),
     "consensus": frozenset({"failures"}),
     "leader": frozenset({"processing_ns", "failures", "reliable"}),
     **dict.fromkeys(PRIORITY_ORDERS, frozenset({"failures"})),

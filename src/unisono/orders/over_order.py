@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TypeAlias
 
 from unisono.model.events import StackEvent
 from unisono.model.rates import Rate
+from unisono.orders.cbr import Cbr
 from unisono.orders.vbr import Vbr
 from unisono.wire.frame import Frame
+
+SlotOrder: TypeAlias = Cbr | Vbr
 
 
 class OverOrder:
     """Over the order `order`, whose frames go down as they are and whose events the one above makes its own."""
 
-    def __init__(self, order: Vbr) -> None:
+    def __init__(self, order: SlotOrder) -> None:
         self.order = order
         self.down: list[Frame] = order.down
         self.events: list[StackEvent] = []

@@ -33,7 +33,7 @@ HEAD_BYTES = _HEAD.size
 PART_BYTES = 1024
 """A snapshot travels in parts of this size, or smaller if the group's messages are."""
 ASK_AGAIN_S = 1.0
-NUMBERED = frozenset({"consensus", "vbr"})
+NUMBERED = frozenset({"cbr", "consensus", "vbr"})
 """Orders that say how many messages were final before one: who comes later sees that it does."""
 TOGETHER = frozenset({"cbr", "leader", "quasi_genuine", "timestamp", "vbr"})
 """Orders whose members begin together, unless their deliveries come in two grades."""

@@ -59,6 +59,57 @@ def finals(seed: int) -> Scenario:
     )
 
 
+def cbr_finals(seed: int) -> Scenario:
+    """Over the CBR order, which tolerates nothing: members stop delivering early, each at a place of its own."""
+    chance = Streams(seed).stream("cbr finals")
+    members = tuple(range(1, one_of(chance, (3, 3, 4, 5)) + 1))
+    theta = one_of(chance, (5, 10, 40)) * NS_PER_MS
+    timing = Timing(one_of(chance, (NS_PER_MS, theta, 2 * theta)), one_of(chance, (0, theta // 5)), theta)
+    # The group begins with a second of the clock; it is at work until the trouble, and quiet follows.
+    begins_ns, trouble_ns = 2_000 * NS_PER_MS, whole(chance, 50, 400) * NS_PER_MS
+    trouble = Span(begins_ns, begins_ns + trouble_ns)
+    faults: list[Fault] = []
+    steps: list[Step] = []
+    mortal = list(members)
+    chance.shuffle(mortal)
+    for member in mortal[: (len(members) - 1) // 2]:
+        fate, at_ns = one_of(chance, ("crash", "crash", "leave", "nothing")), begins_ns + below(chance, trouble_ns)
+        if fate == "crash":
+            faults.append(Crash(member, at_ns))
+        elif fate == "leave":
+            steps.append(Leave(member, at_ns))
+    if happens(chance, 0.3):
+        faults.append(Loss(trouble, one_of(chance, (0.01, 0.1))))
+    if happens(chance, 0.2):
+        faults.append(Duplication(Span(), 0.2))
+    if happens(chance, 0.2):
+        at_ns = begins_ns + below(chance, trouble_ns)
+        faults.append(Pause(one_of(chance, members), at_ns, at_ns + whole(chance, 10, 200) * NS_PER_MS))
+    max_message = one_of(chance, (50, 3000))
+    rates = {member: Rate(float(one_of(chance, (10, 40, 150))), 1) for member in members}
+    return Scenario(
+        source=f"cbr_finals({seed})",
+        group="swarm",
+        order="cbr",
+        members=members,
+        timing=timing,
+        rates=rates,
+        workloads={
+            member: Workload("poisson", 0, max_message, rate=rate.avg * one_of(chance, (0.3, 0.9)))
+            for member, rate in rates.items()
+        },
+        network=Network(Uniform(0, timing.delta_ns)),
+        run_ns=begins_ns + trouble_ns + QUIET_NS,
+        seed=seed,
+        max_message=max_message,
+        max_frame=one_of(chance, (400, 1400)),
+        grades="both",
+        clocks=Clocks(one_of(chance, ("perfect", "fixed", "drifting"))),
+        faults=tuple(faults),
+        steps=tuple(steps),
+    )
+
+
 def _workload(chance: Random, max_message: int) -> Workload:
     if happens(chance, 0.15):
         return Workload("silent")
