@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 import tomllib
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.pipeline.java import use_java
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+_CONNECT_PORT = 15002
+"""Where a Spark Connect server listens unless told."""
+_CONNECT_PATIENCE_S = 10
 _QUIET = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -107,8 +112,16 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
     with tempfile.TemporaryDirectory(prefix="unisono-spark-") as scratch:
         builder = SparkSession.builder.appName(name)
         if chosen.connect:
-            session = builder.remote(chosen.master).getOrCreate()
             settings = _read(chosen.config) if chosen.config is not None else {}
+            _await_server(chosen.master)
+            try:
+                session = builder.remote(chosen.master).getOrCreate()
+            except ImportError as error:
+                lacks = str(error).partition("] ")[2] or str(error)
+                raise EnvironmentLacks(f"Spark Connect: {lacks} (pip install 'unisono[connect]')") from error
+            except PySparkException as error:
+                problem = str(error).partition("\n")[0]
+                raise EnvironmentLacks(f"Spark Connect at {chosen.master}: {problem}") from error
             for key, value in {**settings, **chosen.settings}.items():
                 session.conf.set(key, value)
             session.addArtifacts(str(package_archive(Path(scratch))), pyfile=True)
@@ -135,6 +148,19 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             yield session
         finally:
             session.stop()
+
+
+def _await_server(remote: str) -> None:
+    """Refuse a Spark Connect server that is not there; its client would try again for minutes, in silence."""
+    try:
+        where = urlsplit(remote)
+        host, port = where.hostname or "", where.port or _CONNECT_PORT
+    except ValueError as error:
+        raise InvalidPolicy("--master", f"sc://HOST:PORT was expected, not {remote!r} ({error})") from None
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_PATIENCE_S).close()
+    except OSError as error:
+        raise EnvironmentLacks(f"no Spark Connect server answers at {host}:{port} ({error})") from None
 
 
 def _start(settings: Mapping[str, str], said: Path) -> None:
