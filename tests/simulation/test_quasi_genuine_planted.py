@@ -24,7 +24,7 @@ from unisono.wire.bond import Control
 from unisono.wire.multigroup import Cast, Entry, stamp_of
 from unisono.wire.parcel import Parcel
 
-SEEDS = range(1, 6)
+SEEDS = range(1, 8)
 
 
 def open_without(own: bool, first: bool) -> Callable[[Gate, int], list[tuple[int, Entry]]]:

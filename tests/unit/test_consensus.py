@@ -28,8 +28,8 @@ from unisono.wire.consensus import (
 from unisono.wire.frame import Frame
 
 
-def alone(**options: object) -> Consensus:
-    made = Consensus(1, (1, 2, 3), every_ns=EVERY, retry_ns=RETRY, **options)  # type: ignore[arg-type]
+def alone(members: tuple[int, ...] = (1, 2, 3), **options: object) -> Consensus:
+    made = Consensus(1, members, every_ns=EVERY, retry_ns=RETRY, **options)  # type: ignore[arg-type]
     made.wake(0)
     made.down.clear()
     return made
@@ -42,7 +42,7 @@ def said(sender: int, message: Message, *, number: int = 0, incarnation: int = 1
 
 def elected(**options: object) -> Consensus:
     """Member 1, leading with the promise of member 2."""
-    made = alone(**options)
+    made = alone(**options)  # type: ignore[arg-type]
     made.from_below(MS, said(2, Promise(ballot_after(0, 1), True, 0, 1, 0, 0, ())))
     made.from_below(MS, said(2, Promise(ballot_after(0, 1), False, 0, 1, 0, 1, ())))
     assert made.role is Role.LEADING
@@ -176,13 +176,22 @@ def test_a_promise_in_parts_counts_when_it_is_whole() -> None:
 
 def test_a_value_below_the_leaders_base_is_fetched_and_never_guessed() -> None:
     """What a follower accepted from an earlier leader need not be what was decided."""
-    follower = alone()
+    follower = alone(members=(1, 2, 3, 4, 5))
     follower.from_below(MS, said(3, Accept(ballot_after(0, 3), 1, 0, 1, (b"lost",))))
     follower.from_below(MS, said(2, Accept(ballot_after(ballot_after(0, 3), 2), 2, 1, 2, (b"second",))))
     assert follower.decisions == []
     assert follower.down[-2].kind.name == "FETCH"
     follower.from_below(MS, said(2, Learn(1, 1, (b"first",))))
     assert follower.decisions == [Decision(1, b"first")]
+
+
+@pytest.mark.parametrize(("members", "decides"), [((1, 2), True), ((1, 2, 3), True), ((1, 2, 3, 4), False)])
+def test_where_two_are_a_majority_a_follower_decides_what_it_accepts(members: tuple[int, ...], decides: bool) -> None:
+    """The leader has accepted what it sends, and the follower accepts it: with the leader's word it would wait 2δ."""
+    follower = alone(members)
+    follower.from_below(MS, said(2, Accept(ballot_after(0, 2), 1, 0, 1, (b"v", b"w"))))
+    assert follower.decisions == ([Decision(1, b"v"), Decision(2, b"w")] if decides else [])
+    assert [write.lazy for write in follower.writes][-2:] == [False, False]
 
 
 def test_a_leader_does_not_learn_while_it_leads() -> None:

@@ -125,10 +125,10 @@ class Consensus:
         """The first instance for which nothing has been accepted here: what a leader may propose next."""
         return self._acceptor.last + 1
 
-    def known_by_all(self) -> bool:
-        """To a leader: whether every member that is not suspected knows all that is decided."""
+    def known_by(self, members: Iterable[int]) -> bool:
+        """To a leader: whether these members know all that is decided, and have said so."""
         knows = self._reign.knows if self._reign is not None else {}
-        return all(knows.get(member, 0) >= self.decided for member in self.detector.trusted(self.peers))
+        return all(knows.get(member, 0) >= self.decided for member in members)
 
     def propose(self, now: int, k: int, value: bytes) -> bool:
         """Propose(k, value). False if k is too far ahead of what is decided: say it again after some decisions.
@@ -306,7 +306,7 @@ class Consensus:
         self.leader = leader
         self.reigns += 1
         self._forward(now, self._proposals)
-        following = self._following = Following(self._acceptor, accept)
+        following = self._following = Following(self._acceptor, accept, two_decide=self.majority == 2)
         return following
 
     def _follow_nobody(self, wait_from: int) -> None:

@@ -11,10 +11,11 @@ _NOTHING = (0, b"")
 class Following:
     """`upto` is how far everything from the leader's base on has been accepted under its ballot."""
 
-    def __init__(self, acceptor: Acceptor, accept: Accept) -> None:
+    def __init__(self, acceptor: Acceptor, accept: Accept, *, two_decide: bool) -> None:
+        """`two_decide` if the leader, who had accepted what it sent, and this member are a majority."""
         self.ballot = accept.ballot
         self.upto = accept.base - 1
-        self._acceptor = acceptor
+        self._acceptor, self._two_decide = acceptor, two_decide
         self._early: dict[int, bytes] = {}
 
     def take(self, accept: Accept, window: int) -> None:
@@ -33,5 +34,6 @@ class Following:
         while acceptor.log.get(self.upto + 1, _NOTHING)[0] == ballot:
             self.upto += 1
         # Below the base, what was accepted here may be another leader's, and not what was decided: that is fetched.
-        if acceptor.decided >= accept.base - 1 and min(accept.decided, self.upto) > acceptor.decided:
-            acceptor.decide(min(accept.decided, self.upto))
+        decided = self.upto if self._two_decide else min(accept.decided, self.upto)
+        if acceptor.decided >= accept.base - 1 and decided > acceptor.decided:
+            acceptor.decide(decided)

@@ -76,6 +76,10 @@ class Agreeing:
             text = f"no majority follows a leader; of {len(consensus.members)} members {len(heard)} are heard: {heard}"
             self.events.append(Violation("blocked", text, self._policy.member))
 
+    def trusted(self) -> list[int]:
+        """The peers that are not suspected."""
+        return self.consensus.detector.trusted(self.consensus.peers)
+
     def _patience_ns(self) -> int:
         return max(self.bound_ns(), self.consensus.detector.pace_ns()) + NS_PER_MS
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from unisono.model.policy import Policy
 from unisono.wire.frame import Frame, Kind
 from unisono.wire.multigroup import Want, encode_want
+
+
+def herald_of(members: Iterable[int], leader: int | None) -> int | None:
+    """Who sends on what a group has decided: where two are a majority, one that the leader's proposals reach.
+
+    Such a member decides what it accepts, for the leader has accepted it before; the leader knows two ways later.
+    """
+    others = [member for member in members if member != leader]
+    return None if leader is None or not 1 <= len(others) <= 2 else min(others)
 
 
 class Asking:
@@ -22,8 +31,15 @@ class Asking:
         me = self._policy
         self._down.append(Frame(kind, me.member, me.incarnation, me.epoch, 0, 0, sent_ns=now, body=body, to=to))
 
+    def leader(self, group: int, frame: Frame) -> int:
+        """Who leads a group, as far as this frame of its stream tells: who is to hear what has come."""
+        if frame.burst:
+            self.guides[group] = frame.sender
+        return self.guides.get(group, frame.sender)
+
     def ask(self, now: int, group: int, want: Want, *, everybody: bool = False) -> None:
-        """Ask who leads a group for a barrier; everybody there, if that is not known or did not help."""
-        guide = self.guides.get(group)
-        for member in self._members(group) if guide is None or everybody else (guide,):
-            self.say(now, Kind.CALL, encode_want(want), member)
+        """Ask a group's leader and its herald for a barrier; everybody there, if they are not known or did not help."""
+        guide, members = self.guides.get(group), self._members(group)
+        for member in members:
+            if guide is None or everybody or member in {guide, herald_of(members, guide)}:
+                self.say(now, Kind.CALL, encode_want(want), member)

@@ -294,7 +294,8 @@ class ConsensusLog(Agreeing):
         overdue = now > (self._leaving_since or 0) + 4 * self.bound_ns()
         if self._waiting and self.mode is Mode.DELIVER_MESSAGES:
             return
-        if self.mode is not Mode.LEFT and (overdue or not self.consensus.leading or self.consensus.known_by_all()):
+        done = not self.consensus.leading or self.consensus.known_by(self.trusted())
+        if self.mode is not Mode.LEFT and (overdue or done):
             self.mode = Mode.LEFT
             self.events.append(Left(self.log.slot))
 

@@ -1,18 +1,22 @@
-"""What a group's leader sends to other groups: decided entries until everybody has them, and barriers.
+"""What a group's leader and its herald send to other groups: decided entries until everybody has them, and barriers.
 
-In the paper every member sends every decided message (Algorithm 1 line 24). Here the leader does, which is the first
-to know; a new leader goes on from what the receivers say that they have. Entries are numbered, so it does not matter
-who sends them (erratum 003-9).
+In the paper every member sends every decided message (Algorithm 1 line 24). Here the herald does, once, which is the
+first to know; what is not answered the leader sends again, and whatever the herald has not said that it knows. A new
+leader goes on from what the receivers say that they have. Entries are numbered, so it does not matter who sends them
+(erratum 003-9).
 """
 
 from __future__ import annotations
 
+from unisono.model.events import Violation
 from unisono.orders.group_log import GroupLog, OutStream
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind
 from unisono.wire.multigroup import STREAM_BYTES, Stream, encode_entry, encode_stream
 
 WINDOW = 512
 """So many entries may be on their way to one member."""
+HERALDED_MOST = 256
+"""More than these come to a herald only when it catches up: then the leader has sent them."""
 BACKOFF_MOST = 5
 HEARD_EVERY = 512
 """After so many more entries that all have, the group agrees to forget them."""
@@ -49,14 +53,14 @@ class Outward:
         """By receiving group, the number of entries that have been sent to all of its members."""
         self._leads = False
 
-    def reset(self, *, leads: bool) -> None:
-        """A new reign: nobody has told this leader what it has."""
+    def reset(self, log: GroupLog, *, leads: bool) -> None:
+        """A new reign: nobody has told this leader what it has; a herald leaves what there is to the leader."""
         self._leads = leads
         for link in self._links.values():
             link.known = link.asked = False
             link.due_at = link.tries = 0
         self._proposed.clear()
-        self._through.clear()
+        self._through = {} if leads else {receiver: stream.head for receiver, stream in log.streams.items()}
 
     def hear(self, now: int, member: int, life: int, group: int, applied: int) -> None:
         """A member of another group has these."""
@@ -74,10 +78,25 @@ class Outward:
         wait_ns = 0 if link.tries else self._retry_ns
         link.due_at, link.tries = now + wait_ns if link.sent > link.acked else 0, 0
 
-    def push(self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...], barrier: bool) -> None:
-        """Send what each of these members lacks; with `barrier`, tell all of them how far stamps have come."""
-        stream, through = log.streams[receiver], True
-        if not barrier and self._through.get(receiver) == stream.head:
+    def push(
+        self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...], *, barrier: bool, heralded: bool
+    ) -> None:
+        """Send what each of these members lacks; with `barrier`, tell all of them how far stamps have come.
+
+        A leader whose herald knows as much has nothing to send, but waits for the answers.
+        """
+        stream, through, before = log.streams[receiver], True, self._through.get(receiver)
+        if not barrier and before == stream.head:
+            return
+        if not self._leads:
+            self._herald(now, log, receiver, members)
+            return
+        if heralded and before is not None:
+            for member in members:
+                link = self._links[receiver, member]
+                if link.sent < stream.head:
+                    link.sent, link.due_at = stream.head, link.due_at or now + self._retry_ns
+            self._through[receiver] = stream.head
             return
         for member in members:
             link = self._links.get((receiver, member)) or self._links.setdefault((receiver, member), _Link())
@@ -94,6 +113,17 @@ class Outward:
             through = through and link.known and link.sent >= stream.head
         if through:
             self._through[receiver] = stream.head
+
+    def _herald(self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...]) -> None:
+        stream = log.streams[receiver]
+        first = max(self._through.get(receiver, 0) + 1, stream.first, stream.head - HERALDED_MOST + 1)
+        for member in members:
+            number = first
+            while number <= stream.head:
+                number = self._frame(now, log, receiver, member, number) + 1
+            if first > stream.head:
+                self.tell(now, log, receiver, member)
+        self._through[receiver] = stream.head
 
     def _send(self, now: int, log: GroupLog, receiver: int, member: int, link: _Link) -> bool:
         stream, sent = log.streams[receiver], False
@@ -154,12 +184,18 @@ class Outward:
         """When something will have waited too long for an answer."""
         return min([link.due_at for link in self._links.values() if link.due_at], default=None)
 
-    def lost(self) -> list[tuple[int, int]]:
-        """Members of other groups that lack entries which are not kept any more, and how many; each is named once."""
-        if not self._too_far:
-            return []
-        found = [(member, entries) for member, entries in self._too_far.items() if member not in self._told]
-        self._told.update(member for member, _ in found)
+    def lost(self) -> list[Violation]:
+        """Members of other groups lack entries which are not kept any more; each is named once."""
+        found = [
+            Violation(
+                "too far behind",
+                f"{entries} messages that member {member} lacks are not kept any more: it cannot catch up",
+                member,
+            )
+            for member, entries in self._too_far.items()
+            if member not in self._told
+        ]
+        self._told.update(self._too_far)
         return found
 
     def done(self) -> bool:

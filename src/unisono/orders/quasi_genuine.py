@@ -25,7 +25,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.writes import Memory
 from unisono.orders.agreeing import Agreeing
-from unisono.orders.asking import Asking
+from unisono.orders.asking import Asking, herald_of
 from unisono.orders.barrier_calls import BarrierCalls
 from unisono.orders.early import Early, Window
 from unisono.orders.gate import Gate
@@ -249,8 +249,7 @@ class QuasiGenuine(Agreeing):
         if stream.source != group or group not in self.gate.sources:
             self.ignored["not a sender to this group"] += 1
             return
-        if frame.burst:
-            self.asking.guides[group] = frame.sender
+        leader = self.asking.leader(group, frame)
         fresh = self.gate.hear(group, stream.first, stream.entries)
         self.gate.promise(group, stream.head, stream.last)
         if fresh:
@@ -258,7 +257,7 @@ class QuasiGenuine(Agreeing):
             if self.rules.liveness == "on_demand":
                 self.calls.want(fresh[-1][1].stamp)
         if frame.number:
-            self._acks[frame.sender, group] = None
+            self._acks[leader, group] = None
 
     # -- what this member says -------------------------------------------------------------------------------
 
@@ -317,8 +316,11 @@ class QuasiGenuine(Agreeing):
                 self._decide(now, decisions)
                 moved = True
         self._deliver(now)
+        herald = herald_of(consensus.members, consensus.leader)
         if consensus.leading:
             self.relating.bonding.wake(now, self.consensus.detector.suspected)
+            self._push(now, heralded=herald is not None and consensus.known_by((herald,)))
+        elif herald == consensus.me:
             self._push(now)
         for member, group in self._acks:
             self._say(now, Kind.APPLIED, encode_ack(Ack(group, self.gate.sources[group].applied)), member)
@@ -386,17 +388,15 @@ class QuasiGenuine(Agreeing):
             for group in self.calls.missing(self.gate.blockers(), self.gate.top):
                 self.asking.ask(now, group, Want(self.gate.top, 1 << self.me))
 
-    def _push(self, now: int) -> None:
+    def _push(self, now: int, *, heralded: bool = False) -> None:
         """Send(m, 'cons') to the destinations, and barriers to who needs them."""
         log, calls = self.log, self.calls
         on_demand = self.rules.liveness == "on_demand"
         threshold_ns, ready = self.rules.barrier_threshold_ns, log.streams
         due = calls.due(log.last, ready) if on_demand else calls.behind(log.last, threshold_ns, ready)
         for receiver in log.streams:
-            self.outward.push(now, log, receiver, calls.members(receiver), receiver in due)
-        for member, entries in self.outward.lost():
-            text = f"{entries} messages that member {member} lacks are not kept any more: it cannot catch up"
-            self.events.append(Violation("too far behind", text, member))
+            self.outward.push(now, log, receiver, calls.members(receiver), barrier=receiver in due, heralded=heralded)
+        self.events += self.outward.lost()
 
     def _restore(self, restored: Restored) -> bool:
         upto = restore(restored, self.log, self.gate, self.unpacking)
@@ -410,7 +410,7 @@ class QuasiGenuine(Agreeing):
         """Hand everything in again; what an earlier leader was doing is void."""
         self.consensus.withdraw()
         self.calls.reset()
-        self.outward.reset(leads=self.consensus.leading)
+        self.outward.reset(self.log, leads=self.consensus.leading)
         self.leading.begin(now)
         self.relating.bonding.begin(now)
         self.follow(now, self._first_slot)
@@ -440,7 +440,7 @@ class QuasiGenuine(Agreeing):
         overdue = now > (self._leaving_since or 0) + 4 * self.bound_ns()
         if self.sending.waiting and self.mode is Mode.DELIVER_MESSAGES:
             return
-        done = not self.consensus.leading or (self.consensus.known_by_all() and self.outward.done())
+        done = not self.consensus.leading or (self.consensus.known_by(self.trusted()) and self.outward.done())
         if self.mode is not Mode.LEFT and (overdue or done):
             self.mode = Mode.LEFT
             self.events.append(Left(self.unpacking.slot))

@@ -17,9 +17,10 @@ THRESHOLD_NS = 20_000_000
 def latency_bound_ns(timing: Timing, multigroup: Multigroup) -> int:
     """While nobody fails and nothing is lost.
 
-    To the leader, two ways of votes and on to the other groups are 4Δ. A message that was decided behind one with a
-    larger time stamp needs barriers that nobody has asked for: on demand another 4Δ, to ask, agree and answer;
-    periodically the threshold, and what clocks differ, and 3Δ. A window comes on top, and what clocks differ.
+    To the leader, two ways of votes and on to the other groups are 4Δ, in groups of three one less. A message that was
+    decided behind one with a larger time stamp needs barriers that nobody has asked for: on demand another 4Δ, to ask,
+    agree and answer; periodically the threshold, and what clocks differ, and 3Δ. A window comes on top, and what
+    clocks differ.
     """
     window_ns = timing.delta_ns if multigroup.window_ns is None else multigroup.window_ns
     held_ns = window_ns + timing.gamma_ns if window_ns or multigroup.optimistic else 0
@@ -44,7 +45,8 @@ def _offer(ask: Ask, liveness: Liveness) -> Offer:
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
     bound = latency_bound_ns(timing, Multigroup(pair, liveness, THRESHOLD_NS))
     beats = 2 * NS_PER_S / every_ns(timing)
-    # A leader's datagrams for a message of anybody's: two ways of votes at n-1 mates, and entries for n receivers.
+    # A leader's datagrams for a message of anybody's: two ways of votes at n-1 mates, and entries for n receivers,
+    # which in groups of three are its herald's.
     agreed = 2 * (n - 1) + n
     called = agreed if liveness == "on_demand" else 0
     nulls = 0.0 if liveness == "on_demand" else agreed * NS_PER_S / THRESHOLD_NS
@@ -56,7 +58,7 @@ def _offer(ask: Ask, liveness: Liveness) -> Offer:
     if ask.loss or ask.loss_burst or ask.fec is not None:
         against.append("a lost datagram is sent again, later than the bound")
     extra = f" + threshold {duration_text(THRESHOLD_NS)} + 2Γ" if nulls else ""
-    alone = "" if nulls else "; 4Δ where nothing contends"
+    alone = "" if nulls else f"; {3 if n <= 3 else 4}Δ where nothing contends"
     why = (
         f"latency 8Δ{extra} = {duration_text(bound)} while nobody fails{alone}",
         f"two groups of {n}: a leader sends {agreed + called} datagrams per multicast"

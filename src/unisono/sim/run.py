@@ -32,7 +32,7 @@ DRAIN_DELTAS = 100
 FINAL_NS = 2 * NS_PER_S
 """So long is left for what was sent last to become final."""
 LOOK_EVERY_NS = 10 * NS_PER_MS
-REST_NS = 40 * NS_PER_MS
+REST_NS = 30 * NS_PER_MS
 """So long a world that rests is still watched: what is on its way arrives."""
 LIFE = 1
 """The incarnation of every simulated member."""

@@ -17,7 +17,7 @@ SIZE = 3
 SETTLE_NS = 1_500 * NS_PER_MS
 """From the end of the sending on nothing goes wrong: so long it takes at most until everything is delivered."""
 NAMES = "abcdef"
-LARGE = 0.04
+LARGE = 0.03
 """So many of the scenarios are large: many groups, in which most members send, and for longer."""
 
 CHANGING = 0.4
@@ -28,8 +28,8 @@ def groups_scenario(seed: int) -> Scenario:
     """One scenario; the same seed gives the same."""
     chance = Streams(seed).stream("groups")
     large = happens(chance, LARGE)
-    count = whole(chance, 4, 6) if large else one_of(chance, (2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 6))
-    send_ns = (200 if large else one_of(chance, (40, 80, 80, 120, 300))) * NS_PER_MS
+    count = whole(chance, 4, 6) if large else one_of(chance, (2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 5, 6))
+    send_ns = (200 if large else one_of(chance, (40, 60, 60, 80, 80, 100, 120, 250))) * NS_PER_MS
     topology = _topology(chance, count)
     members = topology.members
     able = tuple(member for member in members if topology.sends[topology.group_of(member)])
@@ -40,7 +40,7 @@ def groups_scenario(seed: int) -> Scenario:
     rules = Multigroup(
         topology,
         one_of(chance, ("on_demand", "on_demand", "periodic")),
-        whole(chance, 2, 30) * NS_PER_MS,
+        whole(chance, 4, 40) * NS_PER_MS,
         window,
         optimistic=window != 0 and happens(chance, 0.5),
     )
