@@ -50,11 +50,11 @@ def test_safe_always_and_live_in_the_end_at_length(first: int) -> None:
         judge(seed)
 
 
-@pytest.mark.parametrize("seed", [99, 222, 255, 24543])
+@pytest.mark.parametrize("seed", [99, 222, 255, 24543, 100651])
 def test_past_failures(seed: int) -> None:
     """99: a promise of much that was accepted but not known to be decided; 222, 255: learned values after a restart.
 
-    24543: of a promise in parts, the part that said what is decided came from a later answer than the one before it.
+    24543, 100651: of a promise in parts, the one that said what is decided came from a later answer than another.
     """
     judge(seed)
 

@@ -8,7 +8,7 @@ from tests.simulation.consensus_world import EVERY, MS, RETRY, ConsensusWorld
 from unisono.check.verdict import Status
 from unisono.errors import InvalidPolicy, StorageError
 from unisono.layers.acceptor import MARK_EVERY, Acceptor
-from unisono.layers.candidacy import Role
+from unisono.layers.candidacy import Candidacy, Role
 from unisono.layers.consensus import Consensus
 from unisono.model.decisions import Decision, Offered, Restored
 from unisono.model.writes import Memory
@@ -192,6 +192,15 @@ def test_where_two_are_a_majority_a_follower_decides_what_it_accepts(members: tu
     follower.from_below(MS, said(2, Accept(ballot_after(0, 2), 1, 0, 1, (b"v", b"w"))))
     assert follower.decisions == ([Decision(1, b"v"), Decision(2, b"w")] if decides else [])
     assert [write.lazy for write in follower.writes][-2:] == [False, False]
+
+
+def test_what_is_before_a_decided_value_is_decided() -> None:
+    """Half of a promise comes from a life that knew what was decided, half from the next one, which does not."""
+    candidacy = Candidacy(ballot_after(0, 1), 1, 0)
+    candidacy.add(2, Promise(candidacy.ballot, False, 2, 1, 2, 2, ((CHOSEN, b"second"),)))
+    candidacy.add(2, Promise(candidacy.ballot, False, 0, 1, 3, 1, ((7, b"first"),)))
+    candidacy.add(2, Promise(candidacy.ballot, False, 0, 1, 3, 3, ((7, b"third"),)))
+    assert candidacy.found() == [(CHOSEN, b"first"), (CHOSEN, b"second"), (7, b"third")]
 
 
 def test_a_leader_does_not_learn_while_it_leads() -> None:
