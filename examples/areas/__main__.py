@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 
-from examples.areas.play import AREAS, BOTS_MAX, Game
+from examples.areas.bots import AREAS, BOTS_MAX, Populated
+from examples.areas.play import Game
 from examples.areas.screen import counted, drawn
+from examples.areas.sockets import play
 
 FRAME_S = 0.1
 
@@ -16,6 +19,7 @@ def main(words: list[str]) -> int:
     """Play, and judge."""
     parser = argparse.ArgumentParser(prog="python -m examples.areas", description=__doc__)
     parser.add_argument("--watch", action="store_true", help="draw it while it runs")
+    parser.add_argument("--sockets", action="store_true", help="over UDP on this machine in place of the simulator")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long bots play (default 5)")
     parser.add_argument("--bots", type=int, default=9, help="how many (default 9)")
     parser.add_argument("--jitter", type=int, default=10, metavar="MS", help="a datagram takes 1 to MS ms (default 10)")
@@ -24,6 +28,8 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     if not 1 <= options.bots <= BOTS_MAX:
         parser.error(f"--bots: 1 to {BOTS_MAX} are possible, each has a letter")
+    if options.sockets:
+        return said(asyncio.run(play(options.seconds, bots=options.bots, seed=options.seed, window_ms=options.window)))
     game = Game(bots=options.bots, seed=options.seed, jitter_ms=options.jitter, window_ms=options.window)
     if options.watch:
         for now in game.frames(options.seconds, FRAME_S):
@@ -31,6 +37,11 @@ def main(words: list[str]) -> int:
             sys.stdout.flush()
             time.sleep(FRAME_S)
     game.run(0 if options.watch else options.seconds)
+    return said(game)
+
+
+def said(game: Populated) -> int:
+    """Say what happened, and what is wrong with it; the exit status."""
     for area in AREAS:
         sys.stdout.write(counted(game, area) + "\n")
     problems = game.problems()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from examples.areas.play import AREAS, Game
+from examples.areas.bots import AREAS, Populated
 from examples.areas.rules import HEIGHT, WIDTH, bot_key, coin_key
 
 
-def drawn(game: Game, now: int) -> str:
+def drawn(game: Populated, now: int) -> str:
     """All areas side by side, by their optimistic states; then the counts."""
     grids = [_grid(game, members[0]) for members in AREAS.values()]
     lines = ["  ".join(f"{area:^{WIDTH + 2}}" for area in AREAS)]
@@ -17,7 +17,7 @@ def drawn(game: Game, now: int) -> str:
     return "\n".join(lines)
 
 
-def _grid(game: Game, member: int) -> list[str]:
+def _grid(game: Populated, member: int) -> list[str]:
     replica = game.servers[member].replica
     bots = {}
     for bot in game.bots:
@@ -32,7 +32,7 @@ def _grid(game: Game, member: int) -> list[str]:
     return [edge, *rows, edge]
 
 
-def counted(game: Game, area: str) -> str:
+def counted(game: Populated, area: str) -> str:
     """An area's commands, mistakes and rollbacks, over all of its servers."""
     replicas = [game.servers[member].replica for member in AREAS[area]]
     mistakes = [replica.mistakes for replica in replicas]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import pytest
+from examples.areas import sockets as areas
 
 import unisono
 from unisono.cluster.local import free_addresses
 from unisono.model.grades import Grade
+from unisono.replica import Dict, Replicated
 
 PATIENCE_S = 60
 TOPOLOGY = unisono.Topology(
@@ -143,6 +145,57 @@ def test_a_member_comes_back_with_its_storage_and_has_all(tmp_path: Path) -> Non
             assert await finals(groups[5], 17) == whole
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
+
+
+def test_replicas_of_two_groups_agree_though_a_member_dies_in_a_burst() -> None:
+    """Each group has what is its own, and both have what went to both; commands of several members meet in it."""
+
+    async def scene() -> None:
+        rules = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
+        groups = await join_all(rules, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+        states = {member: Replicated(group, Dict()) for member, group in groups.items()}
+
+        async def burst(member: int) -> None:
+            state, home = states[member], TOPOLOGY.group_of(member)
+            for number in range(6):
+                put = Dict.put(b"shared", b"%d/%d" % (member, number))
+                await state.execute(put, grade=Grade.EARLY, to=("north", "south"))
+                await state.execute(Dict.put(b"own", b"%d/%d" % (member, number)), grade=Grade.EARLY, to=(home,))
+            await state.execute(Dict.put(b"done %d" % member, b"yes"), to=("north", "south"))
+
+        async with AsyncExitStack() as keeping:
+            for state in states.values():
+                await keeping.enter_async_context(state)
+            bursts = {member: asyncio.create_task(burst(member)) for member in states}
+            while states[1].conservative(b"shared") is None:
+                await states[1].changed()
+            groups.pop(5)._close()  # as if it were killed: nothing is said to anybody
+            with pytest.raises(unisono.GroupClosed):
+                await bursts.pop(5)
+            await asyncio.gather(*bursts.values())
+            alive = [states[member] for member in groups]
+            for state in alive:
+                while state.replica.pending or any(state.conservative(b"done %d" % m) is None for m in groups):
+                    await state.changed()
+            agreed = [{key: state.conservative(key) for key in state.replica.objects()} for state in alive]
+            north, south = agreed[:3], agreed[3:]
+            assert north == [north[0]] * 3
+            assert south == [south[0]] * 2
+            assert north[0].keys() == south[0].keys()
+            assert {key for key in north[0] if north[0][key] != south[0][key]} <= {b"own"}
+            assert all(state.optimistic(b"shared") == north[0][b"shared"] for state in alive)
+        await asyncio.gather(*(group.leave() for group in groups.values()))
+
+    play(scene())
+
+
+def test_the_example_world_over_sockets() -> None:
+    async def scene() -> None:
+        table = await areas.play(1.0, bots=6)
+        assert table.problems() == []
+        assert all(server.replica.executed > 5 for server in table.servers.values())
 
     play(scene())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from examples.areas.__main__ import main
-from examples.areas.play import AREAS, Game
+from examples.areas.bots import AREAS
+from examples.areas.play import Game
 from examples.areas.rules import Area, cross, grab, walk
 from examples.areas.screen import drawn
 

@@ -1,0 +1,66 @@
+"""The same world over UDP on this machine: nine members of three groups, each with a replica that its group keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import unisono
+from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, Populated
+from examples.areas.rules import Area
+from unisono.cluster.local import free_addresses
+from unisono.model.durations import NS_PER_S
+from unisono.replica import Replicated
+
+
+class Table(Populated):
+    """Bots that play over sockets. A command that is sent is waited for before the world is judged."""
+
+    def __init__(self, servers: dict[int, Replicated], bots: int, seed: int) -> None:
+        super().__init__(servers, bots, seed)
+        self._states, self._seed = servers, seed
+
+    async def play(self, seconds: float) -> None:
+        """Lay out the areas, let bots have their turns for so long, and wait until all is final everywhere."""
+        layouts = self.layouts(self._seed).items()
+        await asyncio.gather(*(self._states[AREAS[area][0]].execute(command, to=(area,)) for area, command in layouts))
+        sent: list[asyncio.Task[object]] = []
+        for _ in range(int(seconds * NS_PER_S / TURN_NS)):
+            for bot in self.bots:
+                action = bot.turn([self._states[member] for member in AREAS[bot.area]])
+                if action is not None:
+                    state, command, to = action
+                    sent.append(asyncio.create_task(state.execute(command, to=to)))
+            await asyncio.sleep(TURN_NS / NS_PER_S)
+        await asyncio.gather(*sent)
+        await asyncio.gather(*(self._settled(member) for member in TOPOLOGY.members))
+
+    async def _settled(self, member: int) -> None:
+        """All that anybody of the same area has executed is executed here too."""
+        state, mates = self._states[member], AREAS[TOPOLOGY.group_of(member)]
+        while state.replica.pending or state.replica.executed < max(self._states[m].replica.executed for m in mates):
+            await state.changed()
+
+
+async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int = 15) -> Table:
+    """Join nine members, play, leave; the table can be judged then."""
+    peers = free_addresses(TOPOLOGY.members)
+    rules = unisono.Multigroup(TOPOLOGY, window_ns=window_ms * 1_000_000, optimistic=True)
+
+    async def joined(member: int) -> unisono.Group:
+        rate = unisono.Rate(avg=2000, burst=16)
+        return await unisono.join(
+            "areas", member=member, peers=peers, order="quasi_genuine", topology=rules, rate=rate, max_message=1000
+        )
+
+    groups = await asyncio.gather(*map(joined, TOPOLOGY.members))
+    states = {group.member: Replicated(group, Area(TOPOLOGY.group_of(group.member))) for group in groups}
+    table = Table(states, bots, seed)
+    try:
+        async with AsyncExitStack() as keeping:
+            for state in states.values():
+                await keeping.enter_async_context(state)
+            await table.play(seconds)
+    finally:
+        await asyncio.gather(*(group.leave() for group in groups))
+    return table
