@@ -33,10 +33,11 @@ class ReservationRefused(UnisonoError):
 class Infeasible(UnisonoError):
     """The quality of service asked for cannot be had; `offered_ns` is the best bound that can."""
 
-    def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str) -> None:
+    def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, instead: str = "") -> None:
+        """`instead` puts into words what can be offered where that is more than a bound."""
+        offered = instead or f"{offered_ns / 1e6:g} ms"
         super().__init__(
-            f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; "
-            f"what can be offered is {offered_ns / 1e6:g} ms"
+            f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; what can be offered is {offered}"
         )
         self.asked_ns = asked_ns
         self.offered_ns = offered_ns

@@ -195,6 +195,9 @@ def test_equation_12_by_hand() -> None:
     # A receiver waits η + ω and ζ, at most 2η + ω.
     crashes = Crashes(at(1000), 1e-3)
     assert crashes.before_takeover(replace(RHO_1, omega_ns=at(0.8))) == pytest.approx(1 - exp(-10 / 1000), rel=1e-12)
+    # With B.2's time-outs, which counting has too, ω may grow by ρη.
+    counting = replace(RHO_2, adaptive="counting")
+    assert crashes.before_takeover(counting) == pytest.approx(1 - exp(-4 * 4.6 / 1000), rel=1e-12)
 
 
 def test_equation_13_base_erratum_7() -> None:

@@ -140,4 +140,10 @@ def test_a_promise_that_cannot_be_made_is_answered_with_what_can() -> None:
     done = unisono("demo", *words, "--reliable", "rmcast")
     assert done.returncode == 1
     assert "not feasible" in done.stderr
-    assert "everybody" in done.stderr or "within" in done.stderr
+    assert "what can be offered is 0." in done.stderr
+    assert "within 5ms" in done.stderr.partition("what can be offered is")[2]
+    done = unisono("demo", *words, "--reliable", "rmcast", "--reliability", "2")
+    assert (done.returncode, done.stderr.partition(" is needed")[0]) == (
+        2,
+        "unisono demo: --reliability: a probability between 0 and 1",
+    )

@@ -68,6 +68,10 @@ def strike(options: argparse.Namespace) -> Bargain:
     """Negotiate; the options say from then on what was agreed. Infeasible tells what could be had."""
     if options.order not in {"vbr", "auto"}:
         raise InvalidPolicy("--reliable", f"settings are negotiated and adapted under vbr, not {options.order}")
+    if not 0 < options.reliability < 1:
+        raise InvalidPolicy("--reliability", f"a probability between 0 and 1 is needed, not {options.reliability:g}")
+    if not 0 <= options.loss < 1:
+        raise InvalidPolicy("--loss", f"a share from 0 to less than 1 is needed, not {options.loss:g}")
     below = Below(options.members, Network(parse_delay(options.delay, "--delay"), options.loss), rho_most=RHO_MOST)
     required = Required(Target(options.reliability, options.delta))
     answer = negotiate(required, below)
@@ -75,7 +79,7 @@ def strike(options: argparse.Namespace) -> Bargain:
         offers = [offer.latency for offer in answer.offers if offer.latency is not None]
         longer = [offer.within_ns for offer in offers if offer.within_ns is not None]
         instead = "; or ".join(offer.text() for offer in offers)
-        raise Infeasible(options.delta, max(longer, default=options.delta), f"{answer.reason}; {instead}")
+        raise Infeasible(options.delta, max(longer, default=options.delta), answer.reason, instead)
     setting = answer.redundancy
     options.reliable = f"{setting.rho}/{setting.eta_ns}ns/{setting.omega_ns}ns/{setting.adaptive}"
     # A message that is lost in every copy is then a gap that is told, and nobody waits for it for ever.

@@ -260,7 +260,7 @@ def _print(running: Running, verdicts: list[Verdict]) -> None:
     service = running.service
     Console().print(_table(running))
     broken = sum(verdict.violated for verdict in verdicts)
-    sys.stdout.write(f"{broken} violations; {len(service.broken)} agreements are broken now\n")
+    sys.stdout.write(f"violations: {broken}; agreements that are broken now: {len(service.broken)}\n")
     if service.damaged:
         sys.stdout.write(f"{service.damaged:,} lines are no rows; the first: {service.problem}\n")
 

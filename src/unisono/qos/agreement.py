@@ -28,8 +28,8 @@ class Crashes:
             raise InvalidPolicy("crash_in_broadcast", f"a probability is needed, not {self.in_broadcast}")
 
     def before_takeover(self, redundancy: Redundancy) -> float:
-        """v for the longest that a receiver may wait: η + ω, and ζ at most η."""
-        return crash_within(2 * redundancy.eta_ns + redundancy.omega_ns, self.mttf_ns)
+        """v for the longest that a receiver may wait: η + ω, as long as ω may become, and ζ at most η."""
+        return crash_within(redundancy.longest_wait_ns(), self.mttf_ns)
 
 
 def crash_within(tau_ns: int, mttf_ns: int) -> float:
