@@ -158,3 +158,28 @@ def test_one_run_of_many_is_chosen_and_no_other_is_opened(tmp_path: Path, capsys
     assert [(one["run"], one["group"]) for one in shown["runs"]] == [("good", "g")]
     assert main(["verify", str(tmp_path), "--master", "none", "--run", "other"]) == 2
     assert "has no run other" in capsys.readouterr().err
+
+
+def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def hours_later(rows: Rows) -> Rows:
+        return replace(rows, real_ns=rows.real_ns + 7200 * 10**9)
+
+    first = record(tmp_path, members=2, slots=300, burst=1, run="first")
+    second = record(tmp_path, members=2, slots=300, burst=1, run="second")
+    for path in second.rglob("*.parquet"):
+        edit(path, hours_later)
+    for chosen, run in ((["--since", "1970-01-01T01:00"], "second"), (["--until", "1970-01-01T02:00+01:00"], "first")):
+        assert main(["verify", str(tmp_path), "--master", "none", "--json", *chosen]) == 0
+        assert [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]] == [run]
+    # Rows of the other are not read: that they are damaged goes unnoticed.
+    path = min(first.rglob("*.parquet"))
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(b"PAR1" + bytes(footer - 4) + content[footer:])
+    assert main(["verify", str(tmp_path), "--master", "none", "--since", "1970-01-01T01:00"]) == 0
+    assert main(["verify", str(tmp_path), "--master", "none"]) == 2
+    assert main(["verify", str(tmp_path), "--master", "none", "--since", "1970-01-02"]) == 2
+    assert "in that time" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["verify", str(tmp_path), "--since", "yesterday"])
+    assert "a time such as" in capsys.readouterr().err

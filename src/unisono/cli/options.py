@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,16 @@ def duration(text: str) -> int:
         return duration_ns(text)
     except InvalidPolicy as error:
         raise argparse.ArgumentTypeError(error.problem) from error
+
+
+def moment(text: str) -> int:
+    """An argparse type: a time in ISO 8601, UTC unless it says otherwise, as nanoseconds since the Unix epoch."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"a time such as 2026-11-16T10:30 was expected, not {text!r}") from error
+    since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1) * 1000
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:

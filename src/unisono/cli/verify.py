@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, add_spark, duration, print_json, spark_choice
+from unisono.cli.options import add_json, add_spark, duration, moment, print_json, spark_choice
 from unisono.cli.progress import told
 
 
@@ -29,6 +29,8 @@ def add_parser(verbs: Any) -> None:
     )
     verb.add_argument("--run", dest="only_run", metavar="R", help="this run alone")
     verb.add_argument("--group", dest="only_group", metavar="G", help="this group alone")
+    for option, what in (("--since", "runs that went on after this time alone"), ("--until", "that began before it")):
+        verb.add_argument(option, type=moment, metavar="T", help=f"{what}, such as 2026-11-16T10:30 (UTC)")
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     reports: list[RunReport]
     chosen = {"bound_ns": options.bound, "run": options.only_run, "group": options.only_group}
+    chosen |= {"since_ns": options.since, "until_ns": options.until}
     if options.master == "none":
         reports = verify(options.trace, in_process, **chosen)
     else:

@@ -117,8 +117,14 @@ def verify(
     bound_ns: int | None = None,
     run: str | None = None,
     group: str | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
 ) -> list[RunReport]:
-    """A report for each run of each group at or below `path`; of others than `run` and `group` no file is opened."""
+    """A report for each run of each group at or below `path`.
+
+    Of others than `run` and `group` no file is opened; of runs in which nothing happened between `since_ns` and
+    `until_ns`, no more than the footers of files is read.
+    """
     reports: list[RunReport] = []
     plans: list[Layout] = []
     for folder in find_groups(path):
@@ -126,11 +132,14 @@ def verify(
             meta = read_meta(folder / META_NAME)
             if run not in (None, meta.run) or group not in (None, meta.group):
                 continue
-            plans.append(layout(folder))
+            plan = layout(folder)
+            if plan.within(since_ns, until_ns):
+                plans.append(plan)
         except TraceDamaged as damage:
             reports.append(RunReport(str(folder), "", "", 0, _unknown(damage)))
     if not plans and not reports:
-        raise TraceDamaged(path, f"has no run {run or ''} of a group {group or ''}")
+        when = "" if since_ns is None and until_ns is None else " in that time"
+        raise TraceDamaged(path, f"has no run {run or ''} of a group {group or ''}{when}")
     tasks = [
         RangeTask(number, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, declared(plan.meta))
         for number, plan in enumerate(plans)

@@ -25,6 +25,9 @@ SURVEYED = (
 """The columns that a survey of a range reads; member and life are in the file's name."""
 
 
+Times = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One file."""
@@ -33,6 +36,8 @@ class Part:
     member: int
     life: int
     rows: int
+    times: Times | None
+    """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,18 @@ class Layout:
         """How many rows there are."""
         return sum(files.rows for files in self.ranges)
 
+    def within(self, since_ns: int | None, until_ns: int | None) -> bool:
+        """Whether something may have happened in this time; footers decide, and no row is read."""
+        if since_ns is None and until_ns is None:
+            return True
+        for part in (part for files in self.ranges for part in files.parts if part.rows):
+            if part.times is None:
+                return True
+            first, last = part.times
+            if (since_ns is None or last >= since_ns) and (until_ns is None or first <= until_ns):
+                return True
+        return False
+
 
 def layout(folder: str | Path) -> Layout:
     """The layout of a group's folder."""
@@ -82,9 +99,9 @@ def layout(folder: str | Path) -> Layout:
             if not named:
                 raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
             first, last, life = (int(word) for word in named.groups()[:3])
-            rows = _rows_in(path)
+            rows, times = _footer(path)
             counts[life] = counts.get(life, 0) + rows
-            ranges.setdefault((first, last), []).append(Part(str(path), member, life, rows))
+            ranges.setdefault((first, last), []).append(Part(str(path), member, life, rows, times))
         logs += closed_logs(member_path, member, counts)
     ordered = sorted(ranges)
     for (_, last), (first, _) in pairwise(ordered):
@@ -114,8 +131,18 @@ def read_range(files: RangeFiles, *, whole: bool = False) -> list[Rows]:
     return read
 
 
-def _rows_in(path: Path) -> int:
+def _footer(path: Path) -> tuple[int, Times | None]:
+    """How many rows a file has, and when they happened."""
     try:
-        return int(pq.read_metadata(path).num_rows)
+        metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+    names = metadata.schema.names
+    if "real_ns" not in names or not metadata.num_row_groups:
+        return metadata.num_rows, None
+    # The leaves of the schema are counted as the columns of a group of rows are.
+    at = names.index("real_ns")
+    told = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+    if not all(seen is not None and seen.has_min_max and isinstance(seen.min, int) for seen in told):
+        return metadata.num_rows, None
+    return metadata.num_rows, (min(seen.min for seen in told), max(seen.max for seen in told))
