@@ -60,6 +60,7 @@ gamma = "5ms"
 rho = {redundancy.rho}
 eta = "{redundancy.eta_ns}ns"
 omega = "{redundancy.omega_ns}ns"
+adaptive = "{redundancy.adaptive}"
 
 [rate]
 avg = {1.5 * RATE}
@@ -192,6 +193,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
             "rho": redundancy.rho,
             "eta_ms": round(redundancy.eta_ns / 1e6, 3),
             "omega_ms": round(redundancy.omega_ns / 1e6, 3),
+            "adaptive": redundancy.adaptive,
             "loss": round(lost / came, 4) if came else 0.0,
             "multicasts": total,
             "within_ms": round(within_ns / 1e6, 3),

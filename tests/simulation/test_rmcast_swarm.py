@@ -131,6 +131,29 @@ def test_services_outlive_crashes(order: str, seeds: range) -> None:
         assert not wrong, f"{wrong}\n{replay(scenario)}"
 
 
+def counted(scenario: Scenario) -> Scenario:
+    """The same with receivers that count copies, as negotiation has them do."""
+    assert scenario.reliable is not None
+    reliable = replace(scenario.reliable, adaptive="counting", relative=None)
+    return replace(scenario, source=f"counted({scenario.source})", reliable=reliable)
+
+
+@pytest.mark.parametrize("order", ["vbr", "leader", "causal", "uniform"])
+def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
+    """At most four of five crash, where ρ+1 = 5 may and more."""
+    for seed in range(3):
+        scenarios = [counted(lossy(seed, order))]
+        if order in SERVICES:
+            scenarios.append(counted(crashing(seed, order)))
+        for scenario in scenarios:
+            result = run(scenario, payloads=True)
+            bound = result.meta.bound_ns or 0
+            verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
+            wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
+            assert not wrong, f"{wrong}\n{replay(scenario)}"
+            assert sum(result.delivered.values()) > 20, replay(scenario)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", sorted(SERVICES))
 def test_services_for_longer(order: str) -> None:

@@ -10,9 +10,11 @@ import pytest
 from tests.measured import BEGIN_NS, COLLECT_NS, MS, SLA, Loss, interval, worse_between
 
 from unisono.model.events import SlaCleared, SlaViolation
+from unisono.model.metrics import MetricRow, Side
+from unisono.model.sla import Sla
 from unisono.model.sla_text import parse_slas
 from unisono.qos.sla import Kept
-from unisono.qos.system import Judged, System, verdict_id
+from unisono.qos.system import Judged, System, verdict_id, worst_finding
 
 SLAS = parse_slas(SLA, "sla.toml").slas
 MEMBERS = (1, 2, 3)
@@ -134,3 +136,19 @@ def test_a_verdict_is_known_by_what_it_is_about() -> None:
     ids = {verdict_id("r", "g", broken), verdict_id("r", "g", cleared), verdict_id("s", "g", broken)}
     assert len(ids) == 3
     assert verdict_id("r", "g", replace(broken, text="other words")) in ids
+
+
+def test_the_worst_of_all_links_of_the_group_is_held_to_the_certainty_that_was_asked_for() -> None:
+    """16 of 400 are 2 % by chance once in 125 times: certain to 95 % at one of 4 links, and not at one of 20."""
+    loss = Sla("losses", "network", "vbr", "loss", 0.02, 0.95, 1000 * MS)
+
+    def rows(worst: float) -> list[MetricRow]:
+        shares = (worst, 0.02, 0.02, 0.02)
+        return [MetricRow("vbr", Side.BELOW, link, "loss", 0, 1000 * MS, 400, s) for link, s in enumerate(shares, 1)]
+
+    alone, _ = worst_finding(loss, {1: rows(0.04)}, 0)
+    assert (alone.kept, alone.link) == (Kept.VIOLATED, 1)
+    among, _ = worst_finding(loss, {member: rows(0.04 if member == 3 else 0.02) for member in range(1, 6)}, 0)
+    assert among.kept is Kept.HELD
+    bad, member = worst_finding(loss, {member: rows(0.06 if member == 3 else 0.02) for member in range(1, 6)}, 0)
+    assert (bad.kept, member) == (Kept.VIOLATED, 3)
