@@ -135,6 +135,22 @@ def test_json_lines() -> None:
     scene(part)
 
 
+def test_each_line_in_both_grades() -> None:
+    async def part(started: list[Member]) -> None:
+        one, two = await start_pair(started, "--grades", "both")
+        one.write("first")
+        two.write("second")
+        await asyncio.gather(one.read(4), two.read(4))
+        for grade in ("early", "final"):
+            lines = [[line for line in member.lines if line.startswith(f"{grade}  ")] for member in (one, two)]
+            assert lines[0] == lines[1]
+            assert sorted(lines[0]) == [f"{grade}  1: first", f"{grade}  2: second"]
+        assert (await one.end())[0] == 0
+        assert (await two.end())[0] == 0
+
+    scene(part)
+
+
 def test_a_signal_sends_what_was_accepted_and_leaves() -> None:
     async def part(started: list[Member]) -> None:
         peers = free_addresses((1, 2))

@@ -9,12 +9,18 @@ from tests.simulation.test_finals_planted import disturbed
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.durations import NS_PER_MS
+from unisono.model.delays import Constant
+from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Partition, Span
-from unisono.model.scenario import SlotChange
+from unisono.model.offers import Ask
+from unisono.model.rates import Rate
+from unisono.model.scenario import Network, SlotChange, Workload
+from unisono.model.timing import Timing
 from unisono.orders import final
+from unisono.orders.final_offer import background_datagrams_per_s
+from unisono.qos.planner import plan
 from unisono.sim.disk import DurableStack
-from unisono.sim.run import drain_ns, meta_of, prepare
+from unisono.sim.run import drain_ns, meta_of, prepare, run
 from unisono.sim.world import World
 from unisono.trace.kinds import EventKind
 
@@ -68,3 +74,28 @@ def test_slots_may_change_their_length_and_be_repaired_while_deliveries_become_f
     assert len(trace.of_kind(EventKind.TIMING)) == len(scenario.members)
     verdicts = check_all(trace, until_ns=until_ns)
     assert {name for name, v in verdicts.items() if v.status is not Status.VALID} == set()
+
+
+@pytest.mark.parametrize("order", ["cbr", "vbr"])
+def test_what_the_plan_says_of_final_deliveries_is_so_while_nobody_fails(order: str) -> None:
+    """Every delay is Δ, the longest: messages are final by then, and the datagrams are no more than it says."""
+    timing, rate = Timing(10 * NS_PER_MS, 2 * NS_PER_MS, 5 * NS_PER_MS), Rate(40, 1)
+    offers = plan(Ask(3, rate, timing, grades="both")).candidates
+    (offer,) = [offer for offer in offers if offer.order == order]
+    assert offer.final_ns is not None
+    scenario = replace(
+        disturbed(),
+        order=order,
+        failures=False,
+        timing=timing,
+        rates=dict.fromkeys((1, 2, 3), rate),
+        workloads=dict.fromkeys((1, 2, 3), Workload("poisson", 20, 40, rate=30.0)),
+        network=Network(Constant(timing.delta_ns)),
+        run_ns=2_000 * NS_PER_MS,
+    )
+    result = run(scenario)
+    late = check_all(result.trace, until_ns=result.until_ns)["latency[final]"].figures["max_ns"]
+    assert offer.final_ns - 25 * NS_PER_MS < late <= offer.final_ns
+    seconds = (result.until_ns - scenario.epoch_ns) / NS_PER_S
+    most = max(load.control_frames for load in result.loads.values()) / seconds
+    assert most <= background_datagrams_per_s(timing)

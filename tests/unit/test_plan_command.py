@@ -80,6 +80,51 @@ def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.Cap
     assert named in capsys.readouterr().err
 
 
+GRADED = ("plan", "--members", "5", "--failures", "1", "--delta", "10ms", "--gamma", "2ms", "--slot", "5ms")
+
+
+def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Theorem 4 rules out both at once: 2Δ = 20 ms, and 19 ms are asked for."""
+    asked = (*GRADED, "--deadline", "19ms", "--reliable")
+    status, found = planned(capsys, *asked)
+    assert (status, found["chosen"]) == (Exit.VIOLATED, None)
+    status, found = planned(capsys, *asked, "--grades", "both")
+    assert (status, found["chosen"]) == (0, "vbr with failures")
+    rows = {row["order"]: row for row in found["candidates"]}
+    chosen = rows["vbr with failures"]
+    assert (chosen["latency_bound_ms"], chosen["final_ms"], chosen["gap_free"]) == (19, 19 + 10 + 4 * 10, True)
+    assert any("about 69ms after sending" in line for line in chosen["why"])
+    assert any("400 datagrams/s more" in line for line in chosen["why"])
+    assert "final_ms" not in rows["leader"]
+    assert "what it delivers is not made final behind it" in rows["leader"]["why"]
+
+
+def test_what_two_grades_cost_is_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    def rate(*more: str) -> float:
+        _, found = planned(capsys, *GRADED, *more)
+        return next(float(row["avg_rate"]) for row in found["candidates"] if row["order"] == "vbr with failures")
+
+    assert rate("--grades", "both") == rate("--grades", "final") == rate() + 3 / 0.01 + 2 / 0.02
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("--grades", "final", "--deadline", "60ms"), "no bound is promised of final deliveries"),
+        (("--grades", "both", "--failures", "3"), "need a majority, and 3 of 5 is half or more"),
+    ],
+)
+def test_what_final_deliveries_cannot_promise_is_said(
+    more: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = planned(capsys, *GRADED, *more)
+    assert (status, found["chosen"]) == (Exit.VIOLATED, None)
+    (row,) = [row for row in found["candidates"] if row["order"] == "vbr with failures"]
+    assert any(problem in line for line in row["why"])
+
+
 PAGE = (Path(__file__).parents[2] / "docs" / "negotiation.md").read_text("utf-8")
 
 

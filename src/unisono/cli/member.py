@@ -15,6 +15,7 @@ import unisono
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import duration_text, ms
+from unisono.model.grades import GRADES, Grade
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.runtime.clock import new_incarnation
 from unisono.trace.metric_files import MetricWriter
@@ -53,6 +54,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--deadline",
         help="refuse to start unless every delivery is within this; without --slot the longest is chosen that does",
     )
+    verb.add_argument(
+        "--grades",
+        choices=GRADES,
+        default="early",
+        help="early: as the order delivers; final: when all have agreed; both: each line in both grades (vbr, cbr)",
+    )
+    verb.add_argument("--storage", metavar="FILE", help="where this member keeps its votes, to come back after a crash")
     verb.add_argument("--sla", metavar="FILE", help="service level agreements to judge while the group runs")
     verb.add_argument(
         "--metrics", metavar="DIR", help="write metrics there while the group runs, for `unisono monitor` to follow"
@@ -124,6 +132,8 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         loss_burst=options.loss_burst,
         fec=parse_fec(options.fec),
         reliable=parse_reliable(options.reliable),
+        grades=options.grades,
+        storage=options.storage,
         processing=options.processing,
         slot=options.slot,
         delta=options.delta,
@@ -221,7 +231,8 @@ async def _print(group: unisono.Group, as_json: bool) -> None:
         if as_json:
             sys.stdout.write(json.dumps(_row(event)) + "\n")
         elif isinstance(event, unisono.Delivery):
-            sys.stdout.write(f"{event.sender}: {event.payload.decode(errors='replace')}\n")
+            mark = {None: "", Grade.EARLY: "early  ", Grade.FINAL: "final  "}[event.grade]
+            sys.stdout.write(f"{mark}{event.sender}: {event.payload.decode(errors='replace')}\n")
         elif isinstance(event, unisono.Violation):
             _note(f"violation: {event.text}")
         elif isinstance(event, unisono.Notice):
@@ -248,6 +259,7 @@ def _row(event: unisono.Event) -> dict[str, object]:
             "sequence": event.sequence,
             "slot": event.slot,
             "text": text,
+            **({} if event.grade is None else {"grade": event.grade.value}),
         }
     if isinstance(event, unisono.Violation):
         row: dict[str, object] = {

@@ -10,6 +10,7 @@ from unisono.cli.options import add_json, add_rate, add_timing, duration, parse_
 from unisono.errors import InvalidPolicy
 from unisono.model.delays import parse_delay
 from unisono.model.durations import duration_ns, duration_text, ms
+from unisono.model.grades import GRADES
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import DELTA_DEFAULT, Timing
@@ -44,6 +45,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--failures", type=int, default=0, metavar="f", help="how many members may crash")
     verb.add_argument("--reliable", action="store_true", help="rule out gaps in the order")
     verb.add_argument("--priorities", action="store_true", help="urgent messages overtake what is queued, everywhere")
+    verb.add_argument(
+        "--grades",
+        choices=GRADES,
+        default="early",
+        help="early: on time; final: when all have agreed, later and without gaps; both: each message twice",
+    )
     verb.add_argument("--deadline", type=duration, help="the latency that must be kept")
     verb.add_argument("--reliability", type=float, default=0.0, help="probability that a message reaches everyone")
     verb.add_argument("--relative", metavar="U/S", help="once one has a message, everyone within S, with probability U")
@@ -89,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
         failures=options.failures,
         reliable=options.reliable,
         priorities=options.priorities,
+        grades=options.grades,
         deadline_ns=options.deadline,
         delay=parse_delay(options.delay, "--delay") if options.delay is not None else None,
         session_ns=options.session,
@@ -129,6 +137,7 @@ def _row(offer: Offer) -> dict[str, Any]:
         "latency_bound_ms": None if offer.by_priority else ms(offer.latency_bound_ns),
         **({"queue_bound_ms": ms(offer.latency_bound_ns)} if offer.by_priority else {}),
         "outage_ms": None if offer.outage_ns is None else ms(offer.outage_ns),
+        **({} if offer.final_ns is None else {"final_ms": ms(offer.final_ns)}),
         "reliability": offer.reliability,
         "avg_rate": offer.avg_rate,
         "max_burst": offer.max_burst,

@@ -11,6 +11,7 @@ from math import exp
 from unisono.errors import InvalidPolicy
 from unisono.model.delays import DelayModel
 from unisono.model.durations import NS_PER_S
+from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
@@ -37,6 +38,8 @@ class Ask:
     """Whether gaps in the order are ruled out even when members crash."""
     priorities: bool = False
     """Whether urgent messages are to overtake those of others that are queued."""
+    grades: str = "early"
+    """Whether messages are wanted as the order gives them, when all have agreed, or both."""
     deadline_ns: int | None = None
     delay: DelayModel | None = None
     """How long datagrams take, where more is known than Δ."""
@@ -50,6 +53,8 @@ class Ask:
             raise InvalidPolicy("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
         if self.fec is not None and not 0 < self.fec[0] < self.fec[1]:
             raise InvalidPolicy("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
+        if self.grades not in GRADES:
+            raise InvalidPolicy("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
             raise InvalidPolicy("loss_burst, failures, processing", "none of them can be negative")
         if self.failures >= self.members:
@@ -96,3 +101,5 @@ class Offer:
     """Whether urgent messages overtake others in the agreed order; it is chosen where that is asked for, only there."""
     outage_ns: int | None = 0
     """By how much the bound is exceeded for each member that dies; None where nothing is promised then."""
+    final_ns: int | None = None
+    """Where messages become final behind the order, how long after sending, about; none is promised."""

@@ -95,7 +95,7 @@ class Final(OverOrder):
         self._input = False
         self._unsaid = True
         """Whether the last report is not how things stand any more."""
-        self._report_every_ns = report_every_ns(policy)
+        self._report_every_ns = report_every_ns(policy.timing)
         self._retry_ns = retry_ns(policy.timing) + self._report_every_ns
         self._reported_at: int | None = None
         self._said_upto = self._seen_done = 0
