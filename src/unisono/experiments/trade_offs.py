@@ -233,7 +233,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "that are early and not final yet; a replica rolls back then. `lost_share` is of those that were not early at "
         "all. Delays that end at 5 ms, and exponential ones of 1 ms on average, which end nowhere; clocks that agree, "
         "and that differ by up to 2 ms. With a window above every delay and the clocks' difference there are no "
-        "mistakes; each millisecond of window is paid for by early and final deliveries alike.",
+        "mistakes; what it costs is the latency of early deliveries, and of final ones, which begin when it ends.",
         SCENARIO,
         crossed({"network.delay": DELAYS, "group.gamma": GAMMAS, "topology.window": WINDOWS}),
         draw=draw_mistakes,
