@@ -183,3 +183,25 @@ def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, caps
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path), "--since", "yesterday"])
     assert "a time such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("order", "named"),
+    [
+        ("priority", "priority_accounting"),
+        ("priority_coordinator", "priority_accounting"),
+        ("quasi_genuine", "total_order"),
+    ],
+)
+def test_a_run_that_has_to_be_read_whole_and_is_too_long_is_unknown_with_the_reason(
+    order: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record(tmp_path, members=2, slots=300, burst=1, declare=False)
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    (folder / "meta.json").write_text(json.dumps({**meta, "order": order}), encoding="utf-8")
+    monkeypatch.setattr("unisono.pipeline.verify.LOOKED_AT_ROWS", 1799)
+    report = one(folder)
+    assert report.status is Status.UNKNOWN
+    assert f"{named} reads a run as a whole: 1,799 rows at most, not 1,800" in report.verdicts[named].reason
+    monkeypatch.setattr("unisono.pipeline.verify.LOOKED_AT_ROWS", 1800)
+    assert not any("at most" in verdict.reason for verdict in one(folder).verdicts.values())
