@@ -114,7 +114,7 @@ def acks_of(ref: Ref, *said: tuple[list[int], list[int]]) -> dict[tuple[int, int
 def test_equation_4_the_common_set_is_what_is_in_every_target_tail() -> None:
     core = Insertion(1, 1, Form.ALL, report_every=100)
     ref = Ref(9, 1, 0)
-    decision = core.decide(ref, acks_of(ref, ([2, 3], [1]), ([1, 2, 3], []), ([2, 3, 4], [])))
+    decision = core.decide(ref, acks_of(ref, ([1, 2, 3], []), ([2, 3, 4], [1]), ([2, 3, 5], [1])))
     assert [one.sender for one in decision.common] == [2, 3]
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import unisono
 from unisono.cli.main import main
 from unisono.cluster.local import free_addresses
+from unisono.trace.recorder import Recorder
 
 
 def test_consume_pulls_and_an_urgent_message_overtakes_at_both_members() -> None:
@@ -76,6 +78,22 @@ def test_who_joins_later_is_given_the_applications_state() -> None:
 def test_orders_that_bring_nobody_up_to_date_refuse_a_state() -> None:
     with pytest.raises(unisono.InvalidPolicy, match="brings nobody up to date"):
         unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"deadline": "10s"}, "deadline: no deadline can be promised"),
+        ({"state": object()}, "state: give_state"),
+        ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
+    ],
+)
+def test_what_the_order_cannot_do_is_refused(asked: dict[str, Any], words: str) -> None:
+    peers = free_addresses((1, 2))
+    with pytest.raises(unisono.InvalidPolicy, match=words):
+        unisono.join("g", order="priority", member=1, peers=peers, **asked)
+    if "recorder" in asked:
+        unisono.join("g", order="priority", member=1, peers=peers, rejoin=False, **asked)
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])

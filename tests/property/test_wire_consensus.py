@@ -21,6 +21,7 @@ from unisono.wire.consensus import (
     Prepare,
     Promise,
     Proposal,
+    Remembered,
     Snapshot,
 )
 from unisono.wire.frame import Kind
@@ -57,6 +58,7 @@ messages = st.one_of(
     st.builds(Learn, numbers, numbers, st.lists(values, min_size=1, max_size=5).map(tuple)),
     st.builds(Proposal, numbers, values),
     snapshots(),
+    st.builds(Remembered, st.integers(0, 2**32 - 1)),
 )
 notes = st.one_of(
     st.builds(NotedPromise, numbers),

@@ -21,11 +21,13 @@ from unisono.wire.consensus import (
     Prepare,
     Promise,
     Proposal,
+    Remembered,
     ballot_after,
+    decode_remembered,
     encode,
     owner_of,
 )
-from unisono.wire.frame import Frame
+from unisono.wire.frame import Frame, Kind
 
 
 def alone(members: tuple[int, ...] = (1, 2, 3), **options: object) -> Consensus:
@@ -230,9 +232,19 @@ def test_a_member_that_has_lost_its_memory_is_not_listened_to() -> None:
     leader.propose(MS, 1, b"v")
     leader.from_below(MS, said(2, Accepted(ballot_after(0, 1), 1, 0), memory=8))
     assert leader.decisions == []
-    assert leader.amnesiacs == {2}
+    assert leader.remembering.amnesiacs == {2}
+    leader.from_below(MS + 1, said(2, Accepted(ballot_after(0, 1), 1, 0), memory=8))
+    told = [frame for frame in leader.down if frame.kind is Kind.REMEMBERED]
+    assert [(frame.to, decode_remembered(bytes(frame.body))) for frame in told] == [(2, Remembered(7))], "told, once"
     leader.from_below(MS, said(2, Accepted(ballot_after(0, 1), 1, 0)))
     assert leader.decisions == [Decision(1, b"v")]
+
+
+def test_a_member_that_has_lost_its_memory_learns_by_whom_it_is_not_listened_to() -> None:
+    follower = alone()
+    follower.from_below(MS, said(2, Remembered(5)))
+    follower.from_below(MS, said(3, Remembered(1)))
+    assert follower.remembering.refusers == {2}, "member 3 means the memory that this one has"
 
 
 def test_others_memories_are_remembered_after_a_restart_and_a_compaction() -> None:

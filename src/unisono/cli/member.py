@@ -44,8 +44,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--order",
         default="auto",
-        help="auto, vbr, cbr, leader, timestamp, or a service without an order: "
+        help="auto, vbr, cbr, leader, timestamp, consensus, priority, or a service without an order: "
         "reliable, fifo, causal, uniform (default auto)",
+    )
+    verb.add_argument("--storage", metavar="FILE", help="with consensus: what this member promised, through crashes")
+    verb.add_argument("--fsync", default="always", help="when that is durable: always, batch or never (default always)")
+    verb.add_argument(
+        "--priority", type=int, default=0, help="of the lines that are read; higher is more urgent (default 0)"
     )
     verb.add_argument(
         "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group where it reaches everyone"
@@ -147,6 +152,8 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         sla=options.sla,
         monitor=False if metrics is None else metrics.put,
         incarnation=None if metrics is None else metrics.life,
+        storage=options.storage,
+        fsync=options.fsync,
     )
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -170,7 +177,7 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         pulls = options.order in PRIORITY_ORDERS
         _note(f"members {there}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}"))
     printing = asyncio.create_task(_print(group, options.json))
-    reading = asyncio.create_task(_read(group))
+    reading = asyncio.create_task(_read(group, options.priority))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)
     reading.cancel()
     if not await group.leave():
@@ -181,7 +188,7 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
     return 130 if stopping.is_set() else 0
 
 
-async def _read(group: unisono.Group) -> None:
+async def _read(group: unisono.Group, priority: int) -> None:
     """Lines of standard input, multicast one by one.
 
     A thread reads, so that terminals, pipes and files all work; it waits for each line to be taken.
@@ -190,7 +197,7 @@ async def _read(group: unisono.Group) -> None:
     ended = loop.create_future()
 
     def send(line: bytes) -> None:
-        asyncio.run_coroutine_threadsafe(_send(group, line), loop).result()
+        asyncio.run_coroutine_threadsafe(_send(group, line, priority), loop).result()
 
     def read() -> None:
         problem: BaseException | None = None
@@ -219,9 +226,9 @@ async def _read(group: unisono.Group) -> None:
     await ended
 
 
-async def _send(group: unisono.Group, line: bytes) -> None:
+async def _send(group: unisono.Group, line: bytes, priority: int) -> None:
     try:
-        await group.send(line.rstrip(b"\r"))
+        await group.send(line.rstrip(b"\r"), priority=priority)
     except unisono.MessageTooLarge as error:
         _note(str(error))
 

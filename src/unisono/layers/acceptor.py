@@ -58,6 +58,10 @@ class Acceptor:
             self._note(encode_note(NotedMemory(member, memory)))
         return known == memory
 
+    def memory_of(self, member: int) -> int:
+        """The memory with which another member was first heard."""
+        return self._memories[member]
+
     def accept(self, k: int, ballot: int, value: bytes) -> None:
         """Accept a value; the caller has made sure that no higher ballot is promised, and that k ≤ last+1."""
         self.log[k] = (ballot, value)

@@ -26,6 +26,7 @@ from unisono.layers.catch_up import CatchUp
 from unisono.layers.detector import MISTAKES_PER_S, Detector
 from unisono.layers.following import Following
 from unisono.layers.reign import Reign
+from unisono.layers.remembering import Remembering
 from unisono.model.decisions import Decided, Decision, Offered, Restored
 from unisono.model.durations import earliest
 from unisono.model.ids import EVERYONE
@@ -79,8 +80,6 @@ class Consensus:
         self.ignored: Counter[str] = Counter()
         self.role = Role.FOLLOWING
         self.leader: int | None = None
-        self.amnesiacs: set[int] = set()
-        """Who has come back with another memory, and does not count."""
         self.reigns = 0
         self.detector = detector or Detector(
             me, members, every_ns=every_ns, mistakes_per_s=mistakes_per_s, incarnation=incarnation, epoch=epoch
@@ -91,6 +90,7 @@ class Consensus:
         self._acceptor = Acceptor(retain)
         self._acceptor.recover(memory.records if memory is not None else ())
         self.writes: list[Write] = self._acceptor.writes
+        self.remembering = Remembering(self._acceptor, self._memory, self._say, retry_ns)
         self._lazy, self._owed = lazy, dict[int, None]()
         """Whom to tell how things stand."""
         self._catch_up = CatchUp(self._acceptor, self._say, self.max_value, retry_ns)
@@ -99,9 +99,8 @@ class Consensus:
         if self._told:
             self.decisions.append(Restored(self._told, self._acceptor.snapshot))
         self._tell()
-        self._retry_at = 0
+        self._retry_at = self._heard_ns = 0
         self._following: Following | None = None
-        self._heard_ns = 0
         self._wait_from: int | None = None
         """Since when there has been no leader, as far as patience goes; None until the first wake."""
         self._highest = self._acceptor.promised
@@ -176,8 +175,7 @@ class Consensus:
         if sender not in self.peers or frame.epoch != self._epoch or frame.kind not in self.kinds:
             self.ignored["not of this agreement"] += 1
             return
-        if not self._acceptor.remembers(sender, frame.burst):
-            self.amnesiacs.add(sender)
+        if not self.remembering.listens(now, sender, frame.burst):
             self.ignored["has lost its memory"] += 1
             return
         match wire.DECODERS[frame.kind](bytes(frame.body)):
@@ -195,6 +193,8 @@ class Consensus:
                 self._catch_up.answer(now, sender, fetch)
             case Learn() | Snapshot() as past:
                 self._on_past(now, sender, past, frame.number)
+            case wire.Remembered() as remembered:
+                self.remembering.hear(sender, remembered)
             case None:
                 self.ignored["malformed"] += 1
         self._settle(now)

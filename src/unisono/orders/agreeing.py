@@ -36,6 +36,7 @@ class Agreeing:
         self._leader: int | None = None
         self._blocked_told = False
         self._told_amnesiacs: set[int] = set()
+        self._told_refusers: set[int] = set()
 
     def flush(self) -> None:
         """Say what there is to say to all that has happened since the last time."""
@@ -61,10 +62,11 @@ class Agreeing:
     def watch_leader(self, now: int) -> None:
         """Tell of members that do not count any more, and of a group in which nobody leads."""
         consensus = self.consensus
-        for member in sorted(consensus.amnesiacs - self._told_amnesiacs):
+        for member in sorted(consensus.remembering.amnesiacs - self._told_amnesiacs):
             self._told_amnesiacs.add(member)
             text = f"member {member} has come back without the storage it had: its votes do not count any more"
             self.events.append(Violation("memory lost", text, member))
+        self._tell_refusers()
         if consensus.leader is not None:
             return
         self.leaderless_since = now if self.leaderless_since is None else self.leaderless_since
@@ -79,6 +81,21 @@ class Agreeing:
     def trusted(self) -> list[int]:
         """The peers that are not suspected."""
         return self.consensus.detector.trusted(self.consensus.peers)
+
+    def _tell_refusers(self) -> None:
+        refusers = self.consensus.remembering.refusers
+        for member in sorted(refusers - self._told_refusers):
+            self._told_refusers.add(member)
+            text = (
+                f"this is not the storage that member {self._policy.member} had: member {member} does not listen to it "
+                "any more. Restore the file, or give this member a new number"
+            )
+            self.events.append(Violation("memory lost", text, self._policy.member))
+
+    def disowned(self) -> bool:
+        """Whether this member can get nothing into the log: the leader knows it by another memory, or too many do."""
+        consensus, refusers = self.consensus, self.consensus.remembering.refusers
+        return consensus.leader in refusers or len(consensus.members) - len(refusers) < consensus.majority
 
     def _patience_ns(self) -> int:
         return max(self.bound_ns(), self.consensus.detector.pace_ns()) + NS_PER_MS
@@ -108,7 +125,7 @@ class Agreeing:
 
     def complaint(self) -> str:
         """Who does not count."""
-        lost = sorted(self.consensus.amnesiacs)
+        lost = sorted(self.consensus.remembering.amnesiacs)
         return f"members {lost} have lost their storage" if lost else ""
 
     def peer_rate(self, peer: int) -> Rate | None:

@@ -288,6 +288,9 @@ class ConsensusLog(Agreeing):
             for _, _, parcel in islice(self._waiting, min(self._offered, AGAIN_AT_ONCE)):
                 consensus.offer(now, parcel)
         self.watch_leader(now)
+        if self.disowned():
+            self.mode = Mode.LEFT
+            self.events.append(Left(self.log.slot))
 
     def _depart_if_done(self, now: int) -> None:
         """All is in its place; a leader stays until the others know, for as long as that can take."""

@@ -109,7 +109,7 @@ class Final(OverOrder):
 
     def complaint(self) -> str:
         """The order's, and who does not count."""
-        lost = sorted(self.consensus.amnesiacs)
+        lost = sorted(self.consensus.remembering.amnesiacs)
         return "; ".join(filter(None, (super().complaint(), f"members {lost} lost their storage" if lost else "")))
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
@@ -128,7 +128,7 @@ class Final(OverOrder):
         if frame.kind not in wire.DECODERS:
             self.order.from_below(now, frame)
             return
-        if frame.epoch != self._policy.epoch or frame.sender in self.consensus.amnesiacs:
+        if frame.epoch != self._policy.epoch or frame.sender in self.consensus.remembering.amnesiacs:
             self.ignored["not of this agreement"] += 1
             return
         match wire.DECODERS[frame.kind](bytes(frame.body)):
@@ -288,7 +288,7 @@ class Final(OverOrder):
             patience = max(map(consensus.detector.timeout_ns, consensus.peers), default=0) + self._retry_ns
             self._chooser = Chooser(self.reports, self.log, consensus.majority, patience)
         chooser = self._chooser
-        trusted = [m for m in consensus.detector.trusted(consensus.members) if m not in consensus.amnesiacs]
+        trusted = [m for m in consensus.detector.trusted(consensus.members) if m not in consensus.remembering.amnesiacs]
         overdue = chooser.retry_at is not None and now >= chooser.retry_at
         if not (self._changed or overdue or trusted != self._trusted):
             return

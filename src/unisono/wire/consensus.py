@@ -26,6 +26,7 @@ _FETCH = struct.Struct("!QQI")
 _LEARN = struct.Struct("!QQH")
 _PROPOSAL = struct.Struct("!Q")
 _SNAPSHOT = struct.Struct("!QII")
+_REMEMBERED = struct.Struct("!I")
 _LENGTH = 4
 _BALLOT = 8
 ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + _BALLOT + _LENGTH
@@ -126,6 +127,13 @@ class Snapshot:
     total: int
     offset: int
     part: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """To a member whose frames name another memory: the one by which it is known, and which holds its promises."""
+
+    memory: int
 
 
 def _packed(values: Sequence[bytes]) -> bytes:
@@ -267,7 +275,17 @@ def decode_snapshot(body: bytes) -> Snapshot | None:
     return Snapshot(k, total, offset, part) if 0 < k < _TOP and offset + len(part) <= total else None
 
 
-Message: TypeAlias = Prepare | Promise | Accept | Accepted | Fetch | Learn | Proposal | Snapshot
+def encode_remembered(remembered: Remembered) -> bytes:
+    """The body of a REMEMBERED."""
+    return _REMEMBERED.pack(remembered.memory)
+
+
+def decode_remembered(body: bytes) -> Remembered | None:
+    """The REMEMBERED, or None."""
+    return Remembered(*_REMEMBERED.unpack(body)) if len(body) == _REMEMBERED.size else None
+
+
+Message: TypeAlias = Prepare | Promise | Accept | Accepted | Fetch | Learn | Proposal | Snapshot | Remembered
 
 DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
     Kind.PREPARE: decode_prepare,
@@ -278,6 +296,7 @@ DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
     Kind.LEARN: decode_learn,
     Kind.PROPOSAL: decode_proposal,
     Kind.SNAPSHOT: decode_snapshot,
+    Kind.REMEMBERED: decode_remembered,
 }
 
 
@@ -300,6 +319,8 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             return Kind.PROPOSAL, encode_proposal(message)
         case Snapshot():
             return Kind.SNAPSHOT, encode_snapshot(message)
+        case Remembered():
+            return Kind.REMEMBERED, encode_remembered(message)
     assert_never(message)
 
 

@@ -51,6 +51,7 @@ class Kind(IntEnum):
     ORDERED = 36
     REQUEST = 37
     HEARTBEAT = 40
+    REMEMBERED = 47
     PREPARE = 48
     PROMISE = 49
     ACCEPT = 50
