@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -115,7 +116,11 @@ class Table:
             reliable=True,
             source="process",
         )
-        return {name: verdict.status for name, verdict in check_all(memory.trace(meta)).items()}
+        # One that is killed may have sent a message and not have said so yet: its log ends before its life does.
+        killed = {(p.member, p.life) for lives in self.lives.values() for p in lives if p.killed_ns is not None}
+        trace = memory.trace(meta)
+        logs = tuple(replace(log, closed=(log.member, log.life) not in killed) for log in trace.logs)
+        return {name: verdict.status for name, verdict in check_all(replace(trace, logs=logs)).items()}
 
     def one_log(self) -> list[tuple[int, int, int]]:
         """The longest log; every life of every member has delivered a beginning of it."""
