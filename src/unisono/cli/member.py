@@ -47,8 +47,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="auto, vbr, cbr, leader, timestamp, consensus, priority, or a service without an order: "
         "reliable, fifo, causal, uniform (default auto)",
     )
-    verb.add_argument("--storage", metavar="FILE", help="with consensus: what this member promised, through crashes")
-    verb.add_argument("--fsync", default="always", help="when that is durable: always, batch or never (default always)")
+    verb.add_argument(
+        "--fsync", default="always", help="when --storage is durable: always, batch or never (default always)"
+    )
     verb.add_argument(
         "--priority", type=int, default=0, help="of the lines that are read; higher is more urgent (default 0)"
     )
@@ -152,7 +153,6 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         sla=options.sla,
         monitor=False if metrics is None else metrics.put,
         incarnation=None if metrics is None else metrics.life,
-        storage=options.storage,
         fsync=options.fsync,
     )
     loop = asyncio.get_running_loop()
