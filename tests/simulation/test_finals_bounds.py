@@ -28,7 +28,7 @@ from unisono.trace.kinds import EventKind
 def order_of(world: World, member: int) -> final.Final:
     stack = world.nodes[member].stack
     assert isinstance(stack, DurableStack)
-    order = stack._stack.order
+    order = stack.stack.order
     assert isinstance(order, final.Final)
     return order
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from unisono.layers.contract import Order
 from unisono.model.events import StackEvent
 from unisono.model.grid import Grid
 from unisono.model.writes import Memory, Write
@@ -57,7 +56,7 @@ class DurableStack:
     """A stack with a disk: what it wants to be durable is, before what it says goes out."""
 
     def __init__(self, stack: Stack, disk: SimDisk) -> None:
-        self._stack = stack
+        self.stack = stack
         self._disk = disk
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
         self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
@@ -65,25 +64,20 @@ class DurableStack:
         self.change_topology = stack.change_topology
 
     @property
-    def order(self) -> Order:
-        """The stack's order."""
-        return self._stack.order
-
-    @property
     def grid(self) -> Grid:
         """The slots as the stack knows them."""
-        return self._stack.grid
+        return self.stack.grid
 
     def new_slot(self, now: int, theta_ns: int) -> None:
         """Ask the group for slots of another length."""
-        self._stack.new_slot(now, theta_ns)
+        self.stack.new_slot(now, theta_ns)
 
     def outgoing(self) -> Sequence[Datagram]:
         """The datagrams to send, behind what they rest on."""
-        self._disk.apply(self._stack.writes())
-        return self._stack.outgoing()
+        self._disk.apply(self.stack.writes())
+        return self.stack.outgoing()
 
     def events(self) -> Sequence[StackEvent]:
         """What has happened, behind what it rests on."""
-        self._disk.apply(self._stack.writes())
-        return self._stack.events()
+        self._disk.apply(self.stack.writes())
+        return self.stack.events()

@@ -51,7 +51,7 @@ class AtRest:
 
 def _order(node: Node) -> QuasiGenuine:
     stack = node.stack
-    order = stack.order if isinstance(stack, DurableStack) else None
+    order = stack.stack.order if isinstance(stack, DurableStack) else None
     if not isinstance(order, QuasiGenuine):
         raise UnisonoError(f"member {node.member} is not in a quasi-genuine group")
     return order

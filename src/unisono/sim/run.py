@@ -23,7 +23,7 @@ from unisono.sim.node import Machine
 from unisono.sim.result import Result
 from unisono.sim.streams import Streams, below
 from unisono.sim.world import World
-from unisono.stack import build, durable
+from unisono.stack import Stack, build, durable
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
@@ -113,13 +113,14 @@ def prepare(
     bound, reliable = 0, True
     disks = {member: SimDisk(streams.stream("disk", member)) for member in scenario.members}
     for member in scenario.members:
-        stack = build(scenario.policy_for(member, incarnation=LIFE))
+        machine = _machine(scenario, member, LIFE, disks[member])
+        stack = machine.stack if isinstance(machine, DurableStack) else machine
         bounds = [stack.order.bound_ns(), *_asked_bounds(scenario, member)]
         bound = max(bound, max(bounds) + stack.outage_ns(died))
         reliable = reliable and stack.order.reliable()
         world.add(
             member,
-            _machine(scenario, member, LIFE, disks[member]) if durable(scenario.order, scenario.grades) else stack,
+            machine,
             _clock(scenario, member, streams, start),
             scenario.timing,
             starts_ns=starts.get(member, start),
@@ -180,7 +181,7 @@ def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimD
             world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
 
 
-def _machine(scenario: Scenario, member: int, life: int, disk: SimDisk) -> Machine:
+def _machine(scenario: Scenario, member: int, life: int, disk: SimDisk) -> Stack | DurableStack:
     policy = scenario.policy_for(member, incarnation=life)
     if not durable(scenario.order, scenario.grades):
         return build(policy)
