@@ -1,14 +1,17 @@
 """The driver's own duties: a defect ends the group loudly, queues are bounded, the clock is followed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import unisono
 from unisono.cluster.local import free_addresses
+from unisono.orders.consensus_log import ConsensusLog
 from unisono.runtime import driver as driver_module
+from unisono.stack import Datagram
 
 Break = Callable[[pytest.MonkeyPatch, unisono.Group], None]
 
@@ -159,3 +162,38 @@ def test_the_clock_is_followed_while_the_group_runs(monkeypatch: pytest.MonkeyPa
         await followed.wait()
 
     scene(part)
+
+
+def test_nothing_is_said_before_what_it_rests_on_is_stored(tmp_path: Path) -> None:
+    """Votes and promises: no datagram goes out while the stack still has something that is to be durable first."""
+
+    async def play() -> None:
+        peers, early = free_addresses((1, 2)), list[int]()
+
+        def watch(group: unisono.Group) -> None:
+            order, transport = group._stack.order, group._driver.transport
+            assert isinstance(order, ConsensusLog)
+            send = transport.send
+
+            def checked(datagrams: Sequence[Datagram]) -> None:
+                if datagrams and order.writes:
+                    early.append(group.member)
+                send(datagrams)
+
+            transport.send = checked  # type: ignore[method-assign]
+
+        async with asyncio.timeout(60):
+            options = {"order": "consensus", "peers": peers, "fsync": "never"}
+            groups = await asyncio.gather(
+                *(unisono.join("kept", member=m, storage=tmp_path / str(m), **options) for m in peers)  # type: ignore[arg-type]
+            )
+            for group in groups:
+                watch(group)
+            for group in groups:
+                await group.send_many([b"x"] * 5)
+            while any(group.stats().delivered < 10 for group in groups):
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*(group.leave() for group in groups))
+        assert not early
+
+    asyncio.run(play())
