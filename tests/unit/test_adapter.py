@@ -137,6 +137,7 @@ def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
     [
         ('["rho"]', {"reliable": None}, "reliable multicast's"),
         ('["fec"]', {}, "fec is not in this stack"),
+        ('["rho", "omega"]', {}, "omega follows eta"),
         ('["slot"]', {}, "to adapt the slot needs"),
         ('["rho"]', {"order": "leader"}, "agreed on by the order vbr"),
     ],

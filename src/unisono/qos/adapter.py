@@ -67,6 +67,8 @@ class Adapter:
             if policy.reliable is None:
                 raise slas.error("adaptation.knobs", f"{knob} is reliable multicast's, which this stack is without")
             turned = COPY_KNOBS.intersection(slas.adapt)
+            if "omega" in turned and "eta" not in turned:
+                raise slas.error("adaptation.knobs", "omega follows eta, which is not among the knobs")
             copies = Copies(
                 members=len(policy.view.members),
                 promise=Target(slas.reliability, policy.timing.delta_ns),
