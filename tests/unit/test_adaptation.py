@@ -196,6 +196,11 @@ def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
     for _ in range(20):
         assert controller.step(overloaded) is None, "and no more is spent while it lasts"
     assert controller.current.rho <= enough.rho
+    # Nor where η may not be turned, and so many copies would be in time by r_D.
+    only_rho = replace(COPIES, fixed=Redundancy(2, MS), turn_eta=False)
+    assert only_rho.keeps(Redundancy(6, MS, MS), overloaded)
+    assert cheapest(only_rho, overloaded) is None
+    assert first(only_rho, network(0.03)).rho == 2
 
 
 def test_receivers_wait_for_the_next_copy_as_long_as_delays_differ() -> None:
