@@ -238,7 +238,12 @@ async def until_gone(pids: Iterable[int]) -> None:
 async def _running_demo(*arguments: str) -> tuple[Process, list[int]]:
     """A demo in mid-run, and its member processes."""
     command = (*COMMAND, "demo", "--members", "2", "--seconds", "600", *arguments)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    # Whoever runs these tests behind a shell's `&` ignores interrupts, and its children would by inheritance.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stderr is not None
     while b"members run" not in (line := await process.stderr.readline()):
         assert line, "the demo ended before its members ran"
