@@ -70,7 +70,7 @@ def test_view_atomic_multicast_what_one_survivor_received_all_have_before_the_ne
 
 def member(number: int) -> Insertion:
     core = Insertion(number, 1, Form.ALL, report_every=1 << 30)
-    core.new_view([(1, 1), (2, 1)], joining=False)
+    core.new_view(1, [(1, 1), (2, 1)], joining=False)
     return core
 
 
@@ -124,5 +124,5 @@ def test_figure_4_a_new_view_is_what_acknowledgments_are_counted_against() -> No
     core.receive((1, 1), Message(0, LOW, 1, 0, b"l"))
     (own,) = said(core)
     core.receive((2, 1), own)
-    core.new_view([(2, 1)], joining=False)
+    core.new_view(2, [(2, 1)], joining=False)
     assert [item.ref for item in core.queue] == [L], "nobody else is left to acknowledge"

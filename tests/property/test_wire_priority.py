@@ -37,7 +37,7 @@ MESSAGES = st.builds(
 BODIES = st.one_of(
     MESSAGES,
     st.builds(Ack, REFS, SETS, SETS),
-    st.builds(Decision, REFS, SETS, SETS),
+    st.builds(Decision, REFS, NUMBERS, SETS, SETS),
     st.builds(Progress, SETS, st.booleans()),
 )
 

@@ -52,6 +52,12 @@ def test_p1_and_p2_hold_whatever_happens(first: int) -> None:
     judge(range(first, first + CHUNK))
 
 
+@pytest.mark.parametrize("seed", [13548, 14601])
+def test_what_the_gone_had_consumed_counts_for_every_message_alike(seed: int) -> None:
+    """Runs in which it counted for some, and in which a message was to wait for itself."""
+    judge(range(seed, seed + 1))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", SLOW_SEEDS[::1000])

@@ -7,14 +7,29 @@ Messages of one sender and one priority stay in their order.
 
 As corrected by the errata: insertion waits for the history set (004-1); an acknowledgment that comes before its message
 is kept (004-2); no two messages are equally urgent (004-3, see `consumable_queue.urgency`); every member of the view
-must have acknowledged, and what members said that have gone since still counts (004-4); a message that everybody has
-consumed leaves the histories and counts as inserted (004-9); a newcomer takes over queue, locks, history and pending
-acknowledgments, and acknowledges what is pending (004-10). A member that leaves in order says what it has consumed in
-the end, so that nothing is put before it: only a member that crashes may differ from the others (004-5).
+must have acknowledged, and what members said that have gone since still counts (004-4, see below); a message that
+everybody has consumed leaves the histories and counts as inserted (004-9); a newcomer takes over queue, locks, history
+and pending acknowledgments, and acknowledges what is pending (004-10). A member that leaves in order says what it has
+consumed in the end, so that nothing is put before it: only a member that crashes may differ from the others (004-5).
 
 Two forms. `ALL`: acknowledgments are multicast and everybody decides for itself (Figure 4). `COORDINATOR`: they go to
 the message's sender, or to the first member of the view if the sender has gone; it decides and multicasts the decision
-(§5). In a new view everybody acknowledges anew, to whoever coordinates then, what has not been decided.
+(§5). In a new view everybody acknowledges anew, to whoever coordinates then, what has not been inserted.
+
+At the cut between two views those that go on have received the same messages, acknowledgments and decisions, so they
+have inserted the same set I, in one order. Whatever was decided and is not in I is decided anew, and what somebody who
+has gone acknowledged counts no more for some messages and not for others: what the gone had consumed is *bound*, it is
+in the history set and not in the common set of every message that is decided from then on. Bound is what the decisions
+of I rest on (their history sets), and what each of the gone said to all to have consumed, if all of that is in I.
+
+Why that is enough. Every set in the binding was consumed by one member, so it is a beginning of the order of I, and so
+is their union B. The group goes on like one of those that stay and of one more member that had inserted I and consumed
+B when it received what waits, that acknowledges everything at once, and that never consumes again: a run without
+crashes. What a member that stays had consumed may be in B too; that changes nothing: it names it itself, or the message
+is behind something more urgent that was there before it. Histories of those that stay and B are parts of I, so that no
+message waits for another after a view change until somebody consumes again. If one of the gone consumed something that
+is not in I, then because it had heard what nobody who goes on has heard. It crashed, then, and what it consumed counts
+as far as I rests on it: to bind the part that is in I could put that before something that it had consumed first.
 """
 
 from __future__ import annotations
@@ -81,19 +96,21 @@ class Insertion:
         self._next: dict[Origin, int] = {}
         """The sequence after the last one received, by origin."""
         self._acked: dict[Ref, Ack] = {}
-        """What this member said about messages that are not decided."""
+        """What this member said about messages that wait."""
         self._known: dict[Origin, MessageSet] = {}
         """What each member of the view is known to have consumed, as far as not everybody has."""
         self._collected = NO_MESSAGES
         """What everybody has consumed: it is in no history any more, but a late acknowledgment may still name it."""
         self._announced: set[Ref] = set()
         """Decisions of this member's own that are under way."""
+        self._view = 0
         self._last_sent: dict[int, int] = {}
         self._leaving = False
-        self._finals: dict[Origin, MessageSet] = {}
-        """What members that are about to leave have consumed."""
+        self._final_heard = False
+        self._rested_on = NO_MESSAGES
+        """The history sets of what has been inserted here."""
         self._binding = NO_MESSAGES
-        """What members consumed that have left in order: nothing is put before it any more."""
+        """What somebody is known to have consumed at the last cut: nothing is put before it any more."""
 
     # -- from the application --------------------------------------------------------------------------------
 
@@ -127,7 +144,7 @@ class Insertion:
 
     def may_depart(self) -> bool:
         """Whether everybody who goes on will know what this member consumed."""
-        return self._leaving and self._me in self._finals
+        return self._leaving and self._final_heard
 
     # -- from virtual synchrony ------------------------------------------------------------------------------
 
@@ -141,11 +158,10 @@ class Insertion:
                 self._decide_if_complete(body.ref)
                 return self._note_consumed(origin, body.history)
             case Decision():
-                if body.ref in self.waiting:
+                if body.view == self._view and body.ref in self.waiting:
                     self._accept(body)
             case Progress():
-                if body.final:
-                    self._finals[origin] = body.history
+                self._final_heard |= body.final and origin == self._me
                 return self._note_consumed(origin, body.history)
         return NO_MESSAGES
 
@@ -154,25 +170,41 @@ class Insertion:
         self._put_in_bag(origin, ack)
         self._decide_if_complete(ack.ref)
 
-    def new_view(self, members: Iterable[Origin], *, joining: bool) -> MessageSet:
+    def new_view(self, number: int, members: Iterable[Origin], *, joining: bool) -> MessageSet:
         """The members from here on; gives what leaves the histories. `joining`: this member is new here."""
-        self.members = tuple(sorted(members))
-        self._known = {member: self._known.get(member, NO_MESSAGES) for member in self.members}
-        # Whoever acknowledged a message that has not come by now has gone with it: it will never come.
-        self.bags = {ref: bag for ref, bag in self.bags.items() if ref in self.waiting}
+        self._view, self.members = number, tuple(sorted(members))
         self._bind_departed()
+        self._known = {member: self._known.get(member, NO_MESSAGES) for member in self.members}
+        self._decide_anew()
         if not self.waiting:
             self._forget_departed()
         if joining:
             for ref in self.waiting:
-                if ref not in self.decisions:
-                    self._acknowledge(ref, self.queue.locked_by(ref))
+                self._acknowledge(ref, self.queue.locked_by(ref))
         elif self.form is Form.COORDINATOR:
-            for ack in self._acked.values():
+            for ack in list(self._acked.values()):
                 self._post(ack)
         for ref in list(self.waiting):
             self._decide_if_complete(ref)
         return self._collect()
+
+    def _bind_departed(self) -> None:
+        """What the gone had consumed counts for every message alike."""
+        self._binding |= self._rested_on
+        self._rested_on = NO_MESSAGES
+        for gone in sorted(self._known.keys() - set(self.members)):
+            if self._all_inserted(self._known[gone]):
+                self._binding |= self._known[gone]
+
+    def _decide_anew(self) -> None:
+        """Decisions that wait are taken back; of the acknowledgments, those count that every member has, or will have.
+
+        Whoever acknowledged a message that has not come by now has gone with it: it will never come.
+        """
+        self.decisions.clear()
+        self._announced.clear()
+        kept = set(self.members) if self.form is Form.ALL else set()
+        self.bags = {ref: {o: ack for o, ack in self.bags[ref].items() if o in kept} for ref in self.waiting}
 
     # -- the lock phase --------------------------------------------------------------------------------------
 
@@ -236,18 +268,13 @@ class Insertion:
         for ack in acks[1:]:
             common &= ack.target_tail
             history |= ack.history
-        return Decision(ref, common - self._binding, history | self._binding)
-
-    def _bind_departed(self) -> None:
-        for gone in sorted(self._finals.keys() - set(self.members)):
-            self._binding |= self._not_collected(self._finals.pop(gone))
+        return Decision(ref, self._view, common - self._binding, history | self._binding)
 
     # -- the insertion phase ---------------------------------------------------------------------------------
 
     def _accept(self, decision: Decision) -> None:
         """Insert what is decided and may be inserted, until nothing changes."""
         self.decisions[decision.ref] = decision
-        self._acked.pop(decision.ref, None)
         ready = [decision] if self.may_insert(decision) else []
         while ready:
             self._insert(ready[0])
@@ -258,6 +285,9 @@ class Insertion:
         history, predecessor = decision.history, self.waiting[decision.ref].predecessor
         if predecessor != decision.ref and predecessor in self.waiting:
             return False
+        return self._all_inserted(history)
+
+    def _all_inserted(self, history: MessageSet) -> bool:
         if any(ref in history for ref in self.waiting):
             return False
         return all(
@@ -272,8 +302,9 @@ class Insertion:
     def _insert(self, decision: Decision) -> None:
         ref = decision.ref
         message = self.waiting.pop(ref)
-        del self.bags[ref], self.decisions[ref]
+        del self.bags[ref], self.decisions[ref], self._acked[ref]
         self._announced.discard(ref)
+        self._rested_on |= self._not_collected(decision.history)
         provisional = self.queue.insertion_point(decision.common, message.predecessor)
         point = self.queue.insert(message, provisional, decision.history)
         self.steps.append(Inserted(message, point))
@@ -295,6 +326,7 @@ class Insertion:
         if everywhere:
             self._collected |= everywhere
             self._binding -= everywhere
+            self._rested_on -= everywhere
             self.history -= everywhere
             self._known = {member: consumed - everywhere for member, consumed in self._known.items()}
         return everywhere
@@ -331,18 +363,16 @@ class Insertion:
             tail_locks=tuple(self.queue.tail_locks),
             waiting=tuple(Entry(_message(message), ref.origin, ()) for ref, message in self.waiting.items()),
             acks=tuple((origin, ack) for ref in self.waiting for origin, ack in sorted(self.bags[ref].items())),
-            decisions=tuple(self.decisions[ref] for ref in self.waiting if ref in self.decisions),
             history=self.history,
             known=tuple(sorted(self._known.items())),
             collected=self._collected,
-            finals=tuple(sorted(self._finals.items())),
-            binding=self._binding,
+            binding=self._binding | self._rested_on,
         )
 
     def take(self, state: State) -> None:
         """Become what the giver of the state was."""
         self.position, self.clock, self.history = state.position, state.clock, state.history
-        self._collected, self._finals, self._binding = state.collected, dict(state.finals), state.binding
+        self._collected, self._binding = state.collected, state.binding
         self._next, self._known = dict(state.next_sequences), dict(state.known)
         waiting = [_joining(entry.origin, entry.message) for entry in state.waiting]
         self.waiting = {message.ref: message for message in waiting}
@@ -355,7 +385,6 @@ class Insertion:
         self.bags = {ref: {} for ref in self.waiting}
         for origin, ack in state.acks:
             self.bags[ack.ref][origin] = ack
-        self.decisions = {decision.ref: decision for decision in state.decisions}
         for item in items:
             self.steps += [Received(item.message, NO_MESSAGES, inherited=True), Inserted(item.message, TAIL)]
         for ref, message in self.waiting.items():

@@ -237,7 +237,7 @@ class Priority:
         joining = not self._members and view.view_id > 1
         first = not self._members
         self._members = view.members
-        collected = self.core.new_view(zip(view.members, view.incarnations, strict=True), joining=joining)
+        collected = self.core.new_view(view.view_id, zip(view.members, view.incarnations, strict=True), joining=joining)
         joined = tuple(sorted({*view.joined, me})) if first else view.joined
         self._view_id = view.view_id
         self.events.append(

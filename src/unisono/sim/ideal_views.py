@@ -358,7 +358,7 @@ class IdealGroup:
             self._say(peer, body)
         origins = tuple(self.peers[m].origin for m in members)
         peer.views.append((self.steps, peer.view, origins))
-        peer.core.new_view(origins, joining=joining)
+        peer.core.new_view(peer.view, origins, joining=joining)
         self._after(peer)
 
     def _finish_if_done(self) -> None:

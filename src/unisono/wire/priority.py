@@ -15,6 +15,7 @@ from unisono.model.priorities import PRIORITY_MAX
 _MESSAGE, _ACK, _DECISION, _PROGRESS, _FINAL = 1, 2, 3, 4, 5
 _NUMBERS = struct.Struct("!BQHQQ")
 _REF = struct.Struct("!HIQ")
+_VIEW = struct.Struct("!Q")
 _COUNT = struct.Struct("!H")
 _ORIGIN = struct.Struct("!HIH")
 _RANGE = struct.Struct("!QI")
@@ -46,9 +47,13 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What every member does with a message: it goes before the first of the common set, behind the history set."""
+    """What every member does with a message: it goes before the first of the common set, behind the history set.
+
+    It counts in the view in which it was made: in the next one everything that is still to be inserted is decided anew.
+    """
 
     ref: Ref
+    view: int
     common: MessageSet
     history: MessageSet
 
@@ -82,7 +87,13 @@ def encode_body(body: Body) -> bytes:
             )
         case Decision():
             return b"".join(
-                (bytes((_DECISION,)), encode_ref(body.ref), encode_set(body.common), encode_set(body.history))
+                (
+                    bytes((_DECISION,)),
+                    encode_ref(body.ref),
+                    _VIEW.pack(body.view),
+                    encode_set(body.common),
+                    encode_set(body.history),
+                )
             )
         case Progress():
             return bytes((_FINAL if body.final else _PROGRESS,)) + encode_set(body.history)
@@ -103,7 +114,7 @@ def decode_body(data: bytes) -> Body:
     if kind == _ACK:
         body = Ack(reader.ref(), reader.message_set(), reader.message_set())
     elif kind == _DECISION:
-        body = Decision(reader.ref(), reader.message_set(), reader.message_set())
+        body = Decision(reader.ref(), reader.unpack(_VIEW)[0], reader.message_set(), reader.message_set())
     elif kind in {_PROGRESS, _FINAL}:
         body = Progress(reader.message_set(), kind == _FINAL)
     else:

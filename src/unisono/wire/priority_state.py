@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from unisono.model.message_sets import MessageSet, Origin, Ref
 from unisono.wire.priority import (
     Ack,
-    Decision,
     Message,
     Reader,
     Unreadable,
@@ -18,7 +17,7 @@ from unisono.wire.priority import (
     encode_set,
 )
 
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("!BQQ")
 _COUNT = struct.Struct("!I")
 _ORIGIN = struct.Struct("!HI")
@@ -46,14 +45,11 @@ class State:
     tail_locks: tuple[Ref, ...]
     waiting: tuple[Entry, ...]
     acks: tuple[tuple[Origin, Ack], ...]
-    decisions: tuple[Decision, ...]
     history: MessageSet
     known: tuple[tuple[Origin, MessageSet], ...]
     collected: MessageSet
-    finals: tuple[tuple[Origin, MessageSet], ...]
-    """What members that are about to leave have consumed."""
     binding: MessageSet
-    """What members consumed that have left in order."""
+    """What somebody is known to have consumed: nothing is put before it any more."""
 
 
 def encode_state(state: State) -> bytes:
@@ -64,11 +60,9 @@ def encode_state(state: State) -> bytes:
     parts += _list([encode_ref(ref) for ref in state.tail_locks])
     parts += _list([_entry(entry) for entry in state.waiting])
     parts += _list([_ORIGIN.pack(*origin) + _sized(encode_body(ack)) for origin, ack in state.acks])
-    parts += _list([_sized(encode_body(decision)) for decision in state.decisions])
     parts.append(encode_set(state.history))
     parts += _list([_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.known])
     parts.append(encode_set(state.collected))
-    parts += _list([_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.finals])
     parts.append(encode_set(state.binding))
     return b"".join(parts)
 
@@ -100,21 +94,14 @@ def decode_state(data: bytes) -> State:
         if not isinstance(ack, Ack):
             raise Unreadable("an acknowledgment was expected")
         acks.append((origin, ack))
-    decisions: list[Decision] = []
-    for _ in range(_count(reader)):
-        decision = decode_body(_read_sized(reader))
-        if not isinstance(decision, Decision):
-            raise Unreadable("a decision was expected")
-        decisions.append(decision)
     history = reader.message_set()
     known = tuple((_read_origin(reader), reader.message_set()) for _ in range(_count(reader)))
     collected = reader.message_set()
-    finals = tuple((_read_origin(reader), reader.message_set()) for _ in range(_count(reader)))
     binding = reader.message_set()
     reader.end()
     pending = {Ref(*entry.origin, entry.message.sequence) for entry in waiting}
     named = {*tail_locks, *(ref for entry in queue for ref in entry.locks)}
-    named |= {ack.ref for _, ack in acks} | {decision.ref for decision in decisions}
+    named |= {ack.ref for _, ack in acks}
     if not named <= pending:
         raise Unreadable(f"{min(named - pending)} is spoken of and does not wait")
     return State(
@@ -125,11 +112,9 @@ def decode_state(data: bytes) -> State:
         tail_locks,
         waiting,
         tuple(acks),
-        tuple(decisions),
         history,
         known,
         collected,
-        finals,
         binding,
     )
 
