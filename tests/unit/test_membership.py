@@ -272,6 +272,17 @@ def test_a_frozen_view_hands_out_the_cut_and_nothing_else() -> None:
     assert all(isinstance(out, Receive) and out.view_id == 5 for out in messages.out)
 
 
+def test_who_leaves_waits_until_everybody_has_what_it_had_received() -> None:
+    messages, _ = channel()
+    messages.on_sent(0, 2, Sent(1, 0, b"a"))
+    assert not messages.settled()
+    messages.on_sent(0, 2, Sent(2, 0, b"b"))
+    messages.on_acks(0, 2, Acks({2: 2}, {}))
+    assert not messages.settled(), "member 3 may never hear of the first, if 2 crashes"
+    messages.on_acks(0, 3, Acks({2: 1}, {}))
+    assert messages.settled(), "what came since was not acted upon"
+
+
 def test_out_is_the_last_that_happens() -> None:
     membership = Membership(1, (1,), incarnation=1, every_ns=EVERY, retry_ns=RETRY)
     now = 0

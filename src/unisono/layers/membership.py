@@ -117,7 +117,7 @@ class Membership:
         self._giving.set(view_id, state)
 
     def leave(self, now: int) -> None:
-        """Go when everybody has what this member multicast; before the first view, at once."""
+        """Go when everybody has what this member multicast, and what it had; before the first view, at once."""
         self._leaving = True
         if self._messages is None:
             self._end("it left before its first view")

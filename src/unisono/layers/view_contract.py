@@ -110,4 +110,7 @@ class ViewSynchrony(Timed, Protocol):
         """A frame has arrived."""
 
     def leave(self, now: int) -> None:
-        """Ask to be left out of the next view; `Out` follows when it is done."""
+        """Ask to be left out of the next view; `Out` follows when it is done.
+
+        What came before this was asked, everybody receives who goes on, unless this member crashes before it is out.
+        """

@@ -56,6 +56,7 @@ class ViewMulticast:
         self._theirs = {peer: dict.fromkeys(self.members, 0) for peer in self.peers}
         self._theirs_before = dict.fromkeys(self.peers, 0)
         self._tells = {peer: _Tells() for peer in self.peers}
+        self._to_leave_behind: Vector | None = None
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -139,7 +140,15 @@ class ViewMulticast:
         return any(self._kept.values()) or any(tells.waiting for tells in self._tells.values())
 
     def settled(self) -> bool:
-        """Whether everybody has all that this member has multicast or told."""
+        """Whether everybody has all that this member has multicast or told, and what it had received when asked first.
+
+        Whoever leaves is not asked for what it has: what only it had heard, and may have acted upon, would go with it.
+        """
+        if self._to_leave_behind is None:
+            self._to_leave_behind = dict(self._handed_out)
+        behind = self._to_leave_behind.items()
+        if any(theirs[member] < number for theirs in self._theirs.values() for member, number in behind):
+            return False
         return not self.waiting and not self._kept[self._me] and not any(t.waiting for t in self._tells.values())
 
     def again(self, now: int, peers: Sequence[int]) -> None:
