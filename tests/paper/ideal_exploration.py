@@ -1,8 +1,9 @@
 """All that can happen in a small ideal group, one thing after another, each state once.
 
 Most orders of events make no difference. An acknowledgment that does not complete a message's set changes nothing that
-can be seen, so receptions are taken in strides: up to the next message of a sender, or up to the acknowledgments or
-the decision that a waiting message lacks. Whatever a finer schedule could bring about, one of these does too.
+can be seen, so receptions are taken in strides: up to the next message or the farewell of a sender, or up to the
+acknowledgments or the decision that a waiting message lacks. Whatever a finer schedule could bring about, one of these
+does too.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from unisono.model.message_sets import Origin, Ref
 from unisono.orders.consumable_queue import ConsumableQueue, Queued
 from unisono.orders.insertion import Form, Insertion
 from unisono.sim.ideal_views import Action, Change, IdealGroup, Peer
-from unisono.wire.priority import Ack, Decision, Message
+from unisono.wire.priority import Ack, Decision, Message, Progress
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
 
@@ -102,7 +103,7 @@ def _up_to(group: IdealGroup, peer: Peer, sender: Origin, ref: Ref | None) -> in
     got, bodies = peer.got.get(sender, 0), group.bodies[peer.view, sender]
     for number in range(got, group.limit(peer.view, sender)):
         body = bodies[number]
-        if isinstance(body, Message):
+        if isinstance(body, Message) or (isinstance(body, Progress) and body.final):
             return number + 1 - got if ref is None else 0
         if ref is not None and isinstance(body, Ack | Decision) and body.ref == ref:
             return number + 1 - got
