@@ -26,7 +26,7 @@ from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
 
-SEEDS, SLOW_SEEDS = range(300), range(10_000, 15_000)
+SEEDS, SLOW_SEEDS = range(120), range(10_000, 15_000)
 CHUNK = 30
 
 
