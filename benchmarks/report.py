@@ -165,6 +165,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "within_ms": "D ms",
         "negotiated": "negotiated within D",
         "measured": "measured within D",
+        "offered_ms": "offered D ms",
+        "measured_offered": "measured within that",
         "measured_ever": "measured at all",
         "measured_ever_low": "from",
         "measured_ever_high": "to",
@@ -324,12 +326,12 @@ group of {measurement.CROWD} members collects, 20,000 rows/s offered; *lag* is h
 judged, *driver cores* what the judging process used. *No spark* is the same job in one thread.""",
     "rmcast": f"""\
 {rmcast.MEMBERS} processes, each multicasting {rmcast.RATE:g} messages/s without a total order; {rmcast.LOSS:.0%} of \
-all datagrams that arrive are thrown away on purpose. What one datagram takes and how late timers \
-fire is measured first, without loss; from that, the loss and a share of {rmcast.SHARE:g} negotiation gives ρ, η, ω \
-and the D within which that share of all multicasts has reached everyone. *Negotiated* is r_D, which counts on the \
-sender alone; receivers that take over make it more. Within D is a statement about the machine too: D holds while it \
-has as much time for the processes as when delays were measured. *At all* is what loss does; its 95 % interval is \
-beside it. *That share took* is the D that would have held.""",
+all datagrams that arrive are thrown away on purpose. What one datagram takes and how late timers fire is measured \
+first, without loss; from that and the loss negotiation says whether a share of {rmcast.SHARE:g} can be with everyone \
+within {rmcast.DEADLINE_NS / 1e6:g} ms (*D*), and chooses ρ, η and ω. Delays are negotiated about as dependent: a \
+host that stalls keeps all copies back at once. *Offered D* is the shortest within which that share was promised: it \
+holds while the machine stalls no longer than when delays were measured. *At all* is what loss does; its 95 % interval \
+is beside it. *That share took* is the D that would have held.""",
     "consensus": f"""\
 {len(consensus.MEMBERS)} processes on this machine over loopback UDP, each handing in batches of \
 {consensus.BATCH} messages of {consensus.SIZE} B as fast as they are taken; a batch counts when it is decided. \

@@ -6,7 +6,7 @@ The paper's own setting is the yardstick: exponential delays of mean d = 1 (here
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import permutations, product
 from math import e, exp, log, pi, sqrt
 
 import pytest
@@ -25,6 +25,7 @@ from unisono.qos.rmcast import (
     missed,
     missed_of_started,
     missed_of_takeover,
+    none_within,
     not_within,
     reached,
     reached_after_copy,
@@ -277,3 +278,56 @@ def test_the_time_at_which_a_share_is_reached() -> None:
     assert s_ns is not None
     assert reached(N, NETWORK, RHO_2, d_ns - 1) < 0.99 <= reached(N, NETWORK, RHO_2, d_ns)
     assert reached_after_first(N, NETWORK, RHO_2, s_ns - 1) < 0.99 <= reached_after_first(N, NETWORK, RHO_2, s_ns)
+
+
+def worst_of_all_couplings(network: Network, times: list[int], delays: list[int]) -> float:
+    """None of two sends in time: the largest probability over all joint distributions of two delays, each as likely.
+
+    The corners of all joint distributions with such marginals are the permutations (Birkhoff), and a probability is
+    linear in the joint distribution, so that its largest value is at a corner.
+    """
+    q, n = network.loss, len(delays)
+
+    def none(pairs: tuple[int, ...]) -> float:
+        return sum(
+            (q if delays[i] <= times[0] else 1) * (q if delays[j] <= times[1] else 1) for i, j in enumerate(pairs)
+        ) / float(n)
+
+    return max(none(pairs) for pairs in permutations(range(n)))
+
+
+@pytest.mark.parametrize("times", [[3, 2], [9, 1], [4, 4], [0, 9], [9, 9], [2, 7]], ids=str)
+def test_equation_3_for_dependent_delays_is_the_worst_of_all_joint_distributions(times: list[int]) -> None:
+    delays = [1, 2, 2, 4, 7, 9]
+    network = Network(Empirical.of_samples(delays), 0.1, dependent=True)
+    assert none_within(network, times) == pytest.approx(worst_of_all_couplings(network, times, delays), rel=1e-12)
+
+
+def test_equation_3_for_dependent_delays_by_hand() -> None:
+    # Half of all delays are 1, half 10: copies at 0 and 2, and D = 4. Independent: (q + (1-q)/2)². Together: half the
+    # time both are late; else both are lost.
+    network = Network(Empirical.of_samples([at(1), at(10)]), 0.1, dependent=True)
+    setting = Redundancy(1, at(2))
+    assert missed(network, setting, at(4)) == pytest.approx(0.5 + 0.5 * 0.01, rel=1e-12)
+    assert missed(replace(network, dependent=False), setting, at(4)) == pytest.approx(0.55**2, rel=1e-12)
+
+
+def test_equations_4_and_7_for_dependent_delays_take_each_destination_for_itself() -> None:
+    network = Network(Constant(at(1)), 0.1, dependent=True)
+    assert reached(4, network, RHO_1, at(10)) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
+    assert reached_limit(4, network, RHO_1) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
+    # The receiver of copy 0 takes over and sends two at 2η and 3η: three copies in all.
+    assert reached_after_copy(4, network, RHO_1, 0, at(20)) == pytest.approx(1 - 2 * 0.001, rel=1e-12)
+    assert reached(400, network, RHO_1, at(10)) == 0
+
+
+@pytest.mark.parametrize("delay", [Exponential(MS), Lognormal(at(2), 0.5), Uniform(0, at(7)), Constant(MS)])
+def test_dependent_delays_never_offer_more_and_one_copy_to_one_member_offers_the_same(delay: DelayModel) -> None:
+    free, bound = Network(delay, Q), Network(delay, Q, dependent=True)
+    for rho, d in product(range(4), (0.3, 1, 3, 5, 8, 14, 30)):
+        setting = Redundancy(rho, at(2))
+        assert reached(5, bound, setting, at(d)) <= reached(5, free, setting, at(d)) + 1e-12
+        for k in range(rho + 1):
+            ours, papers = (reached_after_copy(5, network, setting, k, at(d)) for network in (bound, free))
+            assert ours <= papers + 1e-12
+    assert reached(2, bound, Redundancy(0, MS), at(3)) == pytest.approx(reached(2, free, Redundancy(0, MS), at(3)))

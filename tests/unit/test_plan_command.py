@@ -140,3 +140,13 @@ def test_the_walk_that_the_documentation_shows_is_the_real_one(capsys: pytest.Ca
 def test_the_python_that_the_documentation_shows_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(example, "docs/negotiation.md", "exec"), {})
+
+
+def test_delays_that_may_depend_on_each_other_cost_a_longer_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    bounds = []
+    for words in ((), ("--dependent",)):
+        status, found = planned(capsys, *ASKED, *words)
+        assert status == 0
+        chosen = next(row for row in found["candidates"] if row["order"] == found["chosen"])
+        bounds.append(chosen["latency_bound_ms"])
+    assert bounds[0] < bounds[1] < 60

@@ -38,6 +38,11 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument(
         "--delay", help="a delay distribution, such as exponential:1ms; unless --delta is given, Δ is then its quantile"
     )
+    verb.add_argument(
+        "--dependent",
+        action="store_true",
+        help="over RMCast, promise only what holds however delays depend on each other: a host may stall",
+    )
     verb.add_argument("--processing", type=duration, default="0ms", help="what a leader takes over one message (p)")
     verb.add_argument("--loss", type=float, default=0.0, help="the share of datagrams that is lost")
     verb.add_argument("--loss-burst", type=int, default=0, metavar="x", help="most consecutive losses of one sender")
@@ -99,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
         grades=options.grades,
         deadline_ns=options.deadline,
         delay=parse_delay(options.delay, "--delay") if options.delay is not None else None,
+        dependent=options.dependent,
         session_ns=options.session,
     )
     crashes = Crashes(options.mttf, options.crash_in_send) if options.mttf else None

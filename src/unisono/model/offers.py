@@ -43,6 +43,8 @@ class Ask:
     deadline_ns: int | None = None
     delay: DelayModel | None = None
     """How long datagrams take, where more is known than Δ."""
+    dependent: bool = False
+    """Whether delays may depend on each other, as those of a host that stalls do."""
     session_ns: int = 3600 * NS_PER_S
     """How long the group is to run: an order that waits for what is lost has to get through it."""
 

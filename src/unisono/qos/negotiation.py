@@ -287,9 +287,13 @@ def need_of_any(required: Required, below: Below) -> Need:
 
 
 def _need(below: Below, bearable: Callable[[Network], bool]) -> Need:
-    delay, loss = below.network.delay, below.network.loss
-    most = rmcast.largest(lambda millionths: bearable(Network(delay, millionths / 1e6)), 999_999)
-    slowest = rmcast.largest(lambda i: bearable(Network(Stretched(delay, max(i, 1) / 1e3), loss)), STRETCH_MOST * 1000)
+    network = below.network
+    most = rmcast.largest(lambda millionths: bearable(replace(network, loss=millionths / 1e6)), 999_999)
+
+    def slower(thousandths: int) -> Network:
+        return replace(network, delay=Stretched(network.delay, max(thousandths, 1) / 1e3))
+
+    slowest = rmcast.largest(lambda thousandths: bearable(slower(thousandths)), STRETCH_MOST * 1000)
     return Need(None if most is None else most / 1e6, slowest / 1e3 if slowest else None)
 
 

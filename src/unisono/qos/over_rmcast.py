@@ -74,7 +74,8 @@ class OrderQos:
 
 def network_of(ask: Ask) -> Network:
     """The network that is asked about; where only Δ is known, every datagram takes that long."""
-    return Network(ask.delay if ask.delay is not None else Constant(ask.timing.delta_ns), ask.loss)
+    delay = ask.delay if ask.delay is not None else Constant(ask.timing.delta_ns)
+    return Network(delay, ask.loss, ask.dependent)
 
 
 def over_rmcast(order: OrderOffer, ask: Ask, wish: Wish, *, hops: int, resends: bool = False) -> Offer:

@@ -4,11 +4,15 @@ All are pessimistic: r_D counts on the originator alone, u_S on the originator a
 one distribution; (2) is what (1) gives for the exponential. Readings: (6) is 1 at k = ρ by definition and (8) is the
 minimum over all k (002-4), (5) has k+1 factors (002-5), ≥ throughout (002-6), r_D has a limit below 1 (002-11), which
 is why negotiation has to be able to say no.
+
+The paper takes delays for independent. A host that stalls keeps all copies back at once, and then (3) and (4) promise
+too much. For a network whose delays are `dependent` everything here is a bound that holds however delays depend on each
+other: docs/negotiation.md has the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,10 +26,12 @@ FOREVER_NS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What lies below: each datagram is lost with probability `loss` (q), or takes `delay` (ξ); independently."""
+    """What lies below: each datagram is lost with probability `loss` (q), or takes `delay` (ξ)."""
 
     delay: DelayModel
     loss: float = 0.0
+    dependent: bool = False
+    """Whether delays may depend on each other in any way; losses never do."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < 1:
@@ -33,7 +39,8 @@ class Network:
 
     def text(self) -> str:
         """In words."""
-        return f"{self.delay.text()}, {self.loss:.4g} lost"
+        together = ", delays that may depend on each other" if self.dependent else ""
+        return f"{self.delay.text()}, {self.loss:.4g} lost{together}"
 
 
 def not_within(network: Network, x_ns: int) -> float:
@@ -43,38 +50,66 @@ def not_within(network: Network, x_ns: int) -> float:
     return network.loss + (1 - network.loss) * (1 - network.delay.cdf(x_ns))
 
 
+def none_within(network: Network, times_ns: Sequence[int]) -> float:
+    """The probability that none of several sends succeeds, each within its own time.
+
+    Dependent delays are at their worst when all are long together: then a send has succeeded only if all with more time
+    have come too, unless they are lost, and i+1 sends come in time with the (i+1)th largest probability.
+    """
+    if not network.dependent:
+        return prod(not_within(network, x_ns) for x_ns in times_ns)
+    come = sorted((network.delay.cdf(x_ns) if x_ns > 0 else 0.0 for x_ns in times_ns), reverse=True)
+    return 1 - (1 - network.loss) * sum(network.loss**i * share for i, share in enumerate(come))
+
+
+def all_of(network: Network, destinations: int, missed_by_one: float) -> float:
+    """The probability that no destination is one that misses something."""
+    if network.dependent:
+        return max(1 - destinations * missed_by_one, 0.0)
+    return float((1 - missed_by_one) ** destinations)
+
+
 def missed(network: Network, redundancy: Redundancy, d_ns: int) -> float:
     """(3): g_D, the probability that one destination gets none of the originator's ρ+1 copies within D."""
-    return prod(not_within(network, d_ns - k * redundancy.eta_ns) for k in range(redundancy.rho + 1))
+    return none_within(network, [d_ns - k * redundancy.eta_ns for k in range(redundancy.rho + 1)])
 
 
 def reached(members: int, network: Network, redundancy: Redundancy, d_ns: int) -> float:
     """(4): r_D, the probability that every destination has a copy within D."""
-    return (1 - missed(network, redundancy, d_ns)) ** (members - 1)
+    return all_of(network, members - 1, missed(network, redundancy, d_ns))
 
 
 def reached_limit(members: int, network: Network, redundancy: Redundancy) -> float:
     """What r_D tends to as D grows: (1 - q^(ρ+1))^(n-1) (002-11)."""
-    return float((1 - network.loss ** (redundancy.rho + 1)) ** (members - 1))
+    return all_of(network, members - 1, network.loss ** (redundancy.rho + 1))
 
 
 def missed_of_started(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
     """(5): g_k(S), that a process gets none of copies 0 to k before t+S, when another got copy k at t."""
-    return prod(not_within(network, s_ns + m * redundancy.eta_ns) for m in range(k + 1))
+    return none_within(network, _since_started(redundancy, k, s_ns))
 
 
 def missed_of_takeover(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
     """(6): that it gets none of the copies that the receiver of copy k would send itself; ζ is taken as η."""
+    return none_within(network, _since_takeover(redundancy, k, s_ns))
+
+
+def _since_started(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
+    """How long copies 0 to k are under way by t+S, when copy k was got at t."""
+    return [s_ns + m * redundancy.eta_ns for m in range(k + 1)]
+
+
+def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
+    """How long the copies of a takeover after copy k are; there is none after the last."""
     if k == redundancy.rho:
-        return 1.0
-    eta, omega = redundancy.eta_ns, redundancy.omega_ns
-    return prod(not_within(network, s_ns - (m + 1) * eta - omega) for m in range(1, redundancy.rho - k + 2))
+        return []
+    return [s_ns - (m + 1) * redundancy.eta_ns - redundancy.omega_ns for m in range(1, redundancy.rho - k + 2)]
 
 
 def reached_after_copy(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
     """(7): u_k(S), that all others have the message within S after a given process got copy k."""
-    neither = missed_of_started(network, redundancy, k, s_ns) * missed_of_takeover(network, redundancy, k, s_ns)
-    return float((1 - neither) ** max(members - 2, 0))
+    neither = none_within(network, _since_started(redundancy, k, s_ns) + _since_takeover(redundancy, k, s_ns))
+    return all_of(network, max(members - 2, 0), neither)
 
 
 def reached_after_first(members: int, network: Network, redundancy: Redundancy, s_ns: int) -> float:
@@ -84,7 +119,7 @@ def reached_after_first(members: int, network: Network, redundancy: Redundancy, 
 
 def may_stay_silent(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float) -> bool:
     """(9): whether the receiver of copy k need not take over at all for u_k(S) to reach U."""
-    return bool((1 - missed_of_started(network, redundancy, k, s_ns)) ** max(members - 2, 0) >= share)
+    return all_of(network, max(members - 2, 0), missed_of_started(network, redundancy, k, s_ns)) >= share
 
 
 def keeps_requirement(
