@@ -337,9 +337,10 @@ is beside it. *That share took* is the D that would have held.""",
 {consensus.BATCH} messages of {consensus.SIZE} B as fast as they are taken; a batch counts when it is decided. \
 *fsync* is the storage's policy; \"no storage\" keeps nothing. Of three runs the best.""",
     "priority": f"""\
-All members in one process over loopback, medians of 50 rounds. From sending until the message is in the queues of all \
-members, {priority.QUEUED} messages of low priority being there already. *Without priorities*: it is of low priority \
-too, and goes behind them. *Urgent*: it locks them and overtakes them. The target is a ratio below 1.25. *Agreed log*: \
+All members in one process over loopback, medians of {priority.ROUNDS} rounds. From sending until the message is in \
+the queues of all members, {priority.QUEUED} messages of low priority being there already. *Without priorities*: it is \
+of low priority too, and goes behind them. *Urgent*: it locks them and overtakes them. The target is a ratio below \
+1.25. *Agreed log*: \
 the same message in the order consensus, until everyone has delivered it. The paper's figure is for six machines on an \
 Ethernet of 1995, "less than 6 ms".""",
     "views": f"""\
