@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-PROGRESS_EVERY = 500
+PROGRESS_EVERY = 100
 
 
 def run_ranges(words: list[str], problems: Callable[[int], list[str]]) -> int:

@@ -2,45 +2,48 @@
 
 A failure prints the command that replays it; a range of seeds runs by
     .venv/bin/python tests/simulation/test_finals_swarm.py 0..500
-and over the CBR order with the word cbr before it.
+and over the CBR order with the word cbr before it. A run is over when nothing is left to do; of FULL_EVERY runs one
+goes on to its end all the same.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
+from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
-from unisono.sim.run import drain_ns, meta_of, prepare
+from unisono.sim.finals_at_rest import FinalsAtRest
+from unisono.sim.run import run
 from unisono.sim.swarm_finals import cbr_finals, finals
 
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
+FULL_EVERY = 100
 GRACE_NS = 3 * NS_PER_S // 2
 JUDGED = ("total_order[early]", "integrity[early]", "fifo[early]")
 """What is promised of early deliveries whatever happens; gaps are explained only within what the group allows for."""
 
 
-def judged(scenario: Scenario) -> dict[str, Verdict]:
-    """One run, and what the checkers say of it."""
-    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
-    until_ns = world.send_until + bound_ns + drain_ns(scenario)
-    world.run(until_ns)
-    trace = memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable))
-    return check_all(trace, until_ns=until_ns, grace_ns=GRACE_NS)
+def judged(scenario: Scenario, *, whole: bool = False) -> dict[str, Verdict]:
+    """One run, until nothing is left to do or the `whole` of it, and what the checkers say."""
+    result = run(scenario, payloads=True, resting=None if whole else FinalsAtRest(scenario))
+    return check_all(result.trace, until_ns=result.until_ns, grace_ns=GRACE_NS)
 
 
 def problems(scenario: Scenario) -> list[str]:
     """What is wrong with one run."""
     return [
         f"{name}: {verdict.status.value}: {verdict.witness.text if verdict.witness else verdict.reason}"
-        for name, verdict in judged(scenario).items()
+        for name, verdict in judged(scenario, whole=scenario.seed % FULL_EVERY == 0).items()
         if verdict.status is not Status.VALID and (name in JUDGED or not name.endswith("[early]"))
     ]
 
@@ -87,23 +90,7 @@ def test_in_400_runs_over_the_cbr_order_there_is_no_violation(first: int) -> Non
     assert_holds(range(first, first + 100), cbr_finals)
 
 
-def main(words: list[str]) -> int:
-    """Run ranges of seeds A..B, both included, with progress; say what is wrong with each that is wrong."""
-    wrong = 0
-    draw = cbr_finals if words[:1] == ["cbr"] else finals
-    for word in words[draw is cbr_finals :]:
-        first, _, last = word.partition("..")
-        seeds, begun = range(int(first), int(last or first) + 1), time.monotonic()
-        for done, seed in enumerate(seeds, 1):
-            found = problems(draw(seed))
-            wrong += bool(found)
-            if found or len(seeds) == 1:
-                sys.stdout.write(f"seed {seed}: {found or 'valid'}\n")
-            if done % 50 == 0 or done == len(seeds):
-                sys.stdout.write(f"{done} of {len(seeds)} runs, {wrong} wrong, {time.monotonic() - begun:.0f} s\n")
-                sys.stdout.flush()
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    words = sys.argv[1:]
+    draw = cbr_finals if words[:1] == ["cbr"] else finals
+    sys.exit(run_ranges(words[draw is cbr_finals :], lambda seed: problems(draw(seed))))

@@ -14,20 +14,24 @@ from unisono.sim.node import Node
 from unisono.sim.world import World
 
 
+def calm_ns(scenario: Scenario) -> int:
+    """From when on, after its start, nothing befalls a run: even what somebody sent who crashed has arrived."""
+    ends = [scenario.run_ns, *(step.at_ns for step in scenario.steps)]
+    for fault in scenario.faults:
+        if isinstance(fault, Pause):
+            ends.append(fault.to_ns)
+        elif isinstance(fault, Crash):
+            ends.append(fault.at_ns)
+        else:
+            ends.append(fault.span.to_ns or 0)
+    return max(ends) + 3 * scenario.timing.delta_ns
+
+
 class AtRest:
     """Asked of a scenario's world, again and again: whether its trouble is over and nothing waits any more."""
 
     def __init__(self, scenario: Scenario) -> None:
-        ends = [scenario.run_ns, *(step.at_ns for step in scenario.steps)]
-        for fault in scenario.faults:
-            if isinstance(fault, Pause):
-                ends.append(fault.to_ns)
-            elif isinstance(fault, Crash):
-                ends.append(fault.at_ns)
-            else:
-                ends.append(fault.span.to_ns or 0)
-        self._calm_ns = max(ends) + 3 * scenario.timing.delta_ns
-        """By then even what somebody sent who crashed has arrived."""
+        self._calm_ns = calm_ns(scenario)
         self._under_way: dict[int, int] = {}
         """By group, the last instance that its leader had proposed when nothing but nulls was left."""
 
