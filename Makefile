@@ -12,6 +12,9 @@ PYTHON ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 UV ?= $(firstword $(wildcard $(BIN)/uv) uv)
 
+# Tests start hundreds of short processes. Where no bytecode may be kept, each of them would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A stamp is written after an installation has succeeded and is redone when the lock or pyproject.toml is newer.
 # The dev lock contains the base lock, so installing dev writes both stamps.
 BASE := $(VENV)/.base-installed

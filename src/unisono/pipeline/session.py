@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -189,13 +190,20 @@ def _cause(error: Exception, said: Path) -> str:
 
 
 def package_archive(folder: Path) -> Path:
-    """This package as a zip that an executor can import from."""
+    """This package as a zip that an executor can import from.
+
+    Bytecode goes with it where there is any: each of an executor's processes would compile what it imports. A Python of
+    another version, or one to which it looks older than its source, takes the source.
+    """
     root = Path(__file__).parents[1]
     archive = folder / "unisono.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(root.rglob("*")):
             if path.is_file() and path.suffix in {".py", ".typed"}:
-                packed.write(path, Path("unisono") / path.relative_to(root))
+                name = Path("unisono") / path.relative_to(root)
+                packed.write(path, name)
+                if path.suffix == ".py" and (compiled := Path(cache_from_source(str(path)))).is_file():
+                    packed.write(compiled, name.with_suffix(".pyc"))
     return archive
 
 
