@@ -281,13 +281,17 @@ def calm_after(world: MembershipWorld) -> bool:
     world.run(TROUBLE)
     world.sides.clear()
     world.loss, world.duplication, world.delay = 0.0, 0.0, (0, 2 * MS)
-    while world.now < TROUBLE + 6000 * MS:
-        world.run(world.now + 100 * MS)
-        if world.together():
-            break
-    else:
+    if not _comes_together(world):
         return world.hopeless()
     for number in world.numbers:
         world.multicast(number)
     world.run(world.now + 300 * MS)
-    return world.together() or world.hopeless()
+    # Who stood still since before the calm is noticed only now, and who leaves may have had to wait.
+    return _comes_together(world) or world.hopeless()
+
+
+def _comes_together(world: MembershipWorld) -> bool:
+    until = world.now + 6000 * MS
+    while not world.together() and world.now < until:
+        world.run(world.now + 100 * MS)
+    return world.together()

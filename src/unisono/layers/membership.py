@@ -198,7 +198,7 @@ class Membership:
     def _on_enter(self, now: int, frame: Frame, enter: Enter) -> None:
         sender, life = frame.sender, frame.incarnation
         if enter.leaving:
-            if self.lives.get(sender) == life:
+            if self.lives.get(sender) == life and enter.view_id == self.view_id:
                 self._wishes.going.add(sender)
             return
         if self._messages is not None and self.lives.get(sender) == life:
@@ -244,7 +244,7 @@ class Membership:
         if messages is None:
             return
         messages.again(now, self.detector.trusted(messages.peers))
-        if self._leaving and messages.settled():
+        if self._leaving and (self.me in self._wishes.going or messages.settled()):
             self._say(now, Enter(True, 0, self.view_id, 0, 0))
             self._wishes.going.add(self.me)
         if self._attempt is not None:

@@ -41,8 +41,8 @@ class Wishes:
         return dict(sorted(wanted.items()))
 
     def begin(self, now: int, lives: Vector) -> None:
-        """A view begins: the wishes that it fulfils are over."""
-        self.going = {member for member in self.going if member in lives}
+        """A view begins: the wishes that it fulfils are over. Who still wants to go says so when it may go from it."""
+        self.going = set()
         self._coming = {m: wish for m, wish in self._coming.items() if wish[0] > lives.get(m, -1)}
         self._detector.watch(now, {*lives, *self._coming})
 
