@@ -70,6 +70,14 @@ def test_safe_always_and_live_in_the_end(first: int) -> None:
         judge(seed)
 
 
+@pytest.mark.parametrize("seed", [1857])
+def test_what_failed_once_holds(seed: int) -> None:
+    """1857: a member that comes back goes through two changes of the topology in one instant; the checker took them the
+    wrong way round.
+    """
+    judge(seed)
+
+
 @pytest.mark.parametrize("seed", [9, 10, 12, 14])
 def test_logs_that_are_cut_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Members come back from states in place of logs, and who lags is given another member's state."""

@@ -167,10 +167,18 @@ class _Talks:
             talks = topology_talks(told.notes[note]) if note != ABSENT and not crashed else None
             if crashed or talks is not None:
                 member = int(told.sender[row] if crashed else told.member[row])
-                times, groups = self._since[member]
-                times.append(int(told.real_ns[row]))
                 # A new life begins with what was declared, and reads on from there.
-                groups.append(frozenset(talks) if talks is not None else declared[member])
+                now = frozenset(talks) if talks is not None else declared[member]
+                self._note(member, int(told.real_ns[row]), now)
+
+    def _note(self, member: int, when: int, now: frozenset[str]) -> None:
+        times, groups = self._since[member]
+        if times[-1] == when:
+            # Who comes back goes through several changes in one instant, and a trace does not say in which order.
+            groups[-1] |= now
+        else:
+            times.append(when)
+            groups.append(now)
 
     def related(self, member: int, group: str, from_ns: int, to_ns: int) -> bool:
         """Whether it talks with a group at some time between these."""
