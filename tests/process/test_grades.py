@@ -21,6 +21,7 @@ def test_a_member_is_killed_and_final_sequences_and_replicas_are_the_same(tmp_pa
     assert result["verdict"] == "valid", result["checks"]
     assert set(result["delivered"]) == {"1", "3", "4"}
     assert grades["final_same"] is True
+    assert grades["final_left_before"] == {}, "nobody goes before all is final everywhere"
     assert grades["final_open"] == 0, "all that was early at a survivor is final there"
     assert grades["replicas_equal"] is True
     assert min(grades["final_delivered"].values()) > 0

@@ -33,7 +33,7 @@ from unisono.trace.meta import group_folder
 if TYPE_CHECKING:
     from rich.table import Table
 
-START_ALLOWANCE_S = 30.0
+START_ALLOWANCE_S = 60.0
 MULTICAST_GROUP = "239.255.77.77"
 BESIDE_A_FILE = frozenset({"scenario", "out", "json", "multicast", "sla", "verify"})
 """What may be said beside a scenario file."""

@@ -12,7 +12,10 @@ def grades_shown(grades: dict[str, Any], early: dict[str, float]) -> str:
     senders = ", ".join(map(str, grades["early_differ_senders"]))
     whose = f", sent by {senders}" if senders else ""
     same = "the same sequence at every survivor" if grades["final_same"] else "NOT the same at every survivor"
-    equal = "equal at every survivor" if grades["replicas_equal"] else "NOT equal"
+    short = [f"member {member} {missing:,}" for member, missing in grades["final_left_before"].items()]
+    same += f", but who left before its end lacks some: {', '.join(short)}" if short else ""
+    equal = "equal at every survivor that went to the end" if grades["final_left_before"] else "equal at every survivor"
+    equal = equal if grades["replicas_equal"] else "NOT equal"
     lost, swapped, rolled = (sum(each[kind] for each in mistakes) for kind in ("lost", "out_of_order", "rollbacks"))
     return (
         f"  final ms       p50 {final['p50']:.2f}   p99 {final['p99']:.2f}   p99.9 {final['p999']:.2f}"

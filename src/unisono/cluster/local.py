@@ -94,22 +94,34 @@ class LocalCluster:
         """The processes that were killed as asked."""
 
     async def run(self, timeout_s: float) -> dict[int, Node]:
-        """Start all, wait for all; on timeout or cancellation nobody is left behind."""
+        """Start all, wait for all; on timeout or cancellation nobody is left behind.
+
+        So long may it take until all have begun, which is up to the machine, and as long again from there to the end.
+        """
         watchers: list[asyncio.Task[None]] = []
         try:
             for member, configuration in self._configurations.items():
                 watchers.append(asyncio.create_task(self._live(member, configuration)))
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*watchers)
+            async with asyncio.timeout(timeout_s) as limit:
+                beginning = asyncio.create_task(self._renew(limit, timeout_s))
+                try:
+                    await asyncio.gather(*watchers)
+                finally:
+                    beginning.cancel()
         except TimeoutError:
             late = [str(m) for m, node in self.nodes.items() if node.process.returncode is None]
             raise EnvironmentLacks(
-                f"member {', '.join(late)} did not finish within {timeout_s:g} s: it waits for somebody, or this "
+                f"member {', '.join(late)} did not {'finish' if self._begun.is_set() else 'begin'} within "
+                f"{timeout_s:g} s: it waits for somebody, or this "
                 "machine is too busy for the rate asked for; try a longer slot or fewer members"
             ) from None
         finally:
             await self._end(watchers)
         return self.nodes
+
+    async def _renew(self, limit: asyncio.Timeout, timeout_s: float) -> None:
+        await self._begun.wait()
+        limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
     async def _live(self, member: int, configuration: Mapping[str, Any]) -> None:
         """All of one member's lives, begun and ended when it was asked for."""

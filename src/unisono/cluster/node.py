@@ -54,6 +54,9 @@ GATHER_S = 20.0
 FAREWELL_S = 2.0
 BYE = b"bye"
 """A member's last message. Whoever has delivered everyone's has delivered everything."""
+DONE = b"done"
+"""In both grades, behind its goodbye: what it had early is final. Nobody goes before all of these are final, or there
+might be no majority left to agree on the rest."""
 
 
 def member_joining(
@@ -139,7 +142,7 @@ class MemberRun:
         self.metrics = MetricWriter(*where, life=self.incarnation)
         self.slas = parse_slas(*setup["slas"]) if setup.get("slas") else None
         self.sla_events: list[dict[str, Any]] = []
-        self._grading = Grading() if self.scenario.grades == "both" else None
+        self._grading = Grading((BYE, DONE)) if self.scenario.grades == "both" else None
 
     def _storage(self) -> Path | None:
         """Where an order that keeps promises through a crash has them: their next life in this run reads them."""
@@ -188,7 +191,7 @@ class MemberRun:
                 # back has more to make up for, and may need the others for it.
                 patience = (FAREWELL_S if gaps else GATHER_S) if self._mortal() else None
                 await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
-                await self._settle(ending)
+                await self._settle(group, ending)
         finally:
             loop.remove_reader(sys.stdin.fileno())
             for task in (sending, reporting, *ending[:2]):
@@ -201,13 +204,19 @@ class MemberRun:
                 self.metrics.close()
         self._report_final(group, in_order)
 
-    async def _settle(self, ending: Sequence[asyncio.Task[Any]]) -> None:
-        """In both grades: stay until all that was early is final, unless that takes too long or there is a signal."""
-        give_up = time.monotonic() + GATHER_S
-        while self._grading is not None and not self._grading.settled and time.monotonic() < give_up:
-            if ending[0].done() or ending[-1].done():
-                return
-            await asyncio.sleep(ROLL_CALL_EVERY_S)
+    async def _settle(self, group: Group, ending: Sequence[asyncio.Task[Any]]) -> None:
+        """In both grades: stay until nobody has anything left to become final, unless that takes too long."""
+        grading, give_up = self._grading, time.monotonic() + GATHER_S
+        if grading is None:
+            return
+        for word in (BYE, DONE):
+            while not grading.settled(word, self._staying):
+                if ending[0].done() or ending[-1].done() or time.monotonic() > give_up:
+                    return
+                await asyncio.sleep(ROLL_CALL_EVERY_S)
+            if word == BYE:
+                with contextlib.suppress(TimeoutError, GroupClosed):
+                    await asyncio.wait_for(group.send(DONE), GATHER_S)
 
     def _mortal(self) -> bool:
         return self.scenario.failures or any(isinstance(fault, Crash) for fault in self.scenario.faults)
@@ -247,8 +256,9 @@ class MemberRun:
                 self._tell(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
-            # One that is to be killed and begins alone must not take nobody's goodbye for everybody's.
-            if self._byes and self._byes >= self._staying.intersection(group.members):
+            # One that is to be killed and begins alone must not take nobody's goodbye for everybody's; and one whom the
+            # others have given up for a moment has not said its own.
+            if self._byes and self._byes >= self._staying.intersection({*group.members, self.member}):
                 self._all_said_bye.set()
             if isinstance(event, Batch) and self._pause_s:
                 await asyncio.sleep(self._pause_s)

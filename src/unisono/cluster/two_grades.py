@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from typing import Any
 
@@ -21,14 +22,15 @@ from unisono.trace.table import Trace
 class Grading:
     """One member's replica: of each sender, the last thing that it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Iterable[bytes] = ()) -> None:
         self.finals = 0
         self.replica = Replica(Dict())
+        self._said: dict[bytes, set[int]] = {word: set() for word in words}
+        """By message that matters to whoever wants to leave, those whose is final."""
 
-    @property
-    def settled(self) -> bool:
-        """Whether all that was early is final."""
-        return self.replica.pending == 0
+    def settled(self, word: bytes, members: AbstractSet[int]) -> bool:
+        """Whether all that was early is final, and that these have said the word."""
+        return self.replica.pending == 0 and self._said[word] >= members
 
     def take(self, batch: Batch) -> None:
         """Messages were delivered."""
@@ -38,6 +40,8 @@ class Grading:
             name, command = (batch.sender, batch.incarnation, number), Dict.put(key, message)
             if final:
                 self.replica.final(name, command)
+                if message in self._said:
+                    self._said[message].add(batch.sender)
             else:
                 self.replica.early(name, command)
         self.finals += batch.count if final else 0
@@ -61,22 +65,24 @@ class Grading:
 def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int, Any]) -> dict[str, Any]:
     """How the members that lived to the end compare: early, while all of them took part, and finally."""
     first, end = _together(trace, finals)
-    early = [set(_sequence(trace.in_slots(first, end - 1), EARLY, member)) for member in finals]
-    final = {member: _sequence(trace, FINAL, member) for member in finals}
+    early = [set(_numbered(trace.in_slots(first, end - 1), EARLY, member).values()) for member in finals]
+    final = {member: _numbered(trace, FINAL, member) for member in finals}
+    ends = {member: max(numbers, default=-1) for member, numbers in final.items()}
+    last = max(ends.values(), default=-1)
+    named = {pair for numbers in final.values() for pair in numbers.items()}
     differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
-    shown = [final[m] for m in finals if final[m]]
-    shortest = min(map(len, shown), default=0)
     reports = {member: report["grades"] for member, report in finals.items() if report.get("grades")}
     figures = verdicts["latency[final]"].figures
     return {
         "early_differ": len(differ),
         "early_differ_senders": sorted({sender for sender, _, _ in differ}),
-        "final_same": len(shown) == len(finals) and all(one[-shortest:] == shown[0][-shortest:] for one in shown),
+        "final_same": len({number for number, _ in named}) == len(named),
+        "final_left_before": {str(member): last - end for member, end in ends.items() if end < last},
         "final_delivered": {str(member): report["delivered"] for member, report in reports.items()},
         "final_open": sum(report["open"] for report in reports.values()),
         "final_latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
-        "replicas_equal": len({report["state"] for report in reports.values()}) <= 1
-        and all(report["converged"] for report in reports.values()),
+        "replicas_equal": len({report["state"] for member, report in reports.items() if ends[member] == last}) <= 1
+        and all(report["converged"] for report in reports.values() if not report["open"]),
         "mistakes": {str(member): report["mistakes"] for member, report in reports.items()},
     }
 
@@ -91,8 +97,16 @@ def _together(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
     return first, end
 
 
-def _sequence(trace: Trace, grade: str, member: int) -> list[tuple[int, int, int]]:
+def _numbered(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
+    """What a member delivered in its last life, by row of early deliveries or by number in the final order."""
     rows = trace.graded(grade).deliveries()
     life = rows.life[rows.member == member].max(initial=-1)
     mine = rows.select((rows.member == member) & (rows.life == life))
-    return list(zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True))
+    numbers = mine.place.tolist() if grade == FINAL else range(len(mine))
+    return dict(
+        zip(
+            numbers,
+            zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True),
+            strict=True,
+        )
+    )
