@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import log_codes, message_at, message_codes, packed, position_at, starts
-from unisono.check.lives import Origin, hidden_rows, nothing_recorded, origins
+from unisono.check.lives import Origin, Reached, hidden_rows, nothing_recorded, origins
 from unisono.check.verdict import Status, Verdict, Witness
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "integrity"
 
 
-def integrity(trace: Trace) -> Verdict:
-    """Every delivery against its sender's log.
+def integrity(trace: Trace, reached: Reached | None = None) -> Verdict:
+    """Every delivery against its sender's log; `reached` as in `origins`, where not all messages are here.
 
     A member that crashed may have lost the end of its log. What others deliver from it past that end can be neither
     shown nor refuted: it is not held against the run, and the reason says how much it is.
     """
     deliveries = trace.deliveries()
-    origin = origins(trace, deliveries)
+    origin = origins(trace, deliveries, reached)
     never = np.flatnonzero(origin == Origin.NEVER_SENT)
     again, before = _repeated(deliveries)
     if len(never) or len(again):

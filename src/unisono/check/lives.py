@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,6 +13,7 @@ from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.table import Ints, Log, Rows, Trace
 
 FOREVER = (1 << 63) - 1
+NOTHING = "nothing was recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,12 @@ class Origin(IntEnum):
     """The sender crashed, and its log ends before the message: neither shown nor refuted."""
 
 
-def origins(trace: Trace, deliveries: Rows) -> Ints:
-    """The origin of each delivered message, by its sender's log."""
+Reached = Mapping[tuple[int, int], int]
+"""The last number that each sender, in one of its lives, has logged as sent."""
+
+
+def origins(trace: Trace, deliveries: Rows, reached: Reached | None = None) -> Ints:
+    """The origin of each delivered message, by its sender's log; `reached`, how far that goes if not all is here."""
     sends = trace.sends()
     sent, delivered = message_codes(sends, deliveries)
     origin = np.where(np.isin(delivered, sent), Origin.SENT, Origin.NEVER_SENT).astype(np.int8)
@@ -116,7 +122,7 @@ def origins(trace: Trace, deliveries: Rows) -> Ints:
         row = int(np.flatnonzero(stream == code)[0])
         sender = (int(deliveries.sender[row]), int(deliveries.incarnation[row]))
         missing = (stream == code) & (origin != Origin.SENT)
-        last = int(sends.sequence[send_stream == code].max(initial=-1))
+        last = int(sends.sequence[send_stream == code].max(initial=-1)) if reached is None else reached.get(sender, -1)
         life = known.get(sender)
         if life is None:
             others = [other for other in known.values() if other.member == sender[0]]
@@ -139,4 +145,4 @@ def hidden_rows(trace: Trace) -> str:
 
 def nothing_recorded(trace: Trace) -> str:
     """Why nothing can be said: there is not one row. Empty if there is."""
-    return "" if len(trace) else "nothing was recorded"
+    return "" if len(trace) else NOTHING

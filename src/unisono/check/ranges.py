@@ -7,8 +7,9 @@ in another range. Indices and keys stay what they are, so a witness is the one t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +19,11 @@ from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
-from unisono.check.lives import Origin, hidden_rows, lives, nothing_recorded, origins
+from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins
 from unisono.check.order_kernel import LogSpan
-from unisono.check.suite import check_all
-from unisono.check.survey import Latencies, Survey
+from unisono.check.survey import FifoSpan, Latencies, Survey
 from unisono.check.total_order import total_order
 from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
-from unisono.model.services import PROMISES
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Rows, Trace, concatenated
 
@@ -62,13 +61,10 @@ class _Crossing:
     """The ranges with sends that nobody delivered."""
 
 
-def check_ranges(found: Findings) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    if found.meta.order in PROMISES:
-        return _service(found)
+def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdict]:
+    """One verdict per promise, as `check.suite.check_all` gives over the whole run; or `only` some of them."""
     crossing = _crossing(found)
     events = concatenated([survey.events for survey in found.surveys])
-    scrambled = _scrambled(found.surveys)
     disorder = _disordered(found.surveys)
     complete = _complete(found.surveys)
 
@@ -101,28 +97,19 @@ def check_ranges(found: Findings) -> dict[str, Verdict]:
             verdict = replace(verdict, status=Status.UNKNOWN, witness=None, count=0, reason=reason)
         return {verdict.name: verdict}
 
-    return {
-        **judged(lambda: _total_order(found, disorder, complete, part)),
-        **judged(lambda: _integrity(found, disorder | crossing.never_sent, part)),
-        **judged(lambda: _fifo(found, scrambled, part)),
-        **judged(lambda: _completeness(found, crossing.undelivered | disorder, events, complete, part)),
-        **judged(lambda: _rates(found, events)),
-        **judged(lambda: _latency(found, crossing, part)),
+    judges: dict[str, Callable[[], Verdict | None]] = {
+        "total_order": lambda: _total_order(found, disorder, complete, part),
+        "integrity": lambda: _integrity(found, disorder | crossing.never_sent, part),
+        "fifo": lambda: _fifo(found, part),
+        "completeness": lambda: _completeness(found, crossing.undelivered | disorder, events, complete, part),
+        "rate_compliance": lambda: _rates(found, events),
+        "latency": lambda: _latency(found, crossing, part),
     }
+    chosen = [judge for name, judge in judges.items() if not only or name in only]
+    return {name: verdict for judge in chosen for name, verdict in judged(judge).items()}
 
 
 _Part = Callable[[Iterable[int]], Trace]
-
-
-def _service(found: Findings) -> dict[str, Verdict]:
-    """A run without a total order has no key by which to cut it: it is judged whole, or not at all."""
-    rows = sum(survey.rows for survey in found.surveys)
-    if rows > found.looked_at_rows:
-        reason = f"{rows:,} rows without a total order are more than the {found.looked_at_rows:,} looked at at once"
-        names = ("integrity", *PROMISES[found.meta.order])
-        return {name: Verdict(name, Status.UNKNOWN, reason=reason) for name in names}
-    whole = Trace.from_rows(found.load(range(len(found.surveys))), found.meta, found.logs)
-    return check_all(whole, bound_ns=found.bound_ns)
 
 
 def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Part) -> Verdict:
@@ -142,18 +129,16 @@ def _integrity(found: Findings, suspect: set[int], part: _Part) -> Verdict:
     return integrity(part(suspect)) if suspect else _kept("integrity", found)
 
 
-def _fifo(found: Findings, scrambled: set[int], part: _Part) -> Verdict:
-    last: dict[tuple[int, int, int], tuple[int, tuple[int, int]]] = {}
-    suspect: set[int] = set(scrambled)
+def _fifo(found: Findings, part: _Part) -> Verdict:
+    """Of two neighbours that are the wrong way round, both are in suspect ranges, so these show just what all do."""
+    suspect = {number for number, survey in enumerate(found.surveys) if not survey.in_fifo}
+    spans: dict[tuple[int, int, int, int], list[tuple[int, FifoSpan]]] = {}
     for number, survey in enumerate(found.surveys):
-        if not survey.in_fifo:
-            suspect.add(number)
         for span in survey.fifo:
-            who = (span.member, span.life, span.sender)
-            before = last.get(who)
-            if before is not None and before[1] >= span.first:
-                suspect |= {before[0], number}
-            last[who] = (number, max(span.last, before[1] if before else span.last))
+            spans.setdefault((span.member, span.life, span.sender, span.priority), []).append((number, span))
+    for of in spans.values():
+        suspect |= overlapping([(number, span.first_index, span.last_index) for number, span in of])
+        suspect |= overlapping([(number, span.first, span.last) for number, span in of])
     return fifo(part(suspect)) if suspect else _kept("fifo", found)
 
 
@@ -205,6 +190,16 @@ def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | Non
     for survey in found.surveys:
         seen.merge(survey.latencies)
     seen.merge(crossing.latencies)
+    reason = _kept("latency", found).reason
+    if not reason and crossing.never_sent and not seen.late:
+        trace = part(crossing.never_sent)
+        untold = int((origins(trace, trace.deliveries()) == Origin.UNTOLD).sum())
+        reason = f"the send of {untold} deliveries is not recorded" if untold else ""
+    return latency_verdict(seen, bound, reason)
+
+
+def latency_verdict(seen: Latencies, bound_ns: int, reason: str) -> Verdict:
+    """What latencies come to; `reason` says why there could be others."""
     quantile = seen.histogram.quantile
     figures = {
         "deliveries": seen.deliveries,
@@ -220,24 +215,18 @@ def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | Non
         message = MessageId(late.sender, late.incarnation, late.sequence)
         text = (
             f"member {late.member} delivered {message} {late.taken_ns / 1e6:.3f} ms after it was sent, "
-            f"{(late.taken_ns - bound) / 1e6:.3f} ms later than the bound of {bound / 1e6:.3f} ms"
+            f"{(late.taken_ns - bound_ns) / 1e6:.3f} ms later than the bound of {bound_ns / 1e6:.3f} ms"
         )
         witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
         return Verdict("latency", Status.VIOLATED, witness, seen.late, figures=figures)
-    verdict = _kept("latency", found)
-    if verdict.status is Status.VALID and crossing.never_sent:
-        trace = part(crossing.never_sent)
-        untold = int((origins(trace, trace.deliveries()) == Origin.UNTOLD).sum())
-        if untold:
-            verdict = Verdict("latency", Status.UNKNOWN, reason=f"the send of {untold} deliveries is not recorded")
-    return replace(verdict, figures=figures)
+    return Verdict("latency", Status.UNKNOWN if reason else Status.VALID, reason=reason, figures=figures)
 
 
 def _kept(name: str, found: Findings) -> Verdict:
     """Nothing speaks against the promise, unless rows are hidden or there are none."""
     reason = hidden_rows(Trace.from_rows(concatenated([]), found.meta, found.logs))
     if not any(survey.rows for survey in found.surveys):
-        reason = reason or "nothing was recorded"
+        reason = reason or NOTHING
     return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
 
 
@@ -250,7 +239,7 @@ def _disordered(surveys: Sequence[Survey]) -> set[int]:
             spans = streams.setdefault((span.sender, span.incarnation), [])
             spans.append((number, min(span.first_sequence, span.last_sequence), span.last_sequence))
     for spans in streams.values():
-        broken |= _overlapping(spans)
+        broken |= overlapping(spans)
     return broken | _scrambled(surveys)
 
 
@@ -267,18 +256,18 @@ def _scrambled(surveys: Sequence[Survey]) -> set[int]:
     """The ranges of a log whose indices reach into one another: only together do they show in which order it is."""
     found: set[int] = set()
     for spans in _spans(surveys).values():
-        found |= _overlapping([(number, span.first_index, span.last_index) for number, span in spans])
+        found |= overlapping([(number, span.first_index, span.last_index) for number, span in spans])
     return found
 
 
-def _overlapping(spans: Sequence[tuple[int, int, int]]) -> set[int]:
+def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
     """The ranges whose spans (range, first, last), given in the order of ranges, do not follow one another."""
     found: set[int] = set()
-    reached = -1
+    reached = None
     for at, (number, first, last) in enumerate(spans):
-        if first <= reached:
+        if reached is not None and first <= reached:
             found |= {number, *(other for other, _, end in spans[:at] if end >= first)}
-        reached = max(reached, last)
+        reached = last if reached is None else max(reached, last)
     return found
 
 

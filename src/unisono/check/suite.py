@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from unisono.check.agreement import agreement, uniform_agreement
@@ -23,7 +23,7 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
-from unisono.check.lives import without_crashed
+from unisono.check.lives import Reached, without_crashed
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance
@@ -34,9 +34,13 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
 
-_NO_BOUND = 1 << 62
+NO_BOUND = 1 << 62
+UNPROMISED = "no bound is promised"
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
+
+WITHOUT_KEYS = frozenset({"quasi_genuine", *PROMISES})
+"""The orders whose members do not all deliver the same messages by one sequence of keys."""
 
 
 def check_all(
@@ -91,7 +95,7 @@ def check_all(
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     elif by_priority:  # measured, and not judged: the consumers set the pace
-        verdicts["latency"] = replace(latency(trace, bound_ns=_NO_BOUND), reason="no bound is promised")
+        verdicts["latency"] = replace(latency(trace, bound_ns=NO_BOUND), reason=UNPROMISED)
     return verdicts
 
 
@@ -105,13 +109,12 @@ def _between_groups(trace: Trace, *, bound_ns: int | None, until_ns: int | None)
 
     What is delivered early was sent, and not twice; no more is promised of it.
     """
-    if EARLY in trace.delivered_grades():
-        early = {"integrity[early]": integrity(trace.graded(EARLY))}
-        return _between_groups(trace.graded(FINAL), bound_ns=bound_ns, until_ns=until_ns) | early
-    verdicts = {"total_order": total_order(trace), "integrity": integrity(trace), "fifo": fifo(trace)}
-    verdicts |= multigroup_agreement(trace, until_ns=until_ns, bound_ns=bound_ns)
+    grades = trace.delivered_grades()
+    binding = trace.graded(FINAL) if EARLY in grades else trace
+    verdicts = {"total_order": total_order(binding), "fifo": fifo(binding)}
+    verdicts |= of_messages(trace, grades, bound_ns=bound_ns, until_ns=until_ns)
     if trace.meta.bound_ns is not None or bound_ns is not None:
-        verdicts["latency"] = latency(trace, bound_ns=bound_ns)
+        verdicts["latency"] = latency(binding, bound_ns=bound_ns)
     return verdicts
 
 
@@ -120,26 +123,53 @@ def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verd
     finals = trace.graded(FINAL)
     verdicts = {
         "total_order[final]": total_order(finals),
-        "integrity[final]": integrity(finals),
         ORDER: final_order(trace),
         AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
-        "latency[final]": replace(latency(finals, bound_ns=_NO_BOUND), reason="no bound is promised"),
+        "latency[final]": replace(latency(finals, bound_ns=NO_BOUND), reason=UNPROMISED),
     }
-    if EARLY in trace.delivered_grades():
-        verdicts[CONTAINS] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
-    return verdicts
+    return verdicts | of_messages(trace, trace.delivered_grades(), until_ns=until_ns, grace_ns=grace_ns)
 
 
 def _unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
     """What a service without a total order promises."""
-    checks = {
-        "agreement": lambda: agreement(trace, until_ns=until_ns, bound_ns=bound_ns),
-        "uniform_agreement": lambda: uniform_agreement(trace, until_ns=until_ns, bound_ns=bound_ns),
-        "fifo": lambda: fifo(trace),
-        "causal": lambda: causal(trace),
-    }
-    verdicts = {"integrity": integrity(trace)}
-    verdicts |= {name: checks[name]() for name in PROMISES[trace.meta.order]}
+    checks = {"fifo": fifo, "causal": causal}
+    verdicts = of_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
+    verdicts |= {name: checks[name](trace) for name in PROMISES[trace.meta.order] if name in checks}
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
+    return verdicts
+
+
+def of_messages(
+    trace: Trace,
+    grades: Collection[str],
+    *,
+    bound_ns: int | None = None,
+    until_ns: int | None = None,
+    grace_ns: int = GRACE_NS,
+    reached: Reached | None = None,
+) -> dict[str, Verdict]:
+    """The promises about one message each: of services without a total order, of multicast to several groups, and of
+    final deliveries over a slot order.
+
+    Whether they are kept is seen from the sends and deliveries of each message and from the members' lives, so a run
+    can be judged by some of its messages at a time: `grades` are those of the whole run then, `until_ns` is its end,
+    and `reached` says how far the senders' logs go.
+    """
+    order = trace.meta.order
+    if order == "quasi_genuine":
+        binding = trace.graded(FINAL) if EARLY in grades else trace
+        verdicts = {"integrity": integrity(binding, reached)}
+        verdicts |= multigroup_agreement(binding, until_ns=until_ns, bound_ns=bound_ns)
+        if EARLY in grades:
+            verdicts["integrity[early]"] = integrity(trace.graded(EARLY), reached)
+        return verdicts
+    if order in PROMISES:
+        checks = {"agreement": agreement, "uniform_agreement": uniform_agreement}
+        verdicts = {"integrity": integrity(trace, reached)}
+        promised = [name for name in PROMISES[order] if name in checks]
+        return verdicts | {name: checks[name](trace, until_ns=until_ns, bound_ns=bound_ns) for name in promised}
+    verdicts = {"integrity[final]": integrity(trace.graded(FINAL), reached)}
+    if EARLY in grades:
+        verdicts[CONTAINS] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
     return verdicts

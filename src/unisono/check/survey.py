@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
+from unisono.check.finals import FINAL, FinalRange, survey_finals
 from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
 from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
 from unisono.model.histogram import Histogram, upper_edge
@@ -23,19 +24,24 @@ _COUNTED_NS = 4_000_000_000
 """Latencies below this are counted in an array, by units of 1024 ns."""
 _UNIT_BITS = 10
 _FEW = 1 << 16
+_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 _EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 62], dtype=np.int64)
 """The largest value of each of a histogram's buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FifoSpan:
-    """The first and the last message of one sender that one log has in a range, as (incarnation, sequence)."""
+    """What one log has in a range of one sender's messages of one priority: between which numbers (incarnation,
+    sequence), and between which indices."""
 
     member: int
     life: int
     sender: int
+    priority: int
     first: tuple[int, int]
     last: tuple[int, int]
+    first_index: int
+    last_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +119,19 @@ class Survey:
     latencies: Latencies
     sends: tuple[StreamSpan, ...]
     """Between which numbers each sender's sends lie."""
+    delivered: tuple[StreamSpan, ...]
+    """Between which numbers each sender's delivered messages lie."""
     unmatched_sends: Rows
     """Sends without a delivery in this range, and deliveries without a send."""
     unmatched_deliveries: Rows
     events: Rows
+    """What happened to members; not the steps of messages through their queues."""
     excesses: tuple[Excess, ...]
     """Where a sender passed its declared rate within the range; of many, the first."""
     usage: Usage
     """What was sent in the slots at the range's edges."""
+    finals: FinalRange | None
+    """Where final deliveries are surveyed, what they show of the agreed sequence."""
 
 
 def survey(
@@ -135,19 +146,19 @@ def survey(
     """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
     deliveries, sends, events = [], [], []
     grades: set[str] = set()
+    last_ns = 0
     for rows in parts:
         is_delivery = rows.kind == EventKind.DELIVER.code
         is_send = rows.kind == EventKind.SEND.code
+        others = rows.select(~(is_delivery | is_send))
         if rows.grades:
             grades.update(rows.grades[code] for code in np.unique(rows.grade[is_delivery]).tolist() if code >= 0)
-            events.append(rows.select(~(is_delivery | is_send)))
-            if grade is not None:
-                is_delivery &= rows.grade == (rows.grades.index(grade) if grade in rows.grades else -2)
-        else:
-            events.append(rows.select(~(is_delivery | is_send)))
-            is_delivery &= grade is None
+        if grade is not None:
+            is_delivery &= rows.grade == (rows.grades.index(grade) if grade in rows.grades else -2)
         deliveries.append(rows.select(is_delivery))
         sends.append(rows.select(is_send))
+        last_ns = max(last_ns, *(int(kept.real_ns.max(initial=0)) for kept in (deliveries[-1], sends[-1], others)))
+        events.append(others.select(~np.isin(others.kind, _STEPS)) if len(others) else others)
     logs = _logs(deliveries)
     sent = concatenated(sends)
     same = _same_everywhere(logs, sent, bound_ns)
@@ -158,28 +169,29 @@ def survey(
         first_slot=first_slot,
         last_slot=last_slot,
         rows=sum(map(len, parts)),
-        last_ns=max((int(rows.real_ns.max(initial=0)) for rows in parts), default=0),
+        last_ns=last_ns,
         counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
         grades=tuple(sorted(grades)),
         directed=any(rows.destination_sets for rows in parts),
-        sends=_send_spans(sent),
+        sends=_number_spans(sent),
         events=concatenated(events),
         excesses=() if promised is None else tuple(excesses(used, promised)[:MOST_TOLD]),
         usage=used if promised is None else edges(used, first_slot, last_slot, promised),
+        finals=survey_finals(concatenated(logs)) if grade == FINAL else None,
         **facts,  # type: ignore[arg-type]
     )
 
 
-def _send_spans(sends: Rows) -> tuple[StreamSpan, ...]:
-    if len(sends) == 0:
+def _number_spans(messages: Rows) -> tuple[StreamSpan, ...]:
+    if len(messages) == 0:
         return ()
-    (stream,) = stream_codes(sends)
+    (stream,) = stream_codes(messages)
     _, rows, edges = _grouped(stream)
     found = []
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         of = rows[first:last]
-        numbers = sends.sequence[of]
-        whose = int(sends.sender[of[0]]), int(sends.incarnation[of[0]])
+        numbers = messages.sequence[of]
+        whose = int(messages.sender[of[0]]), int(messages.incarnation[of[0]])
         found.append(StreamSpan(*whose, int(numbers.min()), int(numbers.max())))
     return tuple(found)
 
@@ -250,9 +262,8 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         matched = numbers[found] == wanted
         sent_ns[at[matched]] = sends.real_ns[own[found[matched]]]
         used[own[found[matched]]] = True
-    fifo = _fifo_spans(one, spans)
-    if fifo is None:
-        return None
+    if len(spans) > len({span.sender for span in spans}) or any(np.ptp(log.priority) for log in logs):
+        return None  # several lives of a sender, or several priorities
     latencies = Latencies()
     known = sent_ns >= 0
     everything = bool(known.all())
@@ -279,10 +290,16 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         "order": order,
         "in_fifo": True,
         "fifo": tuple(
-            FifoSpan(int(log.member[0]), int(log.life[0]), sender, *ends)
+            FifoSpan(
+                *(int(log.member[0]), int(log.life[0]), span.sender, int(log.priority[0])),
+                (span.incarnation, span.first_sequence),
+                (span.incarnation, span.last_sequence),
+                *(int(log.index[by_stream[at]]) for at in (edges[number], edges[number + 1] - 1)),
+            )
             for log in logs
-            for sender, ends in sorted(fifo.items())
+            for number, span in enumerate(spans)
         ),
+        "delivered": order.streams,
         "keys": len(one),
         "latencies": latencies,
         "unmatched_sends": sends.select(~used),
@@ -303,36 +320,13 @@ def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
     return codes, np.argsort(narrow, kind="stable"), edges
 
 
-def _fifo_spans(one: Rows, spans: Sequence[StreamSpan]) -> dict[int, tuple[tuple[int, int], tuple[int, int]]] | None:
-    """By sender the first and last (incarnation, sequence), if its incarnations come one after the other."""
-    found: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
-    for span in sorted(spans, key=lambda span: (span.sender, span.incarnation)):
-        first, last = (span.incarnation, span.first_sequence), (span.incarnation, span.last_sequence)
-        known = found.get(span.sender)
-        found[span.sender] = (first if known is None else known[0], last)
-    if len(found) < len(spans):
-        for sender in sorted(found):
-            if (np.diff(one.incarnation[one.sender == sender]) < 0).any():
-                return None
-    return found
-
-
 # -- members differ --------------------------------------------------------------------------------------------
 
 
 def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
     """The facts of any range."""
     deliveries = concatenated(logs) if logs else EMPTY
-    pair = packed(log_codes(deliveries), deliveries.sender)
-    order = np.argsort(pair, kind="stable")
-    number = packed(deliveries.incarnation, deliveries.sequence)[order]
-    fresh = starts(pair[order])
-    first = np.flatnonzero(fresh)
-    last = np.append(first[1:], len(order)) - 1 if len(order) else first
-
-    def ends(rows: Ints) -> list[tuple[int, int]]:
-        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
-
+    in_fifo, fifo = _fifo_spans(deliveries)
     sent, delivered = message_codes(sends, deliveries)
     by_message = np.argsort(sent, kind="stable")
     at = np.minimum(np.searchsorted(sent[by_message], delivered), max(len(sent) - 1, 0))
@@ -343,23 +337,34 @@ def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
         latencies.add(taken.real_ns - sends.real_ns[by_message][at][matched], bound_ns, taken)
     return {
         "order": summarize(deliveries) if len(deliveries) else NOTHING,
-        "in_fifo": bool((np.diff(number)[~fresh[1:]] > 0).all()),
-        "fifo": tuple(
-            FifoSpan(*span)
-            for span in zip(
-                deliveries.member[order[first]].tolist(),
-                deliveries.life[order[first]].tolist(),
-                deliveries.sender[order[first]].tolist(),
-                ends(order[first]),
-                ends(order[last]),
-                strict=True,
-            )
-        ),
+        "in_fifo": in_fifo,
+        "fifo": fifo,
+        "delivered": _number_spans(deliveries),
         "keys": len(np.unique(key_codes(deliveries))),
         "latencies": latencies,
         "unmatched_sends": sends.select(~np.isin(sent, delivered)),
         "unmatched_deliveries": deliveries.select(~matched),
     }
+
+
+def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
+    """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
+    pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
+    order = np.argsort(pair, kind="stable")
+    number = packed(deliveries.incarnation, deliveries.sequence)
+    fresh = starts(pair[order])
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(order)) - 1 if len(order) else first
+    in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
+    by_number = order if in_fifo else np.lexsort((number, pair))
+
+    def numbers(rows: Ints) -> list[tuple[int, int]]:
+        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
+
+    whose = [getattr(deliveries, name)[order[first]].tolist() for name in ("member", "life", "sender", "priority")]
+    ends = (numbers(by_number[first]), numbers(by_number[last]))
+    indices = (deliveries.index[order[first]].tolist(), deliveries.index[order[last]].tolist())
+    return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))
 
 
 def _histogram(taken_ns: Ints, largest: int) -> Histogram:

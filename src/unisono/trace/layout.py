@@ -20,7 +20,7 @@ from unisono.trace.table import Log, Rows
 
 SURVEYED = (
     *("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns"),
-    *("view", "grade", "destinations", "note"),
+    *("priority", "view", "grade", "destinations", "note"),
 )
 """The columns that a survey of a range reads; member and life are in the file's name."""
 

@@ -1,0 +1,149 @@
+"""What a verification does with the rows of some files, in a task of Spark or in this process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from unisono.check.rate_compliance import Declared, declared
+from unisono.check.survey import Survey, survey
+from unisono.check.tiles import Frame, Tile, TileFinding, judge_tile
+from unisono.check.verdict import Status
+from unisono.pipeline.session import parallelism
+from unisono.trace.layout import Layout, RangeFiles, read_range
+from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.table import Rows, concatenated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TASKS_PER_CORE = 4
+
+
+class Task(Protocol):
+    """Something to be done with the rows of some files."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        ...
+
+    def run(self) -> object:
+        """Read them; what was found."""
+        ...
+
+
+Outcome = object
+"""What a task found, or the damage that it met: that is an outcome, not a failure of the task."""
+Runner = Callable[[Sequence[Task]], list[Outcome]]
+"""Runs tasks; the outcomes in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """One range of one run, to be surveyed."""
+
+    run_number: int
+    files: RangeFiles
+    grade: str | None
+    bound_ns: int | None
+    promised: Declared | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        return self.files.rows
+
+    def run(self) -> Survey:
+        """Survey the range."""
+        slots = self.files.first_slot, self.files.last_slot
+        chosen = {"grade": self.grade, "bound_ns": self.bound_ns, "promised": self.promised}
+        return survey(read_range(self.files), *slots, **chosen)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class TileTask:
+    """One tile of one run, to be judged; with the tile before it, where that tells something."""
+
+    frame: Frame
+    plain: dict[str, tuple[Status, str]]
+    tile: Tile
+    files: tuple[RangeFiles, ...]
+    previous: Tile | None
+    previous_files: tuple[RangeFiles, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        return sum(files.rows for files in (*self.files, *self.previous_files))
+
+    def run(self) -> TileFinding:
+        """Judge the tile."""
+        previous = None if self.previous is None else tile_rows(self.previous, self.previous_files)
+        return judge_tile(self.frame, self.plain, tile_rows(self.tile, self.files), previous)
+
+
+def tile_rows(tile: Tile, files: Iterable[RangeFiles]) -> Rows:
+    """The sends and deliveries of a tile's messages, from the files that have them."""
+    return concatenated([tile.rows_of(rows) for one in files for rows in read_range(one)])
+
+
+def survey_task(
+    meta: RunMeta, files: RangeFiles, grade: str | None, bound_ns: int | None, run_number: int = 0
+) -> RangeTask:
+    """The survey of one range of a run."""
+    return RangeTask(run_number, files, grade, bound_ns, declared(meta))
+
+
+def surveyed(plan: Layout, runner: Runner, grade: str | None, bound_ns: int | None) -> tuple[Survey, ...]:
+    """The surveys of all ranges of a run; damage is raised."""
+    kept = []
+    for outcome in runner([survey_task(plan.meta, files, grade, bound_ns) for files in plan.ranges]):
+        if isinstance(outcome, TraceDamaged):
+            raise outcome
+        assert isinstance(outcome, Survey)
+        kept.append(outcome)
+    return tuple(kept)
+
+
+def _outcome(task: Task) -> Outcome:
+    try:
+        return task.run()
+    except TraceDamaged as damage:
+        return damage
+
+
+def in_process(tasks: Sequence[Task]) -> list[Outcome]:
+    """The runner without Spark: one task after the other."""
+    return [_outcome(task) for task in tasks]
+
+
+def on_spark(session: SparkSession, tasks: Sequence[Task]) -> list[Outcome]:
+    """The runner on Spark. Large and small ones are dealt out so that Spark's tasks are alike in size."""
+    if not tasks:
+        return []
+    count = min(len(tasks), parallelism(session) * _TASKS_PER_CORE)
+    by_size = sorted(range(len(tasks)), key=lambda number: -tasks[number].rows)
+    hands = [[(number, tasks[number]) for number in by_size[first::count]] for first in range(count)]
+    frame = session.range(0, count, 1, numPartitions=count).mapInArrow(
+        partial(_run_hands, hands), "number long, outcome binary"
+    )
+    found: dict[int, Outcome] = {}
+    for row in frame.collect():
+        found[row["number"]] = pickle.loads(bytes(row["outcome"]))
+    return [found[number] for number in range(len(tasks))]
+
+
+def _run_hands(hands: Sequence[Sequence[tuple[int, Task]]], batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for hand in batch.column("id").to_pylist():
+            for number, task in hands[hand]:
+                outcome = pickle.dumps(_outcome(task), protocol=pickle.HIGHEST_PROTOCOL)
+                yield pa.RecordBatch.from_pydict(
+                    {"number": pa.array([number], pa.int64()), "outcome": pa.array([outcome], pa.binary())}
+                )
