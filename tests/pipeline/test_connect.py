@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from tests.pipeline.standalone import PATIENCE_S, free_port
+from tests.pipeline.standalone import free_port
 from tests.recorded import record
 
 from unisono.cli.main import Exit, main
 from unisono.pipeline.java import java_home
 
 COMMAND = "import sys; from unisono.cli.main import main; sys.exit(main(sys.argv[1:]))"
+PATIENCE_S = 600
+"""A server writes much into its log, and takes minutes to come up on a busy machine."""
 WITHOUT_GRPC = f"import sys; sys.modules['grpc'] = None; {COMMAND}"
 
 
@@ -93,6 +95,7 @@ def connect_server(log: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_server_verifies_and_runs_an_experiment(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     folder = record(tmp_path / "trace", members=3, slots=600, burst=2)

@@ -50,3 +50,14 @@ def test_spark_judges_every_scenario_as_the_checkers_do(
     assert {report.folder for report in reports} == set(folders)
     for report in reports:
         assert told(report.verdicts) == told(check_all(read_trace(report.folder))), folders[report.folder]
+
+
+@pytest.mark.parametrize("name", ["quasi_genuine_crash", "rmcast_causal", "cbr_grades"])
+def test_long_runs_without_one_sequence_of_keys_are_judged_in_parts_as_they_are_whole(
+    name: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = next(path for path in SCENARIOS if path.stem == name)
+    trace = run(parse_scenario(path.read_text(encoding="utf-8"), path.name)).trace
+    folder = write_trace(tmp_path, trace, range_slots=48)
+    (report,) = verify(tmp_path, partial(on_spark, spark), whole_rows=0)
+    assert told(report.verdicts) == told(check_all(read_trace(folder)))

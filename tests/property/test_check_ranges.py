@@ -40,7 +40,9 @@ def by_ranges(trace: Trace, range_slots: int, looked_at_rows: int = 10**9, clean
         survey([part], n * range_slots, (n + 1) * range_slots - 1, grade=None, bound_ns=trace.meta.bound_ns)
         for n, part in zip(ranges, parts, strict=True)
     )
-    verdicts = check_ranges(Findings(trace.meta, trace.logs, surveys, load, looked_at_rows=looked_at_rows))
+    verdicts = check_ranges(
+        Findings(trace.meta, trace.logs, surveys, load, looked_at_rows=looked_at_rows, whole_rows=looked_at_rows)
+    )
     if all(verdict.status is Status.VALID and not verdict.reason for verdict in verdicts.values()):
         assert not read or not clean
     return verdicts

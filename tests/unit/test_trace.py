@@ -11,6 +11,7 @@ import textwrap
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -172,18 +173,18 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
         for path in folder.glob("member=*/*.parquet"):
             named = PART_NAME.fullmatch(path.name)
             assert named
-            who = int(path.parent.name.removeprefix("member=")), int(named[3])
-            assert same_where_surveyed(read_columns(path, SURVEYED, *who), read_part(path))
+            member, life = int(path.parent.name.removeprefix("member=")), int(named[3])
+            who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "life": life}
+            assert same_where_surveyed(read_columns(path, SURVEYED, **who), read_part(path))
             # Files that other tools wrote tell less, or have more groups of rows.
             table = pq.ParquetFile(path).read()
             for options in ({"write_statistics": False}, {"row_group_size": 1}, {}):
                 pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"1"}), path, **options)
-                assert same_where_surveyed(read_columns(path, SURVEYED, *who), read_part(path))
-    path = next(folder.glob("member=*/*.parquet"))
+                assert same_where_surveyed(read_columns(path, SURVEYED, **who), read_part(path))
     text = table.set_column(table.column_names.index("view"), "view", pa.array(["?"] * len(table)))
     pq.write_table(text, path)
     with pytest.raises(TraceDamaged, match="wrong type"):
-        read_columns(path, SURVEYED, *who)
+        read_columns(path, SURVEYED, **who)
 
 
 def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:

@@ -43,19 +43,20 @@ class StreamSpan:
 class OrderSummary:
     """What a range shows of the order: all of it where the range is clean, and its edges.
 
-    `dense` is the first half of condition 1, `ordered` is the rest.
+    `dense` is the first half of condition 1, `ordered` is the rest. `distinct` says that no index is there twice.
     """
 
     rows: int
     first_slot: int
     last_slot: int
     dense: bool
+    distinct: bool
     ordered: bool
     logs: tuple[LogSpan, ...]
     streams: tuple[StreamSpan, ...]
 
 
-NOTHING = OrderSummary(0, 0, -1, dense=True, ordered=True, logs=(), streams=())
+NOTHING = OrderSummary(0, 0, -1, dense=True, distinct=True, ordered=True, logs=(), streams=())
 
 
 def summarize(deliveries: Rows) -> OrderSummary:
@@ -66,7 +67,8 @@ def summarize(deliveries: Rows) -> OrderSummary:
     (message,) = message_codes(deliveries)
     fresh = starts(log)
     follows = ~fresh[1:]
-    dense = bool((np.diff(deliveries.index)[follows] == 1).all())
+    steps = np.diff(deliveries.index)[follows]
+    dense, distinct = bool((steps == 1).all()), bool((steps > 0).all())
     ordered = bool((np.diff(key)[follows] > 0).all())
 
     merged = np.argsort(key, kind="stable")
@@ -88,6 +90,7 @@ def summarize(deliveries: Rows) -> OrderSummary:
         first_slot=int(deliveries.slot.min()),
         last_slot=int(deliveries.slot.max()),
         dense=dense,
+        distinct=distinct,
         ordered=ordered,
         logs=tuple(
             LogSpan(*span)
@@ -133,6 +136,7 @@ def merge(summaries: Iterable[OrderSummary]) -> OrderSummary:
         first_slot=ranges[0].first_slot,
         last_slot=ranges[-1].last_slot,
         dense=all(part.dense for part in ranges) and not any(joint.dense for joint in broken),
+        distinct=all(part.distinct for part in ranges) and not any(joint.dense and joint.ordered for joint in broken),
         ordered=all(part.ordered for part in ranges) and not any(joint.ordered for joint in broken),
         logs=tuple(logs[key] for key in sorted(logs)),
         streams=tuple(streams[key] for key in sorted(streams)),

@@ -22,14 +22,13 @@ from unisono.check.integrity import integrity
 from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins
 from unisono.check.order_kernel import LogSpan
 from unisono.check.survey import FifoSpan, Latencies, Survey
-from unisono.check.total_order import total_order
+from unisono.check.total_order import index_twice, total_order
 from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Rows, Trace, concatenated
 
 LOOKED_AT_ROWS = 5_000_000
-"""A run that is not proven clean is read as a whole up to this size; beyond it, so many rows of suspect ranges are,
-and violations further on are not counted."""
+"""So many rows of suspect ranges are read; violations further on are not counted."""
 SOUND_IN_PARTS = frozenset({"total_order", "fifo"})
 """A violation of these is one whatever else the run holds."""
 
@@ -46,6 +45,8 @@ class Findings:
     grade: str | None = None
     bound_ns: int | None = None
     looked_at_rows: int = LOOKED_AT_ROWS
+    whole_rows: int = LOOKED_AT_ROWS
+    """A run of so many rows that is not proven clean is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,15 @@ def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdi
     """One verdict per promise, as `check.suite.check_all` gives over the whole run; or `only` some of them."""
     crossing = _crossing(found)
     events = concatenated([survey.events for survey in found.surveys])
-    disorder = _disordered(found.surveys)
-    complete = _complete(found.surveys)
-
+    scrambled = _scrambled(found.surveys)
+    disorder = _disordered(found.surveys) | scrambled
     cut_short: set[int] = set()
 
     def part(ranges: Iterable[int]) -> Trace:
         rows = 0
         chosen: list[int] = []
         wanted = sorted(ranges)
-        if sum(survey.rows for survey in found.surveys) <= found.looked_at_rows:
+        if sum(survey.rows for survey in found.surveys) <= found.whole_rows:
             wanted = list(range(len(found.surveys)))
         for number in wanted:
             rows += found.surveys[number].rows
@@ -83,6 +83,9 @@ def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdi
                 break
             chosen.append(number)
         return _part(found, crossing, events, chosen)
+
+    # Where the ranges of a log reach into one another, an index that is there twice may hide one that is missing.
+    complete = _complete(found.surveys) and not (scrambled and index_twice(part(scrambled).deliveries()))
 
     def judged(judge: Callable[[], Verdict | None]) -> dict[str, Verdict]:
         cut_short.clear()
@@ -240,7 +243,7 @@ def _disordered(surveys: Sequence[Survey]) -> set[int]:
             spans.append((number, min(span.first_sequence, span.last_sequence), span.last_sequence))
     for spans in streams.values():
         broken |= overlapping(spans)
-    return broken | _scrambled(surveys)
+    return broken
 
 
 def _spans(surveys: Sequence[Survey]) -> dict[tuple[int, int], list[tuple[int, LogSpan]]]:
@@ -273,6 +276,8 @@ def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
 
 def _complete(surveys: Sequence[Survey]) -> bool:
     """Whether every log has as many deliveries as its last index says."""
+    if not all(survey.order.distinct for survey in surveys):
+        return False
     for who, spans in _spans(surveys).items():
         count = sum(survey.counts.get(who, 0) for survey in surveys)
         if min(span.first_index for _, span in spans) != 0 or max(span.last_index for _, span in spans) + 1 != count:

@@ -280,6 +280,7 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         first_slot=int(one.slot[0]),
         last_slot=int(one.slot[-1]),
         dense=True,
+        distinct=True,
         ordered=True,
         logs=tuple(
             LogSpan(int(log.member[0]), int(log.life[0]), int(log.index[0]), int(log.index[-1])) for log in logs

@@ -32,7 +32,7 @@ def total_order(trace: Trace) -> Verdict:
     summary = summarize(deliveries)
     complete = from_zero(summary)
     if not summary.ordered:
-        twice = _index_twice(deliveries)
+        twice = index_twice(deliveries)
         if twice is not None:
             return Verdict(NAME, Status.UNKNOWN, reason=twice)
         found = _explain(deliveries)
@@ -168,7 +168,8 @@ def _key(rows: Rows, row: int) -> str:
     return f"(slot {rows.slot[row]}, place {rows.place[row]})"
 
 
-def _index_twice(deliveries: Rows) -> str | None:
+def index_twice(deliveries: Rows) -> str | None:
+    """That two deliveries of a log have one index; None if none have."""
     same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~starts(log_codes(deliveries))[1:])
     if len(same) == 0:
         return None

@@ -124,7 +124,7 @@ def _in_order(run: Recorded, graded: tuple[Survey, ...], binding: str | None) ->
     plan = run.plan
 
     def in_ranges(surveys: tuple[Survey, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
-        found = Findings(plan.meta, plan.logs, surveys, run.load, grade, run.bound_ns, run.looked_at_rows)
+        found = Findings(plan.meta, plan.logs, surveys, run.load, grade, run.bound_ns, run.looked_at_rows, 0)
         return check_ranges(found, only)
 
     if plan.meta.order in PROMISES:

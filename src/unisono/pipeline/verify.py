@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from unisono.check.finals import FINAL
@@ -52,9 +53,9 @@ def verify(
     group: str | None = None,
     since_ns: int | None = None,
     until_ns: int | None = None,
-    looked_at_rows: int = LOOKED_AT_ROWS,
+    whole_rows: int = LOOKED_AT_ROWS,
 ) -> list[RunReport]:
-    """A report for each run of each group at or below `path`; no more than `looked_at_rows` are held at once here.
+    """A report for each run of each group at or below `path`; one of no more than `whole_rows` may be read whole.
 
     Of others than `run` and `group` no file is opened; of runs in which nothing happened between `since_ns` and
     `until_ns`, no more than the footers of files is read.
@@ -77,13 +78,17 @@ def verify(
     tasks = [
         survey_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)
+        if plan.meta.order not in PRIORITY_ORDERS  # sends and deliveries are numbered apart there: all would be edges
         for files in plan.ranges
     ]
     outcomes = dict(zip(((task.run_number, task.files) for task in tasks), runner(tasks), strict=True))
     for number, plan in enumerate(plans):
-        found = [outcomes[number, files] for files in plan.ranges]
         try:
-            verdicts = _verdicts(plan, found, runner, bound_ns, looked_at_rows)
+            if plan.meta.order in PRIORITY_ORDERS:
+                verdicts = _whole(plan, bound_ns) if plan.rows <= whole_rows else _too_long(plan.rows, whole_rows)
+            else:
+                found = [outcomes[number, files] for files in plan.ranges]
+                verdicts = _verdicts(plan, found, runner, bound_ns, whole_rows)
         except TraceDamaged as damage:  # found only when whole rows were read, or since the survey
             verdicts = _unknown(damage)
         reports.append(RunReport(plan.folder, plan.meta.run, plan.meta.group, plan.rows, verdicts))
@@ -91,7 +96,7 @@ def verify(
 
 
 def _verdicts(
-    plan: Layout, outcomes: Sequence[object], runner: Runner, bound_ns: int | None, looked_at_rows: int
+    plan: Layout, outcomes: Sequence[object], runner: Runner, bound_ns: int | None, whole_rows: int
 ) -> dict[str, Verdict]:
     surveys: list[Survey] = []
     for outcome in outcomes:
@@ -99,41 +104,46 @@ def _verdicts(
             return _unknown(outcome)
         if isinstance(outcome, Survey):
             surveys.append(outcome)
-    crashed = frozenset(member for found in surveys for member in found.events.of_kind(EventKind.CRASH).sender.tolist())
-    silent = silent_members(plan, crashed)
-    if silent:
-        names = ", ".join(map(str, silent))
-        return _unknown(TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names"))
-
-    def load(numbers: Sequence[int]) -> Rows:
-        return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
-
-    bound = plan.meta.bound_ns if bound_ns is None else bound_ns
+    _refuse_silence(plan, concatenated([found.events for found in surveys]))
+    load, bound = partial(_load, plan), plan.meta.bound_ns if bound_ns is None else bound_ns
     grades = tuple(sorted({grade for found in surveys for grade in found.grades}))
     finals = FINAL in grades and plan.meta.order in SLOT_ORDERS
-    if finals or plan.meta.order in PRIORITY_ORDERS or plan.meta.order in WITHOUT_KEYS:
-        if plan.rows <= looked_at_rows:
-            trace = Trace.from_rows(load(range(len(plan.ranges))), plan.meta, plan.logs)
-            return check_all(trace, bound_ns=bound_ns)
-        if plan.meta.order in PRIORITY_ORDERS:
-            return _too_long(plan.rows, looked_at_rows)
-        return by_tiles(Recorded(plan, tuple(surveys), grades, bound, load, runner, looked_at_rows))
+    if finals or plan.meta.order in WITHOUT_KEYS:
+        if plan.rows <= whole_rows:
+            return _whole(plan, bound_ns)
+        return by_tiles(Recorded(plan, tuple(surveys), grades, bound, load, runner, LOOKED_AT_ROWS))
     if len(grades) <= 1:
-        return check_ranges(
-            Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound, looked_at_rows=looked_at_rows)
-        )
+        return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound, whole_rows=whole_rows))
     verdicts: dict[str, Verdict] = {}
     for grade in grades:
         kept = surveyed(plan, runner, grade, bound)
-        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, looked_at_rows))
+        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, whole_rows=whole_rows))
         verdicts |= {f"{name}[{grade}]": verdict for name, verdict in found.items()}
     return verdicts
 
 
-def _too_long(rows: int, looked_at_rows: int) -> dict[str, Verdict]:
+def _load(plan: Layout, numbers: Sequence[int]) -> Rows:
+    return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
+
+
+def _whole(plan: Layout, bound_ns: int | None) -> dict[str, Verdict]:
+    rows = _load(plan, range(len(plan.ranges)))
+    _refuse_silence(plan, rows)
+    return check_all(Trace.from_rows(rows, plan.meta, plan.logs), bound_ns=bound_ns)
+
+
+def _refuse_silence(plan: Layout, events: Rows) -> None:
+    """A member of whom there is no file must have been seen to crash."""
+    silent = silent_members(plan, frozenset(events.of_kind(EventKind.CRASH).sender.tolist()))
+    if silent:
+        names = ", ".join(map(str, silent))
+        raise TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names")
+
+
+def _too_long(rows: int, most: int) -> dict[str, Verdict]:
     """What a member had consumed when it received a message decides, over the whole run: it is read as one."""
     name = "priority_accounting"
-    reason = f"{name} reads a run as a whole: {looked_at_rows:,} rows at most, not {rows:,}"
+    reason = f"{name} reads a run as a whole: {most:,} rows at most, not {rows:,}"
     return {name: Verdict(name, Status.UNKNOWN, reason=reason)}
 
 

@@ -194,15 +194,25 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
     return from_arrow(table, path)
 
 
-def read_columns(path: str | os.PathLike[str], names: Sequence[str], member: int, life: int) -> Rows:
-    """Some columns of one file of a member's life; those not named are as if null, member and life as told."""
+def read_columns(
+    path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, life: int
+) -> Rows:
+    """Some columns of one file of a member's life; those not named are as if null. Rows of others are refused."""
     constants = {"member": member, "life": life}
-    table = _read_table(path, list(names), constants)
+    table = _read_table(path, list(names), constants, {"run": run, "group": group, **constants})
     return from_arrow(table, path, constants)
 
 
-def _read_table(path: str | os.PathLike[str], names: list[str], constants: dict[str, int] | None = None) -> Any:
-    """Columns of a file; those whose statistics say that all rows are alike are not read if `constants` takes them."""
+def _read_table(
+    path: str | os.PathLike[str],
+    names: list[str],
+    constants: dict[str, int] | None = None,
+    expected: Mapping[str, str | int] | None = None,
+) -> Any:
+    """Columns of a file; those whose statistics say that all rows are alike are not read if `constants` takes them.
+
+    `expected` columns must have that value in all rows; statistics spare reading them, too.
+    """
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -211,6 +221,9 @@ def _read_table(path: str | os.PathLike[str], names: list[str], constants: dict[
             missing = [name for name in SCHEMA.names if name not in schema.names]
             if missing:
                 raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+            for name, value in (expected or {}).items():
+                if not _has_only(file, name, value):
+                    raise TraceDamaged(path, f"has rows of another {name} than {value}")
             if constants is not None:
                 constants |= _alike(file, [name for name in names if name != "kind"])
                 names = [name for name in names if name not in constants]
@@ -221,6 +234,16 @@ def _read_table(path: str | os.PathLike[str], names: list[str], constants: dict[
         return table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, ValueError) as error:
         raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
+
+
+def _has_only(file: Any, name: str, value: str | int) -> bool:
+    """Whether a column has this value in all rows of a file."""
+    leaves = file.metadata.schema.names
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    told = [group.column(leaves.index(name)).statistics for group in groups]
+    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in told):
+        return all(seen.min == seen.max == value and not seen.null_count for seen in told)
+    return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
 def _alike(file: Any, names: Sequence[str]) -> dict[str, int]:

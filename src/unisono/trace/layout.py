@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +48,8 @@ class RangeFiles:
     first_slot: int
     last_slot: int
     parts: tuple[Part, ...]
+    run: str
+    group: str
 
     @property
     def rows(self) -> int:
@@ -107,7 +110,7 @@ def layout(folder: str | Path) -> Layout:
     for (_, last), (first, _) in pairwise(ordered):
         if first <= last:
             raise TraceDamaged(root, f"ranges of slots overlap at slot {first}: the files are of several recordings")
-    files = tuple(RangeFiles(first, last, tuple(ranges[first, last])) for first, last in ordered)
+    files = tuple(RangeFiles(first, last, tuple(ranges[first, last]), meta.run, meta.group) for first, last in ordered)
     return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.life))), files)
 
 
@@ -120,7 +123,11 @@ def read_range(files: RangeFiles, *, whole: bool = False) -> list[Rows]:
     """The rows of a range, file by file: the surveyed columns, or the `whole` rows."""
     read = []
     for part in files.parts:
-        rows = read_part(part.path) if whole else read_columns(part.path, SURVEYED, part.member, part.life)
+        of: dict[str, Any] = {"run": files.run, "group": files.group}
+        if whole:
+            rows = read_part(part.path, **of)
+        else:
+            rows = read_columns(part.path, SURVEYED, **of, member=part.member, life=part.life)
         if len(rows) == 0:
             continue
         if whole and not ((rows.member == part.member).all() and (rows.life == part.life).all()):
