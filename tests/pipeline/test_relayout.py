@@ -15,7 +15,7 @@ from tests.recorded import record
 from unisono.check.verdict import Status
 from unisono.pipeline.relayout import relayout
 from unisono.pipeline.verify import verify
-from unisono.trace.files import read_trace
+from unisono.trace.files import read_part, read_trace, write_end, write_part
 from unisono.trace.meta import META_NAME, TraceDamaged
 from unisono.trace.schema import SCHEMA, VERSION_KEY
 
@@ -60,7 +60,7 @@ def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Pa
     assert verify(tmp_path / "open")[0].status is Status.UNKNOWN, "nobody says that the rows are all there"
 
 
-@pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost"])
+@pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])
 def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
     folder = record(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
     path = min((folder / "member=1").glob("*.parquet"))
@@ -69,9 +69,18 @@ def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSes
         pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), path)
     elif damage == "a column less":
         pq.write_table(table.drop_columns(["slot"]), path)
+    elif damage == "all rows lost":  # of a second life, of which nothing else tells
+        write_end(folder / "member=1", 7, rows=20, dropped=0)
+    elif damage == "another run":
+        write_part(path, read_part(path), "another", "g")
     else:
         end = folder / "member=1" / "end.0.json"
         end.write_text(json.dumps({**json.loads(end.read_text("utf-8")), "rows": 1}), encoding="utf-8")
-    problem = {"another version": "version 99 is unknown", "a column less": "lacks the column slot"}
+    problem = {
+        "another version": "version 99 is unknown",
+        "a column less": "lacks the column slot",
+        "all rows lost": "20 rows were written, 0 are there",
+        "another run": "not of run r and group g",
+    }
     with pytest.raises(TraceDamaged, match=problem.get(damage, "1 rows were written")):
         relayout(spark, folder, tmp_path / "out")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.measured import SLA, append, interval, worse_between, write_run
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidPolicy, UnisonoError
 from unisono.model.sla_text import parse_slas
 from unisono.pipeline.measurement import Job, Measured, Service, in_process
 from unisono.pipeline.measurement_store import MeasurementStore, Verdict
@@ -122,3 +122,30 @@ def test_a_state_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
     raw.close()
     with pytest.raises(InvalidPolicy, match="version 99 is unknown"):
         MeasurementStore(tmp_path / "x.sqlite")
+
+
+def test_one_job_at_a_time_works_with_a_folder(tmp_path: Path) -> None:
+    job = Job(tmp_path, SLAS, tmp_path / "keep")
+    with (
+        in_process(job, lambda _: None),
+        pytest.raises(InvalidPolicy, match="another measurement works"),
+        in_process(job, lambda _: None),
+    ):
+        pass
+    with in_process(job, lambda _: None):
+        pass  # who has ended holds it no longer
+
+
+def test_a_damaged_state_is_told_and_never_taken_for_a_new_one(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    (keep / "measurement.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
+    with pytest.raises(InvalidPolicy, match="is no readable state of a measurement"):
+        MeasurementStore(keep / "measurement.sqlite")
+    (keep / "measurement.sqlite").unlink()
+    (keep / "measures.json").write_text("", encoding="utf-8")
+    with (
+        pytest.raises(UnisonoError, match="is not readable JSON"),
+        in_process(Job(tmp_path, SLAS, keep), lambda _: None),
+    ):
+        pass

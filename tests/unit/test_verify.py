@@ -17,7 +17,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cli.main import main
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.files import read_part, read_trace, write_part
+from unisono.trace.files import read_part, read_trace, write_part, write_trace
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows
 
@@ -30,7 +30,7 @@ def one(path: Path) -> RunReport:
 def edit(part: Path, change: Callable[[Rows], Rows]) -> None:
     """Rewrite one file; the number of its rows must stay."""
     rows = read_part(part)
-    write_part(part, change(rows), "r" if "run=r" in str(part) else "bad", "g")
+    write_part(part, change(rows), part.parents[2].name.removeprefix("run="), "g")
 
 
 def part_of(folder: Path, member: int, number: int) -> Path:
@@ -195,6 +195,38 @@ def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, caps
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path), "--since", "yesterday"])
     assert "a time such as" in capsys.readouterr().err
+
+
+def test_no_file_is_opened_of_a_closed_run_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = read_trace(record(tmp_path / "made", members=2, slots=300, burst=1))
+    runs = tmp_path / "runs"
+    for name, later_ns in (("first", 0), ("second", 7200 * 10**9)):
+        moved = replace(trace, meta=replace(trace.meta, run=name), real_ns=trace.real_ns + later_ns)
+        write_trace(runs, moved, range_slots=64)
+    opened: set[str] = set()
+
+    def noted(read: Callable[..., object]) -> Callable[..., object]:
+        def reading(path: object, *words: object, **options: object) -> object:
+            opened.add(str(path))
+            return read(path, *words, **options)
+
+        return reading
+
+    monkeypatch.setattr(pq, "read_metadata", noted(pq.read_metadata))
+    monkeypatch.setattr(pq, "ParquetFile", noted(pq.ParquetFile))
+    hour_ns = 3600 * 10**9
+    for since_ns, until_ns, other in (hour_ns, None, "run=first"), (None, hour_ns, "run=second"):
+        opened.clear()
+        (report,) = verify(runs, since_ns=since_ns, until_ns=until_ns)
+        assert report.status is Status.VALID
+        assert opened
+        assert not any(other in path for path in opened)
+    # A recording that was not closed says nothing of when it ended: its files do.
+    opened.clear()
+    (runs / "run=first" / "group=g" / "member=1" / "end.0.json").unlink()
+    (report,) = verify(runs, since_ns=hour_ns)
+    assert report.run == "second"
+    assert any("run=first" in path for path in opened)
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])

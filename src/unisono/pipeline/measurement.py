@@ -13,7 +13,7 @@ its bytes were taken, and bytes that Spark believes done and that were not taken
 
 from __future__ import annotations
 
-import json
+import fcntl
 import threading
 import time
 from collections import deque
@@ -30,6 +30,7 @@ from unisono.pipeline.measurement_store import MeasurementStore, Verdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.estimate import Estimate
 from unisono.qos.system import PATIENCE_NS, LinkEstimate, System, verdict_id
+from unisono.trace.meta import read_json, write_json
 from unisono.trace.tails import Block, Stretch, latest, read_block, stretches
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _PASSING = ("Python worker failed to connect back", "Python worker exited unexpe
 STORE_NAME = "measurement.sqlite"
 CHECKPOINT_NAME = "checkpoint"
 _DESCRIPTION_NAME = "measures.json"
+_LOCK_NAME = "lock"
 
 Place = tuple[str, str]
 """A run and a group."""
@@ -214,8 +216,8 @@ class Job:
         ]
         described = {"directory": str(self.directory.resolve()), "slas": agreed, "window_ns": self.window_ns}
         if not path.exists():
-            path.write_text(json.dumps(described) + "\n", encoding="utf-8")
-        elif json.loads(path.read_text(encoding="utf-8")) != described:
+            write_json(path, described)
+        elif read_json(path) != described:
             raise InvalidPolicy(
                 str(self.keep), "holds the state of another measurement (folder or agreements differ); name another"
             )
@@ -235,12 +237,23 @@ def on_spark(job: Job, choice: SparkChoice, take: Take) -> Iterator[Running]:
 
 
 @contextmanager
+def _alone(keep: Path) -> Iterator[None]:
+    """Nobody else may work with this folder meanwhile: two jobs would overwrite each other's state."""
+    keep.mkdir(parents=True, exist_ok=True)
+    with (keep / _LOCK_NAME).open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidPolicy(str(keep), "another measurement works with this folder; name another") from None
+        yield
+
+
+@contextmanager
 def streaming(job: Job, session: SparkSession, take: Take) -> Iterator[Running]:
     """The job in a session that is there."""
     from unisono.pipeline.metric_source import NAME, MetricSource, blocks_of  # noqa: PLC0415 - needs pyspark
 
-    job.keep.mkdir(parents=True, exist_ok=True)
-    with MeasurementStore(job.keep / STORE_NAME) as store:
+    with _alone(job.keep), MeasurementStore(job.keep / STORE_NAME) as store:
         service = job.service(store)
         running = Running(service, store)
 
@@ -293,9 +306,8 @@ class _Query:
 @contextmanager
 def in_process(job: Job, take: Take) -> Iterator[Running]:
     """The same without Spark: one thread that reads and judges."""
-    job.keep.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
-    with MeasurementStore(job.keep / STORE_NAME) as store:
+    with _alone(job.keep), MeasurementStore(job.keep / STORE_NAME) as store:
         service = job.service(store)
         running = Running(service, store)
 

@@ -57,10 +57,14 @@ class MeasurementStore:
         # The job's thread writes while others read and note what was told: they take turns.
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.executescript(_TABLES)
-        row = self._connection.execute("SELECT version, value FROM state").fetchone()
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.executescript(_TABLES)
+            row = self._connection.execute("SELECT version, value FROM state").fetchone()
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise InvalidPolicy(str(path), f"is no readable state of a measurement ({error})") from error
         if row is not None and row[0] != STATE_VERSION:
             raise InvalidPolicy(
                 str(path), f"measurement state version {row[0]} is unknown, this release reads {STATE_VERSION}"

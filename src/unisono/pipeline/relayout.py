@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from unisono.errors import InvalidPolicy
 from unisono.trace.files import RANGE_SLOTS, end_path, from_arrow, member_folder, part_path, write_end, write_part
 from unisono.trace.kinds import SCHEMA_VERSION
+from unisono.trace.layout import footer
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
@@ -65,10 +66,14 @@ def relayout(
         _refuse_foreign(path)
     write_meta(out, meta)
     counts = _written(session, files, str(out), meta, range_slots) if files else {}
+    for member, life in _closed(source):  # of a recording that was closed, every row may have been lost
+        counts.setdefault((member, life), 0)
     for (member, life), rows in sorted(counts.items()):
         dropped, whole = _recording(source, member, life, rows, closed)
         if whole:
-            write_end(member_folder(out, meta.run, meta.group, member), life, rows=rows, dropped=dropped)
+            folder = member_folder(out, meta.run, meta.group, member)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_end(folder, life, rows=rows, dropped=dropped, times=_times(folder, life))
     written = len(list(target.glob("member=*/*.parquet")))
     return Relayout(str(target), sum(counts.values()), len(files), written)
 
@@ -87,12 +92,20 @@ def _written(
     place = functions.expr(f"floor(slot / {range_slots})").alias("range")
     for row in frame.groupBy("member", "life", place).applyInArrow(write, _WRITTEN).collect():
         who = (row["member"], row["life"])
+        if row["rows"] < 0:
+            what = f"has rows of member {who[0]} that are not of run {meta.run} and group {meta.group}"
+            raise TraceDamaged(files[0].parent, what)
         found[who] = found.get(who, 0) + row["rows"]
     return found
 
 
 def _write(out: str, meta: RunMeta, range_slots: int, table: Any) -> Any:
-    """One file: the rows of one member, one life and one range, in the order of what happened."""
+    """One file: the rows of one member, life and range, in the order of what happened. -1 rows if not of this run."""
+    if any(
+        set(table[name].unique().to_pylist()) != {value} for name, value in (("run", meta.run), ("group", meta.group))
+    ):
+        who = {name: table[name][:1] for name in ("member", "life")}
+        return pa.table({**who, "rows": pa.array([-1], pa.int64())})
     rows = _in_order(from_arrow(_as_recorded(table)))
     member, life = int(rows.member[0]), int(rows.life[0])
     folder = member_folder(out, meta.run, meta.group, member)
@@ -114,6 +127,22 @@ def _as_recorded(table: Any) -> Any:
 
 def _in_order(rows: Rows) -> Rows:
     return rows.select(np.lexsort((rows.index, rows.sequence, rows.real_ns)))
+
+
+def _times(folder: Path, life: int) -> tuple[int, int] | None:
+    """When the rows that were written happened."""
+    told = [times for path in folder.glob(f"slots-*.{life}.*.parquet") if (times := footer(path)[1]) is not None]
+    return (min(first for first, _ in told), max(last for _, last in told)) if told else None
+
+
+def _closed(source: Path) -> list[tuple[int, int]]:
+    """The recordings that the source says were closed, each a member's life."""
+    found = []
+    for path in sorted(source.glob("member=*/end.*.json")):
+        member, life = path.parent.name.removeprefix("member="), path.name.split(".")[1]
+        if member.lstrip("-").isdigit() and life.isdigit():
+            found.append((int(member), int(life)))
+    return found
 
 
 def _recording(source: Path, member: int, life: int, rows: int, closed: bool) -> tuple[int, bool]:

@@ -136,7 +136,8 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             settings = chosen.all_settings()
             java = settings.get("spark.driver.extraJavaOptions", "")
             settings["spark.driver.extraJavaOptions"] = f"{java} -Dlog4j2.configurationFile={quiet}".strip()
-            settings.setdefault("spark.submit.pyFiles", str(package_archive(Path(scratch))))
+            shipped = (settings.get("spark.submit.pyFiles", ""), str(package_archive(Path(scratch))))
+            settings["spark.submit.pyFiles"] = ",".join(filter(None, shipped))
             settings |= {"spark.master": chosen.master, "spark.app.name": name}
             said = Path(scratch) / "spark.log"
             try:

@@ -19,9 +19,9 @@ from unisono.check.verdict import Status, Verdict, overall
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.pipeline.tasks import Runner, in_process, on_spark, survey_task, surveyed
 from unisono.pipeline.tiled import Recorded, by_tiles
-from unisono.trace.files import find_groups
+from unisono.trace.files import closed_times, find_groups
 from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, layout, read_range, silent_members
+from unisono.trace.layout import Layout, layout, meets, read_range, silent_members
 from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
@@ -57,8 +57,8 @@ def verify(
 ) -> list[RunReport]:
     """A report for each run of each group at or below `path`; one of no more than `whole_rows` may be read whole.
 
-    Of others than `run` and `group` no file is opened; of runs in which nothing happened between `since_ns` and
-    `until_ns`, no more than the footers of files is read.
+    Of others than `run` and `group` no file is opened, nor of runs that were closed before `since_ns` or began after
+    `until_ns`, as the ends of their recordings say; where these do not say it, the footers of files do.
     """
     reports: list[RunReport] = []
     plans: list[Layout] = []
@@ -66,6 +66,8 @@ def verify(
         try:
             meta = read_meta(folder / META_NAME)
             if run not in (None, meta.run) or group not in (None, meta.group):
+                continue
+            if (since_ns, until_ns) != (None, None) and not meets(closed_times(folder), since_ns, until_ns):
                 continue
             plan = layout(folder)
             if plan.within(since_ns, until_ns):

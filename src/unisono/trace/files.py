@@ -60,9 +60,22 @@ def end_path(folder: Path, life: int) -> Path:
     return folder / f"end.{life}.json"
 
 
-def write_end(folder: Path, life: int, *, rows: int, dropped: int, error: str | None = None) -> None:
-    """Say that a recording was closed, how many rows it wrote and how many it had to drop."""
-    ended = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
+def write_end(
+    folder: Path,
+    life: int,
+    *,
+    rows: int,
+    dropped: int,
+    error: str | None = None,
+    times: tuple[int, int] | None = None,
+) -> None:
+    """Say that a recording was closed, how many rows it wrote and how many it had to drop.
+
+    `times` are the first and the last `real_ns` in it: who looks for another time need open none of its files.
+    """
+    ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
+    if times is not None:
+        ended |= {"first_ns": times[0], "last_ns": times[1]}
     write_json(end_path(folder, life), ended)
 
 
@@ -95,7 +108,8 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
             path = part_path(folder, number * range_slots, range_slots, log.life, 0)
             write_part(path, rows.select(ranges == number), run, group)
         if log.closed:
-            write_end(folder, log.life, rows=len(rows), dropped=log.dropped)
+            times = (int(rows.real_ns.min()), int(rows.real_ns.max())) if len(rows) else None
+            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, times=times)
     return meta_path.parent
 
 
@@ -182,6 +196,22 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Log]:
             raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
         logs.append(Log(member, life, closed=True, dropped=dropped))
     return logs
+
+
+def closed_times(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
+    times: list[tuple[int, int]] = []
+    for member in Path(folder).glob("member=*"):
+        lives = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
+        ends = {named[1]: path for path in member.iterdir() if (named := _END.fullmatch(path.name))}
+        for life in lives | ends.keys():
+            ended = read_json(ends[life]) if life in ends else {}
+            first, last = ended.get("first_ns"), ended.get("last_ns")
+            if isinstance(first, int) and isinstance(last, int):
+                times.append((first, last))
+            elif ended.get("rows") != 0 or life in lives:
+                return None
+    return (min(first for first, _ in times), max(last for _, last in times)) if times else None
 
 
 def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:

@@ -76,13 +76,15 @@ class Layout:
         """Whether something may have happened in this time; footers decide, and no row is read."""
         if since_ns is None and until_ns is None:
             return True
-        for part in (part for files in self.ranges for part in files.parts if part.rows):
-            if part.times is None:
-                return True
-            first, last = part.times
-            if (since_ns is None or last >= since_ns) and (until_ns is None or first <= until_ns):
-                return True
-        return False
+        parts = (part for files in self.ranges for part in files.parts if part.rows)
+        return any(meets(part.times, since_ns, until_ns) for part in parts)
+
+
+def meets(times: Times | None, since_ns: int | None, until_ns: int | None) -> bool:
+    """Whether something between these times may lie in that time; it may if they are not known."""
+    if times is None:
+        return True
+    return (since_ns is None or times[1] >= since_ns) and (until_ns is None or times[0] <= until_ns)
 
 
 def layout(folder: str | Path) -> Layout:
@@ -102,7 +104,7 @@ def layout(folder: str | Path) -> Layout:
             if not named:
                 raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
             first, last, life = (int(word) for word in named.groups()[:3])
-            rows, times = _footer(path)
+            rows, times = footer(path)
             counts[life] = counts.get(life, 0) + rows
             ranges.setdefault((first, last), []).append(Part(str(path), member, life, rows, times))
         logs += closed_logs(member_path, member, counts)
@@ -138,7 +140,7 @@ def read_range(files: RangeFiles, *, whole: bool = False) -> list[Rows]:
     return read
 
 
-def _footer(path: Path) -> tuple[int, Times | None]:
+def footer(path: Path) -> tuple[int, Times | None]:
     """How many rows a file has, and when they happened."""
     try:
         metadata = pq.read_metadata(path)

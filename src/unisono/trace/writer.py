@@ -77,6 +77,7 @@ class ParquetWriter:
         self._parts: dict[int, list[RunTuple]] = {}
         self._part_counts: dict[int, int] = {}
         self._next_part: dict[int, int] = {}
+        self._times: tuple[int, int] | None = None
         self._closing = threading.Event()
         self._closed = False
         _warm_up()
@@ -113,7 +114,7 @@ class ParquetWriter:
         self._closing.set()
         self._thread.join()
         problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        write_end(self._folder, self.life, rows=self.written, dropped=self.dropped, error=problem)
+        write_end(self._folder, self.life, rows=self.written, dropped=self.dropped, error=problem, times=self._times)
         for writer in self._later:
             writer.close()
 
@@ -159,6 +160,9 @@ class ParquetWriter:
             path = part_path(self._folder, first, self._range_slots, self.life, part)
             write_part(path, rows, self.run, self.group)
             self._next_part[number] = part + 1
+            times = int(rows.real_ns.min()), int(rows.real_ns.max())
+            before = self._times or times
+            self._times = min(before[0], times[0]), max(before[1], times[1])
             self.written += count
         except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
             self.error = self.error or error
