@@ -13,6 +13,7 @@ from examples.areas.screen import counted, drawn
 from examples.areas.sockets import play
 
 FRAME_S = 0.1
+JITTER_MS = 10
 
 
 def main(words: list[str]) -> int:
@@ -22,12 +23,22 @@ def main(words: list[str]) -> int:
     parser.add_argument("--sockets", action="store_true", help="over UDP on this machine in place of the simulator")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long bots play (default 5)")
     parser.add_argument("--bots", type=int, default=9, help="how many (default 9)")
-    parser.add_argument("--jitter", type=int, default=10, metavar="MS", help="a datagram takes 1 to MS ms (default 10)")
+    parser.add_argument(
+        "--jitter", type=int, default=JITTER_MS, metavar="MS", help="a datagram takes 1 to MS ms (default 10)"
+    )
     parser.add_argument("--window", type=int, default=15, metavar="MS", help="w(p), the wait before early (default 15)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of bots and network (default 1)")
     options = parser.parse_args(words)
     if not 1 <= options.bots <= BOTS_MAX:
         parser.error(f"--bots: 1 to {BOTS_MAX} are possible, each has a letter")
+    if options.seconds <= 0:
+        parser.error("--seconds: bots play for some time, more than 0")
+    if options.jitter < 1:
+        parser.error("--jitter: at least 1 ms, which every datagram takes")
+    if options.window < 1:
+        parser.error("--window: at least 1 ms; messages wait for it before they are delivered early")
+    if options.sockets and (options.watch or options.jitter != JITTER_MS):
+        parser.error("--sockets: not with --watch or --jitter, which are the simulator's")
     if options.sockets:
         return said(asyncio.run(play(options.seconds, bots=options.bots, seed=options.seed, window_ms=options.window)))
     game = Game(bots=options.bots, seed=options.seed, jitter_ms=options.jitter, window_ms=options.window)

@@ -21,7 +21,7 @@ from unisono.model.sla import SlaSet
 from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
-from unisono.model.topology import Multigroup, Topology
+from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
 from unisono.qos.oversight import Listener
 from unisono.qos.reservation import Link, LinkShare
 from unisono.runtime.buffers import too_small
@@ -144,7 +144,7 @@ def join(
         state=state,
         rejoin=rejoin,
         fsync=fsync,
-        multigroup=Multigroup(topology) if isinstance(topology, Topology) else topology,
+        multigroup=multigroup_of(topology),
         deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
     )
     setup.check()
@@ -238,7 +238,8 @@ class Group:
 
         Of this member's messages that wait, those of higher `priority` go first; that is all it does, except in the
         priority order. A message that was not taken when the group ends, or when this is cancelled, is not sent.
-        Where there is a topology, the message goes `to` these groups, or NotRelated says which are possible.
+        Where there is a topology, the message goes `to` these groups, or NotRelated says which are possible; unless
+        told, to this member's own group.
         """
         await self.send_many((message,), priority=priority, to=to)
 
@@ -252,7 +253,7 @@ class Group:
             text = f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority!r}"
             raise InvalidPolicy("priority", text)
         if messages:
-            await self._driver.submit(messages, priority, None if to is None else tuple(to))
+            await self._driver.submit(messages, priority, None if to is None else group_names("to", to))
 
     def renegotiate(self, rate: Rate | None = None, *, slot: str | int | None = None) -> Awaitable[None]:
         """Change this member's rate, from its next slot on, or the slot's length, for the whole group.
@@ -272,7 +273,7 @@ class Group:
 
     async def change_topology(self, sends: Sequence[str]) -> None:
         """Have this member's group send to these groups from now on, and no others; waits until all groups follow."""
-        await self._driver.change_topology(tuple(sends))
+        await self._driver.change_topology(group_names("topology.sends", sends))
 
     # -- receiving -------------------------------------------------------------------------------------------
 

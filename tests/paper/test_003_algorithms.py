@@ -14,6 +14,7 @@ from unisono.check.verdict import Status
 from unisono.errors import NotRelated
 from unisono.model.delays import Constant
 from unisono.model.durations import NS_PER_MS
+from unisono.model.faults import Crash, Partition, Span
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.scenario import Clocks, Expect, Network, Scenario, Send, Workload
@@ -276,3 +277,17 @@ def test_a_message_in_pieces_is_delivered_whole() -> None:
     )
     again = run(scenario, 1, payloads=True)
     assert again.delivered == dict.fromkeys(EVERYBODY.members, 2)
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+def test_003_16_validity_is_promised_to_senders_that_do_not_crash(crashes: bool) -> None:
+    """Member 2 sends while nobody hears it. Its message is due at all if it lives on, and at none if it crashes."""
+    quiet = scripted(Multigroup(EVERYBODY), {2: [WARM]}, {}).scenario
+    others = tuple(member for member in EVERYBODY.members if member != 2)
+    alone = Partition(Span(WARM - MS, WARM + 60 * MS), ((2,), others))
+    faults = (alone, Crash(2, WARM + 30 * MS)) if crashes else (alone,)
+    result = run(replace(quiet, faults=faults, expect=Expect(bound_ns=400 * MS)), 1, payloads=True)
+    assert result.sent[2] == 1
+    assert {result.delivered[member] for member in others} == {0 if crashes else 1}
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
+    assert {verdicts[name].status for name in ("validity", "uniform_agreement", "integrity")} == {Status.VALID}

@@ -69,3 +69,15 @@ def test_it_is_drawn_and_says_what_it_found(capsys: pytest.CaptureFixture[str]) 
     assert "|" in picture
     assert main(["--seconds", "0.5", "--bots", "3"]) == 0
     assert "no coin is lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--seconds", "0"], ["--jitter", "0"], ["--window", "0"], ["--bots", "99"], ["--sockets", "--watch"]],
+    ids=" ".join,
+)
+def test_what_cannot_be_played_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"error: {words[0]}: " in capsys.readouterr().err

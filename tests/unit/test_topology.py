@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+import unisono
 from unisono.errors import InvalidPolicy, NotRelated
 from unisono.model.topology import Multigroup, Topology
 
@@ -46,11 +50,10 @@ def test_sending_outside_the_relation_is_refused_with_what_is_possible() -> None
         ({"a": (1,), "b": (1,)}, {}, "one group each"),
         ({"a": (1,)}, {"a": ("z",)}, "'z' is none of the groups a"),
         ({"a": (1,)}, {"z": ("a",)}, "'z' is none of the groups a"),
+        ({"a": (1,), "b": (2,)}, {"a": "b"}, r"such as \('b',\), not the text 'b'"),
     ],
 )
-def test_what_is_no_topology(
-    groups: dict[str, tuple[int, ...]], sends: dict[str, tuple[str, ...]], problem: str
-) -> None:
+def test_what_is_no_topology(groups: dict[str, tuple[int, ...]], sends: dict[str, Sequence[str]], problem: str) -> None:
     with pytest.raises(InvalidPolicy, match=problem):
         Topology(groups, sends)
 
@@ -59,3 +62,17 @@ def test_optimistic_delivery_needs_a_window() -> None:
     with pytest.raises(InvalidPolicy, match="waits for a window"):
         Multigroup(RING, optimistic=True)
     assert Multigroup(RING, window_ns=None, optimistic=True).optimistic
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"topology": {"a": (1,)}}, "a Topology or a Multigroup is needed, not dict"),
+        ({"topology": RING, "order": "vbr"}, "^topology: the order vbr does not do that; possible with quasi_genuine"),
+        ({"topology": RING, "grades": "both"}, "optimistic=True, window_ns=.* delivers early and finally"),
+    ],
+)
+def test_join_says_what_is_wrong_with_what_it_is_given(given: dict[str, Any], problem: str) -> None:
+    peers = {member: ("127.0.0.1", 9000 + member) for member in RING.members}
+    with pytest.raises(InvalidPolicy, match=problem):
+        unisono.join("g", member=1, peers=peers, **{"order": "quasi_genuine", **given})

@@ -111,6 +111,7 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
             "max_burst": result.overhead.max_burst,
             "added_rate": result.overhead.added_rate,
         },
+        "datagrams": result.datagrams,
         "events": result.events,
         "digest": trace.digest(),
         "violations": {str(member): [v.text for v in found] for member, found in result.violations.items() if found},
@@ -155,12 +156,15 @@ def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[
     for name, check in verdicts.items():
         detail = check.witness.text if check.witness else check.reason
         out.write(f"  {name.replace('_', ' '):<{width}}{check.status.value}{': ' + detail if detail else ''}\n")
+    overhead = worst["overhead"]
+    cost = f"frames per slot: {overhead['avg_rate']:.3g} on average, {overhead['max_burst']} at most"
+    if not overhead["max_burst"]:  # an order without slots
+        cost = f"{worst['datagrams']:,} datagrams"
     bound = "no bound" if worst["bound_ms"] is None else f"bound {worst['bound_ms']:g} ms"
     out.write(
         f"  {worst['sent']:,} messages sent, {worst['deliveries']:,} deliveries; latency median "
         f"{worst['latency_p50_ms']:g} ms, largest {worst['latency_max_ms']:g} ms, {bound}\n"
-        f"  frames per slot: {worst['overhead']['avg_rate']:.3g} on average, {worst['overhead']['max_burst']} at most; "
-        f"{worst['events']:,} events\n"
+        f"  {cost}; {worst['events']:,} events\n"
     )
     for member, texts in list(worst["violations"].items())[:5]:
         out.write(f"  ! member {member}: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}\n")

@@ -20,6 +20,13 @@ Liveness: TypeAlias = Literal["on_demand", "periodic"]
 LIVENESS: tuple[Liveness, ...] = get_args(Liveness)
 
 
+def group_names(field: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Names of groups. A text is a sequence of letters too, and taken for a slip."""
+    if isinstance(names, str):
+        raise InvalidPolicy(field, f"a sequence of names is needed, such as ({names!r},), not the text {names!r}")
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Topology:
     """`groups` says who is in which group, `sends` to which groups each group may send."""
@@ -42,11 +49,12 @@ class Topology:
                         "topology.groups", f"member {member} is in {seen[member]!r} and in {name!r}: one group each"
                     )
                 seen[member] = name
-        for name in (*self.sends, *(to for listed in self.sends.values() for to in listed)):
+        sends = {name: group_names("topology.sends", listed) for name, listed in self.sends.items()}
+        for name in (*sends, *(to for listed in sends.values() for to in listed)):
             if name not in groups:
                 raise InvalidPolicy("topology.sends", f"{name!r} is none of the groups {', '.join(groups)}")
         object.__setattr__(self, "groups", groups)
-        object.__setattr__(self, "sends", {name: tuple(sorted(set(self.sends.get(name, ())))) for name in groups})
+        object.__setattr__(self, "sends", {name: tuple(sorted(set(sends.get(name, ())))) for name in groups})
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -146,3 +154,12 @@ class Multigroup:
             raise InvalidPolicy("window", f"a duration cannot be negative, and {self.window_ns} ns is")
         if self.optimistic and self.window_ns == 0:
             raise InvalidPolicy("window", "optimistic delivery waits for a window: give one, or have it measured")
+
+
+def multigroup_of(topology: object) -> Multigroup | None:
+    """What `join` was given: a topology alone, or with how it is run by."""
+    if topology is None or isinstance(topology, Multigroup):
+        return topology
+    if isinstance(topology, Topology):
+        return Multigroup(topology)
+    raise InvalidPolicy("topology", f"a Topology or a Multigroup is needed, not {type(topology).__name__}")

@@ -41,7 +41,12 @@ def check_honoured(policy: Policy) -> None:
     for field, unasked in UNASKED.items():
         if getattr(policy, field) != unasked and field not in HONOURS[policy.order]:
             others = [order for order, honoured in HONOURS.items() if field in honoured]
-            raise InvalidPolicy(field, f"the order {policy.order} does not do that; possible with {', '.join(others)}")
+            text = f"the order {policy.order} does not do that; possible with {', '.join(others)}"
+            if field == "grades" and policy.multigroup is not None:
+                text += (
+                    "; between groups, Multigroup(topology, optimistic=True, window_ns=...) delivers early and finally"
+                )
+            raise InvalidPolicy("topology" if field == "multigroup" else field, text)
     if policy.loss_burst and not policy.failures:
         raise InvalidPolicy("loss_burst", "what is lost is a gap, which needs failures to be allowed for")
     if policy.reliable is not None and (policy.fec is not None or policy.loss_burst):
