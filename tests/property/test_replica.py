@@ -178,3 +178,21 @@ def test_snapshots_carry_everything(machine: Dict | Set | Counter | Log) -> None
 def test_damaged_snapshot_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match=r"snapshot|announced|cut off"):
         Replica(Dict()).restore(damaged)
+
+
+@pytest.mark.parametrize(
+    ("machine", "command"),
+    [
+        (Dict(), b"garbage"),
+        (Dict(), b""),
+        (Dict(), pack(b"+", b"key")),
+        (Dict(), pack(b"!", b"key", b"value")),
+        (Set(), Dict.put(b"key", b"value")),
+        (Counter(), b"3"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_command_is_refused_before_it_is_sent(machine: Dict | Set | Counter, command: bytes) -> None:
+    """Whatever `touches` lets through, `apply` can run."""
+    with pytest.raises(ValueError, match="a command is made by"):
+        machine.touches(command)

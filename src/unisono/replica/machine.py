@@ -56,7 +56,10 @@ class Machine(Protocol):
     """A deterministic state machine over named objects."""
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """obj(C): every object that the command may read or write, known before it runs."""
+        """obj(C): every object that the command may read or write, known before it runs.
+
+        ValueError if this is no command: then it is not sent.
+        """
 
     def apply(self, view: View, command: bytes) -> Any:
         """Run the command; what it gives back is for whoever waits for it, and is not replicated."""

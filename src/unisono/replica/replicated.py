@@ -60,6 +60,7 @@ class Replicated:
         if facts.order not in NUMBERED | TOGETHER:
             raise InvalidPolicy("order", f"states are kept over {', '.join(sorted(NUMBERED | TOGETHER))}")
         self._order = facts.order
+        self._machine = machine
         self.replica = Replica(machine, two_grades=False)
         self._group = group
         self._on_event = on_event
@@ -85,9 +86,11 @@ class Replicated:
         """Send a command, and wait until it has run here; what the machine's `apply` gave back.
 
         With `grade=Grade.EARLY` that is when it has run on the optimistic state: sooner, and perhaps to be corrected.
-        Where there is one grade, there is no difference.
+        Where there is one grade, there is no difference. What the machine's `touches` raises is raised here before
+        anything is sent: a command that cannot run would end everybody's state.
         """
         self._raise_if_over()
+        self._machine.touches(command)
         self._token += 1
         token, done = self._token, asyncio.get_running_loop().create_future()
         self._waiting[token] = (grade, done)

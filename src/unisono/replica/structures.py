@@ -15,7 +15,7 @@ from unisono.replica.machine import Key, View
 
 _LENGTH = struct.Struct("!I")
 _AMOUNT = struct.Struct("!q")
-_PUT, _DROP = b"+", b"-"
+_PUT, _DROP, _SWAP = b"+", b"-", b"?"
 
 
 def pack(*parts: bytes) -> bytes:
@@ -38,6 +38,17 @@ def unpack(data: bytes) -> list[bytes]:
     return parts
 
 
+def _parsed(command: bytes, forms: dict[bytes, int], made_by: str) -> list[bytes]:
+    """A command's parts; ValueError if it has none of these forms, each a first part and a number of parts."""
+    try:
+        parts = unpack(command)
+    except ValueError:
+        parts = []
+    if not parts or forms.get(parts[0]) != len(parts):
+        raise ValueError(f"a command is made by {made_by}; {command[:20]!r} is none")
+    return parts
+
+
 class Dict:
     """bytes -> bytes."""
 
@@ -54,17 +65,17 @@ class Dict:
     @staticmethod
     def swap(key: bytes, expected: bytes, value: bytes) -> bytes:
         """The command that sets a key only if it has the expected value; gives back whether it had."""
-        return pack(b"?", key, expected, value)
+        return pack(_SWAP, key, expected, value)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The key."""
-        return (unpack(command)[1],)
+        """The key; ValueError if this is no command."""
+        return (_parsed(command, {_PUT: 3, _DROP: 2, _SWAP: 4}, "Dict.put, Dict.drop or Dict.swap")[1],)
 
     def apply(self, view: View, command: bytes) -> Any:
         """Run a command."""
         what, key, *values = unpack(command)
         before = view[key]
-        if what == b"?":
+        if what == _SWAP:
             if before != values[0]:
                 return False
             view[key] = values[1]
@@ -97,8 +108,8 @@ class Set:
         return pack(_DROP, element)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The element."""
-        return (unpack(command)[1],)
+        """The element; ValueError if this is no command."""
+        return (_parsed(command, {_PUT: 2, _DROP: 2}, "Set.add or Set.discard")[1],)
 
     def apply(self, view: View, command: bytes) -> bool:
         """Run a command."""
@@ -127,7 +138,9 @@ class Counter:
         return _AMOUNT.pack(amount)
 
     def touches(self, command: bytes) -> Sequence[Key]:
-        """The one number."""
+        """The one number; ValueError if this is no command."""
+        if len(command) != _AMOUNT.size:
+            raise ValueError(f"a command is made by Counter.add; {command[:20]!r} is none")
         return (self.KEY,)
 
     def apply(self, view: View, command: bytes) -> int:
