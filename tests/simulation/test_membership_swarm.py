@@ -41,12 +41,15 @@ def test_view_atomic_always_and_together_in_the_end(first: int) -> None:
     assert sum(judge(seed) for seed in range(first, first + 20)) >= 8, "too few of these runs can end well to say much"
 
 
-@pytest.mark.parametrize("seed", [406, 607])
+@pytest.mark.parametrize("seed", [406, 607, 4091])
 def test_what_failed_once_holds(seed: int) -> None:
     """406: of three newcomers one has the state when its giver crashes; it has to pass it on to the other two.
 
     607: who has said that it goes, and was not heard, says so again though it has something to multicast by then; else
     nobody coordinates.
+
+    4091: the only one who knew what was agreed on crashes when two newcomers are in the new view; who was in the old
+    one, and will be in the new one, can hear of it from them alone.
     """
     assert judge(seed), "this run can end well"
 

@@ -20,13 +20,18 @@ class Entry:
     members: Vector
     joined: tuple[int, ...]
     left: tuple[int, ...]
+    description: bytes
+    """All but the state, as it came."""
+    decided: bytes
+    """What the members of the view before agreed on: one that has not heard it may hear it from this newcomer only."""
     state: bytes
 
 
-def described(members: Vector, joined: Sequence[int], left: Sequence[int]) -> bytes:
+def described(members: Vector, joined: Sequence[int], left: Sequence[int], decided: bytes) -> bytes:
     """A view as a newcomer needs it; in the place of a cut stands who joined (1), left (2) or both (3)."""
     marks = {m: (m in joined) + 2 * (m in left) for m in sorted({*joined, *left})}
-    return encode_next_view(NextView(members, marks))
+    view = encode_next_view(NextView(members, marks))
+    return len(view).to_bytes(_LENGTH) + view + decided
 
 
 class Giving:
@@ -87,12 +92,19 @@ class Entering:
         self._total, self._step = state.total, len(state.part)
         if len(self._data) < state.total:
             return None
-        split = _LENGTH + int.from_bytes(self._data[:_LENGTH])
-        view = decode_next_view(bytes(self._data[_LENGTH:split])) or NextView({}, {})
+        description, given = _split(bytes(self._data))
+        described_as, decided = _split(description)
+        view = decode_next_view(described_as) or NextView({}, {})
         joined = tuple(m for m, mark in sorted(view.cut.items()) if mark & 1)
         left = tuple(m for m, mark in sorted(view.cut.items()) if mark & 2)
-        return Entry(state.view_id, view.members, joined, left, bytes(self._data[split:]))
+        return Entry(state.view_id, view.members, joined, left, description, decided, given)
 
     def hungry(self) -> bool:
         """Whether what was asked for has come, and there is more."""
         return len(self._data) < self._total and len(self._data) >= max(0, self._asked_at) + AT_ONCE * self._step
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """What comes first, behind its length, and the rest."""
+    end = _LENGTH + int.from_bytes(data[:_LENGTH])
+    return data[_LENGTH:end], data[end:]

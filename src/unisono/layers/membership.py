@@ -331,25 +331,24 @@ class Membership:
         if self._messages is None:
             self._consensus = None
             if inside:
-                self._past.note(0, value)
-                self._install(now, 1, following)
+                self._install(now, 1, following, value)
         elif inside:
             self._messages.close(following.cut)
             self._take_out()
-            self._past.note(self.view_id, value)
-            self._install(now, self.view_id + 1, following)
+            self._install(now, self.view_id + 1, following, value)
         else:
             self._say(now, Went(self.view_id, value))
             self._end()
 
-    def _install(self, now: int, view_id: int, following: NextView) -> None:
+    def _install(self, now: int, view_id: int, following: NextView, decided: bytes) -> None:
         """The next view begins, for somebody who was in the last one or founded the group."""
+        self._past.note(view_id - 1, decided)
         before, waiting = (self.lives if self._messages is not None else {}), self._waiting()
         joined = tuple(m for m, life in sorted(following.members.items()) if before.get(m) != life)
         left = tuple(m for m, life in sorted(before.items()) if following.members.get(m) != life)
         self._begin(now, view_id, following.members)
         if before and joined:
-            self._giving = Giving(view_id, described(following.members, joined, left))
+            self._giving = Giving(view_id, described(following.members, joined, left, decided))
             self.stream.append(StateWanted(view_id))
         self._announce(now, joined, left, waiting)
 
@@ -394,7 +393,8 @@ class Membership:
         if entry is not None and entry.members.get(self.me) == self.incarnation:
             waiting = self._waiting()
             self._begin(now, entry.view_id, entry.members)
-            self._giving = Giving(entry.view_id, described(entry.members, entry.joined, entry.left), entry.state)
+            self._past.note(entry.view_id - 1, entry.decided)
+            self._giving = Giving(entry.view_id, entry.description, entry.state)
             self.stream.append(StateGiven(entry.view_id, entry.state))
             self._announce(now, entry.joined, entry.left, waiting)
         elif self._entering.hungry():
