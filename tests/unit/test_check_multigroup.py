@@ -216,3 +216,18 @@ def test_a_new_life_begins_with_what_was_declared() -> None:
     run.now = 40 * NS_PER_MS
     run.crash(1)
     assert run.judged({(1, 3): [50]}).status is Status.VALID
+
+
+def test_who_comes_back_with_an_old_relation_is_answered_by_its_group_and_who_does_not_is_not() -> None:
+    run = Changing()
+    for member in (1, 2):
+        run.tell(1, member, "a", "b", "c")
+        run.tell(30, member, "a", "b")
+    run.now = 40 * NS_PER_MS
+    run.crash(1)
+    assert run.judged({(5, 1): [200]}).status is Status.VALID
+    assert run.judged({(5, 2): [200]}).status is Status.VIOLATED
+    run.memory.recorder(1, life=2).event(EventKind.START, slot=0, real_ns=150 * NS_PER_MS, local_ns=150 * NS_PER_MS)
+    assert run.judged({(5, 2): [200]}).status is Status.VALID
+    assert run.judged({(5, 2): [39]}).status is Status.VALID, "what was under way"
+    assert run.judged({(2, 0): [200]}).status is Status.VIOLATED

@@ -158,18 +158,28 @@ class _Talks:
 
     def __init__(self, topology: Topology, trace: Trace) -> None:
         declared = {member: frozenset(topology.neighbours(topology.group_of(member))) for member in topology.members}
+        self._topology = topology
         self._since: dict[int, tuple[list[int], list[frozenset[str]]]] = {
             member: ([0], [groups]) for member, groups in declared.items()
         }
+        self._returned: dict[int, int] = {}
+        """Of those who came back, when they were down first."""
+        lives = {member: int(trace.life[trace.member == member].max(initial=0)) for member in topology.members}
         told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
         for row in np.argsort(told.real_ns, kind="stable").tolist():
-            crashed, note = told.kind[row] == EventKind.CRASH.code, int(told.note[row])
-            talks = topology_talks(told.notes[note]) if note != ABSENT and not crashed else None
-            if crashed or talks is not None:
-                member = int(told.sender[row] if crashed else told.member[row])
-                # A new life begins with what was declared, and reads on from there.
-                now = frozenset(talks) if talks is not None else declared[member]
-                self._note(member, int(told.real_ns[row]), now)
+            note, when = int(told.note[row]), int(told.real_ns[row])
+            if told.kind[row] == EventKind.CRASH.code:
+                member = int(told.sender[row])
+                self._note(member, when, self._lived_through(member))
+                if lives[member] > told.incarnation[row]:
+                    self._returned.setdefault(member, when)
+            elif note != ABSENT and (talks := topology_talks(told.notes[note])) is not None:
+                self._note(int(told.member[row]), when, frozenset(talks))
+
+    def _lived_through(self, member: int) -> frozenset[str]:
+        """A new life begins with what was declared, and goes through all changes since until it has read its log."""
+        home = self._topology.groups[self._topology.group_of(member)]
+        return frozenset(group for peer in home for talks in self._since[peer][1] for group in talks)
 
     def _note(self, member: int, when: int, now: frozenset[str]) -> None:
         times, groups = self._since[member]
@@ -180,11 +190,25 @@ class _Talks:
             times.append(when)
             groups.append(now)
 
-    def related(self, member: int, group: str, from_ns: int, to_ns: int) -> bool:
-        """Whether it talks with a group at some time between these."""
+    def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
+        """Whether one of the two goes by a relation of their groups at some time between these.
+
+        So it is for both while another of these groups comes back from a crash with it: who answers that one answers
+        its group.
+        """
+        one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
+        returned = [member for member, at in self._returned.items() if at <= to_ns]
+        return any(
+            group in talks
+            for home, group in ((one, other), (other, one))
+            for member in self._topology.groups[home]
+            if member in (sender, receiver) or member in returned
+            for talks in self._between(member, from_ns, to_ns)
+        )
+
+    def _between(self, member: int, from_ns: int, to_ns: int) -> list[frozenset[str]]:
         times, groups = self._since[member]
-        first, last = bisect_right(times, from_ns) - 1, bisect_right(times, to_ns)
-        return any(group in groups[at] for at in range(max(first, 0), last))
+        return groups[max(bisect_right(times, from_ns) - 1, 0) : bisect_right(times, to_ns)]
 
 
 def genuineness_over_time(
@@ -203,8 +227,7 @@ def genuineness_over_time(
             continue
         home, there = topology.group_of(sender), topology.group_of(receiver)
         for when in () if home == there else times:
-            span = (when - grace_ns, when + NS_PER_MS)
-            if not talks.related(sender, there, *span) and not talks.related(receiver, home, *span):
+            if not talks.related(sender, receiver, when - grace_ns, when + NS_PER_MS):
                 wrong.append((when, sender, receiver))
                 break
     if not wrong:
