@@ -75,13 +75,13 @@ demo: $(BASE)  ## set up, run a group of real processes on this machine, verify 
 
 .PHONY: test
 test: lint types  ## set up, then lint, types and every test that is not slow
-	$(BIN)/pytest -n 2 -m "not slow" --ignore=tests/process --ignore=tests/pipeline
-	$(BIN)/pytest -m "not slow" tests/process tests/pipeline
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/process --ignore=tests/pipeline
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" tests/process tests/pipeline
 
 .PHONY: test-all
 test-all: lint types  ## the same with the slow tests
-	$(BIN)/pytest -n 2 --ignore=tests/process --ignore=tests/pipeline
-	$(BIN)/pytest tests/process tests/pipeline
+	$(BIN)/pytest -n 2 --dist worksteal --ignore=tests/process --ignore=tests/pipeline
+	$(BIN)/pytest -n 2 --dist loadgroup tests/process tests/pipeline
 
 .PHONY: lint
 lint: $(DEV)

@@ -1,10 +1,39 @@
-"""Hypothesis profiles. A property is judged by its answer and never by how long this machine took."""
+"""Hypothesis profiles, and which tests stay together where several processes run them.
+
+A property is judged by its answer and never by how long this machine took.
+"""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
 
 # print_blob: a failure prints the decorator that replays it.
 settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+TOGETHER = ("tests/pipeline/", "tests/process/test_sla.py")
+"""What shares a Spark session or a run of real processes, each of which takes longer than the tests themselves."""
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Each test goes to whichever process is free, but for those that share something.
+
+    The mark `xdist_group` would say the same, and is not heeded: https://github.com/pytest-dev/pytest-xdist/issues/1386
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((shared for shared in TOGETHER if nodeid.startswith(shared)), nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None

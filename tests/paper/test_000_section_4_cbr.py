@@ -403,7 +403,7 @@ def test_theorem_1_with_the_wait_for_the_turn_the_bound_is_attained_too(rate: in
     assert group.orders[1].bound_ns() == TIMING.delta_ns + TIMING.gamma_ns + period_ns(rate)
 
 
-@pytest.mark.parametrize("members", [2, 3, 8, 64])
+@pytest.mark.parametrize("members", [2, 3, 8, 16, pytest.param(64, marks=pytest.mark.slow)])
 def test_theorem_1_does_not_depend_on_the_number_of_members(members: int) -> None:
     assert max(tight(TIMING, members).turn_latencies()) == 12 * MS
 

@@ -121,7 +121,9 @@ def test_8_2_with_constant_delays_ten_thousand_schedules(part: int) -> None:
 # -- 8.1 ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("members", "processing_ms"), [(2, 0), (2, 7), (8, 1), (64, 1)])
+@pytest.mark.parametrize(
+    ("members", "processing_ms"), [(2, 0), (2, 7), (8, 1), (16, 1), pytest.param(64, 1, marks=pytest.mark.slow)]
+)
 def test_8_1_leader_broadcast_takes_2_delta_plus_p_whatever_the_group(members: int, processing_ms: int) -> None:
     timing = Timing(10 * MS, 0, 5 * MS)
     group = LedGroup(Leader, timing, members, everything(timing.delta_ns), processing_ns=processing_ms * MS)
@@ -187,7 +189,7 @@ def test_8_2_a_request_can_be_overtaken_whatever_the_group_000_30(
     assert (slowest, message) == (bound_ms * MS - 1, (2, 0))
 
 
-@pytest.mark.parametrize("members", [2, 3, 8, 64])
+@pytest.mark.parametrize("members", [2, 3, 8, 16, pytest.param(64, marks=pytest.mark.slow)])
 def test_8_2_if_every_delay_is_delta_it_is_as_published(members: int) -> None:
     timing = Timing(10 * MS, 0, 5 * MS)
     group = LedGroup(Timestamp, timing, members, everything(10 * MS), processing_ns=MS)

@@ -21,6 +21,8 @@ from unisono.pipeline.java import java_home
 from unisono.pipeline.session import SparkChoice
 
 PATIENCE_S = 180
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that does not live long enough for its own optimisation to pay."""
 
 
 def free_port() -> int:
@@ -44,6 +46,7 @@ class Standalone:
             **({} if home is None else {"JAVA_HOME": str(home)}),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "PYSPARK_PYTHON": sys.executable,
         }
         self._environment.pop("PYTHONPATH", None)  # what executors know of this package is what is shipped to them
@@ -106,6 +109,8 @@ class Standalone:
             settings={
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.extraJavaOptions": SHORT_LIVED,
+                "spark.executor.extraJavaOptions": SHORT_LIVED,
                 "spark.executor.memory": "512m",
                 "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             },
