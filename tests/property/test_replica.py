@@ -196,3 +196,27 @@ def test_what_is_no_command_is_refused_before_it_is_sent(machine: Dict | Set | C
     """Whatever `touches` lets through, `apply` can run."""
     with pytest.raises(ValueError, match="a command is made by"):
         machine.touches(command)
+
+
+def test_a_snapshot_takes_the_place_of_what_was_early_and_is_in_it() -> None:
+    """What is in it is not run again over it, and what is not in it is."""
+    giver, taker = Replica(Counter()), Replica(Counter())
+    giver.final((1, 1, 0), Counter.add(5))
+    giver.final((2, 1, 0), Counter.add(3))
+    taker.early((1, 1, 0), Counter.add(5))
+    taker.restore(giver.snapshot())
+    assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (0, 8, 8)
+    taker.early((1, 1, 1), Counter.add(1))
+    taker.restore(giver.snapshot())
+    assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (1, 9, 8)
+
+
+def test_the_overlay_holds_nothing_of_what_is_settled() -> None:
+    """Else it would grow with the state, and a rollback's cost with it."""
+    replica = Replica(Dict())
+    for number in range(10):
+        replica.early((1, 1, number), Dict.put(b"%d" % number, b"value"))
+    for number in range(10):
+        assert len(replica._overlay) == 10 - number
+        replica.final((1, 1, number), Dict.put(b"%d" % number, b"value"))
+    assert replica._overlay == {}
