@@ -21,7 +21,7 @@ from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins
 from unisono.check.order_kernel import LogSpan
-from unisono.check.survey import FifoSpan, Latencies, Survey
+from unisono.check.survey import FifoSpan, Latencies, Survey, reached
 from unisono.check.total_order import index_twice, total_order
 from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
 from unisono.trace.meta import RunMeta
@@ -131,7 +131,7 @@ def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Par
 
 
 def _integrity(found: Findings, suspect: set[int], part: _Part) -> Verdict:
-    return integrity(part(suspect)) if suspect else _kept("integrity", found)
+    return integrity(part(suspect), reached(found.surveys)) if suspect else _kept("integrity", found)
 
 
 def _fifo(found: Findings, part: _Part) -> Verdict:
@@ -198,7 +198,7 @@ def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | Non
     reason = _kept("latency", found).reason
     if not reason and crossing.never_sent and not seen.late:
         trace = part(crossing.never_sent)
-        untold = int((origins(trace, trace.deliveries()) == Origin.UNTOLD).sum())
+        untold = int((origins(trace, trace.deliveries(), reached(found.surveys)) == Origin.UNTOLD).sum())
         reason = f"the send of {untold} deliveries is not recorded" if untold else ""
     return latency_verdict(seen, bound, reason)
 

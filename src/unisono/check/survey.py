@@ -182,6 +182,15 @@ def survey(
     )
 
 
+def reached(surveys: Sequence[Survey]) -> dict[tuple[int, int], int]:
+    """The last number that each sender has logged."""
+    found: dict[tuple[int, int], int] = {}
+    for span in (span for survey in surveys for span in survey.sends):
+        who = (span.sender, span.incarnation)
+        found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
+    return found
+
+
 def _number_spans(messages: Rows) -> tuple[StreamSpan, ...]:
     if len(messages) == 0:
         return ()

@@ -101,15 +101,6 @@ class TileFinding:
     causal: CausalEdges | None = None
 
 
-def reached(surveys: Sequence[Survey]) -> dict[Stream, int]:
-    """The last number that each sender has logged."""
-    found: dict[Stream, int] = {}
-    for span in (span for survey in surveys for span in survey.sends):
-        who = (span.sender, span.incarnation)
-        found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
-    return found
-
-
 def tiles(surveys: Sequence[Survey]) -> list[Tile]:
     """Every message in just one tile; the tiles in the order of ranges."""
     owned: list[dict[Stream, tuple[int, int]]] = [{} for _ in surveys]

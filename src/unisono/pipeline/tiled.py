@@ -16,8 +16,8 @@ from unisono.check.finals import AGREEMENT, EARLY, FINAL, ORDER
 from unisono.check.lives import NOTHING, hidden_rows
 from unisono.check.ranges import Findings, check_ranges, latency_verdict
 from unisono.check.suite import NO_BOUND, SLOT_ORDERS, UNPROMISED
-from unisono.check.survey import Survey
-from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, reached, tiles, timed, too_scattered
+from unisono.check.survey import Survey, reached
+from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, tiles, timed, too_scattered
 from unisono.check.verdict import Status, Verdict
 from unisono.model.services import PROMISES
 from unisono.pipeline.tasks import Runner, TileTask, surveyed, tile_rows
