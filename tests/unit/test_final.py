@@ -17,10 +17,11 @@ from unisono.model.rest import Rest
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.final_log import LIVES_KEPT, FinalLog
+from unisono.orders.final_recovery import Recovery
 from unisono.orders.final_reports import Chooser, Report, Reports, segments
 from unisono.orders.final_store import Store
 from unisono.stack import build
-from unisono.wire.finals import GONE, Value, encode_value
+from unisono.wire.finals import GONE, Give, Message, Value, Want, encode_messages, encode_value
 
 CELL = (7, 1, 1)
 PATIENCE_NS = 100
@@ -149,3 +150,41 @@ def test_final_deliveries_may_have_storage_and_early_ones_alone_have_no_use_for_
         join("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "memory")
     with pytest.raises(InvalidPolicy, match="so do final deliveries"):
         join("table", member=1, peers=peers, failures=True, storage=tmp_path / "memory")
+
+
+def recovering() -> tuple[Recovery, list[tuple[int, Message]], Reports]:
+    """Member 1's, what it says to whom, and reports of 2 and 3, who hold what it lacks."""
+    policy = Policy("g", 1, View((1, 2, 3)), Timing(1_000_000, 0, 1_000_000), Rate(100, 10))
+    said: list[tuple[int, Message]] = []
+    reports = Reports()
+    for member in (2, 3):
+        reports.of[member] = Report(1, upto=9, cells={(5, 4, 1): ((0, 2),)})
+    return Recovery(policy, Store(), FinalLog(), lambda _now, message, to: said.append((to, message))), said, reports
+
+
+def test_who_does_not_answer_is_not_asked_again_before_the_others() -> None:
+    recovery, said, reports = recovering()
+    lacked = Want((Extent(5, 4, 1, 0, 3),))
+    recovery.ask(0, (), reports, (2, 3), 9)
+    recovery.ask(1, (), reports, (2, 3), 9)
+    assert said == [(2, lacked)], "it has time to answer"
+    due = recovery.due()
+    assert due is not None
+    assert recovery.overdue(due)
+    recovery.ask(due, (), reports, (2, 3), 9)
+    assert said == [(2, lacked), (3, lacked)]
+
+
+def test_nothing_is_given_up_before_a_majority_keeps_it_no_longer() -> None:
+    recovery, _, _ = recovering()
+    extent = Extent(5, 4, 1, 0, 3)
+    assert recovery.take(2, Give(extent, 0, 0, b"")) == []
+    assert not recovery.hopeless(extent, 2)
+    recovery.take(2, Give(extent, 0, 0, b""))
+    assert not recovery.hopeless(extent, 2), "one member says it twice"
+    recovery.take(3, Give(extent, 0, 0, b""))
+    assert recovery.hopeless(extent, 2)
+    data = encode_messages([b"a", b"b", b"c"])
+    ((cell, first, run),) = recovery.take(3, Give(extent, len(data), 0, data))
+    assert (cell, first, run.messages()) == ((5, 4, 1), 0, [b"a", b"b", b"c"])
+    assert not recovery.hopeless(extent, 2), "somebody has it after all"
