@@ -190,7 +190,7 @@ def test_damaged_snapshot_is_refused(damaged: bytes) -> None:
         (Set(), Dict.put(b"key", b"value")),
         (Counter(), b"3"),
     ],
-    ids=repr,
+    ids=["no record", "nothing", "too few", "another letter", "of another machine", "no number"],
 )
 def test_what_is_no_command_is_refused_before_it_is_sent(machine: Dict | Set | Counter, command: bytes) -> None:
     """Whatever `touches` lets through, `apply` can run."""
