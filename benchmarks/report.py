@@ -350,9 +350,10 @@ have suspected the dead, as its detector had measured it by then. From the kill 
 without the dead; the target is three detection times. *Gap*: how long the change kept a survivor from handing out \
 messages.""",
     "sweep": f"""\
-`{sweep.EXPERIMENT}`, {sweep.RUNS:,} multicasts for each point: in one process, then on Spark with the session there \
-and the workers' imports done. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the \
-work itself; both tables are the same.""",
+`{sweep.EXPERIMENT}`, {sweep.RUNS:,} multicasts for each point: in one process, in as many plain processes as there \
+are cores, and on Spark, all started and with their imports done; medians of {sweep.TIMES}, by turns. *Times as fast* \
+is beside one process. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the same work \
+in plain processes; the tables are the same. The target is 5 %.""",
     "verify": f"""\
 A recorded run of {verify.MEMBERS} members, {verify.BURST} messages per slot and member, {verify.RANGE_SLOTS:,} \
 slots per file; each engine reads the same files in a process of its own, on all cores: order, integrity, FIFO, gap \

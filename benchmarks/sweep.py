@@ -1,54 +1,78 @@
-"""Experiments on Spark beside the same work in one process: what Spark adds, and whether every core is busy."""
+"""Experiments on Spark beside the same work without: what Spark adds, and whether every core is busy.
+
+In one process; then in as many plain processes as there are cores, which take one task after the other; then on Spark.
+Cores that are busy at the same time are slower each on many machines (they share caches, and on a virtual machine
+more), so that what Spark adds is told by the second, and what several cores are worth by the first.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from benchmarks.process_tree import cpu_s
 from benchmarks.progress import Say, silence
 from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import rows_of, tasks
+from unisono.experiments.experiment import Row, rows_of, tasks
 from unisono.pipeline.experiments import run_on_spark
 from unisono.pipeline.session import parallelism, spark_session
 
 EXPERIMENT = "tapas-fig23"
 RUNS, QUICK_RUNS = 1000, 40
+TIMES = 7
+"""By turns: a run takes 3 s, and single ones scatter by half on a machine that others use."""
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
-    """A row for one process and one for Spark; the tables that both give are compared."""
+    """A row for each; the tables that they give are compared."""
     experiment = find(EXPERIMENT)
     work = tasks(experiment, QUICK_RUNS if quick else RUNS)
-    say(f"sweep: {len(experiment.points)} points of {EXPERIMENT} in one process")
-    began, used = time.perf_counter(), time.process_time()
-    here = rows_of(experiment, map(run_task, work))
-    alone_s, alone_cpu_s = time.perf_counter() - began, time.process_time() - used
-    with spark_session() as session:
-        say("sweep: the same on Spark")
-        cores = parallelism(session)
-        run_on_spark(session, experiment, tasks(experiment, 2), None, _nothing)  # the workers have imported all
-        began, used = time.perf_counter(), cpu_s(os.getpid())
-        there = rows_of(experiment, run_on_spark(session, experiment, work, None, _nothing))
-        seconds, spark_cpu_s = time.perf_counter() - began, cpu_s(os.getpid()) - used
-    if there != here:
-        raise AssertionError("Spark gave another table")
+    warm = tasks(experiment, 2)
+    with spark_session() as session, multiprocessing.get_context("spawn").Pool(cores := parallelism(session)) as pool:
+        systems: dict[str, Callable[[], list[Row]]] = {
+            "one process": lambda: rows_of(experiment, map(run_task, work)),
+            f"{cores} processes": lambda: rows_of(experiment, pool.map(run_task, work, chunksize=1)),
+            f"Spark, {cores} cores": lambda: rows_of(
+                experiment, run_on_spark(session, experiment, work, None, _nothing)
+            ),
+        }
+        pool.map(run_task, warm, chunksize=1)
+        run_on_spark(session, experiment, warm, None, _nothing)  # everybody has imported all
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
+        for number in range(1 if quick else TIMES):
+            say(f"sweep: {len(experiment.points)} points of {EXPERIMENT} in three ways ({number + 1})")
+            tables = [_timed(run, taken[name]) for name, run in systems.items()]
+            if any(table != tables[0] for table in tables):
+                raise AssertionError("the tables differ")
     common = {"points": len(experiment.points), "runs": work[0].runs * len(work) // len(experiment.points)}
-    return [
-        {"system": "one process", **common, **_figures(alone_s, alone_cpu_s)},
-        {
-            "system": f"Spark, {cores} cores",
-            **common,
-            **_figures(seconds, spark_cpu_s),
-            "speedup": round(alone_s / seconds, 2),
-            "overhead": f"{spark_cpu_s / alone_cpu_s - 1:.1%}",
-        },
-    ]
+    one, plain, spark = taken.values()
+    compared: dict[str, Any] = {"speedup": _ratio(one, spark, 0), "overhead": f"{_ratio(spark, plain, 1) - 1:.1%}"}
+    beside: dict[str, dict[str, Any]] = {
+        f"Spark, {cores} cores": compared,
+        f"{cores} processes": {"speedup": _ratio(one, plain, 0)},
+    }
+    return [{"system": name, **common, **_figures(runs), **beside.get(name, {})} for name, runs in taken.items()]
 
 
-def _figures(seconds: float, used: float) -> dict[str, Any]:
-    return {"seconds": round(seconds, 1), "cpu_s": round(used, 1), "cores_busy": round(used / seconds, 2)}
+def _timed(run: Callable[[], list[Row]], taken: list[tuple[float, float]]) -> list[Row]:
+    began, used = time.perf_counter(), cpu_s(os.getpid())
+    table = run()
+    taken.append((time.perf_counter() - began, cpu_s(os.getpid()) - used))
+    return table
+
+
+def _ratio(these: Iterable[tuple[float, float]], those: Iterable[tuple[float, float]], which: int) -> float:
+    return round(median(a[which] / b[which] for a, b in zip(these, those, strict=True)), 3)
+
+
+def _figures(runs: list[tuple[float, float]]) -> dict[str, Any]:
+    seconds, used = (median(figures) for figures in zip(*runs, strict=True))
+    busy = median(cpu / wall for wall, cpu in runs)
+    return {"seconds": round(seconds, 1), "cpu_s": round(used, 1), "cores_busy": round(busy, 2)}
 
 
 def _nothing(_: int, __: int) -> None:
