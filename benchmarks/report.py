@@ -352,8 +352,8 @@ messages.""",
     "sweep": f"""\
 `{sweep.EXPERIMENT}`, {sweep.RUNS:,} multicasts for each point: in one process, in as many plain processes as there \
 are cores, and on Spark, all started and with their imports done; medians of {sweep.TIMES}, by turns. *Times as fast* \
-is beside one process. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the same work \
-in plain processes; the tables are the same. The target is 5 %.""",
+is beside one process. *CPU added* is what Spark's JVM, its workers and the way there and back use beyond the same \
+work in plain processes; the tables are the same. The target is 5 %.""",
     "verify": f"""\
 A recorded run of {verify.MEMBERS} members, {verify.BURST} messages per slot and member, {verify.RANGE_SLOTS:,} \
 slots per file; each engine reads the same files in a process of its own, on all cores: order, integrity, FIFO, gap \
