@@ -13,6 +13,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
 _HANDS_PER_CORE = 2
-_TASKS_PER_HAND = 4
-"""A task of Spark costs some 80 ms: it runs several blocks, of about a second each."""
+_TASKS_PER_HAND = 16
+"""A task of Spark costs some 80 ms: it runs several blocks, of a fifth of a second each or more."""
 
 TALLIES = pa.schema(
     [
@@ -92,7 +93,8 @@ def _waves(points: Sequence[list[Task]], tasks_each: int) -> Iterator[list[Task]
 
 
 def _run_wave(session: SparkSession, wave: Sequence[Task]) -> list[Done]:
-    count = min(len(wave), parallelism(session) * _HANDS_PER_CORE)
+    # Enough for every core, and no more than it takes to give each enough to do.
+    count = min(len(wave), max(parallelism(session), ceil(len(wave) / _TASKS_PER_HAND)))
     hands = [list(wave[first::count]) for first in range(count)]
     frame = session.range(0, count, 1, numPartitions=count).mapInArrow(partial(_run_hands, hands), "done binary")
     return [pickle.loads(bytes(row["done"])) for row in frame.collect()]
