@@ -113,7 +113,7 @@ def excused(rows: Rows, chance: Chance) -> Rows:
 def unlogged(rows: Rows, chance: Chance) -> Rows:
     """A member crashes, and of what it logged before that the last send of the first range is lost."""
     gone = crashed(rows, chance)
-    (member,) = gone.sender[gone.kind == EventKind.CRASH.code].tolist()
+    member = gone.sender[gone.kind == EventKind.CRASH.code].tolist()[-1]
     sent = np.flatnonzero((gone.kind == EventKind.SEND.code) & (gone.sender == member) & (gone.slot < RANGE))
     return gone.select(np.arange(len(gone)) != sent[-1]) if len(sent) else gone
 
