@@ -8,11 +8,14 @@ import pytest
 from tests.simulation.membership_world import EVERY, MS, RETRY, MembershipWorld
 
 from unisono.errors import UnisonoError
+from unisono.layers.detector import Detector
 from unisono.layers.membership import Membership
 from unisono.layers.past_views import KEPT
 from unisono.layers.view_contract import NewView, Out, Receive, ViewSynchrony
 from unisono.layers.view_multicast import WAITING_MAX, WINDOW, ViewMulticast
-from unisono.wire.membership import Acks, Message, Sent
+from unisono.layers.wishes import Wishes
+from unisono.wire.frame import Frame
+from unisono.wire.membership import Acks, Enter, Message, Sent, encode
 
 
 def formed(members: int = 3, **options: int) -> MembershipWorld:
@@ -335,3 +338,24 @@ def test_who_knows_of_a_group_never_begins_another(founding: bool) -> None:
         world.wake(member)
     world.run(3000 * MS)
     assert [bool(world.members[number].views) for number in (1, 2)] == [founding, founding]
+
+
+def test_a_wish_to_go_that_is_heard_in_a_later_view_counts_no_more() -> None:
+    """There who wants to go may not have left behind yet what it has received: it says so when it has."""
+    world = formed()
+    world.crash(3)
+    until_together(world)
+    assert lives(world, 1) == {1: 1, 2: 1}
+    kind, body = encode(Enter(True, 0, 1, 0, 0))
+    world.arrive(1, Frame(kind, 2, 1, 1, 0, 0, sent_ns=world.now, body=body, to=1))
+    world.run(world.now + 500 * MS)
+    assert lives(world, 1) == {1: 1, 2: 1}
+    assert not world.members[2].outs
+
+
+def test_wishes_to_go_are_those_of_one_view() -> None:
+    wishes = Wishes(Detector(1, (1, 2), every_ns=EVERY, incarnation=1))
+    wishes.going.add(2)
+    assert wishes.wanted({1: 1, 2: 1}) == {1: 1}
+    wishes.begin(0, {1: 1, 2: 1})
+    assert wishes.wanted({1: 1, 2: 1}) == {1: 1, 2: 1}
