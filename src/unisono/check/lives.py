@@ -14,6 +14,8 @@ from unisono.trace.table import Ints, Log, Rows, Trace
 
 FOREVER = (1 << 63) - 1
 NOTHING = "nothing was recorded"
+OF_LIVES = (EventKind.START, EventKind.LEAVE, EventKind.CRASH, EventKind.VIOLATION)
+"""What happened to members that decides what they are held to."""
 
 
 @dataclass(frozen=True, slots=True)

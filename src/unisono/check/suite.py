@@ -35,7 +35,6 @@ from unisono.model.services import PROMISES
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62
-UNPROMISED = "no bound is promised"
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
 
@@ -95,8 +94,13 @@ def check_all(
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     elif by_priority:  # measured, and not judged: the consumers set the pace
-        verdicts["latency"] = replace(latency(trace, bound_ns=NO_BOUND), reason=UNPROMISED)
+        verdicts["latency"] = unpromised(latency(trace, bound_ns=NO_BOUND))
     return verdicts
+
+
+def unpromised(measured: Verdict) -> Verdict:
+    """A latency that nothing was promised of; one that is not known keeps its reason."""
+    return replace(measured, reason=measured.reason or "no bound is promised")
 
 
 def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
@@ -125,7 +129,7 @@ def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verd
         "total_order[final]": total_order(finals),
         ORDER: final_order(trace),
         AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
-        "latency[final]": replace(latency(finals, bound_ns=NO_BOUND), reason=UNPROMISED),
+        "latency[final]": unpromised(latency(finals, bound_ns=NO_BOUND)),
     }
     return verdicts | of_messages(trace, trace.delivered_grades(), until_ns=until_ns, grace_ns=grace_ns)
 

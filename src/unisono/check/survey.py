@@ -18,7 +18,7 @@ from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpa
 from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
 from unisono.model.histogram import Histogram, upper_edge
 from unisono.trace.kinds import EventKind
-from unisono.trace.table import EMPTY, Ints, Rows, concatenated
+from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 
 _COUNTED_NS = 4_000_000_000
 """Latencies below this are counted in an array, by units of 1024 ns."""
@@ -174,7 +174,7 @@ def survey(
         grades=tuple(sorted(grades)),
         directed=any(rows.destination_sets for rows in parts),
         sends=_number_spans(sent),
-        events=concatenated(events),
+        events=copied(concatenated(events)),
         excesses=() if promised is None else tuple(excesses(used, promised)[:MOST_TOLD]),
         usage=used if promised is None else edges(used, first_slot, last_slot, promised),
         finals=survey_finals(concatenated(logs)) if grade == FINAL else None,
@@ -312,8 +312,8 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         "delivered": order.streams,
         "keys": len(one),
         "latencies": latencies,
-        "unmatched_sends": sends.select(~used),
-        "unmatched_deliveries": concatenated(unmatched),
+        "unmatched_sends": copied(sends.select(~used)),
+        "unmatched_deliveries": copied(concatenated(unmatched)),
     }
 
 
@@ -352,8 +352,8 @@ def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
         "delivered": _number_spans(deliveries),
         "keys": len(np.unique(key_codes(deliveries))),
         "latencies": latencies,
-        "unmatched_sends": sends.select(~np.isin(sent, delivered)),
-        "unmatched_deliveries": deliveries.select(~matched),
+        "unmatched_sends": copied(sends.select(~np.isin(sent, delivered))),
+        "unmatched_deliveries": copied(deliveries.select(~matched)),
     }
 
 

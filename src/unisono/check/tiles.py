@@ -11,6 +11,7 @@ neighbour.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +32,7 @@ Stream = tuple[int, int]
 """A sender in one of its lives."""
 FOREVER = (1 << 63) - 1
 READ_AGAIN = 8
-"""How many times as many rows as a run has may be read for its tiles."""
+"""How many times as many rows as a run has may be read for its tiles, and as one range has may be held for a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class TileFinding:
     untold: int = 0
     """How many deliveries there are whose send is not recorded."""
     causal: CausalEdges | None = None
+    too_long: bool = False
+    """Whether it has more rows than are held; nothing else is said then."""
 
 
 def tiles(surveys: Sequence[Survey]) -> list[Tile]:
@@ -107,15 +110,13 @@ def tiles(surveys: Sequence[Survey]) -> list[Tile]:
     ranges: list[set[int]] = [set() for _ in surveys]
     sent, delivered = _by_stream(surveys, "sends"), _by_stream(surveys, "delivered")
     for stream in sorted(sent.keys() | delivered.keys()):
-        spans = sent.get(stream) or delivered[stream]
-        begins = [spans[0]]
-        for span in spans[1:]:
-            if span[1] > begins[-1][1]:
-                begins.append(span)
+        sends, deliveries = sent.get(stream, []), delivered.get(stream, [])
+        # Where a sender's log has ended, what others delivered shows where its numbers are.
+        begins = _chain(sorted({span[0]: span for span in (*deliveries, *sends)}.values()))
         for at, (number, first, _) in enumerate(begins):
             last = begins[at + 1][1] - 1 if at + 1 < len(begins) else FOREVER
             owned[number][stream] = (first if at else -FOREVER, last)
-            ranges[number] |= _meeting([*sent.get(stream, ()), *delivered.get(stream, ())], *owned[number][stream])
+            ranges[number] |= _meeting([*sends, *deliveries], *owned[number][stream])
     return [Tile(mine, tuple(sorted(numbers))) for mine, numbers in zip(owned, ranges, strict=True) if mine and numbers]
 
 
@@ -126,6 +127,11 @@ def too_scattered(found: Sequence[Tile], surveys: Sequence[Survey]) -> str:
     if read <= READ_AGAIN * max(rows, 1):
         return ""
     return f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
+
+
+def most_held(surveys: Sequence[Survey]) -> int:
+    """How many rows one tile may have: it is about as long as a range, however long the run is."""
+    return READ_AGAIN * max((survey.rows for survey in surveys), default=0)
 
 
 _Spans = list[tuple[int, int, int]]
@@ -140,6 +146,21 @@ def _by_stream(surveys: Sequence[Survey], name: str) -> dict[Stream, _Spans]:
             first_last = (span.first_sequence, span.last_sequence)
             found.setdefault((span.sender, span.incarnation), []).append((number, *first_last))
     return found
+
+
+def _chain(spans: _Spans) -> _Spans:
+    """As many of these as have first numbers that grow: a stray number ends no other's tile."""
+    ends: list[int] = []  # of the chains of each length, the one that ends lowest, by its last span
+    before: list[int] = []
+    for at, (_, first, _) in enumerate(spans):
+        length = bisect_left(ends, first, key=lambda end: spans[end][1])
+        before.append(ends[length - 1] if length else -1)
+        ends[length : length + 1] = [at]
+    chain, at = [], ends[-1]
+    while at >= 0:
+        chain.append(spans[at])
+        at = before[at]
+    return chain[::-1]
 
 
 def _meeting(spans: _Spans, first: int, last: int) -> set[int]:
@@ -186,13 +207,12 @@ def judge_tiles(
     looked_at_rows: int,
 ) -> dict[str, Verdict]:
     """The verdicts over all tiles; `load` gives the rows of those with these numbers."""
-    nothing = not any(finding.rows for finding in found) and not len(frame.events)
     verdicts: dict[str, Verdict] = {}
     judged: dict[tuple[int, ...], dict[str, Verdict]] = {}
     for name, (status, reason) in frame.plain().items():
         suspect = [number for number, finding in enumerate(found) if name in finding.suspect]
         if not suspect:
-            said = (status, reason) if nothing else _plain((status, reason))
+            said = _plain((status, reason))
             verdicts[name] = Verdict(name.partition("[")[0], said[0], reason=said[1])
             continue
         chosen: list[int] = []

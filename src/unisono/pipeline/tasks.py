@@ -76,6 +76,8 @@ class TileTask:
     files: tuple[RangeFiles, ...]
     previous: Tile | None
     previous_files: tuple[RangeFiles, ...]
+    most_rows: int
+    """How many rows a tile may have."""
 
     @property
     def rows(self) -> int:
@@ -84,13 +86,26 @@ class TileTask:
 
     def run(self) -> TileFinding:
         """Judge the tile."""
-        previous = None if self.previous is None else tile_rows(self.previous, self.previous_files)
-        return judge_tile(self.frame, self.plain, tile_rows(self.tile, self.files), previous)
+        try:
+            own = tile_rows(self.tile, self.files, self.most_rows)
+            previous = None if self.previous is None else tile_rows(self.previous, self.previous_files, self.most_rows)
+        except _TooManyRows:
+            return TileFinding(frozenset(), 0, too_long=True)
+        return judge_tile(self.frame, self.plain, own, previous)
 
 
-def tile_rows(tile: Tile, files: Iterable[RangeFiles]) -> Rows:
+class _TooManyRows(Exception):
+    """A tile has more rows than are held."""
+
+
+def tile_rows(tile: Tile, files: Iterable[RangeFiles], most_rows: int | None = None) -> Rows:
     """The sends and deliveries of a tile's messages, from the files that have them."""
-    return concatenated([tile.rows_of(rows) for one in files for rows in read_range(one)])
+    parts: list[Rows] = []
+    for rows in (rows for one in files for rows in read_range(one)):
+        parts.append(tile.rows_of(rows))
+        if most_rows is not None and sum(map(len, parts)) > most_rows:
+            raise _TooManyRows
+    return concatenated(parts)
 
 
 def survey_task(

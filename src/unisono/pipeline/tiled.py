@@ -8,16 +8,16 @@ slots. In neither case is more held in one place than one tile, or what is suspe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unisono.check.causal_tiles import causal_in_tiles
 from unisono.check.final_ranges import final_agreement_in_ranges, final_order_in_ranges
 from unisono.check.finals import AGREEMENT, EARLY, FINAL, ORDER
-from unisono.check.lives import NOTHING, hidden_rows
+from unisono.check.lives import OF_LIVES, hidden_rows
 from unisono.check.ranges import Findings, check_ranges, latency_verdict
-from unisono.check.suite import NO_BOUND, SLOT_ORDERS, UNPROMISED
+from unisono.check.suite import NO_BOUND, SLOT_ORDERS, unpromised
 from unisono.check.survey import Survey, reached
-from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, tiles, timed, too_scattered
+from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, most_held, tiles, timed, too_scattered
 from unisono.check.verdict import Status, Verdict
 from unisono.model.services import PROMISES
 from unisono.pipeline.tasks import Runner, TileTask, surveyed, tile_rows
@@ -53,13 +53,16 @@ class Recorded:
     def fine(self, name: str) -> Verdict:
         """What is said of a promise that nothing speaks against."""
         reason = hidden_rows(Trace.from_rows(concatenated([]), self.plan.meta, self.plan.logs))
-        reason = reason or ("" if self.plan.rows else NOTHING)
         return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
 
 
 def by_tiles(run: Recorded) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    binding = FINAL if FINAL in run.grades and (run.finals or EARLY in run.grades) else None
+    if run.plan.meta.order in PROMISES and len(run.grades) > 1:
+        reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
+        return {"messages": Verdict("messages", Status.UNKNOWN, reason=reason)}
+    # What is early binds nobody, also where nothing became final.
+    binding = FINAL if run.finals or EARLY in run.grades else None
     graded = run.surveys if binding is None else surveyed(run.plan, run.runner, binding, run.bound_ns)
     verdicts = _in_order(run, graded, binding)
     cut = tiles(run.surveys)
@@ -69,7 +72,7 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
     frame = Frame(
         meta=run.plan.meta,
         logs=run.plan.logs,
-        events=run.events,
+        events=run.events.of_kind(*OF_LIVES),
         grades=run.grades,
         timed=binding,
         until_ns=max(survey.last_ns for survey in (run.surveys if run.finals else graded)),
@@ -78,7 +81,11 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
         limit_ns=None if run.finals else run.bound_ns,
         causal="causal" in PROMISES.get(run.plan.meta.order, ()),
     )
-    found = _found(run, frame, cut)
+    most_rows = most_held(run.surveys)
+    found = _found(run, frame, cut, most_rows)
+    if any(finding.too_long for finding in found):
+        reason = f"the rows of messages are scattered over ranges of slots: a part of the run has over {most_rows:,}"
+        return verdicts | {"messages": Verdict("messages", Status.UNKNOWN, reason=reason)}
 
     def rows(numbers: Collection[int]) -> Rows:
         return concatenated([tile_rows(cut[n], [run.plan.ranges[at] for at in cut[n].ranges]) for n in numbers])
@@ -93,23 +100,21 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
         edges = [finding.causal for finding in found if finding.causal is not None]
         verdicts["causal"] = causal_in_tiles(edges, looked_at, run.fine("causal"))
     seen, reason = timed(frame, found)
-    reason = reason or ("" if run.plan.rows else NOTHING)
     if run.finals:
-        verdicts["latency[final]"] = replace(latency_verdict(seen, NO_BOUND, reason), reason=UNPROMISED)
+        verdicts["latency[final]"] = unpromised(latency_verdict(seen, NO_BOUND, reason))
     elif run.bound_ns is not None:
         verdicts["latency"] = latency_verdict(seen, run.bound_ns, reason)
     return verdicts
 
 
-def _found(run: Recorded, frame: Frame, cut: Sequence[Tile]) -> list[TileFinding]:
+def _found(run: Recorded, frame: Frame, cut: Sequence[Tile], most_rows: int) -> list[TileFinding]:
     plain, ranges = frame.plain(), run.plan.ranges
     tasks = []
     for number, tile in enumerate(cut):
         before = cut[number - 1] if frame.causal and number else None
         files = tuple(ranges[at] for at in tile.ranges)
-        tasks.append(
-            TileTask(frame, plain, tile, files, before, tuple(ranges[at] for at in before.ranges) if before else ())
-        )
+        files_before = tuple(ranges[at] for at in before.ranges) if before else ()
+        tasks.append(TileTask(frame, plain, tile, files, before, files_before, most_rows))
     found: list[TileFinding] = []
     for outcome in run.runner(tasks):
         if isinstance(outcome, TraceDamaged):
@@ -139,8 +144,9 @@ def _in_order(run: Recorded, graded: tuple[Survey, ...], binding: str | None) ->
     skeleton = Trace.from_rows(run.events, plan.meta, plan.logs)
     until_ns = max(survey.last_ns for survey in run.surveys)
     verdicts[ORDER] = _looked_at(run, ORDER, lambda part: final_order_in_ranges(graded, part, run.fine(ORDER)))
+    fine = run.fine(AGREEMENT)
     verdicts[AGREEMENT] = _looked_at(
-        run, AGREEMENT, lambda part: final_agreement_in_ranges(graded, skeleton, part, until_ns)
+        run, AGREEMENT, lambda part: final_agreement_in_ranges(graded, skeleton, part, fine, until_ns=until_ns)
     )
     return verdicts
 

@@ -54,8 +54,11 @@ def verify(
     since_ns: int | None = None,
     until_ns: int | None = None,
     whole_rows: int = LOOKED_AT_ROWS,
+    looked_at_rows: int = LOOKED_AT_ROWS,
 ) -> list[RunReport]:
     """A report for each run of each group at or below `path`; one of no more than `whole_rows` may be read whole.
+
+    Of a longer one no more than `looked_at_rows` that are suspect are held at once.
 
     Of others than `run` and `group` no file is opened, nor of runs that were closed before `since_ns` or began after
     `until_ns`, as the ends of their recordings say; where these do not say it, the footers of files do.
@@ -90,7 +93,7 @@ def verify(
                 verdicts = _whole(plan, bound_ns) if plan.rows <= whole_rows else _too_long(plan.rows, whole_rows)
             else:
                 found = [outcomes[number, files] for files in plan.ranges]
-                verdicts = _verdicts(plan, found, runner, bound_ns, whole_rows)
+                verdicts = _verdicts(plan, found, runner, bound_ns, (looked_at_rows, whole_rows))
         except TraceDamaged as damage:  # found only when whole rows were read, or since the survey
             verdicts = _unknown(damage)
         reports.append(RunReport(plan.folder, plan.meta.run, plan.meta.group, plan.rows, verdicts))
@@ -98,14 +101,15 @@ def verify(
 
 
 def _verdicts(
-    plan: Layout, outcomes: Sequence[object], runner: Runner, bound_ns: int | None, whole_rows: int
+    plan: Layout, outcomes: Sequence[object], runner: Runner, bound_ns: int | None, limits: tuple[int, int]
 ) -> dict[str, Verdict]:
+    looked_at_rows, whole_rows = limits
     surveys: list[Survey] = []
     for outcome in outcomes:
         if isinstance(outcome, TraceDamaged):
             return _unknown(outcome)
-        if isinstance(outcome, Survey):
-            surveys.append(outcome)
+        assert isinstance(outcome, Survey)
+        surveys.append(outcome)
     _refuse_silence(plan, concatenated([found.events for found in surveys]))
     load, bound = partial(_load, plan), plan.meta.bound_ns if bound_ns is None else bound_ns
     grades = tuple(sorted({grade for found in surveys for grade in found.grades}))
@@ -113,13 +117,13 @@ def _verdicts(
     if finals or plan.meta.order in WITHOUT_KEYS:
         if plan.rows <= whole_rows:
             return _whole(plan, bound_ns)
-        return by_tiles(Recorded(plan, tuple(surveys), grades, bound, load, runner, LOOKED_AT_ROWS))
+        return by_tiles(Recorded(plan, tuple(surveys), grades, bound, load, runner, looked_at_rows))
     if len(grades) <= 1:
-        return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, bound_ns=bound, whole_rows=whole_rows))
+        return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, None, bound, *limits))
     verdicts: dict[str, Verdict] = {}
     for grade in grades:
         kept = surveyed(plan, runner, grade, bound)
-        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, whole_rows=whole_rows))
+        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, *limits))
         verdicts |= {f"{name}[{grade}]": verdict for name, verdict in found.items()}
     return verdicts
 

@@ -271,16 +271,17 @@ def _has_only(file: Any, name: str, value: str | int) -> bool:
     leaves = file.metadata.schema.names
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     told = [group.column(leaves.index(name)).statistics for group in groups]
-    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in told):
-        return all(seen.min == seen.max == value and not seen.null_count for seen in told)
+    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in told) and all(
+        seen.min == seen.max == value and not seen.null_count for seen in told
+    ):
+        return True  # statistics prove it; that they do not proves nothing: some writers cut long words short
     return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
 def _alike(file: Any, names: Sequence[str]) -> dict[str, int]:
     """Of these columns, those that have the same number, or no value, in all rows of a file."""
     schema = file.schema_arrow
-    # Statistics count an empty list as null, so of destinations only who wrote the file can tell.
-    found = {"destinations": ABSENT} if UNDIRECTED_KEY in (schema.metadata or {}) else {}
+    found = {"destinations": ABSENT} if _undirected(file) else {}
     if file.metadata.num_row_groups != 1:
         return found
     group = file.metadata.row_group(0)
@@ -295,6 +296,19 @@ def _alike(file: Any, names: Sequence[str]) -> dict[str, int]:
         elif name in NUMBERS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
             found[name] = int(seen.min)
     return found
+
+
+def _undirected(file: Any) -> bool:
+    """Whether no row of a file names destinations.
+
+    Statistics count an empty list as null, so only who wrote the file can tell; they can refute it.
+    """
+    if UNDIRECTED_KEY not in (file.schema_arrow.metadata or {}):
+        return False
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    told = [column.statistics for column in columns if column.path_in_schema.startswith("destinations.")]
+    return all(seen is not None and not seen.has_min_max for seen in told)
 
 
 def to_arrow(rows: Rows, run: str, group: str) -> Any:

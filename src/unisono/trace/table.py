@@ -270,6 +270,14 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
     return Rows(**columns)
 
 
+def copied(rows: Rows) -> Rows:
+    """These rows on their own: chosen rows may be a view that keeps all the others in memory."""
+    if len(rows) == 0:
+        return EMPTY
+    columns: dict[str, Any] = {name: getattr(rows, name).copy() for name in _COLUMNS}
+    return replace(rows, **columns)
+
+
 def _empty() -> Rows:
     columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in NUMBERS.items()}
     columns["kind"] = np.empty(0, dtype=np.int8)
