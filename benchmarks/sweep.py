@@ -1,8 +1,9 @@
 """Experiments on Spark beside the same work without: what Spark adds, and whether every core is busy.
 
 In one process; then in as many plain processes as there are cores, which take one task after the other; then on Spark.
-Cores that are busy at the same time are slower each on many machines (they share caches, and on a virtual machine
-more), so that what Spark adds is told by the second, and what several cores are worth by the first.
+What Spark adds is told by one and the same run: all that its processes used, less what the simulator's runs used in
+its workers. Beside other runs it would be told less well: the same work takes up to a fifth more or less processor time
+from run to run, and cores that are busy at the same time are slower each on many machines.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     """A row for each; the tables that they give are compared."""
     experiment = find(EXPERIMENT)
     work = tasks(experiment, QUICK_RUNS if quick else RUNS)
-    warm = tasks(experiment, 2)
+    worked: list[float] = []
+
+    def on_spark() -> list[Row]:
+        told: list[float] = []
+        table = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda *now: told.append(now[2])))
+        worked.append(told[-1])
+        return table
+
     with spark_session() as session, multiprocessing.get_context("spawn").Pool(cores := parallelism(session)) as pool:
         systems: dict[str, Callable[[], list[Row]]] = {
             "one process": lambda: rows_of(experiment, map(run_task, work)),
             f"{cores} processes": lambda: rows_of(experiment, pool.map(run_task, work, chunksize=1)),
-            f"Spark, {cores} cores": lambda: rows_of(
-                experiment, run_on_spark(session, experiment, work, None, _nothing)
-            ),
+            f"Spark, {cores} cores": on_spark,
         }
-        pool.map(run_task, warm, chunksize=1)
-        run_on_spark(session, experiment, warm, None, _nothing)  # everybody has imported all
+        for run in systems.values():
+            run()  # everybody has imported all, and the JVM has compiled what it runs
+        worked.clear()
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
         for number in range(1 if quick else TIMES):
             say(f"sweep: {len(experiment.points)} points of {EXPERIMENT} in three ways ({number + 1})")
@@ -50,7 +57,13 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
                 raise AssertionError("the tables differ")
     common = {"points": len(experiment.points), "runs": work[0].runs * len(work) // len(experiment.points)}
     one, plain, spark = taken.values()
-    compared: dict[str, Any] = {"speedup": _ratio(one, spark, 0), "overhead": f"{_ratio(spark, plain, 1) - 1:.1%}"}
+    overheads = [cpu / runs - 1 for (_, cpu), runs in zip(spark, worked, strict=True)]
+    compared: dict[str, Any] = {
+        "speedup": _ratio(one, spark, 0),
+        "overhead": f"{median(overheads):.1%}",
+        "overhead_range": f"{min(overheads):.1%} to {max(overheads):.1%}",
+        "beside_plain": f"{_ratio(spark, plain, 1) - 1:.1%}",
+    }
     beside: dict[str, dict[str, Any]] = {
         f"Spark, {cores} cores": compared,
         f"{cores} processes": {"speedup": _ratio(one, plain, 0)},
@@ -73,7 +86,3 @@ def _figures(runs: list[tuple[float, float]]) -> dict[str, Any]:
     seconds, used = (median(figures) for figures in zip(*runs, strict=True))
     busy = median(cpu / wall for wall, cpu in runs)
     return {"seconds": round(seconds, 1), "cpu_s": round(used, 1), "cores_busy": round(busy, 2)}
-
-
-def _nothing(_: int, __: int) -> None:
-    """Nobody watches."""

@@ -39,7 +39,7 @@ with spark_session(SparkChoice(sys.argv[1], settings=settings)) as session:
     print("ready", flush=True)
     for _ in range(int(sys.argv[4])):
         reports = verify(sys.argv[3], partial(on_spark, session))
-        rows = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda done, of: None))
+        rows = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda *_: None))
         found = {r.run: [r.status.value, r.rows] for r in reports}
         print(json.dumps({"verified": found, "means": [row["broadcasts_mean"] for row in rows]}), flush=True)
 """

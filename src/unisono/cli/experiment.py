@@ -95,8 +95,9 @@ def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namesp
 
     with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
 
-        def progress(count: int, total: int) -> None:
-            tell(f"{experiment.name} on Spark at {options.master}: {count} of {total} blocks")
+        def progress(count: int, total: int, worked_s: float) -> None:
+            where = f"{experiment.name} on Spark at {options.master}"
+            tell(f"{where}: {count} of {total} blocks, {worked_s:.0f} s of processor time")
 
         return run_on_spark(session, experiment, work, options.out, progress)
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.experiments.catalogue import run_task
 from unisono.experiments.experiment import Experiment, Tally, Task
+from unisono.pipeline.dealing import deal
 from unisono.pipeline.session import parallelism
 from unisono.trace.meta import TraceDamaged
 
@@ -32,7 +32,7 @@ TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
 _HANDS_PER_CORE = 2
 _TASKS_PER_HAND = 16
-"""A task of Spark costs some 80 ms: it runs several blocks, of a fifth of a second each or more."""
+"""A task of Spark costs some 50 ms: it runs several blocks, of a tenth of a second each or more."""
 
 TALLIES = pa.schema(
     [
@@ -50,8 +50,8 @@ TALLIES = pa.schema(
 )
 
 Done = tuple[Task, Tally]
-Progress = Callable[[int, int], None]
-"""Told how many tasks of how many are done."""
+Progress = Callable[[int, int, float], None]
+"""Told how many tasks of how many are done, and how many processor seconds those that were run now have worked."""
 
 
 def run_on_spark(
@@ -69,14 +69,17 @@ def run_on_spark(
             waiting.append(by_point[point])
         else:
             done += kept
-    progress(len(done), len(work))
+    worked_s = 0.0
+    progress(len(done), len(work), worked_s)
     for wave in _waves(waiting, parallelism(session) * _HANDS_PER_CORE * _TASKS_PER_HAND):
-        tallied = _run_wave(session, wave)
+        timed = _run_wave(session, wave)
+        tallied = [pair for pair, _ in timed]
         done += tallied
+        worked_s += sum(seconds for _, seconds in timed)
         if out is not None:
             for point in sorted({task.point for task, _ in tallied}):
                 write_tally(out, experiment, [pair for pair in tallied if pair[0].point == point])
-        progress(len(done), len(work))
+        progress(len(done), len(work), worked_s)
     return done
 
 
@@ -92,20 +95,15 @@ def _waves(points: Sequence[list[Task]], tasks_each: int) -> Iterator[list[Task]
         yield wave
 
 
-def _run_wave(session: SparkSession, wave: Sequence[Task]) -> list[Done]:
+def _run_wave(session: SparkSession, wave: Sequence[Task]) -> list[tuple[Done, float]]:
     # Enough for every core, and no more than it takes to give each enough to do.
     count = min(len(wave), max(parallelism(session), ceil(len(wave) / _TASKS_PER_HAND)))
-    hands = [list(wave[first::count]) for first in range(count)]
-    frame = session.range(0, count, 1, numPartitions=count).mapInArrow(partial(_run_hands, hands), "done binary")
-    return [pickle.loads(bytes(row["done"])) for row in frame.collect()]
+    return list(deal(session, [wave[first::count] for first in range(count)], _timed_task))
 
 
-def _run_hands(hands: Sequence[Sequence[Task]], batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        for hand in batch.column("id").to_pylist():
-            for task in hands[hand]:
-                done = pickle.dumps(run_task(task), protocol=pickle.HIGHEST_PROTOCOL)
-                yield pa.RecordBatch.from_pydict({"done": pa.array([done], pa.binary())})
+def _timed_task(task: Task) -> tuple[Done, float]:
+    began = time.process_time()
+    return run_task(task), time.process_time() - began
 
 
 # -- what is kept --------------------------------------------------------------------------------------------

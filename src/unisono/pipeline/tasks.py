@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from unisono.check.rate_compliance import Declared, declared
 from unisono.check.survey import Survey, survey
 from unisono.check.tiles import Frame, Tile, TileFinding, judge_tile
 from unisono.check.verdict import Status
+from unisono.pipeline.dealing import deal
 from unisono.pipeline.session import parallelism
 from unisono.trace.layout import Layout, RangeFiles, read_range
 from unisono.trace.meta import RunMeta, TraceDamaged
@@ -145,20 +142,10 @@ def on_spark(session: SparkSession, tasks: Sequence[Task]) -> list[Outcome]:
     count = min(len(tasks), parallelism(session) * _TASKS_PER_CORE)
     by_size = sorted(range(len(tasks)), key=lambda number: -tasks[number].rows)
     hands = [[(number, tasks[number]) for number in by_size[first::count]] for first in range(count)]
-    frame = session.range(0, count, 1, numPartitions=count).mapInArrow(
-        partial(_run_hands, hands), "number long, outcome binary"
-    )
-    found: dict[int, Outcome] = {}
-    for row in frame.collect():
-        found[row["number"]] = pickle.loads(bytes(row["outcome"]))
+    found = dict(deal(session, hands, _numbered_outcome))
     return [found[number] for number in range(len(tasks))]
 
 
-def _run_hands(hands: Sequence[Sequence[tuple[int, Task]]], batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        for hand in batch.column("id").to_pylist():
-            for number, task in hands[hand]:
-                outcome = pickle.dumps(_outcome(task), protocol=pickle.HIGHEST_PROTOCOL)
-                yield pa.RecordBatch.from_pydict(
-                    {"number": pa.array([number], pa.int64()), "outcome": pa.array([outcome], pa.binary())}
-                )
+def _numbered_outcome(numbered: tuple[int, Task]) -> tuple[int, Outcome]:
+    number, task = numbered
+    return number, _outcome(task)
