@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from unisono.pipeline.dealing import deal
+import pytest
+
+from unisono.pipeline.dealing import deal, deal_by_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +18,8 @@ def _square(number: int) -> tuple[int, int, bool]:
     return number, number * number, gc.get_freeze_count() > 0
 
 
-def test_everything_is_done_once_in_a_settled_worker(spark: SparkSession) -> None:
+@pytest.mark.parametrize("deals", [deal, deal_by_frame])
+def test_everything_is_done_once_in_a_settled_worker(spark: SparkSession, deals: Callable[..., Any]) -> None:
     hands = [[1, 2, 3], [], [4]]
-    assert sorted(deal(spark, hands, _square)) == [(n, n * n, True) for n in (1, 2, 3, 4)]
+    assert sorted(deals(spark, hands, _square)) == [(n, n * n, True) for n in (1, 2, 3, 4)]
     assert gc.get_freeze_count() == 0  # not here

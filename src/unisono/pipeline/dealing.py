@@ -20,19 +20,38 @@ Outcome = TypeVar("Outcome")
 def deal(
     session: SparkSession, hands: Sequence[Sequence[Thing]], work: Callable[[Thing], Outcome]
 ) -> Iterator[Outcome]:
-    """What `work`, a function of a module, makes of every thing; each hand is one task of Spark."""
+    """What `work`, a function of a module, makes of every thing; each hand is one task of Spark.
+
+    There are no columns to plan for, and planning costs more than the rest of a short job: a client of Spark Connect,
+    which has nothing else, sends a frame, everybody else the hands themselves.
+    """
+    if hasattr(session, "_jsparkSession"):
+        return iter(session.sparkContext.parallelize(hands, len(hands)).flatMap(partial(_play, work)).collect())
+    return deal_by_frame(session, hands, work)
+
+
+def deal_by_frame(
+    session: SparkSession, hands: Sequence[Sequence[Thing]], work: Callable[[Thing], Outcome]
+) -> Iterator[Outcome]:
+    """The same, with nothing but frames."""
     frame = session.range(0, len(hands), 1, numPartitions=len(hands))
-    for row in frame.mapInArrow(partial(_play, hands, work), "outcome binary").collect():
+    for row in frame.mapInArrow(partial(_play_batches, hands, work), "outcome binary").collect():
         yield pickle.loads(bytes(row["outcome"]))
 
 
-def _play(hands: Sequence[Sequence[Any]], work: Callable[[Any], object], batches: Iterable[Any]) -> Iterator[Any]:
+def _play(work: Callable[[Thing], Outcome], hand: Sequence[Thing]) -> Iterator[Outcome]:
     _settle()
+    return map(work, hand)
+
+
+def _play_batches(
+    hands: Sequence[Sequence[Thing]], work: Callable[[Thing], object], batches: Iterable[Any]
+) -> Iterator[Any]:
     for batch in batches:
-        for hand in batch.column("id").to_pylist():
-            for thing in hands[hand]:
-                outcome = pickle.dumps(work(thing), protocol=pickle.HIGHEST_PROTOCOL)
-                yield pa.RecordBatch.from_pydict({"outcome": pa.array([outcome], pa.binary())})
+        for number in batch.column("id").to_pylist():
+            for outcome in _play(work, hands[number]):
+                packed = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
+                yield pa.RecordBatch.from_pydict({"outcome": pa.array([packed], pa.binary())})
 
 
 @cache

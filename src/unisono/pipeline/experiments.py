@@ -32,7 +32,7 @@ TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
 _HANDS_PER_CORE = 2
 _TASKS_PER_HAND = 16
-"""A task of Spark costs some 50 ms: it runs several blocks, of a tenth of a second each or more."""
+"""A task of Spark costs some 30 ms of processor time: it runs several blocks, of a tenth of a second or more."""
 
 TALLIES = pa.schema(
     [
