@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import rows_of, tasks
-from unisono.pipeline.experiments import run_on_spark, tally_path
+from unisono.experiments.experiment import Task, rows_of, tasks
+from unisono.pipeline.experiments import hands_of, next_wave, run_on_spark, tally_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,3 +42,32 @@ def test_a_sweep_gives_the_same_table_and_goes_on_where_it_stopped(spark: SparkS
     told.clear()
     run_on_spark(spark, experiment, more, tmp_path, progress)
     assert told[0] == (0, len(more))
+
+
+def _blocks(points: int, each: int, runs: int) -> list[list[Task]]:
+    return [[Task(NAME, point, block, runs, 1) for block in range(each)] for point in range(points)]
+
+
+def test_waves_are_whole_points_that_last_a_while() -> None:
+    waiting = _blocks(30, 4, 5)
+    # A run takes 0.3 s, a point 6 s: four points keep two cores busy for 12 s.
+    waves = [next_wave(waiting, 0.3, 2) for _ in range(7)]
+    assert [sorted({task.point for task in wave}) for wave in waves] == [list(range(n, n + 4)) for n in range(0, 28, 4)]
+    assert all(len(wave) == 16 for wave in waves)
+    assert [task.point for task in next_wave(waiting, 0.3, 2)] == [28] * 4 + [29] * 4
+    assert not waiting
+    slow = _blocks(3, 1, 5)
+    assert len(next_wave(slow, 100.0, 2)) == 1  # one point at least
+    assert len(next_wave(slow, 0.0, 2)) == 2  # all there is, if it costs nothing
+
+
+def test_hands_last_long_enough_to_be_worth_a_task_and_leave_no_core_idle() -> None:
+    wave = [task for point in _blocks(8, 4, 5) for task in point]
+    for run_s, count in [(0.0, 2), (0.0001, 2), (0.06, 4), (0.3, 20), (3.0, 32)]:
+        hands = hands_of(wave, run_s, 2)
+        assert len(hands) == count, run_s
+        assert sorted((task for hand in hands for task in hand), key=wave.index) == wave
+        assert max(map(len, hands)) - min(map(len, hands)) <= 1
+    assert len(hands_of(wave[:1], 0.3, 2)) == 1
+    computed = _blocks(1, 3, 0)[0]
+    assert len(hands_of(computed, 5.0, 2)) == 3

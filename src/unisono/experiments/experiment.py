@@ -22,7 +22,7 @@ Point: TypeAlias = Mapping[str, Value]
 Row: TypeAlias = dict[str, Value]
 
 BLOCK_RUNS = 500
-"""How many runs one task makes: about a second of work, a small share of a point."""
+"""How many runs one task makes: a fraction of a second of work, a small share of a point."""
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ class Experiment:
     runs: int = 10_000
     """How many runs of each point it takes to show it; 0: none, the figures are computed."""
     block_runs: int = BLOCK_RUNS
+    run_s: float = 0.0003
+    """About how long a run takes: work is first dealt out by it, then by what was measured."""
     source: str = ""
     """The text of a sweep that is in no catalogue."""
 

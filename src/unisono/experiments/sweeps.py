@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLOCK_RUNS = 5
+RUN_S = 0.3
 RUNS = 20
 SEEDS = 1 << 31
 MS = 1_000_000
@@ -64,6 +65,7 @@ def sweep(
         draw,
         runs,
         BLOCK_RUNS,
+        RUN_S,
         source,
     )
 

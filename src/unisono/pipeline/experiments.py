@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
-_HANDS_PER_CORE = 2
-_TASKS_PER_HAND = 16
-"""A task of Spark costs some 30 ms of processor time: it runs several blocks, of a tenth of a second or more."""
+_HAND_S = 2.4
+"""A task of Spark costs some 30 ms of processor time, and so runs blocks for about as long as this."""
+_WAVE_S = 12
+"""How long a wave keeps every core busy, about: as much is lost when a sweep is broken off, or goes on in silence."""
 
 TALLIES = pa.schema(
     [
@@ -70,12 +71,17 @@ def run_on_spark(
         else:
             done += kept
     worked_s = 0.0
+    runs, run_s = 0, experiment.run_s
     progress(len(done), len(work), worked_s)
-    for wave in _waves(waiting, parallelism(session) * _HANDS_PER_CORE * _TASKS_PER_HAND):
-        timed = _run_wave(session, wave)
+    cores = parallelism(session)
+    while waiting:
+        wave = next_wave(waiting, run_s, cores)
+        timed = list(deal(session, hands_of(wave, run_s, cores), _timed_task))
         tallied = [pair for pair, _ in timed]
         done += tallied
         worked_s += sum(seconds for _, seconds in timed)
+        runs += _runs(wave)
+        run_s = worked_s / runs
         if out is not None:
             for point in sorted({task.point for task, _ in tallied}):
                 write_tally(out, experiment, [pair for pair in tallied if pair[0].point == point])
@@ -83,22 +89,23 @@ def run_on_spark(
     return done
 
 
-def _waves(points: Sequence[list[Task]], tasks_each: int) -> Iterator[list[Task]]:
-    """Whole points, as many as keep every core busy: a wave is what is lost when a sweep is broken off."""
+def next_wave(waiting: list[list[Task]], run_s: float, cores: int) -> list[Task]:
+    """Whole points, taken from those that wait: as many as keep every core busy for a while."""
     wave: list[Task] = []
-    for blocks in points:
-        wave += blocks
-        if len(wave) >= tasks_each:
-            yield wave
-            wave = []
-    if wave:
-        yield wave
+    while waiting and (not wave or _runs(wave) * run_s < _WAVE_S * cores):
+        wave += waiting.pop(0)
+    return wave
 
 
-def _run_wave(session: SparkSession, wave: Sequence[Task]) -> list[tuple[Done, float]]:
-    # Enough for every core, and no more than it takes to give each enough to do.
-    count = min(len(wave), max(parallelism(session), ceil(len(wave) / _TASKS_PER_HAND)))
-    return list(deal(session, [wave[first::count] for first in range(count)], _timed_task))
+def hands_of(wave: Sequence[Task], run_s: float, cores: int) -> list[Sequence[Task]]:
+    """Enough hands for every core, and no more than it takes to give each enough to do."""
+    count = min(len(wave), max(cores, ceil(_runs(wave) * run_s / _HAND_S)))
+    return [wave[first::count] for first in range(count)]
+
+
+def _runs(tasks: Iterable[Task]) -> int:
+    """How many runs these are; what is computed without runs counts as one."""
+    return sum(task.runs or 1 for task in tasks)
 
 
 def _timed_task(task: Task) -> tuple[Done, float]:
