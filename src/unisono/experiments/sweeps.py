@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLOCK_RUNS = 5
-RUN_S = 0.3
+RUN_S = 1.0
 RUNS = 20
 SEEDS = 1 << 31
 MS = 1_000_000
