@@ -53,7 +53,8 @@ class Finding:
         if sla.shape is Shape.SHARE:
             return f"{sla.metric}{where} was {worst} of {self.count:,} in {window}; agreed was {sla.bound_text()}"
         share = f"{self.measured:.4%} of {self.count:,} within {sla.bound_text()}"
-        return f"{sla.metric}{where}: {share} in {window}, where {sla.probability:.4%} was agreed; worst {worst}"
+        seen = f"{sla.probability:.4%} were within {worst}" if sla.shape is Shape.SPREAD else f"worst {worst}"
+        return f"{sla.metric}{where}: {share} in {window}, where {sla.probability:.4%} was agreed; {seen}"
 
 
 def collector(sla: Sla) -> tuple[str, Side]:
