@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from tests.planted import late
 from tests.recorded import record
 
 from unisono.check.verdict import Status
+from unisono.pipeline import relayout as relayout_module
 from unisono.pipeline.relayout import relayout
-from unisono.pipeline.verify import verify
-from unisono.trace.files import read_part, read_trace, write_end, write_part
+from unisono.pipeline.verify import on_spark, verify
+from unisono.trace.files import find_groups, read_part, read_trace, write_end, write_part
 from unisono.trace.meta import META_NAME, TraceDamaged
 from unisono.trace.schema import SCHEMA, VERSION_KEY
 
@@ -58,6 +60,27 @@ def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Pa
     assert verify(tmp_path / "brought")[0].status is Status.VALID
     relayout(spark, foreign, tmp_path / "open", range_slots=32)
     assert verify(tmp_path / "open")[0].status is Status.UNKNOWN, "nobody says that the rows are all there"
+
+
+def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths as a user gives them, from where the user is: what runs elsewhere must find and write the same files."""
+    record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+    monkeypatch.chdir(tmp_path)
+    (source,) = find_groups("small")
+    done = relayout(spark, source, Path("few"))
+    assert (done.rows, done.files) == (20 * 6, 2)
+    (report,) = verify("few", partial(on_spark, spark))
+    assert (report.status, report.rows) == (Status.VALID, done.rows)
+
+
+def test_what_was_written_where_nobody_finds_it_is_not_done(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+    elsewhere, written = str(tmp_path / "elsewhere"), relayout_module._written
+    monkeypatch.setattr(relayout_module, "_written", lambda *given: written(*given[:2], elsewhere, *given[3:]))
+    with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):
+        relayout(spark, folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])

@@ -54,6 +54,7 @@ def relayout(
     """Write the run in `source` (a folder with meta.json and Parquet files at any depth) to `out`.
 
     A recording counts as closed if the source says so; `closed` says so of all, for sources that do not record it.
+    What the executors say they wrote has to be here.
     """
     if range_slots < 1:
         raise InvalidPolicy("range_slots", f"at least one slot is needed, not {range_slots}")
@@ -65,15 +66,21 @@ def relayout(
     for path in files:
         _refuse_foreign(path)
     write_meta(out, meta)
-    counts = _written(session, files, str(out), meta, range_slots) if files else {}
+    counts = _written(session, files, str(out.absolute()), meta, range_slots) if files else {}
     for member, life in _closed(source):  # of a recording that was closed, every row may have been lost
         counts.setdefault((member, life), 0)
     for (member, life), rows in sorted(counts.items()):
         dropped, whole = _recording(source, member, life, rows, closed)
+        folder = member_folder(out, meta.run, meta.group, member)
+        here, times = _here(folder, life)
+        if here != rows:
+            what = (
+                f"{rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under this path"
+            )
+            raise TraceDamaged(folder.absolute(), what)
         if whole:
-            folder = member_folder(out, meta.run, meta.group, member)
             folder.mkdir(parents=True, exist_ok=True)
-            write_end(folder, life, rows=rows, dropped=dropped, times=_times(folder, life))
+            write_end(folder, life, rows=rows, dropped=dropped, times=times)
     written = len(list(target.glob("member=*/*.parquet")))
     return Relayout(str(target), sum(counts.values()), len(files), written)
 
@@ -87,7 +94,7 @@ def _written(
     def write(table: pa.Table) -> pa.Table:  # Spark looks at the hints
         return _write(out, meta, range_slots, table)
 
-    frame = session.read.parquet(*map(str, files)).select(*SCHEMA.names)
+    frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*SCHEMA.names)
     found: dict[tuple[int, int], int] = {}
     place = functions.expr(f"floor(slot / {range_slots})").alias("range")
     for row in frame.groupBy("member", "life", place).applyInArrow(write, _WRITTEN).collect():
@@ -129,10 +136,12 @@ def _in_order(rows: Rows) -> Rows:
     return rows.select(np.lexsort((rows.index, rows.sequence, rows.real_ns)))
 
 
-def _times(folder: Path, life: int) -> tuple[int, int] | None:
-    """When the rows that were written happened."""
-    told = [times for path in folder.glob(f"slots-*.{life}.*.parquet") if (times := footer(path)[1]) is not None]
-    return (min(first for first, _ in told), max(last for _, last in told)) if told else None
+def _here(folder: Path, life: int) -> tuple[int, tuple[int, int] | None]:
+    """How many rows of a recording were written, and when they happened."""
+    told = [footer(path) for path in folder.glob(f"slots-*.{life}.*.parquet")]
+    times = [when for _, when in told if when is not None]
+    within = (min(first for first, _ in times), max(last for _, last in times)) if times else None
+    return sum(rows for rows, _ in told), within
 
 
 def _closed(source: Path) -> list[tuple[int, int]]:

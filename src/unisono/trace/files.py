@@ -258,6 +258,8 @@ def _read_table(
                 constants |= _alike(file, [name for name in names if name != "kind"])
                 names = [name for name in names if name not in constants]
             table = file.read(columns=names, use_threads=False)
+    except FileNotFoundError as error:
+        raise TraceDamaged(path, "is not there; on a cluster every machine needs the folder under this path") from error
     except (pa.ArrowException, OSError) as error:
         raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
     try:

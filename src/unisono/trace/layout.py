@@ -34,6 +34,7 @@ class Part:
     """One file."""
 
     path: str
+    """From the root, since who reads it may run in another folder."""
     member: int
     life: int
     rows: int
@@ -106,7 +107,7 @@ def layout(folder: str | Path) -> Layout:
             first, last, life = (int(word) for word in named.groups()[:3])
             rows, times = footer(path)
             counts[life] = counts.get(life, 0) + rows
-            ranges.setdefault((first, last), []).append(Part(str(path), member, life, rows, times))
+            ranges.setdefault((first, last), []).append(Part(str(path.absolute()), member, life, rows, times))
         logs += closed_logs(member_path, member, counts)
     ordered = sorted(ranges)
     for (_, last), (first, _) in pairwise(ordered):
