@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -77,8 +77,12 @@ def test_what_was_written_where_nobody_finds_it_is_not_done(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
-    elsewhere, written = str(tmp_path / "elsewhere"), relayout_module._written
-    monkeypatch.setattr(relayout_module, "_written", lambda *given: written(*given[:2], elsewhere, *given[3:]))
+    written = relayout_module._written
+
+    def astray(session: SparkSession, files: list[Path], out: str, *rest: Any) -> Any:
+        return written(session, files, f"{out}-elsewhere", *rest)
+
+    monkeypatch.setattr(relayout_module, "_written", astray)
     with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):
         relayout(spark, folder, tmp_path / "out")
 
