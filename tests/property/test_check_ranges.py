@@ -16,7 +16,7 @@ from unisono.check.survey import Latencies, survey
 from unisono.check.verdict import Status, Verdict
 from unisono.trace.kinds import NUMBERS, OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import EMPTY, Log, Rows, Trace, concatenated
+from unisono.trace.table import EMPTY, Log, Mask, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000
 BOUND_NS = 5 * SLOT_NS
@@ -96,7 +96,14 @@ def run(chance: Chance, members: int, slots: int) -> Rows:
 
 
 def picked(rows: Rows, chance: Chance, kind: EventKind) -> int:
-    return int(chance.choice(np.flatnonzero(rows.kind == kind.code)))
+    """One row, in half of all cases the first or the last of a slot: there ranges have their edges."""
+    of = np.flatnonzero(rows.kind == kind.code)
+    if chance.integers(2):
+        columns = (rows.sequence, rows.index, rows.grade, rows.life, rows.member)
+        of = of[np.lexsort([column[of] for column in columns])]
+        change = np.diff(rows.slot[of]) != 0
+        of = of[np.append(True, change) | np.append(change, True)]
+    return int(chance.choice(of))
 
 
 def changed(rows: Rows, row: int, **values: int) -> Rows:
@@ -106,10 +113,18 @@ def changed(rows: Rows, row: int, **values: int) -> Rows:
     return replace(rows, **columns)
 
 
+def alike(rows: Rows, row: int) -> Mask:
+    """The deliveries of the same log and grade."""
+    mask: Mask = np.ones(len(rows), dtype=bool)
+    for column in (rows.kind, rows.grade, rows.member, rows.life):
+        mask &= column == column[row]
+    return mask
+
+
 def swapped(rows: Rows, chance: Chance) -> Rows:
     """Two deliveries of one member change places."""
     one = picked(rows, chance, EventKind.DELIVER)
-    same = np.flatnonzero((rows.kind == rows.kind[one]) & (rows.member == rows.member[one]))
+    same = np.flatnonzero(alike(rows, one))
     other = int(chance.choice(same))
     if chance.integers(2):  # neighbours, mostly
         other = int(same[np.argmin(np.abs(rows.index[same] - rows.index[one] - 1))])
@@ -120,8 +135,14 @@ def swapped(rows: Rows, chance: Chance) -> Rows:
 def dropped(rows: Rows, chance: Chance) -> Rows:
     """A delivery is not there; the member's index goes on without it."""
     gone = picked(rows, chance, EventKind.DELIVER)
-    later = (rows.kind == rows.kind[gone]) & (rows.member == rows.member[gone]) & (rows.index > rows.index[gone])
+    later = alike(rows, gone) & (rows.index > rows.index[gone])
     return replace(rows, index=rows.index - later).select(np.arange(len(rows)) != gone)
+
+
+def level(rows: Rows, chance: Chance) -> Rows:
+    """A delivery has the index of another, and its own is nobody's."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    return changed(rows, row, index=max(int(rows.index[row]) - int(chance.integers(1, 3)), 0))
 
 
 def hole(rows: Rows, chance: Chance) -> Rows:
@@ -168,6 +189,15 @@ def undelivered(rows: Rows, chance: Chance) -> Rows:
     return replace(rows, index=index).select(~it)
 
 
+def repeated(rows: Rows, chance: Chance) -> Rows:
+    """Everybody delivers one message again in place of another."""
+    one, other = (picked(rows, chance, EventKind.DELIVER) for _ in range(2))
+    its = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[other])
+    its &= (rows.sequence == rows.sequence[other]) & (rows.incarnation == rows.incarnation[other])
+    columns = {name: getattr(rows, name) for name in ("sender", "incarnation", "sequence")}
+    return replace(rows, **{name: np.where(its, column[one], column) for name, column in columns.items()})
+
+
 def rekeyed(rows: Rows, chance: Chance) -> Rows:
     """A delivery under another key."""
     row = picked(rows, chance, EventKind.DELIVER)
@@ -197,7 +227,7 @@ def crashed(rows: Rows, chance: Chance) -> Rows:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    *(swapped, dropped, hole, doubled, foreign, late, unsent, undelivered, rekeyed, crashed),
+    *(swapped, dropped, hole, level, doubled, foreign, late, unsent, undelivered, repeated, rekeyed, crashed),
 )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.property.test_check_ranges import (
     Chance,
+    alike,
     changed,
     crashed,
     doubled,
@@ -19,7 +20,9 @@ from tests.property.test_check_ranges import (
     foreign,
     hole,
     late,
+    level,
     picked,
+    repeated,
     swapped,
     undelivered,
     unsent,
@@ -41,6 +44,7 @@ MEMBERS = (1, 2, 3)
 SETS = ((1, 2), (1, 2, 3), (2, 3))
 ORDERS = ("causal", "uniform", "quasi_genuine", "graded", "vbr")
 """With `graded` for multicast to several groups whose deliveries are early first."""
+COUNTED = {"integrity", "agreement", "validity", "destined", "latency", "early_in_final", "final_order", "causal"}
 CANNOT = ("suspect", "scattered", "distant slots", "much later slots", "never delivered what")
 
 
@@ -114,11 +118,15 @@ def excused(rows: Rows, chance: Chance) -> Rows:
 
 
 def unlogged(rows: Rows, chance: Chance) -> Rows:
-    """A member crashes, and of what it logged before that the last send of the first range is lost."""
+    """A member crashes, and of what it logged before that the last send of a slot is lost."""
     gone = crashed(rows, chance)
     member = gone.sender[gone.kind == EventKind.CRASH.code].tolist()[-1]
-    sent = np.flatnonzero((gone.kind == EventKind.SEND.code) & (gone.sender == member) & (gone.slot < RANGE))
-    return gone.select(np.arange(len(gone)) != sent[-1]) if len(sent) else gone
+    sent = np.flatnonzero((gone.kind == EventKind.SEND.code) & (gone.sender == member))
+    before = sent[gone.slot[sent] < gone.slot[sent].max(initial=0)]
+    if len(before) == 0:
+        return gone
+    last = before[gone.slot[before] == chance.choice(gone.slot[before])][-1]
+    return gone.select(np.arange(len(gone)) != last)
 
 
 def returned(rows: Rows, chance: Chance) -> Rows:
@@ -143,6 +151,20 @@ def returned(rows: Rows, chance: Chance) -> Rows:
     return concatenated([anew, gone.select(at), start])
 
 
+def curtailed(rows: Rows, chance: Chance) -> Rows:
+    """A member lacks the end of what all others delivered."""
+    mine = np.flatnonzero(alike(rows, picked(rows, chance, EventKind.DELIVER)))
+    most = np.sort(rows.index[mine])[-int(chance.integers(1, 3))]
+    return rows.select(~np.isin(np.arange(len(rows)), mine[rows.index[mine] >= most]))
+
+
+def passed_over(rows: Rows, chance: Chance) -> Rows:
+    """From some delivery on, a member's are numbered one too high."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    later = alike(rows, row) & (rows.index >= rows.index[row])
+    return replace(rows, place=rows.place + later)
+
+
 def stray(rows: Rows, chance: Chance) -> Rows:
     """A send under a number that is out of turn."""
     row = picked(rows, chance, EventKind.SEND)
@@ -163,8 +185,9 @@ def unheralded(rows: Rows, chance: Chance) -> Rows:
 
 Damage = Callable[[Rows, Chance], Rows]
 DAMAGES: tuple[Damage, ...] = (
-    *(swapped, dropped, hole, doubled, foreign, late, unsent, undelivered, crashed),
+    *(swapped, dropped, hole, level, doubled, foreign, late, unsent, undelivered, crashed),
     *(strayed, numbered, ended, excused, unlogged, returned, stray, early_only, unheralded),
+    *(curtailed, passed_over, repeated),
 )
 
 
@@ -227,7 +250,15 @@ def agree(report: RunReport, whole: dict[str, Verdict], what: object) -> int:
         assert here == there, (what, name)
         if not name.startswith("total_order"):  # a part of the run cannot tell which index is missing first
             assert verdict.reason == whole[name].reason, (what, name)
-        if name.partition("[")[0] in {"integrity", "agreement", "validity", "destined", "latency", "early_in_final"}:
+        if name.partition("[")[0] in {
+            "integrity",
+            "agreement",
+            "validity",
+            "destined",
+            "latency",
+            "early_in_final",
+            "final_order",
+        }:
             assert verdict.count == whole[name].count, (what, name)
     return untold
 
@@ -263,6 +294,17 @@ def test_several_damages(order: str, seed: int) -> None:
     agree(by_parts(trace, range_slots), whole, (order, seed))
     for name, verdict in by_parts(trace, range_slots, looked_at_rows=1).verdicts.items():
         assert verdict.status is Status.UNKNOWN or verdict.status is whole[name].status, (order, seed, name)
+
+
+@pytest.mark.parametrize("slot", [3, 4, 8])
+def test_a_jump_of_the_final_sequence_at_the_edge_of_a_range(slot: int) -> None:
+    rows = run(np.random.default_rng(2), "vbr", 12)
+    mine = (rows.kind == EventKind.DELIVER.code) & (rows.grade == 1) & (rows.member == 2)
+    trace = trace_of(replace(rows, place=rows.place + (mine & (rows.slot >= slot))), "vbr", 0, cut=False)
+    report, whole = by_parts(trace, 4), check_all(trace)
+    agree(report, whole, slot)
+    assert whole["final_order"].count == 1
+    assert "right after" in str(whole["final_order"].witness)
 
 
 @pytest.mark.parametrize("order", ORDERS)

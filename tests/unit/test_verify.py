@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.recorded import BOUND_NS, SLOT_NS, record
@@ -102,6 +103,21 @@ def rows_of_another_member(folder: Path) -> None:
     part_of(folder, 1, 0).write_bytes(part_of(folder, 2, 0).read_bytes())
 
 
+def one_row_of_another(name: str, value: int | None) -> Callable[[Path], None]:
+    """One row in the middle of a file says that it is another's; or it does not say whose it is."""
+
+    def damage(folder: Path) -> None:
+        part = part_of(folder, 1, 0)
+        table = pq.read_table(part, partitioning=None)
+        column = table[name].cast(pa.string() if name == "group" else table.schema.field(name).type).to_pylist()
+        column[len(column) // 2] = value
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(name).with_nullable(True)
+        pq.write_table(table.set_column(at, field, pa.array(column, field.type)), part)
+
+    return damage
+
+
 def rows_of_another_run(folder: Path) -> None:
     part = part_of(folder, 1, 0)
     write_part(part, read_part(part), "another", "g")
@@ -129,6 +145,10 @@ def misplaced_rows(folder: Path) -> None:
         (lack_a_member, "no file of member 3"),
         (rows_of_another_member, "has rows of another member than 1"),
         (rows_of_another_run, "has rows of another run than r"),
+        (one_row_of_another("member", 2), "has rows of another member than 1"),
+        (one_row_of_another("member", 0), "has rows of another member than 1"),
+        (one_row_of_another("life", 1), "has rows of another life than 0"),
+        (one_row_of_another("group", None), "has rows of another group than g"),
         (another_version, "version 99 is unknown"),
         (misplaced_rows, "slots outside"),
     ],

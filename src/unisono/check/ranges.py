@@ -19,6 +19,7 @@ from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
+from unisono.check.latency import latencies
 from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins
 from unisono.check.order_kernel import LogSpan
 from unisono.check.survey import FifoSpan, Latencies, Survey, reached
@@ -29,7 +30,7 @@ from unisono.trace.table import Log, Rows, Trace, concatenated
 
 LOOKED_AT_ROWS = 5_000_000
 """So many rows of suspect ranges are read; violations further on are not counted."""
-SOUND_IN_PARTS = frozenset({"total_order", "fifo"})
+SOUND_IN_PARTS = frozenset({"total_order", "fifo", "latency"})
 """A violation of these is one whatever else the run holds."""
 
 
@@ -56,6 +57,8 @@ class _Crossing:
     sends: Rows
     """Sends of messages that were delivered in another range."""
     latencies: Latencies
+    unmatched: Rows
+    """Deliveries of which no send was found where it could be."""
     never_sent: frozenset[int]
     """The ranges with deliveries of which no send was found, and those in which it may be."""
     undelivered: frozenset[int]
@@ -196,10 +199,13 @@ def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | Non
         seen.merge(survey.latencies)
     seen.merge(crossing.latencies)
     reason = _kept("latency", found).reason
-    if not reason and crossing.never_sent and not seen.late:
-        trace = part(crossing.never_sent)
-        untold = int((origins(trace, trace.deliveries(), reached(found.surveys)) == Origin.UNTOLD).sum())
-        reason = f"the send of {untold} deliveries is not recorded" if untold else ""
+    if crossing.never_sent:
+        # The send may have been matched, in its own range, with other deliveries of the message.
+        trace, unmatched = part(crossing.never_sent), crossing.unmatched
+        matched, taken_ns = latencies(trace, unmatched)
+        seen.add(taken_ns, bound, unmatched.select(matched))
+        untold = int((origins(trace, unmatched, reached(found.surveys)) == Origin.UNTOLD).sum())
+        reason = reason or (f"the send of {untold} deliveries is not recorded" if untold else "")
     return latency_verdict(seen, bound, reason)
 
 
@@ -319,7 +325,7 @@ def _crossing(found: Findings) -> _Crossing:
     sends, sent_in = _joined(found.surveys, "unmatched_sends")
     deliveries, delivered_in = _joined(found.surveys, "unmatched_deliveries")
     sent, delivered = message_codes(sends, deliveries)
-    latencies = Latencies()
+    seen = Latencies()
     matched = np.zeros(len(deliveries), dtype=bool)
     if len(sent):
         order = np.argsort(sent, kind="stable")
@@ -327,11 +333,12 @@ def _crossing(found: Findings) -> _Crossing:
         matched = sent[order][at] == delivered
         bound = found.meta.bound_ns if found.bound_ns is None else found.bound_ns
         taken = deliveries.select(matched)
-        latencies.add(taken.real_ns - sends.real_ns[order][at][matched], bound, taken)
+        seen.add(taken.real_ns - sends.real_ns[order][at][matched], bound, taken)
     elsewhere = np.isin(sent, delivered)
     return _Crossing(
         sends=sends.select(elsewhere),
-        latencies=latencies,
+        latencies=seen,
+        unmatched=deliveries.select(~matched),
         never_sent=frozenset(delivered_in[~matched].tolist()) | _may_have_sent(found, deliveries.select(~matched)),
         undelivered=frozenset(sent_in[~elsewhere].tolist()),
     )
