@@ -11,7 +11,7 @@ import pytest
 from unisono.cli.main import Exit, main
 from unisono.errors import InvalidPolicy
 from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import Experiment, Row, rows_of, run_block, tasks
+from unisono.experiments.experiment import Experiment, Row, Tally, Task, rows_of, run_block, tasks
 from unisono.experiments.mistakes import Mistakes, mistakes_of
 from unisono.experiments.sweeps import changed, crossed, read_sweep, toml
 from unisono.model.scenario_text import parse_scenario
@@ -135,6 +135,52 @@ def test_a_sweep_in_a_file_is_a_table_of_its_points(tmp_path: Path, capsys: pyte
     assert "–" in text, "means have their intervals beside them"
 
 
+def test_without_spark_a_sweep_goes_on_where_it_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "few.toml"
+    ran: list[int] = []
+    arguments = ["experiment", str(path), "--json", "--out", str(tmp_path / "out"), "--processes", "1"]
+
+    def shown(text: str, breaks_at: int = -1) -> tuple[int, list[int], str]:
+        """The exit status, the points that were run, and what was printed."""
+        ran.clear()
+
+        def counted(task: Task) -> tuple[Task, Tally]:
+            if len(ran) == breaks_at:
+                raise KeyboardInterrupt
+            ran.append(task.point)
+            return run_task(task)
+
+        monkeypatch.setattr("unisono.cli.experiment.run_task", counted)
+        path.write_text(text, encoding="utf-8")
+        return main(arguments), list(ran), capsys.readouterr().out
+
+    assert shown(SWEEP, breaks_at=2) == (Exit.INTERRUPTED, [0, 1], "")
+    status, points, finished = shown(SWEEP)
+    assert (status, points) == (0, [2, 3])
+    assert shown(SWEEP) == (0, [], finished)
+    assert json.loads(finished)["rows"] == rows_of(read_sweep(SWEEP), map(run_task, tasks(read_sweep(SWEEP))))
+    assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is no other sweep"
+    status, points, other = shown(SWEEP.replace('delta = "10ms"', 'delta = "12ms"'))
+    assert (status, points) == (0, [0, 1, 2, 3]), "another scenario is another sweep"
+    assert other != finished
+
+
+@pytest.mark.parametrize("where", ["a file", "below a file"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "taken"
+    out.write_text("", encoding="utf-8")
+    monkeypatch.setattr("unisono.cli.experiment.run_task", None)
+    place = out if where == "a file" else out / "deeper"
+    assert main(["experiment", "tapas-group-1", "--master", "none", "--out", str(place)]) == Exit.BAD_INPUT
+    said = capsys.readouterr().err
+    assert f"--out: {place} cannot be written" in said
+    assert "name another folder" in said
+
+
 def test_a_task_of_a_file_carries_the_file() -> None:
     experiment = read_sweep(SWEEP)
     work = [pickle.loads(pickle.dumps(task)) for task in tasks(experiment)]
@@ -152,6 +198,12 @@ def test_a_task_of_a_file_carries_the_file() -> None:
         (SWEEP.replace('"group.slot"', '"slot"'), "is no path into the scenario"),
         (SWEEP.replace("[2, 3]", "2"), "needs a list of values"),
         (SWEEP.replace("[2, 3]", '[2, 3]\n"group.colour" = ["red"]'), "group.colour"),
+        (SWEEP.replace("[2, 3]", '[2, 3]\n"group.slot.colour" = ["red"]'), "group.slot.colour: not all lead into"),
+        (SWEEP.replace("[2, 3]", '[2, 3]\n"fault.7.burst" = [1]\n[[fault]]\nkind = "loss"'), "fault.7.burst: not all"),
+        (
+            SWEEP.replace("[2, 3]", '[2, 3]\n"fault.last.burst" = [1]\n[[fault]]\nkind = "loss"'),
+            "fault.last.burst: not",
+        ),
     ],
 )
 def test_a_sweep_that_is_none_is_refused_with_the_reason(

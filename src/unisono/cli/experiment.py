@@ -7,8 +7,10 @@ import csv
 import json
 import multiprocessing
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -38,7 +40,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
     verb.add_argument("--seed", type=int, default=SEED, help=f"the same seed gives the same table (default {SEED})")
     verb.add_argument("--processes", type=int, help="do without Spark: so many processes share the work")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="write table and figures there")
+    verb.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write table and figures there; what is finished is kept, and not run again",
+    )
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
@@ -54,8 +61,10 @@ def run(options: argparse.Namespace) -> int:
     processes = _processes(options)
     experiment = _chosen(options.name)
     work = tasks(experiment, options.runs, options.seed)
+    if options.out is not None:
+        _make_folder(options.out)
     if processes is not None:
-        done = list(_with_progress(_results(work, processes), len(work), sys.stderr))
+        done = _here(experiment, work, processes, options.out)
     else:
         done = _on_spark(experiment, work, options)
     rows = rows_of(experiment, done)
@@ -89,6 +98,30 @@ def _chosen(name: str) -> Experiment:
     return read_sweep(read_text(path), name) if path.suffix == ".toml" else find(name)
 
 
+def _make_folder(out: Path) -> None:
+    """Before hours of work, not after them."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise InvalidPolicy("--out", f"{out} cannot be written ({error.strerror}); name another folder") from error
+
+
+def _here(experiment: Experiment, work: list[Task], processes: int, out: Path | None) -> list[tuple[Task, Tally]]:
+    """Without Spark; what is finished is kept all the same."""
+    from unisono.pipeline.experiments import kept_and_waiting, write_tally  # noqa: PLC0415 - as for Spark
+
+    done, waiting = kept_and_waiting(out, experiment, work)
+    results = _results([task for point in waiting for task in point], processes)
+    results = _with_progress(results, len(done), len(work), sys.stderr)
+    for point in waiting:
+        tallied = list(islice(results, len(point)))
+        if out is not None:
+            write_tally(out, experiment, tallied)
+        done += tallied
+    return done
+
+
 def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namespace) -> list[tuple[Task, Tally]]:
     from unisono.pipeline.experiments import run_on_spark  # noqa: PLC0415 - only who uses Spark pays for it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
@@ -112,10 +145,12 @@ def _results(work: list[Task], processes: int) -> Iterator[tuple[Task, Tally]]:
         yield from pool.map(run_task, work)
 
 
-def _with_progress(results: Iterator[tuple[Task, Tally]], total: int, stream: TextIO) -> Iterator[tuple[Task, Tally]]:
+def _with_progress(
+    results: Iterator[tuple[Task, Tally]], kept: int, total: int, stream: TextIO
+) -> Iterator[tuple[Task, Tally]]:
     """Say how far it is, to a person who watches."""
     watched = stream.isatty()
-    for count, result in enumerate(results, 1):
+    for count, result in enumerate(results, kept + 1):
         if watched:
             stream.write(f"\r{count} of {total} blocks{'' if count < total else chr(10)}")
             stream.flush()

@@ -102,7 +102,11 @@ def read_sweep(text: str, where: str = "the sweep") -> Experiment:
     shows = str(about.get("shows", f"{name} over {', '.join(about['over'])}."))
     points = crossed(about["over"])
     for point in points:
-        parse_scenario(toml(changed(tables, point)), where)
+        try:
+            scenario = toml(changed(tables, point))
+        except (LookupError, ValueError, TypeError, AttributeError):
+            raise InvalidPolicy(where, f"sweep.over: {', '.join(point)}: not all lead into the scenario") from None
+        parse_scenario(scenario, where)
     return sweep(name, str(about.get("title", name)), shows, toml(tables), points, runs=runs, source=text)
 
 

@@ -1,9 +1,9 @@
-"""Experiments on Spark: each task runs the simulator with its own seed stream; what is finished is kept.
+"""Experiments on Spark: each task runs the simulator with its own seed stream; what is finished is kept, also without.
 
     OUT/tallies/experiment=NAME/point=N/tally.parquet     what the runs of one point have counted
 
-A point is written when all its blocks are there. A sweep that was broken off, or is asked for again with the same seed
-and as many runs, reads those points and runs the others.
+A point is written when all its blocks are there. A sweep that was broken off, or is asked for again with the same seed,
+as many runs and, if it is a file's, the same scenario, reads those points and runs the others.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,17 +61,7 @@ def run_on_spark(
     session: SparkSession, experiment: Experiment, work: Sequence[Task], out: Path | None, progress: Progress
 ) -> list[Done]:
     """Every task's tally, from an earlier sweep in `out` or run now."""
-    by_point: dict[int, list[Task]] = {}
-    for task in work:
-        by_point.setdefault(task.point, []).append(task)
-    done: list[Done] = []
-    waiting: list[list[Task]] = []
-    for point in sorted(by_point):
-        kept = None if out is None else read_tally(out, experiment, by_point[point])
-        if kept is None:
-            waiting.append(by_point[point])
-        else:
-            done += kept
+    done, waiting = kept_and_waiting(out, experiment, work)
     worked_s = 0.0
     runs, run_s = 0, experiment.run_s
     progress(len(done), len(work), worked_s)
@@ -114,6 +106,24 @@ def _timed_task(task: Task) -> tuple[Done, float]:
 
 
 # -- what is kept --------------------------------------------------------------------------------------------
+
+
+def kept_and_waiting(
+    out: Path | None, experiment: Experiment, work: Iterable[Task]
+) -> tuple[list[Done], list[list[Task]]]:
+    """What an earlier sweep has left in `out`, and the tasks of each point that have to be run."""
+    by_point: dict[int, list[Task]] = {}
+    for task in work:
+        by_point.setdefault(task.point, []).append(task)
+    done: list[Done] = []
+    waiting: list[list[Task]] = []
+    for point in sorted(by_point):
+        kept = None if out is None else read_tally(out, experiment, by_point[point])
+        if kept is None:
+            waiting.append(by_point[point])
+        else:
+            done += kept
+    return done, waiting
 
 
 def tally_path(out: Path, experiment: str, point: int) -> Path:
@@ -171,4 +181,9 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> lis
 
 
 def _label(experiment: Experiment, point: int) -> str:
-    return json.dumps(dict(experiment.points[point]), sort_keys=True)
+    """What was run: the point's parameters and, of a sweep in a file, the scenario that they change."""
+    parameters: dict[str, Any] = dict(experiment.points[point])
+    if experiment.source:
+        scenario = {name: table for name, table in tomllib.loads(experiment.source).items() if name != "sweep"}
+        parameters["scenario"] = sha256(json.dumps(scenario, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return json.dumps(parameters, sort_keys=True)
