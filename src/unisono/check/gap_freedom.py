@@ -7,6 +7,7 @@ bound had passed when the run (or the member's part in it) ended. Members are he
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,11 +51,11 @@ def gap_freedom(
     until_slot: int | None = None,
     until_ns: int | None = None,
     bound_ns: int | None = None,
-    whole: bool = False,
+    whole: bool | Collection[tuple[int, int]] = False,
 ) -> Verdict:
     """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due.
 
-    `whole` says that the logs are known to be dense though this trace is only a part of them.
+    `whole` says that the logs, or which of them, are known to be dense though this trace is only a part of them.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
@@ -71,7 +72,8 @@ def gap_freedom(
         absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
         if len(absent) == 0:
             continue
-        if life.dropped or not (whole or dense(own)):
+        known_dense = whole if isinstance(whole, bool) else (life.member, life.life) in whole
+        if life.dropped or not (known_dense or dense(own)):
             doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
             continue
         missing.append((int(absent[0]), life))

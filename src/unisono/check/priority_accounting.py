@@ -8,7 +8,10 @@ All members consume one sequence, so the messages that a member had consumed whe
 place in it. With R(h) the latest of these places, P2 in words is: from R(h) up to h there is nothing of lower priority.
 A member that never received h had consumed what it consumed in all. Crashed members count in the premise, since l may
 have been consumed there, and not in the conclusion (erratum 004-5). Where a member was killed and the end of its log is
-lost, nobody knows what it had consumed when it received its last messages: these are not judged.
+lost, nobody knows what it had consumed when it received its last messages: these are not judged. Where a log lacks
+deliveries, a number of messages consumed does not say which: then nothing is known.
+
+A run that is too long for one place is judged by `check.priority_ranges`.
 """
 
 from __future__ import annotations
@@ -25,16 +28,19 @@ from unisono.trace.recorder import noted_members
 from unisono.trace.table import Rows, Trace
 
 NAME = "priority_accounting"
+NO_RECEPTIONS = "deliveries were recorded, but no receptions"
 
 _UNDELIVERED = 1 << 62
 
 
 @dataclass(slots=True)
-class _Member:
+class MemberLog:
     """What one member's log says, by message."""
 
     life: Life
     order: list[MessageId]
+    dense: bool
+    """Whether the order has all that was delivered, as far as it goes."""
     index: dict[MessageId, int]
     slots: list[int]
     had_consumed: dict[MessageId, int]
@@ -48,8 +54,10 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
-class _Overtaken:
-    member: _Member
+class Overtaken:
+    """A member delivered a message at an index though a later one should have overtaken it."""
+
+    member: MemberLog
     late: MessageId
     early: MessageId
     at: int
@@ -60,11 +68,15 @@ def priority_accounting(trace: Trace) -> Verdict:
 
     `overtakings` counts how often a message was consumed just before one that had been received earlier.
     """
-    priority, came_ns = _priorities(trace)
-    members = [_member(trace, life) for life in lives(trace).values()]
-    if any(member.order and not member.received for member in members):
-        return Verdict(NAME, Status.UNKNOWN, reason="deliveries were recorded, but no receptions")
-    found: list[_Overtaken] = []
+    priority, came_ns = priorities(trace)
+    members = [member_log(trace, life) for life in lives(trace).values()]
+    for member in members:
+        if member.order and not member.received:
+            return Verdict(NAME, Status.UNKNOWN, reason=NO_RECEPTIONS)
+    for member in members:
+        if not member.dense or max(member.had_consumed.values(), default=0) > len(member.order):
+            return Verdict(NAME, Status.UNKNOWN, reason=not_all_recorded(member.life.member))
+    found: list[Overtaken] = []
     count = overtakings = 0
     doubtful = unbound(trace)
     for member in members:
@@ -77,42 +89,57 @@ def priority_accounting(trace: Trace) -> Verdict:
     figures = {"overtakings": overtakings}
     if found:
         first = min(found, key=lambda pair: (pair.at, pair.member.life.member))
-        witness, both = _witness(first, members, priority)
-        reason = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
-        return Verdict(NAME, Status.VIOLATED, witness, count, reason, figures)
+        return broken_verdict(first, members, priority, count, overtakings)
     hidden = hidden_rows(trace)
     return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures=figures)
 
 
-def _priorities(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
+def not_all_recorded(member: int) -> str:
+    """Why nothing is known: what a member had consumed is told by a number, which counts what its log has."""
+    return f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
+
+
+def broken_verdict(
+    first: Overtaken, members: list[MemberLog], priority: dict[MessageId, int], count: int, overtakings: int
+) -> Verdict:
+    """What `count` broken pairs come to, of which this is the first."""
+    witness, both = _witness(first, members, priority)
+    reason = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
+    return Verdict(NAME, Status.VIOLATED, witness, count, reason, {"overtakings": overtakings})
+
+
+def priorities(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
     """Every message's priority, and when it was first received anywhere."""
     steps = trace.of_kind(EventKind.RECEIVE)
     priority: dict[MessageId, int] = {}
     came_ns: dict[MessageId, int] = {}
-    for message, level, at in zip(_messages(steps), steps.priority.tolist(), steps.real_ns.tolist(), strict=True):
+    for message, level, at in zip(messages_of(steps), steps.priority.tolist(), steps.real_ns.tolist(), strict=True):
         priority[message] = level
         came_ns[message] = min(at, came_ns.get(message, at))
     return priority, came_ns
 
 
-def _messages(rows: Rows) -> list[MessageId]:
+def messages_of(rows: Rows) -> list[MessageId]:
+    """The message of each row."""
     columns = (rows.sender.tolist(), rows.incarnation.tolist(), rows.sequence.tolist())
     return [MessageId(*message) for message in zip(*columns, strict=True)]
 
 
-def _member(trace: Trace, life: Life) -> _Member:
+def member_log(trace: Trace, life: Life) -> MemberLog:
+    """What the log of this life says."""
     rows = trace.select((trace.member == life.member) & (trace.life == life.life))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
-    order, came = _messages(consumed), _messages(received)
-    return _Member(
+    order, came = messages_of(consumed), messages_of(received)
+    return MemberLog(
         life=life,
         order=order,
-        index={message: index for index, message in enumerate(order)},
+        dense=consumed.index.tolist() == list(range(len(order))),
+        index=dict(zip(order, consumed.index.tolist(), strict=True)),
         slots=consumed.slot.tolist(),
         had_consumed=dict(zip(came, received.index.tolist(), strict=True)),
         received=dict(zip(came, received.place.tolist(), strict=True)),
-        queued=dict(zip(_messages(queued), queued.place.tolist(), strict=True)),
+        queued=dict(zip(messages_of(queued), queued.place.tolist(), strict=True)),
         came_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
         views=[
             (at, noted_members(views.notes[note]))
@@ -123,12 +150,12 @@ def _member(trace: Trace, life: Life) -> _Member:
 
 
 def _judge(
-    member: _Member, members: list[_Member], priority: dict[MessageId, int], came_ns: dict[MessageId, int]
-) -> tuple[list[_Overtaken], int]:
+    member: MemberLog, members: list[MemberLog], priority: dict[MessageId, int], came_ns: dict[MessageId, int]
+) -> tuple[list[Overtaken], int]:
     """What a member consumed too early, and its overtakings."""
     reaches = [_Reach(member, other) for other in members]
     levels = np.array([priority.get(message, 0) for message in member.order], dtype=np.int64)
-    broken: list[_Overtaken] = []
+    broken: list[Overtaken] = []
     overtook = 0
     unread = [other for other in members if other.life.crashed and other.life.cut]
     for message in sorted(member.received):
@@ -139,14 +166,14 @@ def _judge(
         lower = np.flatnonzero(levels[since:here] < priority[message])
         if len(lower):
             at = since + int(lower[0])
-            broken.append(_Overtaken(member, message, member.order[at], at))
+            broken.append(Overtaken(member, message, member.order[at], at))
         if here < _UNDELIVERED:
             behind = member.order[here + 1 : here + 2]
             overtook += sum(1 for other in behind if came_ns.get(other, 0) < came_ns[message])
     return broken, overtook
 
 
-def _may_have_consumed(other: _Member, member: _Member, message: MessageId) -> bool:
+def _may_have_consumed(other: MemberLog, member: MemberLog, message: MessageId) -> bool:
     """Whether a crashed member, whose log lacks its end, may have received the message after what the log shows.
 
     It may, unless the message came to `member` in a view without it.
@@ -161,7 +188,7 @@ def _may_have_consumed(other: _Member, member: _Member, message: MessageId) -> b
 class _Reach:
     """Up to which index of one member lies what another had consumed when it received a message."""
 
-    def __init__(self, member: _Member, other: _Member) -> None:
+    def __init__(self, member: MemberLog, other: MemberLog) -> None:
         self._member, self._other = member, other
         there = [member.index.get(message, -1) + 1 for message in other.order]
         self._reach = [0, *accumulate(there, max)]
@@ -174,7 +201,7 @@ class _Reach:
         return self._reach[other.had_consumed.get(message, len(other.order))]
 
 
-def _witness(pair: _Overtaken, members: list[_Member], priority: dict[MessageId, int]) -> tuple[Witness, bool]:
+def _witness(pair: Overtaken, members: list[MemberLog], priority: dict[MessageId, int]) -> tuple[Witness, bool]:
     early, late, member = pair.early, pair.late, pair.member
     both = all(
         other.queued.get(early, _UNDELIVERED) < place
@@ -187,7 +214,7 @@ def _witness(pair: _Overtaken, members: list[_Member], priority: dict[MessageId,
     if late in member.index:
         positions.append(Position(number, late, member.index[late]))
     text = (
-        f"member {number} delivered {early} of priority {priority[early]} before {late} of priority {priority[late]}, "
-        "though nobody had delivered it when the more urgent one was received"
+        f"member {number} delivered {early} of priority {priority.get(early, 0)} before {late} of priority "
+        f"{priority[late]}, though nobody had delivered it when the more urgent one was received"
     )
     return Witness((early, late), (number,), tuple(positions), text), both

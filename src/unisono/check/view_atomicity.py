@@ -9,10 +9,11 @@ that it sent in the view it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from unisono.check.lives import hidden_rows, nothing_recorded
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.recorder import noted_lives
@@ -23,6 +24,8 @@ Who = tuple[int, int]
 """A member in one of its lives."""
 Views = dict[int, tuple[Who, ...]]
 """Who is in which view."""
+Installed = dict[Who, dict[int, int]]
+"""When who installed which views."""
 Complain = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
 
 
@@ -33,26 +36,40 @@ def view_atomicity(trace: Trace) -> Verdict:
     def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
         faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
-    views, installed = _views(trace, complain)
-    received = _received(trace, views, installed, complain)
+    views, installed = views_installed(trace, complain)
+    sets = in_their_views(trace, views, installed, complain)
+    received = {key: MessageSet.of(Ref(m.sender, m.incarnation, m.sequence) for m in of) for key, of in sets.items()}
+    same_when_going_on(installed, received, complain)
+    return verdict_of(faults, len(views), hidden_rows(trace) or nothing_recorded(trace))
+
+
+def verdict_of(faults: list[Witness], views: int, hidden: str) -> Verdict:
+    """What the faults come to; `hidden` says why there could be others."""
+    if faults:
+        return Verdict(NAME, Status.VIOLATED, faults[0], len(faults))
+    hidden = hidden or ("" if views else "no agreed view was recorded")
+    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures={"views": views})
+
+
+def same_when_going_on(
+    installed: Installed, received: Mapping[tuple[Who, int], MessageSet], complain: Complain
+) -> None:
+    """Whoever goes from one view to the next has received what the others have that do, and what it sent itself."""
     for who, ids in installed.items():
         for view in ids:
             if view + 1 not in ids:
                 continue
-            mine = received.get((who, view), set())
+            mine = received.get((who, view), NO_MESSAGES)
             for other, theirs in installed.items():
                 if other > who and view in theirs and view + 1 in theirs:
-                    difference = mine ^ received.get((other, view), set())
+                    its = received.get((other, view), NO_MESSAGES)
+                    difference = (mine - its) | (its - mine)
                     if difference:
-                        lost = min(difference)
+                        lost = next(iter(difference))
                         has, lacks = (who, other) if lost in mine else (other, who)
                         text = f"received {lost} in view {view} and went on, member {lacks[0]} went on without it"
-                        complain((has[0], lacks[0]), text, (lost,))
+                        complain((has[0], lacks[0]), text, (MessageId(*lost),))
     _own_messages(installed, received, complain)
-    if faults:
-        return Verdict(NAME, Status.VIOLATED, faults[0], len(faults))
-    hidden = hidden_rows(trace) or nothing_recorded(trace) or ("" if views else "no agreed view was recorded")
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures={"views": len(views)})
 
 
 def _text(members: tuple[Who, ...]) -> str:
@@ -63,11 +80,11 @@ def _rows(rows: Rows, *names: str) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(rows, name).tolist() for name in names), strict=True))
 
 
-def _views(trace: Trace, complain: Complain) -> tuple[Views, dict[Who, dict[int, int]]]:
+def views_installed(trace: Trace, complain: Complain) -> tuple[Views, Installed]:
     """What each view is, and by member and life when it installed which views."""
     rows = trace.of_kind(EventKind.VIEW)
     views: Views = {}
-    installed: dict[Who, dict[int, int]] = {}
+    installed: Installed = {}
     for member, life, view, note, at in _rows(rows, "member", "life", "view", "note", "real_ns"):
         members = noted_lives(rows.notes[note]) if note >= 0 else ()
         if not members:
@@ -84,9 +101,10 @@ def _views(trace: Trace, complain: Complain) -> tuple[Views, dict[Who, dict[int,
     return views, installed
 
 
-def _received(
-    trace: Trace, views: Views, installed: dict[Who, dict[int, int]], complain: Complain
+def in_their_views(
+    trace: Trace, views: Views, installed: Installed, complain: Complain
 ) -> dict[tuple[Who, int], set[MessageId]]:
+    """What each has received in which view; each message once, in the view that it is of, from a member of it."""
     kind = EventKind.RECEIVE if trace.meta.order in PRIORITY_ORDERS else EventKind.DELIVER
     rows = trace.of_kind(kind)
     rows = rows.select(rows.view != ABSENT)
@@ -109,16 +127,13 @@ def _received(
     return received
 
 
-def _own_messages(
-    installed: dict[Who, dict[int, int]],
-    received: dict[tuple[Who, int], set[MessageId]],
-    complain: Complain,
-) -> None:
+def _own_messages(installed: Installed, received: Mapping[tuple[Who, int], MessageSet], complain: Complain) -> None:
     """Whoever goes on has received its own messages of the view, without gaps from its first."""
     for who, ids in installed.items():
         own = 0
         for view in sorted(ids):
-            mine = [m.sequence for m in received.get((who, view), set()) if (m.sender, m.incarnation) == who]
-            if view + 1 in ids and sorted(mine) != list(range(own, own + len(mine))):
+            mine = received.get((who, view), NO_MESSAGES).ranges.get(who, ())
+            count = sum(last - first + 1 for first, last in mine)
+            if view + 1 in ids and mine != (((own, own + count - 1),) if count else ()):
                 complain((who[0],), f"left view {view} without some of its own messages", ())
-            own += len(mine)
+            own += count

@@ -17,6 +17,7 @@ from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
 from unisono.check.survey import Survey
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.model.priorities import PRIORITY_ORDERS
+from unisono.pipeline.prioritized import by_windows
 from unisono.pipeline.tasks import Runner, in_process, on_spark, survey_task, surveyed
 from unisono.pipeline.tiled import Recorded, by_tiles
 from unisono.trace.files import closed_times, find_groups
@@ -90,7 +91,7 @@ def verify(
     for number, plan in enumerate(plans):
         try:
             if plan.meta.order in PRIORITY_ORDERS:
-                verdicts = _whole(plan, bound_ns) if plan.rows <= whole_rows else _too_long(plan.rows, whole_rows)
+                verdicts = _whole(plan, bound_ns) if plan.rows <= whole_rows else _prioritized(plan, runner, bound_ns)
             else:
                 found = [outcomes[number, files] for files in plan.ranges]
                 verdicts = _verdicts(plan, found, runner, bound_ns, (looked_at_rows, whole_rows))
@@ -146,11 +147,9 @@ def _refuse_silence(plan: Layout, events: Rows) -> None:
         raise TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names")
 
 
-def _too_long(rows: int, most: int) -> dict[str, Verdict]:
-    """What a member had consumed when it received a message decides, over the whole run: it is read as one."""
-    name = "priority_accounting"
-    reason = f"{name} reads a run as a whole: {most:,} rows at most, not {rows:,}"
-    return {name: Verdict(name, Status.UNKNOWN, reason=reason)}
+def _prioritized(plan: Layout, runner: Runner, bound_ns: int | None) -> dict[str, Verdict]:
+    bound = plan.meta.bound_ns if bound_ns is None else bound_ns
+    return by_windows(plan, runner, bound, partial(_refuse_silence, plan), looked_at_rows=LOOKED_AT_ROWS)
 
 
 def _unknown(damage: TraceDamaged) -> dict[str, Verdict]:

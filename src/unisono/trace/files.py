@@ -396,5 +396,6 @@ def _normal(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
     """The same codes into a sorted table of the words that occur."""
     used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
     table = tuple(sorted(used))
-    to_new = np.array([*(table.index(w) if w in used else ABSENT for w in words), ABSENT], dtype=np.int32)
+    code = {word: number for number, word in enumerate(table)}
+    to_new = np.array([*(code.get(word, ABSENT) for word in words), ABSENT], dtype=np.int32)
     return to_new[codes], table

@@ -122,15 +122,15 @@ def silent_members(plan: Layout, crashed: frozenset[int]) -> list[int]:
     return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
 
 
-def read_range(files: RangeFiles, *, whole: bool = False) -> list[Rows]:
-    """The rows of a range, file by file: the surveyed columns, or the `whole` rows."""
+def read_range(files: RangeFiles, *, whole: bool = False, columns: tuple[str, ...] = SURVEYED) -> list[Rows]:
+    """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows."""
     read = []
     for part in files.parts:
         of: dict[str, Any] = {"run": files.run, "group": files.group}
         if whole:
             rows = read_part(part.path, **of)
         else:
-            rows = read_columns(part.path, SURVEYED, **of, member=part.member, life=part.life)
+            rows = read_columns(part.path, columns, **of, member=part.member, life=part.life)
         if len(rows) == 0:
             continue
         if whole and not ((rows.member == part.member).all() and (rows.life == part.life).all()):

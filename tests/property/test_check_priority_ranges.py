@@ -1,0 +1,296 @@
+"""Long runs of the priority order are judged by windows of ranges as the checkers judge the whole run: clean, with each
+kind of damage, at the edges of ranges too, and with several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.property import test_check_ranges as plain
+from tests.property.test_check_ranges import Chance, changed, picked
+
+from unisono.check.priority_accounts import Window, check_priority
+from unisono.check.priority_ranges import PriorityRun
+from unisono.check.priority_survey import among, survey_priority
+from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
+from unisono.check.suite import NO_BOUND, check_all
+from unisono.check.verdict import Status, Verdict
+from unisono.model.message_sets import MessageSet
+from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_trace import ideal_trace
+from unisono.sim.streams import Streams
+from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.table import Rows, Trace, concatenated
+
+BY_TIME = 10**9
+"""From here on slots number sends, as in a recorded run."""
+UNTOLD = ("are not one sequence", "suspect")
+Sizes = tuple[int, int]
+"""Of a range in slots, of a window in rows."""
+Damage = Callable[[Rows, Chance], Rows]
+
+
+@cache
+def simulated(seed: int) -> Trace:
+    """A run of an ideal group in which members crash, leave, join and come back."""
+    chance = Streams(seed).stream("priority ranges")
+    group = drawn_group(chance)
+    run_by_lot(group, chance)
+    if seed % 3:  # else it ends with messages in the queues
+        finish(group)
+    trace = ideal_trace(group)
+    return replace(trace, slot=np.where(trace.kind == EventKind.SEND.code, trace.slot + BY_TIME, trace.slot))
+
+
+def _among_received(rows: Rows, chance: Chance) -> tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """A reception, and all receptions of its message."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    same = (rows.kind == EventKind.RECEIVE.code) & (rows.sender == rows.sender[row])
+    return row, np.flatnonzero(
+        same & (rows.incarnation == rows.incarnation[row]) & (rows.sequence == rows.sequence[row])
+    )
+
+
+def exchanged(rows: Rows, chance: Chance) -> Rows:
+    """Everybody consumes two neighbours the other way round."""
+    slot = int(rows.slot[picked(rows, chance, EventKind.DELIVER)])
+    columns = {name: getattr(rows, name).copy() for name in ("sender", "incarnation", "sequence", "priority")}
+    delivered = rows.kind == EventKind.DELIVER.code
+    one, other = (np.flatnonzero(delivered & (rows.slot == at)) for at in (slot, slot + 1))
+    if len(one) and len(other):
+        for column in columns.values():
+            column[one], column[other] = column[other[0]], column[one[0]]
+    return replace(rows, **columns)
+
+
+def known_before(rows: Rows, chance: Chance) -> Rows:
+    """Everybody had consumed less when a message came: it should have overtaken more."""
+    _, all_of_it = _among_received(rows, chance)
+    index = rows.index.copy()
+    index[all_of_it] = np.maximum(0, index[all_of_it] - int(chance.integers(1, 12)))
+    return replace(rows, index=index)
+
+
+def long_on_its_way(rows: Rows, chance: Chance) -> Rows:
+    """A message was received by everybody long before it was delivered."""
+    rows = known_before(rows, chance)
+    _, all_of_it = _among_received(rows, chance)
+    slot, index = rows.slot.copy(), rows.index.copy()
+    index[all_of_it] = np.minimum(index[all_of_it], 1)
+    for row in all_of_it.tolist():
+        own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+        slot[row] = int(rows.slot[own & (rows.kind == EventKind.START.code)].max(initial=0)) + index[row]
+    return replace(rows, slot=slot, index=index)
+
+
+def recounted(rows: Rows, chance: Chance) -> Rows:
+    """One member had consumed more or less when a message came."""
+    row, _ = _among_received(rows, chance)
+    return changed(rows, row, index=max(0, int(rows.index[row]) + int(chance.integers(-6, 7))))
+
+
+def unreceived(rows: Rows, chance: Chance) -> Rows:
+    """A reception that is not in the log."""
+    return rows.select(np.arange(len(rows)) != picked(rows, chance, EventKind.RECEIVE))
+
+
+def received_again(rows: Rows, chance: Chance) -> Rows:
+    """A message is received once more, in the same view or another."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    again = rows.select(np.array([row]))
+    place = int(rows.place[(rows.member == rows.member[row]) & (rows.life == rows.life[row])].max()) + 1
+    view = int(rows.view[row]) + int(chance.integers(2))
+    slot = int(rows.slot[row]) + int(chance.integers(3))
+    return concatenated([rows, changed(again, 0, place=place, view=view, slot=slot)])
+
+
+def in_another_view(rows: Rows, chance: Chance) -> Rows:
+    """A reception is noted in another view."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    return changed(rows, row, view=int(rows.view[row]) + int(chance.choice([-1, 1, 5])))
+
+
+def at_another_time(rows: Rows, chance: Chance) -> Rows:
+    """A reception happened at another time."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    return changed(rows, row, real_ns=max(0, int(rows.real_ns[row]) + int(chance.integers(-60_000, 60_000))))
+
+
+def viewless(rows: Rows, chance: Chance) -> Rows:
+    """That a view was installed is not in the log."""
+    return rows.select(np.arange(len(rows)) != picked(rows, chance, EventKind.VIEW))
+
+
+def of_another_priority(rows: Rows, chance: Chance) -> Rows:
+    """A row has another priority than the message."""
+    kind = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND)[int(chance.integers(3))]
+    row = picked(rows, chance, kind)
+    return changed(rows, row, priority=int(rows.priority[row]) + int(chance.choice([-1, 1, 2])))
+
+
+def more_urgent(rows: Rows, chance: Chance) -> Rows:
+    """A message is more urgent than it was, everywhere."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    same = (rows.sender == rows.sender[row]) & (rows.incarnation == rows.incarnation[row])
+    same &= (rows.sequence == rows.sequence[row]) & (rows.priority >= 0)
+    return replace(rows, priority=np.where(same, rows.priority + 3, rows.priority))
+
+
+def moved_on(rows: Rows, chance: Chance) -> Rows:
+    """From some slot on a member's places are some further."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row]) & (rows.kind == EventKind.DELIVER.code)
+    return replace(rows, slot=np.where(own & (rows.slot >= rows.slot[row]), rows.slot + 3, rows.slot))
+
+
+def killed(rows: Rows, chance: Chance) -> Rows:
+    """A member crashes at the end of its log, or somewhere in it."""
+    row = picked(rows, chance, EventKind.RECEIVE)
+    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+    at_ns = int(rows.real_ns[row]) if chance.integers(2) else int(rows.real_ns.max())
+    slot = int(rows.slot[own & (rows.slot < BY_TIME) & (rows.real_ns <= at_ns)].max()) + 1
+    crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, life=0)
+    crash = changed(crash, 0, sender=int(rows.member[row]), incarnation=int(rows.life[row]), sequence=-1, priority=-1)
+    crash = changed(crash, 0, slot=slot, place=-1, index=-1, real_ns=at_ns, view=-1, note=-1)
+    return concatenated([rows.select(~own | (rows.real_ns <= at_ns)), crash])
+
+
+def excluded(rows: Rows, chance: Chance) -> Rows:
+    """A member says that the others went on without it."""
+    row = picked(rows, chance, EventKind.START)
+    told = changed(rows.select(np.array([row])), 0, kind=EventKind.VIOLATION.code, note=0)
+    return concatenated([rows, replace(told, notes=("excluded: the others went on",))])
+
+
+DAMAGES: tuple[Damage, ...] = (
+    *(plain.swapped, plain.dropped, plain.hole, plain.doubled, plain.foreign, plain.late, plain.unsent),
+    *(plain.undelivered, plain.rekeyed, exchanged, known_before, long_on_its_way, recounted, unreceived),
+    *(received_again, in_another_view, at_another_time, viewless, of_another_priority, more_urgent, moved_on),
+    *(killed, excluded),
+)
+
+
+def damaged(trace: Trace, rows: Rows, *, lost: bool, cut: bool) -> Trace:
+    """A damaged run; members that crashed have not closed their logs if `cut`, one has dropped a row if `lost`."""
+    crashes = rows.select(rows.kind == EventKind.CRASH.code)
+    gone = set(zip(crashes.sender.tolist(), crashes.incarnation.tolist(), strict=True))
+    logs = {log.member: log for log in trace.logs if (log.member, log.life) not in gone}
+    dropper = max(logs, default=-1) if lost else -1
+    return Trace.from_rows(
+        rows,
+        trace.meta,
+        [
+            replace(log, closed=not (cut and (log.member, log.life) in gone), dropped=int(log.member == dropper))
+            for log in trace.logs
+        ],
+    )
+
+
+def by_windows(trace: Trace, sizes: Sizes, looked_at_rows: int, bound_ns: int | None) -> dict[str, Verdict]:
+    """What is said of a trace that is cut into ranges of slots, and these into windows."""
+    range_slots, window_rows = sizes
+    number = trace.slot // range_slots
+    ranges = np.unique(number).tolist()
+    parts = [plain_rows(trace.select(number == n)) for n in ranges]
+
+    def load(numbers: Collection[int], kind: EventKind | None = None) -> Rows:
+        rows = concatenated([parts[n] for n in numbers])
+        return rows if kind is None else rows.of_kind(kind)
+
+    def gather(wanted: MessageSet, kinds: Collection[EventKind], numbers: Collection[int]) -> Rows:
+        rows = load(numbers).of_kind(*kinds)
+        return rows.select(among(rows, wanted))
+
+    def judge(cut: Sequence[Window], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
+        limit_ns, found = NO_BOUND if bound_ns is None else bound_ns, []
+        for one in cut:
+            of = (one.ranges, EventKind.DELIVER), (one.receptions, EventKind.RECEIVE), (one.sends, EventKind.SEND)
+            delivered, received, sent = (load(numbers, kind) for numbers, kind in of)
+            rows = delivered, received, sent.select(among(sent, one.messages))
+            found.append(judge_window(logs, one.lower, rows, trace.meta, limit_ns))
+        return found
+
+    surveys = tuple(
+        survey_priority([part], n * range_slots, (n + 1) * range_slots - 1)
+        for n, part in zip(ranges, parts, strict=True)
+    )
+    run = PriorityRun(trace.meta, trace.logs, surveys, load, gather, bound_ns, looked_at_rows)
+    return check_priority(run, judge, window_rows=window_rows, read_again=10**6)
+
+
+def plain_rows(trace: Rows) -> Rows:
+    return Rows(**{field.name: getattr(trace, field.name) for field in fields(Rows)})
+
+
+def agree(trace: Trace, what: object, sizes: Sizes, bound_ns: int | None = None) -> tuple[dict[str, Verdict], int]:
+    """By windows nothing else is said than of the whole; what that is, and how much of it windows cannot tell."""
+    whole, untold = check_all(trace, bound_ns=bound_ns), 0
+    for looked_at_rows in (10**9, 300):
+        found = by_windows(trace, sizes, looked_at_rows, bound_ns)
+        assert found.keys() == whole.keys(), what
+        for name, verdict in found.items():
+            if verdict.status is Status.UNKNOWN and any(words in verdict.reason for words in UNTOLD):
+                assert looked_at_rows < 10**9, (what, name, verdict)
+                untold += whole[name].status is not Status.UNKNOWN
+                continue
+            assert (verdict.status, verdict.witness) == (whole[name].status, whole[name].witness), (what, name)
+            if name not in {"total_order", "fifo"}:  # a part cannot tell which index is missing first, nor how often
+                assert (verdict.reason, verdict.count) == (whole[name].reason, whole[name].count), (what, name)
+            if name != "latency":  # whose quantiles are rounded
+                assert verdict.figures == whole[name].figures, (what, name)
+    return whole, untold
+
+
+def sizes_of(chance: Chance) -> Sizes:
+    """Few slots in a range, few rows in a window."""
+    return int(chance.integers(1, 12)), int(chance.integers(1, 90))
+
+
+def test_clean_runs_are_told_by_windows() -> None:
+    for seed in range(30):
+        whole, _ = agree(simulated(seed), seed, sizes_of(np.random.default_rng(seed)))
+        assert {verdict.status for verdict in whole.values()} == {Status.VALID}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_one_damage(damage: Damage) -> None:
+    statuses = set()
+    for seed in range(8):
+        trace, chance = simulated(seed), np.random.default_rng(100 + seed)
+        harmed = damaged(trace, damage(trace, chance), lost=False, cut=bool(seed % 2))
+        whole, _ = agree(harmed, (damage.__name__, seed), sizes_of(chance))
+        statuses |= {verdict.status for verdict in whole.values()}
+    harmless = {plain.late, excluded, killed}
+    assert (statuses == {Status.VALID}) <= (damage in harmless)
+
+
+def several(seed: int) -> None:
+    """A run with up to four damages, at times with a bound."""
+    trace, chance = simulated(seed), np.random.default_rng(seed)
+    rows: Rows = trace
+    done = []
+    for _ in range(int(chance.integers(0, 5))):
+        damage = DAMAGES[int(chance.integers(len(DAMAGES)))]
+        if {k.code for k in (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND, EventKind.VIEW)} <= set(rows.kind):
+            rows = damage(rows, chance)
+            done.append(damage.__name__)
+    harmed = damaged(trace, rows, lost=chance.integers(9) == 0, cut=bool(chance.integers(2)))
+    bound_ns = int(chance.integers(1, 100_000)) if chance.integers(4) == 0 else None
+    agree(harmed, (seed, done), sizes_of(chance), bound_ns)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_several_damages(first: int) -> None:
+    for seed in range(first, first + 20):
+        several(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1000, 11_000, 500))
+def test_several_damages_in_10_000_runs(first: int) -> None:
+    for seed in range(first, first + 500):
+        several(seed)
