@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.recorded import BOUND_NS, SLOT_NS, record
+from tests.recorded_priority import outpaced, record_priority
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -249,14 +250,30 @@ def test_no_file_is_opened_of_a_closed_run_of_another_time(tmp_path: Path, monke
     assert any("run=first" in path for path in opened)
 
 
+def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_priority(tmp_path, members=3, messages=600, range_slots=64, run="clean")
+    monkeypatch.setattr("unisono.pipeline.prioritized.WINDOW_ROWS", 1000)
+    planted = outpaced(record_priority(tmp_path, members=3, messages=600, range_slots=64, run="outpaced"), 0.8)
+    whole = {report.run: report for report in verify(tmp_path)}
+    found = {report.run: report for report in verify(tmp_path, whole_rows=0)}
+    assert found["clean"].status is Status.VALID
+    assert found["clean"].verdicts["priority_accounting"].figures["overtakings"] > 100
+    planted.found(found["outpaced"].verdicts)
+    for run, report in found.items():
+        for name, verdict in report.verdicts.items():
+            assert replace(verdict, figures={}) == replace(whole[run].verdicts[name], figures={}), name
+
+
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
-def test_a_run_that_has_to_be_read_whole_and_is_too_long_is_unknown_with_the_reason(order: str, tmp_path: Path) -> None:
+def test_a_long_run_without_receptions_is_unknown_with_the_reason(order: str, tmp_path: Path) -> None:
     folder = record(tmp_path, members=2, slots=300, burst=1, declare=False)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "order": order}), encoding="utf-8")
-    (report,) = verify(folder, whole_rows=1799)
+    (whole,), (report,) = verify(folder), verify(folder, whole_rows=0)
     assert report.status is Status.UNKNOWN
-    told = report.verdicts["priority_accounting"].reason
-    assert "priority_accounting reads a run as a whole: 1,799 rows at most, not 1,800" in told
-    (report,) = verify(folder, whole_rows=1800)
-    assert not any("at most" in verdict.reason for verdict in report.verdicts.values())
+    assert "no receptions" in report.verdicts["priority_accounting"].reason
+    assert {n: (v.status, v.reason) for n, v in report.verdicts.items()} == {
+        n: (v.status, v.reason) for n, v in whole.verdicts.items()
+    }

@@ -294,7 +294,11 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
     times = [survey.other_ns for survey in run.surveys]
     times += [line.last_ns for who, lines in run.lines.items() if who not in run.unbound for _, line in lines]
     verdict = gap_freedom(
-        without_crashed(trace), until_ns=max(times, default=0), bound_ns=run.bound_ns, whole=run.whole_logs
+        without_crashed(trace),
+        until_ns=max(times, default=0),
+        bound_ns=run.bound_ns,
+        whole=run.whole_logs,
+        excused=run.unbound,
     )
     if len(trace) == 0 and verdict.reason == nothing_recorded(trace):
         return run.kept(verdict.name)  # no row had to be read

@@ -23,7 +23,7 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
-from unisono.check.lives import Reached, without_crashed
+from unisono.check.lives import Reached, unbound, without_crashed
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance
@@ -76,6 +76,7 @@ def check_all(
         return _unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
     # A member of the priority order that crashes may have consumed what the others put elsewhere (erratum 004-5).
     by_priority = trace.meta.order in PRIORITY_ORDERS
+    excused = unbound(trace) if by_priority else set()
     binding = without_crashed(trace) if by_priority else trace
     verdicts = {
         "total_order": total_order(binding),
@@ -86,7 +87,9 @@ def check_all(
         verdicts["priority_accounting"] = priority_accounting(trace)
         verdicts["view_atomicity"] = view_atomicity(trace)
     if trace.meta.reliable:
-        verdicts["gap_freedom"] = gap_freedom(binding, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns)
+        verdicts["gap_freedom"] = gap_freedom(
+            binding, until_slot=until_slot, until_ns=until_ns, bound_ns=bound_ns, excused=excused
+        )
     else:
         verdicts["gaps_explained"] = gaps_explained(trace, until_ns=until_ns, bound_ns=bound_ns)
     if judged(trace.meta, trace):

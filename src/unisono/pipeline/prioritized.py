@@ -104,7 +104,6 @@ def by_windows(
     refuse_silence: Callable[[Rows], None],
     *,
     looked_at_rows: int,
-    window_rows: int = WINDOW_ROWS,
 ) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run.
 
@@ -125,7 +124,7 @@ def by_windows(
     surveys = tuple(_outcomes(runner, [PrioritySurveyTask(files) for files in plan.ranges], PrioritySurvey))
     refuse_silence(concatenated([survey.plain.events for survey in surveys]))
     run = PriorityRun(plan.meta, plan.logs, surveys, load, gather, bound_ns, looked_at_rows)
-    return check_priority(run, judge, window_rows=window_rows)
+    return check_priority(run, judge, window_rows=WINDOW_ROWS)
 
 
 def _task(plan: Layout, window: Window, logs: tuple[LogFacts, ...] | None, limit_ns: int) -> WindowTask:
