@@ -114,9 +114,10 @@ def in_another_view(rows: Rows, chance: Chance) -> Rows:
 
 
 def at_another_time(rows: Rows, chance: Chance) -> Rows:
-    """A reception happened at another time."""
+    """A reception happened before its view, or at some other time."""
     row = picked(rows, chance, EventKind.RECEIVE)
-    return changed(rows, row, real_ns=max(0, int(rows.real_ns[row]) + int(chance.integers(-60_000, 60_000))))
+    earlier = int(rows.real_ns[row]) - int(chance.choice([1000, 10**6]))
+    return changed(rows, row, real_ns=max(0, earlier + int(chance.integers(3)) * 10_000))
 
 
 def viewless(rows: Rows, chance: Chance) -> Rows:
@@ -263,7 +264,7 @@ def test_one_damage(damage: Damage) -> None:
         harmed = damaged(trace, damage(trace, chance), lost=False, cut=bool(seed % 2))
         whole, _ = agree(harmed, (damage.__name__, seed), sizes_of(chance))
         statuses |= {verdict.status for verdict in whole.values()}
-    harmless = {plain.late, excluded, killed, of_another_priority, recounted}
+    harmless = {plain.late, excluded, killed, of_another_priority, recounted, at_another_time}
     assert (statuses == {Status.VALID}) <= (damage in harmless)
 
 

@@ -28,7 +28,7 @@ from unisono.check.integrity import integrity
 from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins, unbound, without_crashed
 from unisono.check.priority_survey import Line, PrioritySurvey, Who, united
 from unisono.check.ranges import Findings, check_ranges, latency_verdict, overlapping
-from unisono.check.suite import NO_BOUND, UNPROMISED
+from unisono.check.suite import NO_BOUND, unpromised
 from unisono.check.survey import Latencies
 from unisono.check.total_order import total_order
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
@@ -207,7 +207,7 @@ def latency_in_windows(run: PriorityRun, seen: Latencies, unread: str) -> Verdic
             reason = f"the send of {untold} deliveries is not recorded" if untold else ""
         if run.bound_ns is not None:
             return latency_verdict(seen, run.bound_ns, reason)
-        return replace(latency_verdict(seen, NO_BOUND, reason), reason=UNPROMISED)
+        return unpromised(latency_verdict(seen, NO_BOUND, reason))
 
     return looked_at("latency", judge)
 

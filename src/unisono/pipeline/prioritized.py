@@ -22,7 +22,7 @@ from unisono.pipeline.tasks import Runner, Task
 from unisono.trace.kinds import EventKind
 from unisono.trace.layout import Layout, RangeFiles, read_range
 from unisono.trace.meta import RunMeta, TraceDamaged
-from unisono.trace.table import Rows, concatenated
+from unisono.trace.table import Rows, concatenated, copied
 
 _COLUMNS = ("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
 _Found = TypeVar("_Found")
@@ -60,7 +60,7 @@ class GatherTask:
     def run(self) -> Rows:
         """Choose them."""
         found = [part.of_kind(*self.kinds) for part in read_range(self.files, whole=True)]
-        return concatenated([part.select(among(part, self.wanted)) for part in found])
+        return copied(concatenated([part.select(among(part, self.wanted)) for part in found]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ def verify(
     for number, plan in enumerate(plans):
         try:
             if plan.meta.order in PRIORITY_ORDERS:
-                verdicts = _whole(plan, bound_ns) if plan.rows <= whole_rows else _prioritized(plan, runner, bound_ns)
+                by_priority = partial(_prioritized, runner=runner, looked_at_rows=looked_at_rows)
+                verdicts = (_whole if plan.rows <= whole_rows else by_priority)(plan, bound_ns)
             else:
                 found = [outcomes[number, files] for files in plan.ranges]
                 verdicts = _verdicts(plan, found, runner, bound_ns, (looked_at_rows, whole_rows))
@@ -147,9 +148,9 @@ def _refuse_silence(plan: Layout, events: Rows) -> None:
         raise TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names")
 
 
-def _prioritized(plan: Layout, runner: Runner, bound_ns: int | None) -> dict[str, Verdict]:
+def _prioritized(plan: Layout, bound_ns: int | None, runner: Runner, looked_at_rows: int) -> dict[str, Verdict]:
     bound = plan.meta.bound_ns if bound_ns is None else bound_ns
-    return by_windows(plan, runner, bound, partial(_refuse_silence, plan), looked_at_rows=LOOKED_AT_ROWS)
+    return by_windows(plan, runner, bound, partial(_refuse_silence, plan), looked_at_rows=looked_at_rows)
 
 
 def _unknown(damage: TraceDamaged) -> dict[str, Verdict]:
