@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tests.measured import SLA, append, interval, worse_between, write_run
 
 from unisono.errors import InvalidPolicy, UnisonoError
 from unisono.model.sla_text import parse_slas
-from unisono.pipeline.measurement import Job, Measured, Service, in_process
+from unisono.pipeline.measurement import CHANCES, Job, Measured, Running, Service, _Query, in_process
 from unisono.pipeline.measurement_store import MeasurementStore, Verdict
+from unisono.qos.system import LinkEstimate
 from unisono.trace.tails import Block, latest, read_block, stretches
 
 SLAS = parse_slas(SLA, "sla.toml")
@@ -51,6 +53,153 @@ def test_a_run_has_its_verdicts_and_estimates(tmp_path: Path) -> None:
         assert [v.told for v in store.verdicts()] == [True, False]
 
 
+def every_other_second(member: int, peer: int, number: int) -> float:
+    """Each window has a verdict; its figures show whether a row is missing or counts twice."""
+    return 0.1 + 0.01 * number if (member, peer) == (2, 1) and number // 4 % 2 else 0.0
+
+
+def test_restarts_between_batches_leave_no_row_out_and_count_none_twice(tmp_path: Path) -> None:
+    """Every figure of every link and window is what it is without them."""
+
+    def found(restarts: bool) -> tuple[list[LinkEstimate], list[Verdict]]:
+        folder = tmp_path / str(restarts)
+        estimates: list[LinkEstimate] = []
+        store = MeasurementStore(folder / "x.sqlite")
+        service = Service(SLAS, store)
+        for number in range(17):
+            if restarts:
+                store.close()
+                store = MeasurementStore(folder / "x.sqlite")
+                service = Service(SLAS, store)
+            for member in (1, 2, 3):
+                append(folder, member, interval(member, (1, 2, 3), number, every_other_second))
+            estimates += service.take(blocks(folder, service)).estimates.get(("r", "g"), ())
+        with store:
+            return estimates, store.verdicts()
+
+    assert found(restarts=True) == found(restarts=False)
+
+
+def test_a_batch_counts_as_read_when_what_follows_from_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, 16, LOSS)
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service, ends, seen = Service(SLAS, store), latest(tmp_path, {}), []
+        running, commit = Running(service, store), store.commit
+
+        def looked_at(state: dict[str, object], verdicts: tuple[Verdict, ...]) -> None:
+            seen.append(running.read(ends))
+            commit(state, verdicts)
+
+        monkeypatch.setattr(store, "commit", looked_at)
+        service.take(blocks(tmp_path, service))
+        assert seen == [False]
+        assert running.read(ends)
+
+
+def test_damage_is_counted_once_and_remembered(tmp_path: Path) -> None:
+    write_run(tmp_path, 4, LOSS)
+    path = append(tmp_path, 2, interval(2, (1, 2, 3), 4, LOSS))
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("no row\nnor this\n")
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service = Service(SLAS, store)
+        first = blocks(tmp_path, service)
+        service.take(first)
+        service.take(first)
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service = Service(SLAS, store)
+    assert (service.damaged, service.rows) == (2, (3 * 4 + 1) * 11)
+    assert service.problem.startswith(f"{path}: line ")
+
+
+@pytest.mark.parametrize(("patience_ns", "judged"), [(10**15, 0), (10**9, 2)])
+def test_a_job_waits_for_a_silent_member_as_long_as_it_was_told(patience_ns: int, judged: int, tmp_path: Path) -> None:
+    write_run(tmp_path, 1, LOSS)
+    for number in range(1, 20):
+        for member in (1, 2):
+            append(tmp_path, member, interval(member, (1, 2, 3), number, LOSS))
+    job = Job(tmp_path, SLAS, tmp_path, patience_ns=patience_ns)
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service = job.service(store)
+        service.take(blocks(tmp_path, service))
+        assert len(store.verdicts()) == judged
+
+
+def test_a_verdict_that_is_found_again_stays_told_and_in_its_place(tmp_path: Path) -> None:
+    write_run(tmp_path, 16, LOSS)
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service = Service(SLAS, store)
+        verdicts = service.take(blocks(tmp_path, service)).verdicts
+        store.told(verdicts[0].id)
+        store.commit({"places": {}}, verdicts)
+        assert [(v.id, v.told) for v in store.verdicts()] == [(verdicts[0].id, True), (verdicts[1].id, False)]
+
+
+def test_the_state_and_the_verdicts_of_a_batch_are_kept_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, 16, LOSS)
+
+    def breaks(event: object) -> str:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("unisono.pipeline.measurement_store.event_text", breaks)
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        service = Service(SLAS, store)
+        with pytest.raises(OSError, match="the disk is gone"):
+            service.take(blocks(tmp_path, service))
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        assert (store.state, store.verdicts()) == (None, [])
+
+
+class Query:
+    """A stream of Spark's that has ended with this problem; without one, it runs."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        self.stopped = False
+        self.isActive = not problem
+
+    def exception(self) -> str | None:
+        return self.problem or None
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_stream_is_started_anew_when_a_worker_is_to_blame_and_not_for_ever() -> None:
+    failing = "… Python worker exited unexpectedly (crashed) …"
+    started: list[Query] = []
+    problems = iter([failing, failing, "", failing, failing])
+
+    def start() -> Query:
+        started.append(Query(next(problems)))
+        return started[-1]
+
+    query = _Query(start)
+    assert [query.failure() for _ in range(4)] == [""] * 4
+    assert len(started) == CHANCES == 3
+    started[-1].isActive, started[-1].problem = False, failing
+    assert query.failure() == "", "the last chance"
+    assert len(started) == 4
+    assert query.failure() == failing
+    query.stop()
+    assert [one.stopped for one in started] == [False, False, False, True]
+
+
+def test_a_stream_that_failed_by_itself_is_not_started_anew() -> None:
+    started: list[Query] = []
+
+    def start() -> Query:
+        started.append(Query("KeyError: 'places'"))
+        return started[-1]
+
+    assert _Query(start).failure() == "KeyError: 'places'"
+    assert len(started) == 1
+
+
 Act = str | int
 ACTS = st.lists(
     st.sampled_from(
@@ -59,11 +208,6 @@ ACTS = st.lists(
     min_size=20,
     max_size=90,
 )
-
-
-def every_other_second(member: int, peer: int, number: int) -> float:
-    """Each window has a verdict; its figures show whether a row is missing or counts twice."""
-    return 0.1 + 0.01 * number if (member, peer) == (2, 1) and number // 4 % 2 else 0.0
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -137,12 +281,18 @@ def test_a_state_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
     job = Job(tmp_path, SLAS, tmp_path / "keep")
     with in_process(job, lambda _: None):
         pass
-    other = parse_slas(SLA.replace("0.05", "0.07"), "sla.toml")
-    with (
-        pytest.raises(InvalidPolicy, match="holds the state of another"),
-        in_process(Job(tmp_path, other, tmp_path / "keep"), lambda _: None),
-    ):
+    with in_process(job, lambda _: None):
         pass
+    (tmp_path / "elsewhere").mkdir()
+    others = [
+        replace(job, slas=parse_slas(SLA.replace("0.05", "0.07"), "sla.toml")),
+        replace(job, slas=parse_slas(SLA.replace('window = "1s"', 'window = "2s"'), "sla.toml")),
+        replace(job, directory=tmp_path / "elsewhere"),
+        replace(job, window_ns=10**9),
+    ]
+    for other in others:
+        with pytest.raises(InvalidPolicy, match="holds the state of another"), in_process(other, lambda _: None):
+            pass
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         store.commit({"places": {}}, ())
     with sqlite3.connect(tmp_path / "x.sqlite") as raw:

@@ -158,6 +158,14 @@ def test_a_violation_is_told_once_and_so_is_its_end() -> None:
     assert evaluation.broken() == ("on time",)
 
 
+def test_a_window_that_says_too_little_does_not_end_a_violation() -> None:
+    evaluation, told = Evaluation([LATENCY], member=3), []
+    for window, values in enumerate([[90 * MS] * 100, [30 * MS] * 10, [], [90 * MS] * 100, [30 * MS] * 100]):
+        rows = [spread(values, start=window * S)] if values else []
+        told += [(window, type(event)) for event in evaluation.take(rows, (window + 1) * S)[1]]
+    assert told == [(0, SlaViolation), (4, SlaCleared)]
+
+
 def test_the_event_carries_the_figures() -> None:
     _, (event,) = Evaluation([LATENCY], 3).take([spread([90 * MS] * 100)], S)
     assert isinstance(event, SlaViolation)

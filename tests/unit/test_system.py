@@ -10,6 +10,7 @@ import pytest
 from tests.measured import BEGIN_NS, COLLECT_NS, MS, SLA, Loss, interval, worse_between
 
 from unisono.model.events import SlaCleared, SlaViolation
+from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.model.sla_text import parse_slas
@@ -96,6 +97,28 @@ def test_late_rows_are_counted_and_change_nothing() -> None:
     assert system.judge().late == system.late
 
 
+def test_a_row_behind_the_last_that_was_judged_is_late_like_any_other() -> None:
+    system = System(SLAS, patience_ns=0)
+    feed(system, range(4), nothing, members=(1,))
+    system.take(1, 1, interval(1, MEMBERS, 3, lambda *_: 0.9), to_the_end=True)
+    assert system.late == 2 * 5
+    assert not system.judge().findings
+
+
+def test_who_comes_late_and_far_behind_has_no_window_judged_again() -> None:
+    system = System(SLAS, patience_ns=10**12)
+    loss = worse_between(0, 4)
+    found = feed(system, range(8), loss, members=(1, 2))
+    for number in range(16):
+        system.take(3, 1, interval(3, MEMBERS, number, loss), to_the_end=True)
+        found.append(system.judge())
+    found += feed(system, range(8, 16), loss, members=(1, 2))
+    windows = [(finding.sla.name, finding.window_start_ns) for each in found for finding, _ in each.findings]
+    assert len(windows) == len(set(windows)) == 4 + 8
+    assert [type(verdict) for verdict in verdicts(found)] == [SlaViolation, SlaCleared]
+    assert system.late == 8 * 2 * 5
+
+
 def test_a_member_that_comes_back_is_waited_for_in_its_new_life() -> None:
     system = System(SLAS)
     feed(system, range(4), nothing)
@@ -114,6 +137,66 @@ def test_estimates_of_a_window_by_link() -> None:
     assert (bad.jitter_ns, bad.gamma_ns, bad.loss_burst) == (1e5, 2e5, 0)
     assert judged.network is not None
     assert judged.network.loss == pytest.approx(0.1)  # of the worst link, not of all into one member or from one peer
+
+
+def link(metric: str, number: int, value: float, layer: str = "vbr", largest: int = 0) -> MetricRow:
+    """One row of member 1 about the link from 2."""
+    return MetricRow(layer, Side.BELOW, 2, metric, BEGIN_NS + number * COLLECT_NS, COLLECT_NS, 100, value, largest)
+
+
+def judged_rows(rows: Sequence[MetricRow], windows: int = 1) -> Judged:
+    """What these rows lead to, of one member in so many windows of a second."""
+    system = System(SLAS, window_ns=4 * COLLECT_NS)
+    whole = [row for number in range(4 * windows) for row in interval(1, (1, 3), number, nothing)]
+    system.take(1, 1, sorted([*rows, *whole], key=lambda row: row.window_start_ns), to_the_end=True)
+    return system.judge()
+
+
+def test_an_estimate_has_the_worst_of_its_intervals_and_the_quantiles_of_all_delays() -> None:
+    delays = Histogram()
+    for ms, times in ((1, 940), (10, 52), (100, 7), (1000, 1)):
+        delays.add(ms * MS, times)
+    spread = replace(link("delay", 0, delays.mean(), largest=delays.largest), buckets=tuple(delays.to_pairs()))
+    rows = [spread]
+    for number, worst in enumerate([2, 5, 3, 1]):
+        rows += [link("loss_burst", number, 1.0, largest=worst), link("gamma", number, worst * 1e5)]
+        rows += [link("jitter", number, worst * 1e4)]
+    (seen, _) = judged_rows(rows).estimates
+    assert (seen.link, seen.loss_burst, seen.gamma_ns, seen.jitter_ns) == (2, 5, 5e5, 5e4)
+    for quantile, ms in ((seen.delay_p50_ns, 1), (seen.delay_p99_ns, 10), (seen.delay_p999_ns, 100)):
+        assert quantile == pytest.approx(ms * MS, rel=1 / 32)
+
+
+def test_the_network_is_what_its_own_layer_saw_in_the_last_window() -> None:
+    """Above a service there is loss too, of another kind; and what was is over."""
+    rows = [link("loss", 1, 0.4), link("loss", 5, 0.1), link("loss", 6, 0.9, layer="above")]
+    network = judged_rows(rows, windows=2).network
+    assert network is not None
+    assert network.loss == pytest.approx(0.1)
+
+
+def test_what_was_judged_before_a_restart_is_not_judged_again_and_late_stays_late() -> None:
+    loss = worse_between(0, 4)
+    first = System(SLAS)
+    assert len(verdicts(feed(first, range(4), loss))) == 1
+    first.take(2, 1, interval(2, MEMBERS, 0, loss), to_the_end=True)
+    assert first.late == 2 * 5
+    second = System(SLAS, state=json.loads(json.dumps(first.state())))
+    assert second.late == first.late
+    again = feed(second, range(4), loss)
+    assert not any(judged.findings for judged in again)
+    assert second.late == (2 + 4 * 6) * 5
+
+
+def test_a_restarted_one_knows_the_order_without_being_told() -> None:
+    """A stretch may begin behind the row by which an order shows."""
+    first = System(SLAS)
+    feed(first, range(4), nothing)
+    second = System(SLAS, state=json.loads(json.dumps(first.state())))
+    for member in MEMBERS:
+        rows = [row for n in range(4, 8) for row in interval(member, MEMBERS, n, nothing) if row.metric != "held_back"]
+        second.take(member, 1, rows, to_the_end=True)
+    assert len(second.judge().findings) == 1 + 2
 
 
 @pytest.mark.parametrize("cut", range(1, 16))

@@ -55,6 +55,18 @@ def test_pieces_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytes
     assert not read_block(Stretch(str(path), 0, end)).to_the_end
 
 
+def test_all_streams_together_are_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = append(tmp_path, 1, ROWS * 20).stat().st_size
+    for member in (2, 3, 4):
+        append(tmp_path, member, ROWS * 20)
+    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 1000)
+    first = latest(tmp_path, {}, budget=2 * size)
+    assert 1.5 * size < sum(first.values()) <= 2 * size
+    # What has been read takes no share of it.
+    second = latest(tmp_path, {**dict.fromkeys(first, size), min(first): 0}, budget=2 * size)
+    assert second == dict.fromkeys(first, size)
+
+
 def test_damaged_lines_are_counted_and_the_first_is_described(tmp_path: Path) -> None:
     path = stream_path(tmp_path, 1, run="a run/with 100% odd=words.", group="ü")
     lines = text_of(ROWS[:2], 1) + "nonsense\n" + text_of(ROWS[2:3], 1).replace('"version":1', '"version":9')
