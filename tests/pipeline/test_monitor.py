@@ -142,15 +142,31 @@ def test_it_stops_when_the_members_have_closed_their_streams(places: tuple[Path,
     assert "✗ g at member 2: 'few losses' between network and vbr: loss from member 1 was 0.2 of 400 in 1s" in out
     assert "✓ g at member" in out
     assert "violations: 1; agreements that are broken now: 0" in out
+    assert "never judged" not in out
+
+
+def test_an_agreement_that_was_never_judged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "sla.toml").write_text(SLA.replace('provider = "network"', 'provider = "rmcast"', 1), encoding="utf-8")
+    write_run(tmp_path, 16, LOSS)
+    words = ["monitor", str(tmp_path), "--sla", str(tmp_path / "sla.toml"), "--master", "none", "--once"]
+    assert main(words) == 0
+    assert "never judged in g: 'few losses': too little was seen in each window, or a party" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unjudged"] == [{"run": "r", "group": "g", "sla": "few losses"}]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nowhere", "--sla", "SLA"], "nowhere: is no folder"),
-        ([".", "--sla", "SLA", "--id", "6"], "--join, --peers: --join, --peers and --id go together"),
-        ([".", "--sla", "SLA", "--master", "sc://localhost"], "Spark Connect cannot do that"),
-        ([".", "--sla", "missing.toml"], "missing.toml"),
+        (["TRACE", "--sla", "SLA", "--id", "6"], "--join, --peers: --join, --peers and --id go together"),
+        (["TRACE", "--sla", "SLA", "--master", "sc://localhost"], "Spark Connect cannot do that"),
+        (["TRACE", "--sla", "missing.toml"], "missing.toml"),
+        (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: a whole multiple of collect, 250ms, is needed"),
+        (["EMPTY", "--sla", "SLA"], "has no metric streams to judge; `unisono demo --out` and"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -162,6 +178,9 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     (tmp_path / "sla.toml").write_text(SLA, encoding="utf-8")
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    given = [str(tmp_path / "sla.toml") if word == "SLA" else word for word in words]
+    write_run(tmp_path / "trace", 2, LOSS)
+    (tmp_path / "empty").mkdir()
+    meant = {"SLA": "sla.toml", "TRACE": "trace", "EMPTY": "empty"}
+    given = [str(tmp_path / meant[word]) if word in meant else word for word in words]
     assert main(["monitor", *given, "--once"]) == 2
     assert said in capsys.readouterr().err

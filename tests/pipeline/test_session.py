@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.errors import EnvironmentLacks
+from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.pipeline import java, session
 from unisono.pipeline.session import SparkChoice, spark_session
 
@@ -43,18 +44,49 @@ def given(choice: SparkChoice, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 def test_what_a_user_ships_and_sets_is_kept_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "spark.toml"
     config.write_text('[spark]\n"submit.pyFiles" = "mine.zip,more.py"\n"driver.extraJavaOptions" = "-Xmx2g"\n')
-    settings = given(SparkChoice("spark://host:7077", config), monkeypatch)
+    settings = given(SparkChoice("yarn", config), monkeypatch)
     files = settings["spark.submit.pyFiles"].split(",")
     assert files[:2] == ["mine.zip", "more.py"]
     assert [Path(path).name for path in files[2:]] == ["unisono.zip"]
     options = settings["spark.driver.extraJavaOptions"].split()
     assert options[0] == "-Xmx2g"
     assert [option.partition("=")[0] for option in options[1:]] == ["-Dlog4j2.configurationFile"]
-    assert (settings["spark.master"], settings["spark.app.name"]) == ("spark://host:7077", "named")
+    assert (settings["spark.master"], settings["spark.app.name"]) == ("yarn", "named")
 
 
 def test_this_package_alone_is_shipped_where_a_user_ships_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Path(given(SparkChoice("spark://host:7077"), monkeypatch)["spark.submit.pyFiles"]).name == "unisono.zip"
+    assert Path(given(SparkChoice("yarn"), monkeypatch)["spark.submit.pyFiles"]).name == "unisono.zip"
+
+
+@pytest.mark.parametrize(
+    "master", ["bogus", "local[x]", "local[]", "spark:/host", "spark://host", "spark://:7077", "spark://a:1,b", "sc://"]
+)
+def test_what_is_no_master_is_refused_with_what_is_one(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_start", None)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
+    with pytest.raises(InvalidPolicy, match=r"--master: .*spark://HOST:PORT or sc://HOST:PORT was expected, not"):
+        spark_session(SparkChoice(master)).__enter__()
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2, 4]", "yarn", "k8s://https://host:443"])
+def test_a_master_that_is_found_without_an_address_is_not_looked_for(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", None)
+    assert given(SparkChoice(master), monkeypatch)["spark.master"] == master
+
+
+def test_a_master_that_does_not_answer_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark looks for it for a minute and more, in silence."""
+    with socket.socket() as taken, socket.socket() as listening:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        nobody, there = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (taken, listening))
+        with pytest.raises(EnvironmentLacks, match=f"no Spark master answers at {nobody} .* is --master right"):
+            spark_session(SparkChoice(f"spark://{nobody}")).__enter__()
+        # Of several that stand by for each other one is enough.
+        assert "spark.master" in given(SparkChoice(f"spark://{nobody},{there}"), monkeypatch)
 
 
 @pytest.fixture

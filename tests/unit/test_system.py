@@ -214,6 +214,27 @@ def test_one_that_goes_on_from_a_state_finds_what_one_that_never_stopped_does(cu
     assert second.late == 0
 
 
+def test_an_agreement_with_who_is_not_there_is_never_judged_and_named() -> None:
+    """Above a service that the group does not have, loss is the network's: not what was promised."""
+    theirs = replace(SLAS[0], name="gaps", provider="rmcast", observations=1)
+    rare = replace(SLAS[0], name="rare", observations=10**6)
+    system = System((*SLAS, theirs, rare))
+    bad = worse_between(0, 16, share=0.9)
+    assert list(system.unjudged) == ["few losses", "all in all", "gaps", "rare"]
+    found = verdicts(feed(system, range(4), bad))
+    assert [verdict.sla for verdict in found] == ["few losses"]
+    assert list(system.unjudged) == ["gaps", "rare"]
+    # Where the service is, its collector's rows are there too.
+    second = System(system.slas, state=json.loads(json.dumps(system.state())))
+    assert list(second.unjudged) == ["gaps", "rare"]
+    second.take(1, 1, [replace(interval(1, MEMBERS, 4, nothing)[0], layer="rmcast", metric="rate")], to_the_end=True)
+    found = verdicts(feed(second, range(4, 8), bad))
+    assert [verdict.sla for verdict in found] == ["gaps"]
+    third = System(second.slas, state=json.loads(json.dumps(second.state())))
+    assert third.unjudged == ("rare",)
+    assert [verdict.sla for verdict in verdicts(feed(third, range(8, 12), nothing))] == ["few losses", "gaps"]
+
+
 def test_a_verdict_is_known_by_what_it_is_about() -> None:
     (broken, cleared) = verdicts(feed(System(SLAS), range(16), worse_between(4, 8)))
     ids = {verdict_id("r", "g", broken), verdict_id("r", "g", cleared), verdict_id("s", "g", broken)}

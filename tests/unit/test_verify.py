@@ -190,7 +190,7 @@ def test_one_run_of_many_is_chosen_and_no_other_is_opened(tmp_path: Path, capsys
     shown = json.loads(capsys.readouterr().out)
     assert [(one["run"], one["group"]) for one in shown["runs"]] == [("good", "g")]
     assert main(["verify", str(tmp_path), "--master", "none", "--run", "other"]) == 2
-    assert "has no run other" in capsys.readouterr().err
+    assert "has no run other; there is run bad of group g, run good of group g" in capsys.readouterr().err
 
 
 def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

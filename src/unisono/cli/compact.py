@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.master == "none":
         raise InvalidPolicy("--master", "compact needs Spark: local[*], or a cluster")
+    if options.range_slots < 1:
+        raise InvalidPolicy("--range-slots", f"at least one slot is needed, not {options.range_slots}")
     folders = find_groups(options.trace)
     with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
         done = []

@@ -17,7 +17,7 @@ from unisono.cli.messenger import Messenger
 from unisono.cli.options import add_json, add_spark, duration, print_json, read_text, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import InvalidPolicy
-from unisono.model.durations import NS_PER_S, ms
+from unisono.model.durations import NS_PER_S, duration_text, ms
 from unisono.model.events import SlaViolation
 from unisono.model.metrics import METRICS, Unit
 from unisono.model.scenario_text import parse_scenario
@@ -81,6 +81,13 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidPolicy(str(options.directory), "is no folder; the members' --out is needed")
     text, source = read_text(options.sla), str(options.sla)
     slas = parse_slas(text, source)
+    if options.window is not None and (options.window <= 0 or options.window % slas.collect_ns):
+        raise InvalidPolicy("--window", f"a whole multiple of collect, {duration_text(slas.collect_ns)}, is needed")
+    if options.seconds is not None and options.seconds <= 0:
+        raise InvalidPolicy("--seconds", f"more than 0 is needed, not {options.seconds:g}")
+    if options.once and not metric_streams(options.directory):
+        what = "has no metric streams to judge; `unisono demo --out` and `unisono member --metrics` write them"
+        raise InvalidPolicy(str(options.directory), what)
     with ExitStack() as stack:
         keep = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-monitor-")))
         job = Job(options.directory, slas, keep, options.trigger, options.window, options.patience)
@@ -261,6 +268,9 @@ def _print(running: Running, verdicts: list[Verdict]) -> None:
     Console().print(_table(running))
     broken = sum(verdict.violated for verdict in verdicts)
     sys.stdout.write(f"violations: {broken}; agreements that are broken now: {len(service.broken)}\n")
+    for (_, group), name in service.unjudged:
+        said = "too little was seen in each window, or a party to it is not there"
+        sys.stdout.write(f"never judged in {group}: {name!r}: {said}\n")
     if service.damaged:
         sys.stdout.write(f"{service.damaged:,} lines are no rows; the first: {service.problem}\n")
 
@@ -272,6 +282,7 @@ def _result(running: Running, verdicts: list[Verdict]) -> dict[str, Any]:
         "violations": [_verdict(verdict) for verdict in verdicts if verdict.violated],
         "cleared": [_verdict(verdict) for verdict in verdicts if not verdict.violated],
         "broken": [{"run": run, "group": group, "sla": name} for (run, group), name in service.broken],
+        "unjudged": [{"run": run, "group": group, "sla": name} for (run, group), name in service.unjudged],
         "events": service.rows,
         "late": service.late,
         "damaged": service.damaged,

@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(shown)
     else:
         for report in reports:
-            sys.stdout.write(f"run {report.run} group {report.group}: {report.rows:,} events\n")
+            what = f"run {report.run} group {report.group}" if report.run else report.folder
+            sys.stdout.write(f"{what}: {report.rows:,} events\n")
             sys.stdout.writelines(f"  {line}\n" for line in lines(report.verdicts))
         sys.stdout.write(f"verdict: {status.value}\n")
     return {Status.VALID: 0, Status.VIOLATED: 1, Status.UNKNOWN: 2}[status]

@@ -111,6 +111,11 @@ class Service:
         """The agreements that are not kept at the moment."""
         return [(place, name) for place, system in sorted(self.systems.items()) for name in system.broken]
 
+    @property
+    def unjudged(self) -> list[tuple[Place, str]]:
+        """The agreements of which no window has said whether they are kept."""
+        return [(place, name) for place, system in sorted(self.systems.items()) for name in system.unjudged]
+
     def take(self, blocks: Sequence[Block]) -> Measured:
         """One batch. What was taken before is left out, wherever the batch begins."""
         fresh = [taken for block in blocks if (taken := self._fresh(block)) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 LOCAL = "local[*]"
 _CONNECT_PORT = 15002
 """Where a Spark Connect server listens unless told."""
-_CONNECT_PATIENCE_S = 10
+_PATIENCE_S = 10
+"""So long a master or a server may take to answer."""
+_MASTERS = "none, local, local[N], yarn, k8s://…, spark://HOST:PORT or sc://HOST:PORT"
+_MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+")
 _QUIET = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -106,6 +110,7 @@ def _text(path: Path, name: str, value: object) -> str:
 def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> Iterator[SparkSession]:
     """A session, stopped at the end; executors have this package whether or not they have seen it before."""
     chosen = choice or SparkChoice()
+    _refuse_master(chosen.master)
     try:
         from py4j.protocol import Py4JError  # noqa: PLC0415 - what Spark needs takes half a second to import
         from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -116,7 +121,6 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
         builder = SparkSession.builder.appName(name)
         if chosen.connect:
             settings = _read(chosen.config) if chosen.config is not None else {}
-            _await_server(chosen.master)
             try:
                 session = builder.remote(chosen.master).getOrCreate()
             except ImportError as error:
@@ -157,17 +161,31 @@ def _add(settings: dict[str, str], name: str, value: str, between: str) -> None:
     settings[name] = between.join(filter(None, (settings.get(name, ""), value)))
 
 
-def _await_server(remote: str) -> None:
-    """Refuse a Spark Connect server that is not there; its client would try again for minutes, in silence."""
-    try:
-        where = urlsplit(remote)
-        host, port = where.hostname or "", where.port or _CONNECT_PORT
-    except ValueError as error:
-        raise InvalidPolicy("--master", f"sc://HOST:PORT was expected, not {remote!r} ({error})") from None
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_PATIENCE_S).close()
-    except OSError as error:
-        raise EnvironmentLacks(f"no Spark Connect server answers at {host}:{port} ({error})") from None
+def _refuse_master(master: str) -> None:
+    """What is no master; and one of which no part answers, for which Spark would look for minutes, in silence."""
+    if not _MASTER.fullmatch(master):
+        raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r}")
+    if master.startswith("sc://"):
+        places, what, port = [master.removeprefix("sc://").partition("/")[0]], "Spark Connect server", _CONNECT_PORT
+    elif master.startswith("spark://"):
+        places, what, port = master.removeprefix("spark://").split(","), "Spark master", 0
+    else:
+        return
+    problems = []
+    for place in places:
+        try:
+            where = urlsplit(f"//{place}")
+            host, at = where.hostname or "", where.port or port
+        except ValueError as error:
+            raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r} ({error})") from None
+        if not host or not at:
+            raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r}")
+        try:
+            socket.create_connection((host, at), timeout=_PATIENCE_S).close()
+        except OSError as error:
+            problems.append(f"no {what} answers at {host}:{at} ({error})")
+    if len(problems) == len(places):
+        raise EnvironmentLacks(f"{'; '.join(problems)}: does it run there, and is --master right?")
 
 
 def _start(settings: Mapping[str, str], said: Path) -> None:

@@ -26,6 +26,9 @@ from unisono.trace.layout import Layout, layout, meets, read_range, silent_membe
 from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
+_NAMED = 3
+"""So many runs are named where none is the one that was asked for."""
+
 __all__ = ["RunReport", "in_process", "on_spark", "verify"]
 
 
@@ -66,12 +69,15 @@ def verify(
     """
     reports: list[RunReport] = []
     plans: list[Layout] = []
+    there: set[str] = set()
+    when = (since_ns, until_ns) != (None, None)
     for folder in find_groups(path):
         try:
             meta = read_meta(folder / META_NAME)
+            there.add(f"run {meta.run} of group {meta.group}")
             if run not in (None, meta.run) or group not in (None, meta.group):
                 continue
-            if (since_ns, until_ns) != (None, None) and not meets(closed_times(folder), since_ns, until_ns):
+            if when and not meets(closed_times(folder), since_ns, until_ns):
                 continue
             plan = layout(folder)
             if plan.within(since_ns, until_ns):
@@ -79,8 +85,11 @@ def verify(
         except TraceDamaged as damage:
             reports.append(RunReport(str(folder), "", "", 0, _unknown(damage)))
     if not plans and not reports:
-        when = "" if since_ns is None and until_ns is None else " in that time"
-        raise TraceDamaged(path, f"has no run {run or ''} of a group {group or ''}{when}")
+        what = " ".join(
+            filter(None, ("has no run", run, group and f"of group {group}", "in that time" if when else ""))
+        )
+        others = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
+        raise TraceDamaged(path, f"{what}; there is {', '.join(sorted(there)[:_NAMED])}{others}")
     tasks = [
         survey_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)

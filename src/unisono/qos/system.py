@@ -17,10 +17,10 @@ from hashlib import sha256
 from typing import Any
 
 from unisono.model.events import SlaVerdict, SlaViolation
-from unisono.model.metrics import EVERY_LINK, MetricRow, Side
+from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.qos.estimate import Estimate, LinkTally, together
-from unisono.qos.sla import Finding, badness, collector, evaluate, links_of, turn
+from unisono.qos.sla import Finding, Kept, badness, collector, evaluate, links_of, turn
 
 PATIENCE_NS = 2_000_000_000
 ORDER = "order"
@@ -113,6 +113,10 @@ class System:
         self._patience_ns = patience_ns
         self._order = ""
         self._network: set[str] = set()
+        self._parties = {APPLICATION, NETWORK}
+        """Who is there to agree on anything."""
+        self._judged: set[str] = set()
+        """The agreements of which a window has said whether they are kept."""
         self._reached: dict[int, tuple[int, int, bool]] = {}
         """By member: its life, how far its rows go, and whether that is all there was."""
         self._broken = dict.fromkeys((sla.name for sla in slas), False)
@@ -128,6 +132,8 @@ class System:
         """All but the pending rows, for JSON."""
         return {
             "order": self._order,
+            "parties": sorted(self._parties),
+            "judged": sorted(self._judged),
             "late": self.late,
             "reached": {str(member): list(reached) for member, reached in self._reached.items()},
             "broken": self._broken,
@@ -137,6 +143,8 @@ class System:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.late = state["late"]
+        self._parties.update(state.get("parties", ()))
+        self._judged.update(state.get("judged", ()))
         self._reached = {int(member): (at[0], at[1], at[2]) for member, at in state["reached"].items()}
         for name in self._broken:
             self._broken[name] = state["broken"].get(name, False)
@@ -157,10 +165,16 @@ class System:
         """The agreements that are not kept at the moment."""
         return tuple(name for name, is_broken in self._broken.items() if is_broken)
 
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The agreements of which no window has said anything: too little was seen, or a party is not there."""
+        return tuple(sla.name for sla in self.slas if sla.name not in self._judged)
+
     # -- rows ------------------------------------------------------------------------------------------------
 
     def take(self, member: int, life: int, rows: Sequence[MetricRow], to_the_end: bool, again: bool = False) -> None:
         """Rows of one member, in the order of their windows. `again`: they were taken before `state` was."""
+        self._parties.update({row.layer for row in rows})
         if not self._order:
             self._name_order(next((row.layer for row in rows if row.metric == _ONLY_OF_ORDERS), ""))
         for row in rows:
@@ -206,8 +220,13 @@ class System:
         findings: list[tuple[Finding, int | None]] = []
         verdicts: list[SlaVerdict] = []
         for sla in self.slas:
+            there = {sla.provider, sla.consumer} <= self._parties
             for start_ns, by_member in self._agreed[sla.name].over(horizon_ns):
+                if not there:  # what was collected is about another's promise
+                    continue
                 finding, member = worst_finding(sla, by_member, start_ns)
+                if finding.kept is not Kept.UNKNOWN:
+                    self._judged.add(sla.name)
                 findings.append((finding, member))
                 verdict = turn(finding, self._broken[sla.name], member)
                 if verdict is not None:

@@ -150,10 +150,10 @@ def find_groups(path: str | os.PathLike[str]) -> list[Path]:
     """Every folder at or below `path` that has a `meta.json`: a run of a group each."""
     root = Path(path)
     if not root.is_dir():
-        raise TraceDamaged(root, "is no folder")
+        raise TraceDamaged(root, "is no folder; one of `demo --out` or `simulate --trace`, or one above, is needed")
     found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
     if not found:
-        raise TraceDamaged(root, f"no {META_NAME} here or below")
+        raise TraceDamaged(root, f"no {META_NAME} here or below: no run was recorded here")
     return found
 
 

@@ -1,0 +1,145 @@
+"""From the measurement service to the group: what is found is said, once each, and what was not heard is said again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.measured import SLA, worse_between, write_run
+
+from unisono.cli.messenger import Messenger
+from unisono.cluster import teller
+from unisono.cluster.teller import Teller, estimate_of, estimate_to, verdict_of, verdict_to
+from unisono.errors import GroupClosed
+from unisono.model.events import SlaVerdict
+from unisono.model.sla_text import parse_slas
+from unisono.pipeline.measurement import Measured, Service
+from unisono.pipeline.measurement_store import MeasurementStore
+from unisono.qos.estimate import Estimate
+from unisono.trace.tails import latest, read_block, stretches
+
+SLAS = parse_slas(SLA, "sla.toml")
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"
+
+
+def found(folder: Path, store: MeasurementStore) -> Measured:
+    """A violation and its end, in the group g."""
+    write_run(folder, 16, worse_between(4, 8))
+    return Service(SLAS, store).take([read_block(stretch) for stretch in stretches({}, latest(folder, {}))])
+
+
+def messenger(group: str = "g") -> tuple[Messenger, io.StringIO]:
+    """One whose seat only listens."""
+    one, heard = Messenger(group, ("", "s"), ("", "a"), 6, {6: "127.0.0.1:1"}), io.StringIO()
+    one._process = SimpleNamespace(stdin=heard)  # type: ignore[assignment]
+    return one, heard
+
+
+def lines(heard: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in heard.getvalue().splitlines()]
+
+
+def test_what_a_batch_has_led_to_is_handed_over_to_its_own_group(tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        measured = found(tmp_path, store)
+        one, heard = messenger()
+        one.take(measured)
+        one.take(Measured())
+        (line,) = lines(heard)
+        assert [verdict_of(each) for each in line["verdicts"]] == [v.event for v in measured.verdicts]
+        assert estimate_of(line["network"]) == measured.network["r", "g"]
+        another, heard = messenger("another")
+        another.take(measured)
+        another.begin(store)
+        assert lines(heard) == [{"verdicts": []}]
+
+
+def test_a_service_that_begins_says_what_the_group_has_not_heard(tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        broken, cleared = (verdict.event for verdict in found(tmp_path, store).verdicts)
+        one, heard = messenger()
+        one.begin(store)
+        assert lines(heard) == [{"verdicts": [verdict_to(broken), verdict_to(cleared)]}]
+        said = [{"kind": "ready", "members": [1, 6]}, {"kind": "told", "id": broken.id}, {"kind": "event", "what": "x"}]
+        one._read(SimpleNamespace(stdout=[json.dumps(each) for each in said]))  # type: ignore[arg-type]
+        assert [verdict.told for verdict in store.verdicts()] == [True, False]
+        again, heard = messenger()
+        again.begin(store)
+        assert lines(heard) == [{"verdicts": [verdict_to(cleared)]}]
+
+
+def test_an_estimate_and_a_verdict_are_the_same_on_the_other_side(tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        measured = found(tmp_path, store)
+    for verdict in measured.verdicts:
+        assert verdict_of(json.loads(json.dumps(verdict_to(verdict.event)))) == verdict.event
+    network = Estimate.of(0.25, measured.network["r", "g"].delays, burst=4, gamma_ns=7, sure=0.125)
+    there = estimate_of(json.loads(json.dumps(estimate_to(network))))
+    assert (there, there.delays) == (network, network.delays)
+
+
+class Seat:
+    """A group that hands out what is proclaimed in it, until it goes on without this member."""
+
+    members = (1, 6)
+
+    def __init__(self, hears: int) -> None:
+        self.hears = hears
+        self.proclaimed: list[list[SlaVerdict]] = []
+        self._events: asyncio.Queue[SlaVerdict] = asyncio.Queue()
+
+    def proclaim(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+        self.proclaimed.append(list(verdicts))
+        for verdict in verdicts:
+            self._events.put_nowait(verdict)
+
+    async def batches(self) -> AsyncIterator[SlaVerdict]:
+        for _ in range(self.hears):
+            yield await self._events.get()
+        raise GroupClosed("the others went on")
+
+
+def test_a_seat_that_is_lost_says_again_what_was_not_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MeasurementStore(tmp_path / "x.sqlite") as store:
+        measured = found(tmp_path, store)
+    broken, cleared = (verdict.event for verdict in measured.verdicts)
+    seats = [Seat(hears=1), Seat(hears=2)]
+    joined, reports = iter(seats), []
+
+    @asynccontextmanager
+    async def joining(*_: object, **__: object) -> AsyncIterator[Seat]:
+        yield next(joined)
+
+    async def play() -> None:
+        ended = asyncio.Event()
+
+        def report(kind: str, **said: Any) -> None:
+            reports.append((kind, said.get("id")))
+            if kind == "told" and said["id"] == cleared.id:
+                ended.set()
+
+        monkeypatch.setattr(teller, "member_joining", joining)
+        monkeypatch.setattr(teller, "report", report)
+        monkeypatch.setattr(teller, "AGAIN_S", 0)
+        scenario, slas = (SCENARIO.read_text(encoding="utf-8"), "s"), (SLA, "a")
+        seat = Teller({"scenario": scenario, "slas": slas, "member": 6, "peers": {}})
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
+        queue.put_nowait(json.dumps({"verdicts": [verdict_to(broken), verdict_to(cleared)]}))
+        running = asyncio.create_task(seat.run(queue))
+        await asyncio.wait_for(ended.wait(), 60)
+        queue.put_nowait(None)
+        await running
+
+    asyncio.run(play())
+    assert seats[0].proclaimed[-1] == [broken, cleared]
+    assert seats[1].proclaimed == [[cleared]]
+    told = [said for said in reports if said[0] == "told"]
+    assert told == [("told", broken.id), ("told", cleared.id)]
+    assert [kind for kind, _ in reports].count("ready") == 2
