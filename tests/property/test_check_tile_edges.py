@@ -1,0 +1,140 @@
+"""Long runs by tiles and ranges, at their edges: what one number, one range or one tile more or less would not show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.property.test_check_ranges import changed
+from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, run, trace_of
+
+from unisono.check.suite import check_all
+from unisono.check.verdict import Status
+from unisono.pipeline.verify import RunReport
+from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.table import Mask, Rows, concatenated
+
+
+def clean(order: str, slots: int = 12) -> Rows:
+    return run(np.random.default_rng(2), order, slots)
+
+
+def sends(rows: Rows, sender: int) -> Mask:
+    mask: Mask = (rows.kind == EventKind.SEND.code) & (rows.sender == sender)
+    return mask
+
+
+def finals(rows: Rows, member: int) -> Mask:
+    mask: Mask = (rows.kind == EventKind.DELIVER.code) & (rows.grade == 1) & (rows.member == member)
+    return mask
+
+
+def equal(rows: Rows, order: str, range_slots: int) -> RunReport:
+    """The report by parts, which must say what the checkers say of the whole."""
+    trace = trace_of(rows, order, 0, cut=False)
+    report = by_parts(trace, range_slots)
+    agree(report, check_all(trace), order)
+    return report
+
+
+@pytest.mark.parametrize("slot", [3, 4, 8])
+def test_a_jump_of_the_final_sequence_at_the_edge_of_a_range(slot: int) -> None:
+    rows = clean("vbr")
+    report = equal(replace(rows, place=rows.place + (finals(rows, 2) & (rows.slot >= slot))), "vbr", 4)
+    assert report.verdicts["final_order"].count == 1
+    assert "right after" in str(report.verdicts["final_order"].witness)
+
+
+def test_the_end_of_the_final_sequence_that_a_member_lacks_begins_with_a_range() -> None:
+    rows = clean("vbr", 30)
+    slots, counts = np.unique(rows.slot[finals(rows, 1)], return_counts=True)
+    alone = slots[counts == 1]
+    assert len(alone), "a range with one message"
+    for slot in alone[-3:].tolist():
+        report = equal(rows.select(~finals(rows, 2) | (rows.slot < slot)), "vbr", 1)
+        (position,) = report.verdicts["final_agreement"].witness.positions  # type: ignore[union-attr]
+        assert position.index == int(rows.index[finals(rows, 1) & (rows.slot == slot)][0])
+
+
+@pytest.mark.parametrize("order", ["causal", "quasi_genuine", "graded", "vbr"])
+def test_a_clean_run_is_proven_by_its_edges(order: str) -> None:
+    rows = clean(order, 40)
+    trace = trace_of(rows, order, 0, cut=False)
+    longest = int(np.bincount(trace.slot // 2).max())
+    assert by_parts(trace, 2, looked_at_rows=2 * longest).status is Status.VALID
+
+
+@pytest.mark.parametrize("which", [0, 1, -2, -1])
+@pytest.mark.parametrize("range_slots", [1, 4])
+def test_a_send_that_is_lost_at_either_end(which: int, range_slots: int) -> None:
+    rows = clean("uniform")
+    lost = np.flatnonzero(sends(rows, 2))[which]
+    report = equal(rows.select(np.arange(len(rows)) != lost), "uniform", range_slots)
+    assert report.verdicts["integrity"].status is Status.VIOLATED
+    assert report.verdicts["integrity"].count == len(MEMBERS)
+
+
+def test_what_is_not_looked_at_is_not_valid_for_what_is() -> None:
+    """Of the first suspect part it is said that a sender had no time to log; another has what nobody sent."""
+    rows = clean("uniform", 20)
+    gone = (rows.member == 1) & (rows.slot >= 4)
+    crash = rows.select(np.flatnonzero(rows.kind == EventKind.START.code)[:1])
+    at = {"kind": EventKind.CRASH.code, "member": OBSERVER, "slot": 9, "real_ns": 9 * SLOT_NS}
+    rows = concatenated([rows.select(~gone), changed(crash, 0, **at)])
+    rows = rows.select((rows.sender != 1) | (rows.kind != EventKind.DELIVER.code) | (rows.slot < 9))
+    trace = trace_of(rows, "uniform", 0, cut=False)
+    assert "no time to log" in check_all(trace)["integrity"].reason
+    assert by_parts(trace, 1).verdicts["integrity"].status is Status.VALID
+    last = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.sender == 3))[-1]
+    foreign = trace_of(changed(rows, last, sequence=10_000), "uniform", 0, cut=False)
+    assert by_parts(foreign, 1).verdicts["integrity"].status is Status.VIOLATED
+    cut_short = by_parts(foreign, 1, looked_at_rows=1).verdicts["integrity"]
+    assert cut_short.status is Status.UNKNOWN
+    assert "parts of the run are suspect" in cut_short.reason
+
+
+def renumbered(rows: Rows, sender: int, to: dict[int, int]) -> Rows:
+    """Other numbers for a sender's messages, everywhere."""
+    its = (rows.sender == sender) & (rows.sequence >= 0)
+    changed_to = np.array([to.get(number, number) for number in rows.sequence.tolist()])
+    return replace(rows, sequence=np.where(its, changed_to, rows.sequence))
+
+
+def test_messages_whose_rows_lie_all_over_the_run_are_unknown() -> None:
+    rows = clean("uniform", 30)
+    for sender in MEMBERS:
+        # In every slot a number from the beginning and one from the end.
+        count = int(sends(rows, sender).sum())
+        rows = renumbered(rows, sender, {number: number + (number % 2) * 1000 for number in range(count)})
+    report = by_parts(trace_of(rows, "uniform", 0, cut=False), 1)
+    assert report.status is Status.UNKNOWN
+    assert "scattered over ranges of slots: " in report.verdicts["messages"].reason
+    assert "integrity" not in report.verdicts
+
+
+def test_a_tile_that_would_hold_much_of_the_run_is_unknown() -> None:
+    rows = clean("uniform", 60)
+    again = rows.select(sends(rows, 2))
+    again = replace(again, sequence=np.zeros(len(again), dtype=np.int64))
+    one_stream = rows.select((rows.sender == 2) | (rows.kind == EventKind.START.code))
+    report = by_parts(trace_of(concatenated([one_stream, again]), "uniform", 0, cut=False), 1)
+    assert report.status is Status.UNKNOWN
+    assert "a part of the run has over" in report.verdicts["messages"].reason
+
+
+def test_one_number_out_of_turn_leaves_the_tiles_as_they_are() -> None:
+    rows = clean("uniform", 60)
+    first = np.flatnonzero(sends(rows, 2))[0]
+    report = equal(changed(rows, int(first), sequence=5000), "uniform", 1)
+    assert report.verdicts["integrity"].status is Status.VIOLATED
+
+
+def test_what_others_deliver_after_a_log_has_ended_is_cut_too() -> None:
+    """A member whose recording stopped goes on sending: its messages are in tiles as if it had logged them."""
+    rows = clean("uniform", 60)
+    rows = rows.select((rows.member != 2) | (rows.slot < 3))
+    trace = trace_of(rows, "uniform", 0, cut=True)
+    report = by_parts(trace, 1)
+    agree(report, check_all(trace), "cut")
+    assert "is not whole" in report.verdicts["integrity"].reason
