@@ -145,6 +145,11 @@ def level(rows: Rows, chance: Chance) -> Rows:
     return changed(rows, row, index=max(int(rows.index[row]) - int(chance.integers(1, 3)), 0))
 
 
+def unindexed(rows: Rows, chance: Chance) -> Rows:
+    """A delivery that does not say when in its log it was."""
+    return changed(rows, picked(rows, chance, EventKind.DELIVER), index=-1)
+
+
 def hole(rows: Rows, chance: Chance) -> Rows:
     """A row of the log is lost."""
     return rows.select(np.arange(len(rows)) != picked(rows, chance, EventKind.DELIVER))
@@ -227,7 +232,21 @@ def crashed(rows: Rows, chance: Chance) -> Rows:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    *(swapped, dropped, hole, level, doubled, foreign, late, unsent, undelivered, repeated, rekeyed, crashed),
+    *(
+        swapped,
+        dropped,
+        hole,
+        level,
+        unindexed,
+        doubled,
+        foreign,
+        late,
+        unsent,
+        undelivered,
+        repeated,
+        rekeyed,
+        crashed,
+    ),
 )
 
 
@@ -260,10 +279,12 @@ def test_one_damage(damage: Damage | None) -> None:
         whole, range_slots = check_all(trace), int(chance.integers(1, 17))
         found = by_ranges(trace, range_slots, clean=damage is None)
         assert told(found) == told(whole), (seed, damage)
-        in_parts = by_ranges(trace, range_slots, looked_at_rows=len(trace) - 1)
-        for name, verdict in in_parts.items():
-            too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
-            assert too_much or verdict.status is whole[name].status, (seed, damage, name)
+        for meta in (trace.meta, replace(trace.meta, reliable=False)):
+            run_of = replace(trace, meta=meta)
+            whole = check_all(run_of)
+            for name, verdict in by_ranges(run_of, range_slots, looked_at_rows=len(trace) - 1).items():
+                too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
+                assert too_much or verdict.status is whole[name].status, (seed, damage, name)
         statuses |= {verdict.status for verdict in found.values()}
     if damage is not crashed:
         assert (statuses == {Status.VALID}) == (damage is None)
@@ -280,6 +301,25 @@ def test_several_damages(seed: int) -> None:
     found, whole = by_ranges(trace, int(chance.integers(1, 17))), check_all(trace)
     assert {n: v.status for n, v in found.items()} == {n: v.status for n, v in whole.items()}
     assert {n: v.witness for n, v in found.items()} == {n: v.witness for n, v in whole.items()}
+
+
+@pytest.mark.parametrize(("damage", "check"), [(swapped, "total_order"), (swapped, "fifo"), (late, "latency")])
+def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage, check: str) -> None:
+    chance = np.random.default_rng(4)
+    rows = run(chance, 3, 60)
+    for _ in range(12):
+        rows = damage(rows, chance)
+    trace = trace_of(rows, 3, reliable=True, lost=0)
+    assert by_ranges(trace, 4, looked_at_rows=1)[check].status is Status.VIOLATED
+
+
+@pytest.mark.parametrize("edge", [4, 8])
+def test_an_index_that_is_there_twice_at_an_edge_hides_none_that_is_missing(edge: int) -> None:
+    rows = run(np.random.default_rng(1), 3, 12)
+    mine = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.slot >= edge))
+    trace = trace_of(changed(rows, int(mine[0]), index=int(rows.index[mine[0]]) - 1), 3, reliable=True, lost=0)
+    found, whole = by_ranges(trace, 4, looked_at_rows=len(trace) - 1), check_all(trace)
+    assert found["total_order"].status is whole["total_order"].status is Status.UNKNOWN
 
 
 def test_more_suspect_ranges_than_are_looked_at_is_unknown_and_never_valid() -> None:

@@ -133,8 +133,55 @@ def test_one_number_out_of_turn_leaves_the_tiles_as_they_are() -> None:
 def test_what_others_deliver_after_a_log_has_ended_is_cut_too() -> None:
     """A member whose recording stopped goes on sending: its messages are in tiles as if it had logged them."""
     rows = clean("uniform", 60)
-    rows = rows.select((rows.member != 2) | (rows.slot < 3))
+    rows = rows.select((rows.sender == 2) & ((rows.member != 2) | (rows.slot < 3)))
     trace = trace_of(rows, "uniform", 0, cut=True)
     report = by_parts(trace, 1)
     agree(report, check_all(trace), "cut")
     assert "is not whole" in report.verdicts["integrity"].reason
+
+
+def exchanged(rows: Rows, members: tuple[int, ...], one: int, other: int) -> Rows:
+    """Two numbers of the final sequence are of each other's slots, at these members."""
+    slot = rows.slot.copy()
+    for member in members:
+        (a,), (b,) = (np.flatnonzero(finals(rows, member) & (rows.place == place)) for place in (one, other))
+        slot[[a, b]] = slot[[b, a]]
+    return replace(rows, slot=slot)
+
+
+def first_place(rows: Rows, slot: int) -> int:
+    return int(rows.place[finals(rows, 1) & (rows.slot >= slot)].min())
+
+
+def test_a_final_sequence_whose_slots_are_out_of_turn_is_judged_by_its_numbers() -> None:
+    rows = clean("vbr", 20)
+    scrambled = exchanged(rows, MEMBERS, first_place(rows, 5), first_place(rows, 9))
+    assert equal(scrambled, "vbr", 4).verdicts["final_order"].status is Status.VALID
+    # One log's slots are out of turn in two ranges, another's in two others: together they are judged.
+    both = exchanged(exchanged(rows, (1,), first_place(rows, 1), first_place(rows, 5)), (3,), 20, first_place(rows, 13))
+    assert equal(both, "vbr", 4).verdicts["final_order"].status is Status.VALID
+    for slot in (2, 6, 8, 12, 17):
+        late = finals(scrambled, 2) & (scrambled.place >= first_place(rows, slot))
+        report = equal(replace(scrambled, place=scrambled.place + late), "vbr", 4)
+        assert report.verdicts["final_order"].status is Status.VIOLATED
+
+
+def test_what_a_member_lacks_counts_however_long_the_others_are_silent() -> None:
+    rows = clean("causal", 14)
+    early = np.flatnonzero((rows.kind == EventKind.SEND.code) & (rows.sender == 3))[0]
+    lacking = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.sender == 3)
+    lacking &= rows.sequence == rows.sequence[early]
+    key = np.where(rows.kind == EventKind.SEND.code, rows.real_ns // SLOT_NS, rows.slot)
+    silent = np.isin(rows.sender, (1, 3)) & (rows.sequence >= 0) & (key > 1) & (key < 9)
+    report = equal(rows.select(~(lacking | silent)), "causal", 1)
+    assert report.verdicts["causal"].status is Status.VIOLATED
+
+
+def test_what_a_member_delivered_late_counts_though_it_lacks_what_came_between() -> None:
+    rows = clean("causal", 4)
+    delivered = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2)
+    last = np.flatnonzero(delivered & (rows.slot == 0) & (rows.sender == 1))
+    assert len(last), "a message of the first slot"
+    late = changed(rows, int(last[0]), index=1000)
+    report = equal(late.select(~(delivered & (rows.slot == 2))), "causal", 1)
+    assert report.verdicts["causal"].status is Status.VIOLATED

@@ -25,6 +25,7 @@ from tests.property.test_check_ranges import (
     repeated,
     swapped,
     undelivered,
+    unindexed,
     unsent,
 )
 
@@ -171,6 +172,12 @@ def stray(rows: Rows, chance: Chance) -> Rows:
     return changed(rows, row, sequence=int(chance.integers(0, 2000)))
 
 
+def sent_late(rows: Rows, chance: Chance) -> Rows:
+    """A message that its sender sent after much that others delivered later than it."""
+    row = picked(rows, chance, EventKind.SEND)
+    return changed(rows, row, real_ns=int(rows.real_ns[row]) + int(chance.integers(1, 12)) * SLOT_NS)
+
+
 def early_only(rows: Rows, chance: Chance) -> Rows:
     """Nothing becomes final."""
     del chance
@@ -185,9 +192,9 @@ def unheralded(rows: Rows, chance: Chance) -> Rows:
 
 Damage = Callable[[Rows, Chance], Rows]
 DAMAGES: tuple[Damage, ...] = (
-    *(swapped, dropped, hole, level, doubled, foreign, late, unsent, undelivered, crashed),
+    *(swapped, dropped, hole, level, unindexed, doubled, foreign, late, unsent, undelivered, crashed),
     *(strayed, numbered, ended, excused, unlogged, returned, stray, early_only, unheralded),
-    *(curtailed, passed_over, repeated),
+    *(curtailed, passed_over, repeated, sent_late),
 )
 
 

@@ -17,7 +17,10 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def causal(trace: Trace) -> Verdict:
-    """Deliveries at the sender strictly before a send, in real time, are what it may depend on."""
+    """Deliveries at the sender strictly before a send, in real time, are what it may depend on.
+
+    That is asked of each pair of a send and a delivery, so a run may be judged by some of its messages at a time.
+    """
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
     logs = _logs(deliveries)
@@ -25,11 +28,12 @@ def causal(trace: Trace) -> Verdict:
     count = 0
     for sender, own in logs.items():
         its = np.flatnonzero((sends.member == sender[0]) & (sends.life == sender[1]))
+        had = own[np.argsort(deliveries.real_ns[own], kind="stable")]
         # How many deliveries the sender had made before each send.
-        before = np.searchsorted(deliveries.real_ns[own], sends.real_ns[its], side="left")
+        before = np.searchsorted(deliveries.real_ns[had], sends.real_ns[its], side="left")
         for log in logs.values():
             at = _positions(delivered[log], sent[its])
-            needed = np.maximum.accumulate(_positions(delivered[log], delivered[own]))
+            needed = np.maximum.accumulate(_positions(delivered[log], delivered[had]))
             depends = (at < _NEVER) & (before > 0)
             last = np.where(depends, needed[np.maximum(before - 1, 0)] if len(needed) else -1, -1)
             wrong = np.flatnonzero(depends & (last > at))
@@ -37,7 +41,7 @@ def causal(trace: Trace) -> Verdict:
             if len(wrong):
                 first = wrong[np.argmin(at[wrong])]
                 row = int(log[at[first]])
-                witness = _explain(deliveries, delivered, own[: before[first]], log, row)
+                witness = _explain(deliveries, delivered, had[: before[first]], log, row)
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)

@@ -31,9 +31,10 @@ class CausalEdges:
     """Whether it and the tile before it, together, are not in causal order."""
     indices: dict[Who, tuple[int, int]]
     """The first and the last index at which a member delivered one of its messages."""
-    times: dict[Who, tuple[int, int]]
-    """When, likewise; and when it sent one."""
-    sent: dict[Who, tuple[int, int]]
+    first_ns: dict[Who, int]
+    """When a member delivered one for the first time."""
+    sent_ns: dict[Who, int]
+    """When a member sent one for the last time."""
     lacking: frozenset[tuple[Who, Who]]
     """Members of whom the first delivered a message that the second did not."""
 
@@ -42,12 +43,12 @@ def causal_edges(own: Trace, with_previous: Trace) -> CausalEdges:
     """The edges of a tile."""
     deliveries, sends = own.deliveries(), own.sends()
     (message,) = message_codes(deliveries)
-    indices, times, had = {}, {}, {}
+    indices, first_ns, had = {}, {}, {}
     for who, rows in _by_log(deliveries):
         indices[who] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
-        times[who] = int(deliveries.real_ns[rows].min()), int(deliveries.real_ns[rows].max())
+        first_ns[who] = int(deliveries.real_ns[rows].min())
         had[who] = np.unique(message[rows])
-    sent = {who: (int(sends.real_ns[rows].min()), int(sends.real_ns[rows].max())) for who, rows in _by_log(sends)}
+    sent_ns = {who: int(sends.real_ns[rows].max()) for who, rows in _by_log(sends)}
     everyone = [(log.member, log.life) for log in own.logs]
     nothing = np.empty(0, dtype=np.int64)
     lacking = {
@@ -56,18 +57,13 @@ def causal_edges(own: Trace, with_previous: Trace) -> CausalEdges:
         for other in everyone
         if other != one and not np.isin(had[one], had.get(other, nothing)).all()
     }
-    broken = causal(with_previous).status is Status.VIOLATED or _turned_back(with_previous.deliveries())
-    return CausalEdges(broken, indices, times, sent, frozenset(lacking))
+    broken = causal(with_previous).status is Status.VIOLATED
+    return CausalEdges(broken, indices, first_ns, sent_ns, frozenset(lacking))
 
 
 def _by_log(rows: Rows) -> list[tuple[Who, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
     known = sorted(set(zip(rows.member.tolist(), rows.life.tolist(), strict=True)))
     return [(who, np.flatnonzero((rows.member == who[0]) & (rows.life == who[1]))) for who in known]
-
-
-def _turned_back(deliveries: Rows) -> bool:
-    """Whether times go back in some log; rows are by log and index."""
-    return any((np.diff(deliveries.real_ns[rows]) < 0).any() for _, rows in _by_log(deliveries))
 
 
 def causal_in_tiles(
@@ -90,25 +86,23 @@ def causal_in_tiles(
 
 def _far_apart(tiles: Sequence[CausalEdges]) -> str:
     """Why tiles that are not neighbours have to be looked at together; empty if they do not."""
-    reached: dict[Who, tuple[int, int]] = {}
-    sent: dict[Who, int] = {}
+    reached: dict[Who, int] = {}
+    sent_ns: dict[Who, int] = {}
     lacking: set[tuple[Who, Who]] = set()
     for number, tile in enumerate(tiles):
         if number >= 2:
             before = tiles[number - 2]
             for who, (_, index) in before.indices.items():
-                known = reached.get(who, (_BEFORE, _BEFORE))
-                reached[who] = max(known[0], index), max(known[1], before.times[who][1])
-            for who, (_, when) in before.sent.items():
-                sent[who] = max(sent.get(who, _BEFORE), when)
+                reached[who] = max(reached.get(who, _BEFORE), index)
+            for who, when in before.sent_ns.items():
+                sent_ns[who] = max(sent_ns.get(who, _BEFORE), when)
             lacking |= before.lacking
         for who, (index, _) in tile.indices.items():
-            last = reached.get(who, (_BEFORE, _BEFORE))
-            if last[0] >= index or last[1] > tile.times[who][0]:
+            if reached.get(who, _BEFORE) >= index:
                 return f"member {who[0]} delivered messages of distant slots one among the other"
-            if sent.get(who, _BEFORE) > tile.times[who][0]:
+            if sent_ns.get(who, _BEFORE) > tile.first_ns[who]:
                 return f"member {who[0]} sent a message after it had delivered one of much later slots"
         for one, other in sorted(lacking):
-            if one in tile.sent and other in tile.indices:
+            if one in tile.sent_ns and other in tile.indices:
                 return f"member {other[0]} never delivered what member {one[0]} had delivered"
     return ""

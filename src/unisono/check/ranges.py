@@ -162,9 +162,8 @@ def _completeness(found: Findings, doubtful: frozenset[int], events: Rows, compl
         for life in known:
             if life.end_slot <= survey.first_slot or life.first_slot > survey.last_slot:
                 continue
-            whole = life.first_slot <= survey.first_slot and survey.last_slot < life.end_slot
-            count = survey.counts.get((life.member, life.life), 0)
-            if survey.directed or count != survey.keys or (not whole and survey.keys):
+            # Where the order is kept, who has as many as there are keys has them all.
+            if survey.directed or survey.counts.get((life.member, life.life), 0) != survey.keys:
                 suspect.add(number)
     # How far a member got decides what it passed over, so the ranges of the last deliveries belong to the part.
     context = suspect | set(last_with_rows.values())
