@@ -279,12 +279,12 @@ def test_one_damage(damage: Damage | None) -> None:
         whole, range_slots = check_all(trace), int(chance.integers(1, 17))
         found = by_ranges(trace, range_slots, clean=damage is None)
         assert told(found) == told(whole), (seed, damage)
-        for meta in (trace.meta, replace(trace.meta, reliable=False)):
-            run_of = replace(trace, meta=meta)
-            whole = check_all(run_of)
-            for name, verdict in by_ranges(run_of, range_slots, looked_at_rows=len(trace) - 1).items():
-                too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
-                assert too_much or verdict.status is whole[name].status, (seed, damage, name)
+        if seed % 2:
+            trace = trace_of(rows, members, reliable=False, lost=0)
+            whole = check_all(trace)
+        for name, verdict in by_ranges(trace, range_slots, looked_at_rows=len(trace) - 1).items():
+            too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
+            assert too_much or verdict.status is whole[name].status, (seed, damage, name)
         statuses |= {verdict.status for verdict in found.values()}
     if damage is not crashed:
         assert (statuses == {Status.VALID}) == (damage is None)
