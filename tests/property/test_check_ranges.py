@@ -313,7 +313,21 @@ def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage,
     assert by_ranges(trace, 4, looked_at_rows=1)[check].status is Status.VIOLATED
 
 
-@pytest.mark.parametrize("edge", [4, 8])
+def test_what_a_crashed_member_lacks_is_seen_from_what_it_delivered_in_other_ranges() -> None:
+    rows = run(np.random.default_rng(1), 3, 12)
+    gone = (rows.member == 2) & (rows.slot >= 10)
+    at = {"kind": EventKind.CRASH.code, "member": OBSERVER, "sender": 2, "slot": 10, "real_ns": 10 * SLOT_NS}
+    rows = concatenated([rows.select(~gone), changed(rows.select(np.array([0])), 0, **at)])
+    last = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.slot < 4))[-1]
+    later = alike(rows, int(last)) & (rows.index > rows.index[last])
+    rows = replace(rows, index=rows.index - later).select(np.arange(len(rows)) != last)
+    trace = trace_of(rows, 3, reliable=True, lost=0)
+    found = by_ranges(trace, 4, looked_at_rows=len(trace) - 1)["gap_freedom"]
+    assert found.status is Status.VIOLATED
+    assert found.witness == check_all(trace)["gap_freedom"].witness
+
+
+@pytest.mark.parametrize("edge", [0, 4, 8])
 def test_an_index_that_is_there_twice_at_an_edge_hides_none_that_is_missing(edge: int) -> None:
     rows = run(np.random.default_rng(1), 3, 12)
     mine = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.slot >= edge))

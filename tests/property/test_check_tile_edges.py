@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -105,8 +106,8 @@ def test_messages_whose_rows_lie_all_over_the_run_are_unknown() -> None:
     rows = clean("uniform", 30)
     for sender in MEMBERS:
         # In every slot a number from the beginning and one from the end.
-        count = int(sends(rows, sender).sum())
-        rows = renumbered(rows, sender, {number: number + (number % 2) * 1000 for number in range(count)})
+        sent = int(sends(rows, sender).sum())
+        rows = renumbered(rows, sender, {number: number + (number % 2) * 1000 for number in range(sent)})
     report = by_parts(trace_of(rows, "uniform", 0, cut=False), 1)
     assert report.status is Status.UNKNOWN
     assert "scattered over ranges of slots: " in report.verdicts["messages"].reason
@@ -184,4 +185,32 @@ def test_what_a_member_delivered_late_counts_though_it_lacks_what_came_between()
     assert len(last), "a message of the first slot"
     late = changed(rows, int(last[0]), index=1000)
     report = equal(late.select(~(delivered & (rows.slot == 2))), "causal", 1)
+    assert report.verdicts["causal"].status is Status.VIOLATED
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_message_sent_after_its_sender_had_delivered_what_is_much_later(silent: bool) -> None:
+    """All deliver it before a message of distant slots that its sender had delivered, and after all near ones.
+
+    Where the sender is `silent`, it has delivered nothing of the slot between.
+    """
+    far = 4 if silent else 3
+    for seed in count():
+        rows = run(np.random.default_rng(seed), "causal", far + 1)
+        sent = np.flatnonzero(sends(rows, 1) & (rows.real_ns // SLOT_NS == 1))
+        then = rows.real_ns[(rows.kind == EventKind.DELIVER.code) & (rows.member == 1) & (rows.slot == far)]
+        if len(sent) == 2 and len(then) > 1 and (rows.real_ns[sends(rows, 1)] // SLOT_NS == 2).any():
+            break
+    number = rows.sequence[sent[-1]]
+    index = rows.index.copy()
+    for member in MEMBERS:
+        mine = (rows.kind == EventKind.DELIVER.code) & (rows.member == member)
+        its = mine & (rows.sender == 1) & (rows.sequence == number)
+        between = mine & (rows.slot < 3) & (rows.index > rows.index[its])
+        index[its] += int(between.sum())
+        index[between] -= 1
+    rows = replace(changed(rows, int(sent[-1]), slot=1, real_ns=int(then.min()) + 1), index=index)
+    if silent:
+        rows = rows.select((rows.kind != EventKind.DELIVER.code) | (rows.member != 1) | (rows.slot != 3))
+    report = equal(rows, "causal", 1)
     assert report.verdicts["causal"].status is Status.VIOLATED
