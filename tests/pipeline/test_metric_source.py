@@ -42,6 +42,21 @@ def test_a_batch_is_what_has_come_since_the_last_and_the_same_when_read_again(tm
     assert batch(reader, second, second) == (0, [])
 
 
+def test_what_is_more_than_a_batch_takes_is_taken_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, 16, LOSS)
+    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 6000)
+    monkeypatch.setattr(latest, "__defaults__", (1,))
+    reader = MetricSource({"path": str(tmp_path)}).streamReader(None)
+    at, rows, batches = reader.initialOffset(), 0, 0
+    while (end := reader.latestOffset(at)) != at:
+        rows += sum(len(block.rows) for block in batch(reader, at, end)[1])
+        at, batches = end, batches + 1
+    assert (rows, at) == (16 * 3 * 11, {str(path): path.stat().st_size for path in tmp_path.rglob("*.jsonl")})
+    assert batches > 3
+
+
 @pytest.mark.parametrize(("hands", "parts"), [("1", 1), ("2", 2), ("8", 3)])
 def test_a_large_batch_is_shared_out(hands: str, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, 16, LOSS)

@@ -85,6 +85,7 @@ def test_what_was_written_where_nobody_finds_it_is_not_done(
     monkeypatch.setattr(relayout_module, "_written", astray)
     with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):
         relayout(spark, folder, tmp_path / "out")
+    assert not (tmp_path / "out" / "run=r" / "group=g").exists(), "half of a run is in nobody's way"
 
 
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])

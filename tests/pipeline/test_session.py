@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -11,8 +12,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.pipeline import java, session
@@ -87,6 +90,71 @@ def test_a_master_that_does_not_answer_is_told_at_once(monkeypatch: pytest.Monke
             spark_session(SparkChoice(f"spark://{nobody}")).__enter__()
         # Of several that stand by for each other one is enough.
         assert "spark.master" in given(SparkChoice(f"spark://{nobody},{there}"), monkeypatch)
+
+
+TASK_FAILED = """An error occurred while calling o1.collect.
+: Job aborted: Traceback (most recent call last):
+  File x, line 1
+ModuleNotFoundError: No module named 'numpy'
+
+\tat org.apache.spark
+Driver stacktrace:"""
+
+
+class Session:
+    """One that does nothing; `stop` may fail, as it does when the JVM is gone."""
+
+    def __init__(self) -> None:
+        self.sparkContext = SimpleNamespace(setLogLevel=lambda _: None)
+        self.builder: Any = SimpleNamespace(appName=lambda _: self.builder, getOrCreate=lambda: self)
+        self.stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+        raise Py4JError("An error occurred while calling o0.stop")
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> Session:
+    found = Session()
+    monkeypatch.setattr(session, "use_java", lambda: None)
+    monkeypatch.setattr(session, "_start", lambda *_: None)
+    monkeypatch.setattr("pyspark.sql.SparkSession", found)
+    return found
+
+
+def test_an_interruption_is_one_whatever_sparks_client_makes_of_it(idle: Session) -> None:
+    """In the midst of a call it becomes an error of the client's; and then stopping fails too."""
+    error = Py4JError("Gateway must be connected to send cancel cmd.")
+    error.__context__ = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt), spark_session(SparkChoice("local")):
+        raise error
+    assert idle.stopped == 1
+
+
+def test_an_interruption_of_the_start_is_one(monkeypatch: pytest.MonkeyPatch, idle: Session) -> None:
+    def start(*_: object) -> None:
+        raise Py4JError("Gateway must be connected to send cancel cmd.") from KeyboardInterrupt()
+
+    monkeypatch.setattr(session, "_start", start)
+    with pytest.raises(KeyboardInterrupt), spark_session(SparkChoice("local")):
+        pass
+    assert idle.stopped == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TASK_FAILED, "ModuleNotFoundError: No module named 'numpy'"),
+        ("Job aborted due to stage failure\n\tat org.apache.spark", "Job aborted due to stage failure"),
+        ("", "Py4JError("),
+    ],
+)
+def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Session) -> None:
+    expected = f"^{re.escape(f'Spark at local[2] failed: {said}')}"
+    with pytest.raises(EnvironmentLacks, match=expected), spark_session(SparkChoice("local[2]")):
+        raise Py4JError(text)
+    assert idle.stopped == 1
 
 
 @pytest.fixture

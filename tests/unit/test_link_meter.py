@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import pytest
 
+from unisono.model.metrics import Side
 from unisono.qos.link_meter import REORDER, TIMED_KEPT, LinkMeter
+from unisono.qos.monitor import Monitor, Window
 from unisono.wire.frame import SERIALS
 
 MS = 1_000_000
@@ -53,7 +56,7 @@ def test_loss_and_its_bursts_are_those_that_were_planted(loss: float) -> None:
 def test_an_outage_of_up_to_254_datagrams_is_counted_whole(gap: int) -> None:
     numbers = [*range(100), *range(100 + gap, 300 + gap)]
     meter = fed([(n * MS, n * MS - 300, n) for n in numbers])
-    assert (meter.lost, meter.bursts.total, meter.late) == (gap, 1, 0)
+    assert (meter.lost, meter.bursts.total, meter.bursts.largest, meter.late) == (gap, 1, gap, 0)
     assert meter.silence_ns == (gap + 1) * MS
 
 
@@ -65,6 +68,15 @@ def test_what_is_overtaken_within_the_window_is_not_lost() -> None:
     assert meter.reordered > 500
     assert meter.lost == 20, "the twenty between the two parts"
     assert meter.late == 0
+
+
+def test_what_comes_after_it_was_given_up_is_late_and_counts_as_lost_until_then() -> None:
+    numbers = [*range(100), *range(101, 101 + REORDER), 100, *range(101 + REORDER, 300)]
+    meter = fed([(at * MS, n * MS, n) for at, n in enumerate(numbers)])
+    assert (meter.lost, meter.late, meter.reordered) == (1, 1, 0)
+    window = Window(0, 250 * MS)
+    Monitor._link_rows(Mock(), window, ("vbr", Side.BELOW, 2), meter)
+    assert [row.value for row in window.rows if row.metric == "loss"] == [0.0]
 
 
 def test_a_duplicate_changes_no_count_of_loss() -> None:
@@ -82,6 +94,7 @@ def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
         expected += (abs(after - before) - expected) / 16
     assert meter.jitter_ns() == pytest.approx(expected, abs=3)
     assert fed([(n * MS + 500, n * MS, n) for n in range(100)]).jitter_ns() == 0
+    assert fed([(0, 0, 0), (MS + 1600, MS, 1)]).jitter_ns() == 100, "also from a delay of nothing"
 
 
 def test_delay_is_corrected_by_the_clocks_difference() -> None:

@@ -52,7 +52,11 @@ def test_what_a_batch_has_led_to_is_handed_over_to_its_own_group(tmp_path: Path)
         one, heard = messenger()
         one.take(measured)
         one.take(Measured())
-        (line,) = lines(heard)
+        calm, worse = measured.network["r", "g"], Estimate.of(0.5, measured.network["r", "g"].delays)
+        one.take(Measured(network={("q", "g"): calm, ("r", "g"): worse, ("r", "another"): calm}))
+        line, later = lines(heard)
+        assert later["verdicts"] == []
+        assert estimate_of(later["network"]) == worse, "the last run's"
         assert [verdict_of(each) for each in line["verdicts"]] == [v.event for v in measured.verdicts]
         assert estimate_of(line["network"]) == measured.network["r", "g"]
         another, heard = messenger("another")
@@ -133,7 +137,7 @@ def test_a_seat_that_is_lost_says_again_what_was_not_delivered(tmp_path: Path, m
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         queue.put_nowait(json.dumps({"verdicts": [verdict_to(broken), verdict_to(cleared)]}))
         running = asyncio.create_task(seat.run(queue))
-        await asyncio.wait_for(ended.wait(), 60)
+        await asyncio.wait_for(ended.wait(), 20)
         queue.put_nowait(None)
         await running
 

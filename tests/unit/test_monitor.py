@@ -46,8 +46,12 @@ def sla(metric: str, bound: object, probability: float, provider: str = "network
 class Pair:
     """Two members with a network of fixed delays between them, run by hand."""
 
-    def __init__(self, text: str = "", delay_ns: int = MS, lose: Lose | None = None, **policy: Any) -> None:
+    def __init__(
+        self, text: str = "", delay_ns: int = MS, lose: Lose | None = None, ahead_ns: int = 0, **policy: Any
+    ) -> None:
+        """The second member's clock may be ahead."""
         self.delay_ns = delay_ns
+        self.ahead_ns = {1: 0, 2: ahead_ns}
         self.lose = lose or (lambda now, sender, number: False)
         self.stacks: dict[int, Stack] = {}
         self.rows: dict[int, list[MetricRow]] = {1: [], 2: []}
@@ -74,11 +78,12 @@ class Pair:
             due = [entry for entry in self._under_way if entry[0] <= self.now]
             self._under_way = [entry for entry in self._under_way if entry[0] > self.now]
             for _, _, to, data in sorted(due):
-                self.stacks[to].receive(self.now, data)
+                self.stacks[to].receive(self.now + self.ahead_ns[to], data)
             for member, stack in self.stacks.items():
-                stack.wake(self.now)
+                own_now = self.now + self.ahead_ns[member]
+                stack.wake(own_now)
                 if offered := messages(self.now, member):
-                    stack.submit(self.now, offered)
+                    stack.submit(own_now, offered)
                 for datagram in stack.outgoing():
                     self.sent[member] += 1
                     if not self.lose(self.now, member, self.sent[member]):
@@ -125,6 +130,30 @@ def test_latency_of_own_and_of_others_messages() -> None:
     assert own.value == pytest.approx(4 * MS, rel=1 / 32)
     assert other.value == pytest.approx(7 * MS, rel=1 / 32)
     assert own.count == other.count == pytest.approx(12, abs=1)
+
+
+@pytest.mark.parametrize("ahead_ms", [-2, 2])
+def test_clocks_that_differ_show_in_gamma_and_not_in_delay_or_latency(ahead_ms: int) -> None:
+    pair = Pair(delay_ns=2 * MS, ahead_ns=ahead_ms * MS)
+    pair.run(4, lambda now, member: [b"x"] if member == 1 and now % (20 * MS) == MS else [])
+    for member in (1, 2):
+        gamma = pair.of(member, "vbr", Side.BELOW, "gamma")[-1]
+        assert gamma.value == pytest.approx((2 + 2) * MS, abs=MS), "the difference, and half a round trip"
+        assert pair.of(member, "vbr", Side.BELOW, "delay")[-1].value == pytest.approx(2 * MS, abs=0.6 * MS)
+    other = pair.of(2, "application", Side.BELOW, "latency")[-1]
+    assert other.value == pytest.approx(7 * MS, abs=0.6 * MS), "from the beginning of the sender's slot"
+
+
+def test_a_window_that_nobody_ended_in_time_is_as_long_as_it_was() -> None:
+    pair = Pair()
+    pair.run(1)
+    pair.now += 800 * MS  # the process did not run
+    pair.run(1, lambda now, member: [b"x"] if now % (50 * MS) == 0 else [])
+    rows = pair.of(1, "vbr", Side.ABOVE, "rate")
+    assert {row.window_ns for row in rows} == {250 * MS, 750 * MS}
+    ends = [row.window_start_ns + row.window_ns for row in rows]
+    assert ends[:-1] == [row.window_start_ns for row in rows[1:]], "nothing is left out"
+    assert all(row.value == pytest.approx(row.count * S / row.window_ns) for row in rows)
 
 
 def test_usage_is_collected_above_the_order_and_above_the_network() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.cli.options import add_json, add_spark, print_json, spark_choice
+from unisono.cli.options import add_json, add_spark, make_folder, print_json, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import InvalidPolicy
 from unisono.trace.files import RANGE_SLOTS, find_groups
@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.range_slots < 1:
         raise InvalidPolicy("--range-slots", f"at least one slot is needed, not {options.range_slots}")
     folders = find_groups(options.trace)
+    make_folder("--out", options.out)
     with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
         done = []
         for folder in folders:

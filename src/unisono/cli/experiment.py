@@ -7,14 +7,13 @@ import csv
 import json
 import multiprocessing
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from unisono.cli.options import LOCAL, add_json, add_spark, print_json, read_text, spark_choice
+from unisono.cli.options import LOCAL, add_json, add_spark, make_folder, print_json, read_text, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     experiment = _chosen(options.name)
     work = tasks(experiment, options.runs, options.seed)
     if options.out is not None:
-        _make_folder(options.out)
+        make_folder("--out", options.out)
     if processes is not None:
         done = _here(experiment, work, processes, options.out)
     else:
@@ -96,15 +95,6 @@ def _chosen(name: str) -> Experiment:
     """A named experiment, or the sweep in a file."""
     path = Path(name)
     return read_sweep(read_text(path), name) if path.suffix == ".toml" else find(name)
-
-
-def _make_folder(out: Path) -> None:
-    """Before hours of work, not after them."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise InvalidPolicy("--out", f"{out} cannot be written ({error.strerror}); name another folder") from error
 
 
 def _here(experiment: Experiment, work: list[Task], processes: int, out: Path | None) -> list[tuple[Task, Tally]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
 from unisono.cli.messenger import Messenger
-from unisono.cli.options import add_json, add_spark, duration, print_json, read_text, spark_choice
+from unisono.cli.options import add_json, add_spark, duration, make_folder, print_json, read_text, spark_choice
 from unisono.cli.progress import told
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_text, ms
@@ -88,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
     if options.once and not metric_streams(options.directory):
         what = "has no metric streams to judge; `unisono demo --out` and `unisono member --metrics` write them"
         raise InvalidPolicy(str(options.directory), what)
+    if options.keep is not None:
+        make_folder("--keep", options.keep)
     with ExitStack() as stack:
         keep = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-monitor-")))
         job = Job(options.directory, slas, keep, options.trigger, options.window, options.patience)

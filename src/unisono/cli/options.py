@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,15 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UnisonoError(f"{path}: this is not text in UTF-8: byte {error.start + 1} is not") from error
+
+
+def make_folder(option: str, path: Path) -> None:
+    """The folder that an option names, made and tried before hours of work and not after them."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise InvalidPolicy(option, f"{path} cannot be written ({error.strerror}); name another folder") from error
 
 
 def print_json(value: dict[str, Any]) -> None:

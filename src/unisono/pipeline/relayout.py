@@ -7,6 +7,7 @@ written is a trace of its own; the source stays as it is.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,11 +62,24 @@ def relayout(
     meta = read_meta(source / META_NAME)
     target = group_folder(out, meta.run, meta.group)
     if target.exists():
-        raise TraceDamaged(target, "is there already; name another folder")
+        raise TraceDamaged(target, "is there already; remove it or name another folder")
     files = sorted(path for path in source.rglob("*.parquet") if "metrics" not in path.relative_to(source).parts)
     for path in files:
         _refuse_foreign(path)
     write_meta(out, meta)
+    try:
+        counts = _carried(session, source, out, meta, files, range_slots=range_slots, closed=closed)
+    except Exception:
+        shutil.rmtree(target, ignore_errors=True)  # half of a run is of no use, and would be in the way of a second try
+        raise
+    written = len(list(target.glob("member=*/*.parquet")))
+    return Relayout(str(target), sum(counts.values()), len(files), written)
+
+
+def _carried(
+    session: SparkSession, source: Path, out: Path, meta: RunMeta, files: list[Path], *, range_slots: int, closed: bool
+) -> dict[tuple[int, int], int]:
+    """How many rows each recording has, once they and the recordings' ends are written."""
     counts = _written(session, files, str(out.absolute()), meta, range_slots) if files else {}
     for member, life in _closed(source):  # of a recording that was closed, every row may have been lost
         counts.setdefault((member, life), 0)
@@ -81,8 +95,7 @@ def relayout(
         if whole:
             folder.mkdir(parents=True, exist_ok=True)
             write_end(folder, life, rows=rows, dropped=dropped, times=times)
-    written = len(list(target.glob("member=*/*.parquet")))
-    return Relayout(str(target), sum(counts.values()), len(files), written)
+    return counts
 
 
 def _written(

@@ -10,7 +10,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -148,12 +148,19 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
                 _start(settings, said)
                 session = builder.getOrCreate()
             except (PySparkException, Py4JError, OSError, RuntimeError) as error:
+                if _interrupted(error):
+                    raise KeyboardInterrupt from error
                 raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {_cause(error, said)}") from error
             session.sparkContext.setLogLevel("ERROR")
         try:
             yield session
+        except (PySparkException, Py4JError) as error:
+            if _interrupted(error):
+                raise KeyboardInterrupt from error
+            raise EnvironmentLacks(f"Spark at {chosen.master} failed: {_first(error)}") from error
         finally:
-            session.stop()
+            with suppress(Py4JError, OSError):  # after an interruption it may not answer any more; it ends with us
+                session.stop()
 
 
 def _add(settings: dict[str, str], name: str, value: str, between: str) -> None:
@@ -204,6 +211,20 @@ def _start(settings: Mapping[str, str], said: Path) -> None:
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
     if SparkContext._active_spark_context is None:
         SparkContext(conf=conf, gateway=gateway)
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether it comes from an interruption, which Spark's client makes an error of its own in the midst of a call."""
+    before = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
+
+
+def _first(error: Exception) -> str:
+    """Of what Spark says, what went wrong: the end of a task's traceback if there is one, else the first line."""
+    lines = str(error).splitlines()
+    at = next((number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line), len(lines))
+    told = [line for line in lines[at + 1 :] if line and not line[0].isspace()]
+    return (told or lines or [repr(error)])[0]
 
 
 def _cause(error: Exception, said: Path) -> str:
