@@ -26,7 +26,7 @@ from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.layout import SURVEYED
 from unisono.trace.meta import RunMeta, TraceDamaged, read_meta, write_meta
 from unisono.trace.recorder import MemoryTrace, Recorder
-from unisono.trace.schema import SCHEMA, VERSION_KEY
+from unisono.trace.schema import SCHEMA, UNDIRECTED_KEY, VERSION_KEY
 from unisono.trace.table import Rows, Trace, encode
 from unisono.trace.writer import ParquetWriter
 
@@ -185,6 +185,18 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
     pq.write_table(text, path)
     with pytest.raises(TraceDamaged, match="wrong type"):
         read_columns(path, SURVEYED, **who)
+
+
+def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: Path) -> None:
+    path = tmp_path / "slots-0-99.0.0.parquet"
+    rows = remembered().trace(META)
+    write_part(path, rows.select((rows.member == 1) & (rows.life == 0)), META.run, META.group)
+    table = pq.ParquetFile(path).read()
+    assert UNDIRECTED_KEY in table.schema.metadata
+    directed = pa.array([[2], *[None] * (len(table) - 1)], pa.list_(pa.int32()))
+    pq.write_table(table.set_column(table.column_names.index("destinations"), "destinations", directed), path)
+    read = read_columns(path, SURVEYED, run=META.run, group=META.group, member=1, life=0)
+    assert read.destination_sets == ((2,),)
 
 
 def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
