@@ -8,12 +8,14 @@ from itertools import count
 import numpy as np
 import pytest
 from tests.property.test_check_ranges import changed
-from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, run, trace_of
+from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, in_memory, run, trace_of
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.pipeline.verify import RunReport
+from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.layout import RangeFiles
+from unisono.trace.meta import TraceDamaged
 from unisono.trace.table import Mask, Rows, concatenated
 
 
@@ -178,6 +180,14 @@ def test_what_a_member_lacks_counts_however_long_the_others_are_silent() -> None
     assert report.verdicts["causal"].status is Status.VIOLATED
 
 
+def test_what_a_member_lacks_counts_though_it_never_sends() -> None:
+    rows = clean("causal", 6)
+    rows = rows.select((rows.sender != 2) | (rows.sequence < 0))
+    first = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2))[0]
+    report = equal(rows.select(np.arange(len(rows)) != first), "causal", 1)
+    assert report.verdicts["causal"].status is Status.VIOLATED
+
+
 def test_what_a_member_delivered_late_counts_though_it_lacks_what_came_between() -> None:
     rows = clean("causal", 4)
     delivered = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2)
@@ -215,3 +225,47 @@ def test_a_message_sent_after_its_sender_had_delivered_what_is_much_later(silent
         rows = rows.select((rows.kind != EventKind.DELIVER.code) | (rows.member != 1) | (rows.slot != 3))
     report = equal(rows, "causal", 1)
     assert report.verdicts["causal"].status is Status.VIOLATED
+
+
+def test_a_number_of_the_final_sequence_with_two_messages() -> None:
+    rows = clean("vbr")
+    at = np.flatnonzero(finals(rows, 2) & (rows.slot < 4))
+    # In one range: a member has two messages the other way round.
+    one, other = at[:2].tolist()
+    names = ("sender", "sequence")
+    turned = changed(rows, one, **{name: int(getattr(rows, name)[other]) for name in names})
+    turned = changed(turned, other, **{name: int(getattr(rows, name)[one]) for name in names})
+    # In two ranges: what one member has under the last number of a range is elsewhere of another slot.
+    moved = changed(rows, int(at[-1]), slot=9, sender=1, sequence=10_000)
+    for damaged in (turned, moved):
+        report = equal(damaged, "vbr", 4)
+        assert "of the final order is" in str(report.verdicts["final_order"].witness)
+
+
+def test_a_member_that_never_delivered_finally() -> None:
+    rows = clean("vbr")
+    rows = replace(rows, real_ns=rows.real_ns * 500).select(~finals(rows, 2))
+    report = equal(rows, "vbr", 4)
+    assert report.verdicts["final_agreement"].status is Status.VIOLATED
+
+
+@pytest.mark.parametrize("order", ["causal", "vbr"])
+def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = in_memory(trace_of(clean(order), order, 0, cut=False), 5, monkeypatch)
+    reads = [0]
+
+    def failing(of: RangeFiles, *, whole: bool = False) -> list[Rows]:
+        reads[0] -= 1
+        if reads[0] == 0:
+            raise TraceDamaged("part", "is damaged")
+        return read(of, whole=whole)
+
+    monkeypatch.setattr("unisono.pipeline.tasks.read_range", failing)
+    for after in count(1):
+        reads[0] = after
+        (report,) = verify("memory", whole_rows=0)
+        if reads[0] > 0:  # so often it is not read
+            assert report.status is Status.VALID
+            break
+        assert {name: verdict.reason for name, verdict in report.verdicts.items()} == {"trace": "part: is damaged"}
+    assert after > 2 * len(MEMBERS), "surveys and tiles"

@@ -4,7 +4,7 @@ judge the whole run: clean, with every kind of damage, and with several at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from tests.property.test_check_ranges import (
     Chance,
     alike,
+    as_read,
     changed,
     crashed,
     doubled,
@@ -210,8 +211,8 @@ def trace_of(rows: Rows, order: str, lost: int, cut: bool) -> Trace:
     return Trace.from_rows(rows, meta, logs)
 
 
-def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Layout:
-    """The layout of a trace whose files are read from memory, one of each member and range."""
+def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Callable[..., list[Rows]]:
+    """Have a trace's files read from memory, one of each member and range; gives how they are read."""
     files: dict[str, Rows] = {}
     ranges = []
     for number in np.unique(trace.slot // range_slots).tolist():
@@ -220,7 +221,7 @@ def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Layo
             rows = trace.select(here & (trace.member == log.member) & (trace.life == log.life))
             if len(rows):
                 path = f"{number}.{log.member}.{log.life}"
-                files[path] = Rows(**{column.name: getattr(rows, column.name) for column in fields(Rows)})
+                files[path] = as_read(rows, number)
                 parts.append(Part(path, log.member, log.life, len(rows), None))
         ranges.append(RangeFiles(number * range_slots, (number + 1) * range_slots - 1, tuple(parts), "r", "g"))
 
@@ -234,7 +235,7 @@ def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Layo
     patch.setattr("unisono.pipeline.verify.find_groups", lambda path: [Path(path)])
     patch.setattr("unisono.pipeline.verify.read_meta", lambda path: trace.meta)
     patch.setattr("unisono.pipeline.verify.layout", lambda folder: plan)
-    return plan
+    return read_range
 
 
 def by_parts(trace: Trace, range_slots: int, looked_at_rows: int = 10**9) -> RunReport:
