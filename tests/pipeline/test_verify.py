@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 from tests.recorded import BOUND_NS, record
+from tests.recorded_priority import outpaced, record_priority
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify
@@ -58,3 +59,12 @@ def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> 
     here = verify(tmp_path)
     assert reports == [report for report in here if report.run not in {"column", "version", "bytes"}]
     assert [report.status for report in here if report.run in {"column", "version", "bytes"}] == [Status.UNKNOWN] * 3
+
+
+def test_a_long_run_of_the_priority_order(spark: SparkSession, tmp_path: Path) -> None:
+    record_priority(tmp_path, members=3, messages=500, range_slots=64, run="clean")
+    planted = outpaced(record_priority(tmp_path, members=3, messages=500, range_slots=64, run="outpaced"), 0.8)
+    clean, broken = verify(tmp_path, partial(on_spark, spark), whole_rows=0)
+    assert clean.status is Status.VALID
+    planted.found(broken.verdicts)
+    assert [clean, broken] == verify(tmp_path, whole_rows=0)

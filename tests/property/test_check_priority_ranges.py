@@ -12,6 +12,7 @@ import pytest
 from tests.property import test_check_ranges as plain
 from tests.property.test_check_ranges import Chance, changed, picked
 from tests.unit.test_check_priority import told
+from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 
 from unisono.check.priority_accounts import Window, check_priority
 from unisono.check.priority_ranges import PriorityRun
@@ -19,6 +20,7 @@ from unisono.check.priority_survey import among, survey_priority
 from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.check.view_atomicity import view_atomicity
 from unisono.model.message_sets import MessageSet
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
@@ -314,6 +316,21 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[int, tuple[int, str]], tuple[Status
         {1: (0, "R0 D0 R1 D1 R2 R3 D2 D3"), 3: (2, "R2 R3 D2 D3")},
         (Status.VIOLATED, 2),
     ),
+    "two members disagree": (
+        (LOW, LOW),
+        {1: (0, "R0 R1 D0 D1"), 2: (0, "R0 R1 D1 D0")},
+        (Status.VALID, 0),
+    ),
+    "passed over by everybody": (
+        (LOW, LOW, LOW, LOW),
+        {1: (0, "R0 R2 D0 D2"), 2: (0, "R0 R2 R3 D0 D2 D3")},
+        (Status.VALID, 0),
+    ),
+    "delivered again in another range": (
+        (LOW, HIGH),
+        {1: (0, "R0 R1 D0 D1 D1"), 2: (0, "R0 R1 D0 D1 D1")},
+        (Status.VIOLATED, 2),
+    ),
     "overtaken across an edge, once where a member ends there": (
         (LOW, HIGH, HIGH),
         {1: (0, "R0 R1 D1 R2 D2 D0"), 2: (0, "R0 R1 D1 R2 D2")},
@@ -335,6 +352,14 @@ def test_small_runs_in_ranges_of_few_slots(what: str) -> None:
     run.crash(3, 1)
     broken_off = tuple(replace(log, closed=log.member != 3) for log in trace.logs)
     agree(replace(run.trace(), logs=broken_off), (what, "crashed"), (1, 1))
+
+
+@pytest.mark.parametrize(("logs", "text"), PLANTED)
+def test_views_that_are_not_atomic_are_found_across_ranges(logs: dict[int, list[Event]], text: str) -> None:
+    trace = viewed(logs, "priority")
+    for sizes in ((1, 1), (2, 1), (100, 1)):
+        (found,) = by_windows(trace, sizes, [10**9], None)
+        assert found["view_atomicity"] == view_atomicity(trace), text
 
 
 def test_clean_runs_are_told_by_windows() -> None:

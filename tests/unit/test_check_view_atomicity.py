@@ -12,12 +12,17 @@ from unisono.model.events import Step
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_note
+from unisono.trace.table import Trace
 
 Event = tuple[int | str, ...]
 """(view, *members) installs a view; ("got", view, sender, sequence) receives."""
 
 
 def judge(logs: Mapping[int, Sequence[Event]], order: str = "none") -> Verdict:
+    return view_atomicity(viewed(logs, order))
+
+
+def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
     """In the priority order a message is received first; what is consumed, and when, is not judged here."""
     memory = MemoryTrace("run", "g")
     for member, events in logs.items():
@@ -28,7 +33,7 @@ def judge(logs: Mapping[int, Sequence[Event]], order: str = "none") -> Verdict:
             if isinstance(event[0], str):
                 sender, sequence = rest
                 if order == "priority":
-                    step = Step(False, sender, 1, sequence, 0, index, 0, 0, "", view=view or None)
+                    step = Step(False, sender, 1, sequence, 0, index, 0, at, "", view=view or None)
                     recorder.step(step, real_ns=at, local_ns=at)
                     index += 1
                     continue
@@ -61,7 +66,7 @@ def judge(logs: Mapping[int, Sequence[Event]], order: str = "none") -> Verdict:
         reliable=False,
         source="test",
     )
-    return view_atomicity(memory.trace(meta))
+    return memory.trace(meta)
 
 
 def got(view: int, sender: int, sequence: int) -> Event:
@@ -82,23 +87,26 @@ def test_the_same_messages_in_any_order_are_valid(order: str) -> None:
     assert verdict.figures == {"views": 2}
 
 
+PLANTED: list[tuple[dict[int, list[Event]], str]] = [
+    (
+        {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
+        "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
+    ),
+    ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
+    ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
+    ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),
+    ({1: [(1, 1, 2), got(1, 3, 0)]}, "which its sender is not in"),
+    ({1: [(1, 1), got(1, 1, 0), got(1, 1, 0)]}, "received (1,0) twice"),
+    ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "others in view"),
+    ({1: [(1, 1), got(1, 1, 0), got(1, 1, 2), (2, 1)]}, "left view 1 without some of its own messages"),
+    ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
+]
+
+
 @pytest.mark.parametrize("order", ["none", "priority"])
 @pytest.mark.parametrize(
     ("logs", "text"),
-    [
-        (
-            {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
-            "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
-        ),
-        ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
-        ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
-        ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),
-        ({1: [(1, 1, 2), got(1, 3, 0)]}, "which its sender is not in"),
-        ({1: [(1, 1), got(1, 1, 0), got(1, 1, 0)]}, "received (1,0) twice"),
-        ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "others in view"),
-        ({1: [(1, 1), got(1, 1, 0), got(1, 1, 2), (2, 1)]}, "left view 1 without some of its own messages"),
-        ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
-    ],
+    PLANTED,
 )
 def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text: str, order: str) -> None:
     verdict = judge(logs, order)

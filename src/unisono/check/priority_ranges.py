@@ -217,9 +217,8 @@ def _total_order(run: PriorityRun) -> Verdict:
     suspect |= {number for lines in run.lines.values() for number, line in lines if not line.distinct}
     lacking = {who: run.lines[who] for who in sorted(run.lines.keys() - run.whole_logs - run.unbound)}
     if suspect:
-        # The first message that is out of place is seen beside one that is not, which may be the neighbour's.
-        near = {number + step for number in suspect for step in (-1, 0, 1)} & set(range(len(run.surveys)))
-        verdict = total_order(without_crashed(run.part(near, EventKind.DELIVER)))
+        # A message that is out of place is so among those of the ranges between its places, all of which are suspect.
+        verdict = total_order(without_crashed(run.part(suspect, EventKind.DELIVER)))
         if verdict.status is Status.VIOLATED or verdict.reason.startswith("two deliveries"):
             return verdict
     if not lacking:
