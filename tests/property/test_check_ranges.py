@@ -131,6 +131,14 @@ def swapped(rows: Rows, chance: Chance) -> Rows:
     return changed(changed(rows, one, index=int(rows.index[other])), other, index=first)
 
 
+def turned(rows: Rows, chance: Chance) -> Rows:
+    """Everybody delivers two messages the other way round."""
+    one = int(rows.index[picked(rows, chance, EventKind.DELIVER)])
+    index = rows.index.copy()
+    index[rows.index == one], index[rows.index == one + 1] = one + 1, one
+    return replace(rows, index=index)
+
+
 def dropped(rows: Rows, chance: Chance) -> Rows:
     """A delivery is not there; the member's index goes on without it."""
     gone = picked(rows, chance, EventKind.DELIVER)
@@ -236,7 +244,7 @@ def crashed(rows: Rows, chance: Chance) -> Rows:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    *(swapped, dropped, hole, level, unindexed, doubled),
+    *(swapped, turned, dropped, hole, level, unindexed, doubled),
     *(foreign, reborn, late, unsent, undelivered, repeated, rekeyed, crashed),
 )
 
