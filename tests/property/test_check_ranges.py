@@ -328,8 +328,8 @@ def test_what_a_crashed_member_lacks_is_seen_from_what_it_delivered_in_other_ran
 def test_a_delivery_just_at_the_bound_is_not_late() -> None:
     rows = run(np.random.default_rng(1), 3, 12)
     for slot, more in ((3, 0), (5, 0), (5, 1)):
-        mine = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2 + more) & (rows.slot >= slot)
-        row = int(np.flatnonzero(mine)[0])
+        mine = (rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.slot >= slot)
+        row = int(np.flatnonzero(mine)[more])
         sent = (rows.kind == EventKind.SEND.code) & (rows.sender == rows.sender[row])
         sent_ns = int(rows.real_ns[sent & (rows.sequence == rows.sequence[row])][0])
         rows = changed(rows, row, real_ns=sent_ns + BOUND_NS + more)

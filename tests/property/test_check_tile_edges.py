@@ -269,3 +269,20 @@ def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.Mo
             break
         assert {name: verdict.reason for name, verdict in report.verdicts.items()} == {"trace": "part: is damaged"}
     assert after > 2 * len(MEMBERS), "surveys and tiles"
+
+
+def test_a_run_ends_with_what_counts() -> None:
+    """The last early delivery: of final deliveries over slots it ends the run, between groups it does not."""
+    for order in ("vbr", "graded"):
+        rows = clean(order)
+        rows = replace(rows, real_ns=rows.real_ns * 500).select(rows.kind != EventKind.NOTICE.code)
+        early = (rows.kind == EventKind.DELIVER.code) & (rows.grade == 0)
+        rows = changed(rows, int(np.flatnonzero(early & (rows.member == 1))[-1]), real_ns=20 * 10**9)
+        lacking = np.unique(rows.slot[finals(rows, 2)])[-2]
+        report = equal(rows.select(~finals(rows, 2) | (rows.slot < lacking)), order, 4)
+        name = "final_agreement" if order == "vbr" else "uniform_agreement"
+        assert report.verdicts[name].status is Status.VIOLATED
+        last = int(rows.sequence[finals(rows, 1) & (rows.slot == rows.slot[finals(rows, 1)].max())][-1])
+        lost = (rows.kind == EventKind.DELIVER.code) & (rows.grade == 1) & (rows.sequence >= last)
+        equal(rows.select(~(lost & (rows.member == 2))), order, 4)
+        equal(rows.select(~lost), order, 4)
