@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -129,6 +131,23 @@ def test_an_interruption_is_one_whatever_sparks_client_makes_of_it(idle: Session
     error.__context__ = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt), spark_session(SparkChoice("local")):
         raise error
+    assert idle.stopped == 1
+
+
+def test_an_interruption_stays_this_process_s_affair(
+    monkeypatch: pytest.MonkeyPatch, idle: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark puts a handler of its own in place; its client tells an interruption at length on the root's log."""
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(session, "_start", lambda *_: signal.signal(signal.SIGINT, lambda *_: None))
+    theirs = logging.LogRecord("root", logging.ERROR, "/x/py4j/java_gateway.py", 1070, "KeyboardInterrupt", (), None)
+    ours = logging.LogRecord("root", logging.ERROR, "/x/mine.py", 1, "mine", (), None)
+    with spark_session(SparkChoice("local")):
+        assert signal.getsignal(signal.SIGINT) is before
+        logging.getLogger().handle(theirs)
+        logging.getLogger().handle(ours)
+    logging.getLogger().handle(theirs)
+    assert [record.msg for record in caplog.records] == ["mine", "KeyboardInterrupt"], "and it is told again later"
     assert idle.stopped == 1
 
 

@@ -2,9 +2,14 @@
 
 import csv
 import json
+import os
 import pickle
+import signal
+import subprocess
 import sys
+import time
 from argparse import Namespace
+from contextlib import suppress
 from math import inf, sqrt
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from unisono.errors import InvalidPolicy
 from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
 from unisono.experiments.experiment import Experiment, Tally, Task, rows_of, run_block, tasks
 from unisono.experiments.intervals import difference_margin, mean_interval, share_interval
+from unisono.pipeline.experiments import tally_path
 
 PUBLISHED = {*(f"tapas-group-{group}" for group in range(1, 6)), *(f"tapas-fig{figure}" for figure in range(17, 25))}
 SWEEPS = {"orders-latency", "slot-trade-off", "loss-remedies", "priority-latency", "optimistic-mistakes"}
@@ -137,6 +143,26 @@ def test_two_processes_make_the_same_table_as_one(capsys: pytest.CaptureFixture[
         return found
 
     assert rows("2") == rows("1")
+
+
+def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_done(tmp_path: Path) -> None:
+    arguments = ["experiment", "tapas-group-1", "--runs", "1500", "--processes", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "unisono.cli.main", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
+        try:
+            deadline = time.monotonic() + 120
+            while not tally_path(tmp_path, "tapas-group-1", 0).exists():
+                assert job.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.killpg(job.pid, signal.SIGINT)  # as a terminal does, to all of them
+            assert job.stderr is not None
+            assert job.stderr.read() == ""
+            assert job.wait(60) == Exit.INTERRUPTED
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    assert not tally_path(tmp_path, "tapas-group-1", 1).exists()
 
 
 def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import multiprocessing
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -132,7 +133,16 @@ def _results(work: list[Task], processes: int) -> Iterator[tuple[Task, Tally]]:
     # Fresh interpreters: a fork of a process that has threads may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        yield from pool.map(run_task, work)
+        # An interruption is for this process alone; what it ignores, those that it starts ignore from their beginning.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            results = pool.map(run_task, work)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
+            yield from results
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _with_progress(

@@ -124,8 +124,6 @@ def _measure(options: argparse.Namespace, job: Job, messenger: Messenger | None)
             with told(f"starting Spark at {options.master}", quiet=options.json or options.master == "none"):
                 running = stack.enter_context(_running(options, job, lambda found: _pass_on(found, messenger)))
             stack.callback(view.update, running)  # interrupted or not, what was found last is told
-            # Spark has put a handler of its own in place, which would also cancel what runs.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             with messenger or nullcontext():
                 if messenger is not None:
                     messenger.begin(running.store)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import cache_from_source
@@ -117,7 +120,7 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ImportError:
         raise EnvironmentLacks("pyspark is not installed: pip install 'unisono[pipeline]'") from None
-    with tempfile.TemporaryDirectory(prefix="unisono-spark-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="unisono-spark-") as scratch, _interruptible() as ours:
         builder = SparkSession.builder.appName(name)
         if chosen.connect:
             settings = _read(chosen.config) if chosen.config is not None else {}
@@ -151,6 +154,7 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
                 if _interrupted(error):
                     raise KeyboardInterrupt from error
                 raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {_cause(error, said)}") from error
+            ours()
             session.sparkContext.setLogLevel("ERROR")
         try:
             yield session
@@ -211,6 +215,29 @@ def _start(settings: Mapping[str, str], said: Path) -> None:
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
     if SparkContext._active_spark_context is None:
         SparkContext(conf=conf, gateway=gateway)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """An interruption is this process's affair; what is yielded says so again, once Spark has put its handler in place.
+
+    Spark's would call the JVM in the midst of another call, and its client tells both at length on the root's log.
+    """
+    before, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+
+    def quiet(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+    logging.getLogger().addFilter(quiet)
+
+    def ours() -> None:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+    try:
+        yield ours
+    finally:
+        logging.getLogger().removeFilter(quiet)
 
 
 def _interrupted(error: BaseException) -> bool:
