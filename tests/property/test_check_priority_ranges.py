@@ -193,7 +193,9 @@ def damaged(trace: Trace, rows: Rows, *, lost: bool, cut: bool) -> Trace:
     )
 
 
-def by_windows(trace: Trace, sizes: Sizes, limits: Sequence[int], bound_ns: int | None) -> list[dict[str, Verdict]]:
+def by_windows(
+    trace: Trace, sizes: Sizes, limits: Sequence[int], bound_ns: int | None, read_again: int = 10**6
+) -> list[dict[str, Verdict]]:
     """What is said of a trace that is cut into ranges of slots, and these into windows, by how much is looked at."""
     range_slots, window_rows = sizes
     number = trace.slot // range_slots
@@ -222,7 +224,7 @@ def by_windows(trace: Trace, sizes: Sizes, limits: Sequence[int], bound_ns: int 
         for n, part in zip(ranges, parts, strict=True)
     )
     runs = [PriorityRun(trace.meta, trace.logs, surveys, load, gather, bound_ns, limit) for limit in limits]
-    return [check_priority(run, judge, window_rows=window_rows, read_again=10**6) for run in runs]
+    return [check_priority(run, judge, window_rows=window_rows, read_again=read_again) for run in runs]
 
 
 def plain_rows(trace: Rows) -> Rows:
@@ -322,8 +324,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[int, tuple[int, str]], tuple[Status
         (Status.VALID, 0),
     ),
     "passed over by everybody": (
-        (LOW, LOW, LOW, LOW),
-        {1: (0, "R0 R2 D0 D2"), 2: (0, "R0 R2 R3 D0 D2 D3")},
+        (LOW, LOW, LOW, HIGH),
+        {1: (0, "R0 R2 D0 D2 R3 D3"), 2: (0, "R0 R2 D0 D2 R3 D3")},
         (Status.VALID, 0),
     ),
     "delivered again in another range": (
@@ -360,6 +362,33 @@ def test_views_that_are_not_atomic_are_found_across_ranges(logs: dict[int, list[
     for sizes in ((1, 1), (2, 1), (100, 1)):
         (found,) = by_windows(trace, sizes, [10**9], None)
         assert found["view_atomicity"] == view_atomicity(trace), text
+
+
+def test_messages_that_lie_in_many_ranges_are_not_read_again_and_again() -> None:
+    run = told(LOW, HIGH)
+    for member in (1, 2):
+        run.member(member, "R0", "Q0", "R1", "Q1", "D0", "D1")
+    (found,) = by_windows(run.trace(), (1, 1), [10**9], None, read_again=0)
+    unknown = {name for name, verdict in found.items() if "scattered" in verdict.reason}
+    assert unknown == {"priority_accounting", "latency"}
+    assert {found[name].status for name in unknown} == {Status.UNKNOWN}
+    assert found["total_order"].status is Status.VALID
+
+
+def test_what_a_priority_run_does_not_have_is_not_judged_by_windows() -> None:
+    run = told(LOW)
+    run.member(1, "R0", "Q0", "D0")
+    trace = run.trace()
+    (found,) = by_windows(replace(trace, meta=replace(trace.meta, reliable=False)), (1, 1), [10**9], None)
+    assert "gap_freedom" not in found
+    assert found["gaps_explained"].status is Status.UNKNOWN
+    delivered = np.flatnonzero(trace.kind == EventKind.DELIVER.code)
+    twice = concatenated([plain_rows(trace), plain_rows(trace.select(delivered))])
+    grade = np.where(twice.kind == EventKind.DELIVER.code, 0, -1)
+    grade[-1] = 1
+    graded = replace(twice, grade=grade.astype(np.int32), grades=("early", "final"))
+    (found,) = by_windows(Trace.from_rows(graded, trace.meta, trace.logs), (1, 1), [10**9], None)
+    assert {verdict.status for verdict in found.values()} == {Status.UNKNOWN}
 
 
 def test_clean_runs_are_told_by_windows() -> None:
