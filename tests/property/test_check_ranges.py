@@ -325,6 +325,21 @@ def test_what_a_crashed_member_lacks_is_seen_from_what_it_delivered_in_other_ran
     assert found.witness == check_all(trace)["gap_freedom"].witness
 
 
+def test_a_message_that_everybody_delivers_again_in_another_range_is_there_twice() -> None:
+    """Its send lies in a range of its own, and where it comes again it is neither the first nor the last."""
+    rows = run(np.random.default_rng(1), 3, 12)
+    mine = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.sender == 2) & (rows.slot >= 4))
+    first = int(rows.sequence[mine[0]])
+    sent = (rows.kind == EventKind.SEND.code) & (rows.sender == 2) & (rows.sequence == first)
+    later = np.unique(rows.sequence[mine[rows.slot[mine] >= 8]])
+    assert len(later) > 2
+    its = (rows.kind == EventKind.DELIVER.code) & (rows.sender == 2) & (rows.sequence == later[1])
+    rows = replace(rows, sequence=np.where(its, first, rows.sequence), slot=np.where(sent, 3, rows.slot))
+    trace = trace_of(rows, 3, reliable=True, lost=0)
+    found = by_ranges(trace, 4, looked_at_rows=len(trace) - 1)["integrity"]
+    assert (found.status, found.witness) == (Status.VIOLATED, check_all(trace)["integrity"].witness)
+
+
 def test_a_delivery_just_at_the_bound_is_not_late() -> None:
     rows = run(np.random.default_rng(1), 3, 12)
     for slot, more in ((3, 0), (5, 0), (5, 1)):

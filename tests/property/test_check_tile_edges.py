@@ -225,6 +225,15 @@ def test_a_message_sent_after_its_sender_had_delivered_what_is_much_later(silent
         rows = rows.select((rows.kind != EventKind.DELIVER.code) | (rows.member != 1) | (rows.slot != 3))
     report = equal(rows, "causal", 1)
     assert report.verdicts["causal"].status is Status.VIOLATED
+    unread = by_parts(trace_of(rows, "causal", 0, cut=False), 1, looked_at_rows=len(rows) // 2).verdicts["causal"]
+    assert unread.status is Status.UNKNOWN
+    assert "sent a message after it had delivered one of much later slots" in unread.reason
+
+
+def test_deliveries_of_two_grades_without_an_order_are_unknown() -> None:
+    report = by_parts(trace_of(clean("vbr"), "uniform", 0, cut=False), 4)
+    assert report.status is Status.UNKNOWN
+    assert "has deliveries of one grade, not early and final" in report.verdicts["messages"].reason
 
 
 def test_a_number_of_the_final_sequence_with_two_messages() -> None:

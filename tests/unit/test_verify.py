@@ -84,6 +84,20 @@ def test_planted_violation_has_the_witness_of_the_checkers(
     assert {n: (v.status, v.witness) for n, v in found.items()} == {n: (v.status, v.witness) for n, v in whole.items()}
 
 
+@pytest.mark.parametrize("order", ["vbr", "uniform"])
+def test_another_bound_than_the_run_s_own_is_judged(order: str, tmp_path: Path) -> None:
+    folder = record(tmp_path, members=3, slots=300, burst=1)
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    (folder / "meta.json").write_text(json.dumps({**meta, "order": order}), encoding="utf-8")
+    for whole_rows in (0, 10**6):
+        (report,) = verify(folder, bound_ns=4 * SLOT_NS, whole_rows=whole_rows)
+        whole = check_all(read_trace(folder), bound_ns=4 * SLOT_NS)
+        assert whole["latency"].status is Status.VIOLATED
+        assert {n: (v.status, v.witness) for n, v in report.verdicts.items()} == {
+            n: (v.status, v.witness) for n, v in whole.items()
+        }
+
+
 def truncate(folder: Path) -> None:
     part = part_of(folder, 1, 0)
     part.write_bytes(part.read_bytes()[:-100])

@@ -245,9 +245,9 @@ def _disordered(surveys: Sequence[Survey]) -> set[int]:
     broken = {number for number, survey in enumerate(surveys) if not survey.order.ordered}
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for number, survey in enumerate(surveys):
-        for span in survey.order.streams:
+        for span in survey.delivered:  # all numbers, also those out of turn: a message may be in two ranges
             spans = streams.setdefault((span.sender, span.incarnation), [])
-            spans.append((number, min(span.first_sequence, span.last_sequence), span.last_sequence))
+            spans.append((number, span.first_sequence, span.last_sequence))
     for spans in streams.values():
         broken |= overlapping(spans)
     return broken

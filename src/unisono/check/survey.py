@@ -31,8 +31,8 @@ _EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 
 
 @dataclass(frozen=True, slots=True)
 class FifoSpan:
-    """What one log has in a range of one sender's messages of one priority: between which numbers (incarnation,
-    sequence), and between which indices."""
+    """What one log has in a range of one sender's messages of one priority: the first and the last that it delivered,
+    by number (incarnation, sequence) and by index."""
 
     member: int
     life: int
@@ -366,13 +366,12 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(order)) - 1 if len(order) else first
     in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
-    by_number = order if in_fifo else np.lexsort((number, pair))
 
     def numbers(rows: Ints) -> list[tuple[int, int]]:
         return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
 
     whose = [getattr(deliveries, name)[order[first]].tolist() for name in ("member", "life", "sender", "priority")]
-    ends = (numbers(by_number[first]), numbers(by_number[last]))
+    ends = (numbers(order[first]), numbers(order[last]))
     indices = (deliveries.index[order[first]].tolist(), deliveries.index[order[last]].tolist())
     return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))
 
