@@ -31,7 +31,7 @@ from unisono.check.priority_ranges import (
     latency_in_windows,
     looked_at,
 )
-from unisono.check.priority_survey import Who, by_log, united
+from unisono.check.priority_survey import Who, by_log, of_logs, united
 from unisono.check.priority_windows import ALWAYS, Broken, LogFacts, Pair, WindowFinding
 from unisono.check.survey import Latencies
 from unisono.check.verdict import MessageId, Status, Verdict
@@ -58,8 +58,11 @@ class Window:
     lower: Mapping[int, int]
 
 
-def windows(run: PriorityRun, window_rows: int, read_again: int) -> list[Window]:
-    """Every delivery in one window; TooMuch if the rows of messages lie far apart."""
+def windows(run: PriorityRun, even: PriorityRun, window_rows: int, read_again: int) -> list[Window]:
+    """Every delivery of a run in one window; TooMuch if the rows of messages lie far apart.
+
+    `even` is the run as far as it is one sequence.
+    """
     cut: list[list[int]] = []
     rows = window_rows
     for number, survey in enumerate(run.surveys):
@@ -80,7 +83,7 @@ def windows(run: PriorityRun, window_rows: int, read_again: int) -> list[Window]
         handed_in = tuple(number for number, of in enumerate(sent) if of & messages)
         found.append(Window(tuple(ranges), came, handed_in, messages, dict(lower)))
         for number in ranges:
-            for level, (_, last) in run.surveys[number].levels.items():
+            for level, (_, last) in even.surveys[number].levels.items():
                 lower[level] = max(last, lower.get(level, last))
     read = sum(run.surveys[n].plain.rows for one in found for n in {*one.ranges, *one.receptions, *one.sends})
     rows = sum(survey.plain.rows for survey in run.surveys)
@@ -111,7 +114,8 @@ def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | str:
         begin = run.lines[who][0][1].first_slot if who in run.lines else 0
         gone = {other: _gone_ns(views.get(who), other[0], came.get(other, (0, 0))[1]) for other in unread}
         end = begin + counts.get(who, 0)
-        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.unbound, gone))
+        regular = run.straying.get(who, end - begin)
+        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.unbound, regular, gone))
     return tuple(facts)
 
 
@@ -220,7 +224,10 @@ class _Accounts:
 
     def _deliveries(self, number: int) -> Rows:
         if self._loaded is None or self._loaded[0] != number:
-            self._loaded = number, self._run.load([number]).of_kind(EventKind.DELIVER)
+            rows = self._run.load([number]).of_kind(EventKind.DELIVER)
+            for who, log in self._facts.items():
+                rows = rows.select(~(of_logs(rows, [who]) & (rows.index >= log.regular)))
+            self._loaded = number, rows
         return self._loaded[1]
 
     def _at(self, slot: int) -> MessageId:
@@ -253,16 +260,18 @@ class _Accounts:
 
 
 def _accounting(
-    run: PriorityRun, facts: tuple[LogFacts, ...] | str, found: Sequence[WindowFinding], unread: str
+    run: PriorityRun, even: PriorityRun, facts: tuple[LogFacts, ...] | str, found: Sequence[WindowFinding], unread: str
 ) -> Verdict:
-    """The verdict, by windows where they can tell; `unread` says why there are none."""
+    """The verdict, by windows of an `even` run where they can tell; `unread` says why there are none."""
     if isinstance(facts, str):
         return Verdict(NAME, Status.UNKNOWN, reason=facts)
-    if run.uneven or any(finding.odd for finding in found):
+    if even.uneven or any(finding.odd for finding in found):
         return _as_a_whole(run)
     if unread:
         return Verdict(NAME, Status.UNKNOWN, reason=unread)
-    return _in_windows(run, facts, found)
+    verdict = _in_windows(even, facts, found)
+    # What a straying log had consumed is taken for less than it was: that shows that P2 was kept, not that it was not.
+    return _as_a_whole(run) if verdict.status is Status.VIOLATED and run.straying else verdict
 
 
 Judge = Callable[[Sequence[Window], tuple[LogFacts, ...] | None], Sequence[WindowFinding]]
@@ -277,16 +286,17 @@ def check_priority(
         return {"grades": Verdict("grades", Status.UNKNOWN, reason=SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)
+    even = run.without_straying() if run.straying else run
     found: Sequence[WindowFinding] = ()
     unread = ""
     try:
-        cut = windows(run, window_rows, read_again)
-        found = judge(cut, None if isinstance(facts, str) or run.uneven else facts)
+        cut = windows(run, even, window_rows, read_again)
+        found = judge(cut, None if isinstance(facts, str) or even.uneven else facts)
     except TooMuch as why:
         unread = str(why)
     seen = Latencies()
     for finding in found:
         seen.merge(finding.latencies)
-    verdicts[NAME] = _accounting(run, facts, found, unread)
+    verdicts[NAME] = _accounting(run, even, facts, found, unread)
     verdicts["latency"] = latency_in_windows(run, seen, unread)
     return verdicts

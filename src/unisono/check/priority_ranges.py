@@ -7,7 +7,9 @@ What each promise needs from the other ranges:
 - P2, priority accounting: what each member had consumed when it received a message. While all logs are one sequence of
   slots, that is a slot, and a window of some ranges (`check.priority_windows`) needs of the others the receptions of
   its messages, and the last slot of each priority. Few messages wait across an edge, since senders have windows. Where
-  the logs are not one sequence P2 is judged as a whole, and unknown if the run is too long for that.
+  the logs are not one sequence P2 is judged as a whole, and unknown if the run is too long for that. If only members
+  that crashed or were left out stray, the others' sequence is judged, and of a stray log what it consumed before that
+  counts: so no less is found broken than is.
 - View atomicity: which messages each member received in which view, over all ranges, as ranges of numbers.
 - Gap freedom: what was sent and nobody delivered, what lies where a log leaves the sequence, and how far each got.
 - Latency: the sends of a window's messages.
@@ -58,6 +60,8 @@ class PriorityRun:
     """The rows of the ranges with these numbers."""
     gather: Callable[[MessageSet, Collection[EventKind], Sequence[int]], Rows]
     """The rows of these kinds and messages in the ranges with these numbers."""
+    survey_again: Callable[[Sequence[int], frozenset[Who]], Sequence[PrioritySurvey]]
+    """The surveys of the ranges with these numbers, without what some logs delivered."""
     bound_ns: int | None
     looked_at_rows: int
 
@@ -140,6 +144,22 @@ class PriorityRun:
                 if earlier.last_slot + 1 != later.first_slot:
                     found |= set(range(before, number + 1))
         return found
+
+    @cached_property
+    def straying(self) -> dict[Who, int]:
+        """The logs that bind nobody and are in uneven ranges; and from which index on."""
+        return {
+            who: min(line.first_index for number, line in lines if number in self.uneven)
+            for who, lines in self.lines.items()
+            if who in self.unbound and any(number in self.uneven for number, _ in lines)
+        }
+
+    def without_straying(self) -> PriorityRun:
+        """This run without what these logs delivered from there on."""
+        first = min(self.uneven, default=0)
+        numbers = sorted({n for who in self.straying for n, _ in self.lines[who] if n >= first})
+        surveys = dict(zip(numbers, self.survey_again(numbers, frozenset(self.straying)), strict=True))
+        return replace(self, surveys=tuple(surveys.get(n, survey) for n, survey in enumerate(self.surveys)))
 
     def messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
         """All rows of these kinds and messages; TooMuch if there are many."""

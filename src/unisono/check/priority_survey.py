@@ -7,7 +7,7 @@ lie in several ranges, and a survey says which messages those are. Sets of messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,8 +93,11 @@ class PrioritySurvey:
         return united(self.sent.values())
 
 
-def survey_priority(parts: Sequence[Rows], first_slot: int, last_slot: int) -> PrioritySurvey:
-    """Survey the rows of a range."""
+def survey_priority(
+    parts: Sequence[Rows], first_slot: int, last_slot: int, without: Collection[Who] = ()
+) -> PrioritySurvey:
+    """Survey the rows of a range, without what some logs delivered."""
+    parts = [rows.select(~((rows.kind == _DELIVER) & of_logs(rows, without))) for rows in parts] if without else parts
     sends, receives, deliveries, events = ([_of(part, *kinds) for part in parts] for kinds in _SORTS)
     deliveries = [rows.select(np.argsort(rows.index, kind="stable")) for _, rows in by_log(concatenated(deliveries))]
     came, sent = concatenated(receives), concatenated(sends)
@@ -152,6 +155,14 @@ def _own_notes(rows: Rows) -> Rows:
 
 def _who(rows: Rows) -> Who:
     return int(rows.member[0]), int(rows.life[0])
+
+
+def of_logs(rows: Rows, logs: Collection[Who]) -> Mask:
+    """Which rows are of these logs."""
+    found: Mask = np.zeros(len(rows), dtype=bool)
+    for member, life in sorted(logs):
+        found |= (rows.member == member) & (rows.life == life)
+    return found
 
 
 def by_log(rows: Rows) -> list[tuple[Who, Rows]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unisono.check.codes import message_at, message_codes
 from unisono.check.latency import latencies
-from unisono.check.priority_survey import Who
+from unisono.check.priority_survey import Who, of_logs
 from unisono.check.survey import Latencies
 from unisono.check.verdict import MessageId
 from unisono.trace.meta import RunMeta
@@ -41,12 +41,14 @@ class LogFacts:
     end: int
     bound: bool
     """Whether what it delivered is judged: it did not crash, and the others did not go on without it."""
+    regular: int
+    """So many of its first deliveries are in the one sequence; of the others it is not known where that has them."""
     unread: Mapping[Who, int]
     """Of crashed members whose log lacks its end: since when this one is in views without them."""
 
     def reach(self, consumed: int) -> int:
-        """The slot behind what it had consumed then."""
-        return self.begin + consumed if consumed else NEVER
+        """The slot behind what it had consumed then; not after it, where it strays."""
+        return self.begin + min(consumed, self.regular) if consumed and self.regular else NEVER
 
     @property
     def whole_reach(self) -> int:
@@ -117,6 +119,12 @@ def judge_window(
     seen.add(taken_ns, bound_ns, ordered.select(matched))
     if logs is None or len(deliveries) == 0:
         return WindowFinding(seen)
+    strayed: Mask = np.zeros(len(deliveries), dtype=bool)
+    for log in logs:
+        strayed |= of_logs(deliveries, [log.who]) & (deliveries.index >= log.regular)
+    deliveries = deliveries.select(~strayed)
+    if len(deliveries) == 0:
+        return WindowFinding(seen)
     window = _Window(logs, deliveries, receptions)
     if window.odd:
         return WindowFinding(seen, odd=window.odd)
@@ -183,7 +191,9 @@ class _Window:
             self.got[number, at[own]] = True
             self.at_ns[number, at[own]] = receptions.real_ns[own]
             self._reach[number] = log.whole_reach
-            self._reach[number, at[own]] = np.where(consumed > 0, log.begin + consumed, NEVER)
+            self._reach[number, at[own]] = np.where(consumed > 0, log.begin + np.minimum(consumed, log.regular), NEVER)
+            if not log.regular:
+                self._reach[number] = NEVER
             self._concerned[number] = log.first_slot <= self.slots
         strange = np.flatnonzero(self.level != self.messages.priority)
         self.odd = ""

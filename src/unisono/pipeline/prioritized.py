@@ -33,6 +33,8 @@ class PrioritySurveyTask:
     """One range, to be surveyed."""
 
     files: RangeFiles
+    without: frozenset[tuple[int, int]] = frozenset()
+    """The logs whose deliveries do not count."""
 
     @property
     def rows(self) -> int:
@@ -41,7 +43,8 @@ class PrioritySurveyTask:
 
     def run(self) -> PrioritySurvey:
         """Survey the range."""
-        return survey_priority(read_range(self.files), self.files.first_slot, self.files.last_slot)
+        files = self.files
+        return survey_priority(read_range(files), files.first_slot, files.last_slot, self.without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,13 @@ def by_windows(
         limit_ns = NO_BOUND if bound_ns is None else bound_ns
         return _outcomes(runner, [_task(plan, window, logs, limit_ns) for window in cut], WindowFinding)
 
-    surveys = tuple(_outcomes(runner, [PrioritySurveyTask(files) for files in plan.ranges], PrioritySurvey))
+    def survey(numbers: Sequence[int], without: frozenset[tuple[int, int]] = frozenset()) -> list[PrioritySurvey]:
+        tasks = [PrioritySurveyTask(plan.ranges[number], without) for number in numbers]
+        return _outcomes(runner, tasks, PrioritySurvey)
+
+    surveys = tuple(survey(range(len(plan.ranges))))
     refuse_silence(concatenated([survey.plain.events for survey in surveys]))
-    run = PriorityRun(plan.meta, plan.logs, surveys, load, gather, bound_ns, looked_at_rows)
+    run = PriorityRun(plan.meta, plan.logs, surveys, load, gather, survey, bound_ns, looked_at_rows)
     return check_priority(run, judge, window_rows=WINDOW_ROWS)
 
 
