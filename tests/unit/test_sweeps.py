@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from unisono.cli.main import Exit, main
@@ -15,6 +16,7 @@ from unisono.experiments.experiment import Experiment, Row, Tally, Task, rows_of
 from unisono.experiments.mistakes import Mistakes, mistakes_of
 from unisono.experiments.sweeps import changed, crossed, read_sweep, toml
 from unisono.model.scenario_text import parse_scenario
+from unisono.pipeline.experiments import tally_path
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
@@ -165,6 +167,42 @@ def test_without_spark_a_sweep_goes_on_where_it_broke_off(
     status, points, other = shown(SWEEP.replace('delta = "10ms"', 'delta = "12ms"'))
     assert (status, points) == (0, [0, 1, 2, 3]), "another scenario is another sweep"
     assert other != finished
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("cut short", "is no readable Parquet file"),
+        ("version", "tally version 9 is unknown, this release reads 1; name another --out"),
+        ("no version", "tally version none is unknown"),
+        ("column", "lacks the column seed"),
+    ],
+)
+def test_a_kept_point_that_cannot_be_read_is_told_and_neither_used_nor_overwritten(
+    damage: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(SWEEP, encoding="utf-8")
+    arguments = ["experiment", str(path), "--out", str(tmp_path / "out"), "--master", "none", "--runs", "1"]
+    assert main(arguments) == 0
+    kept = tally_path(tmp_path / "out", "few", 1)
+    table = pq.read_table(kept, partitioning=None)
+    if damage == "cut short":
+        kept.write_bytes(kept.read_bytes()[:100])
+    elif damage == "column":
+        pq.write_table(table.drop_columns(["seed"]), kept)
+    else:
+        version = {b"unisono.tally.version": b"9"} if damage == "version" else {}
+        pq.write_table(table.replace_schema_metadata(version), kept)
+    before = kept.read_bytes()
+    capsys.readouterr()
+    assert main(arguments) == Exit.BAD_INPUT
+    told = capsys.readouterr().err
+    assert f"{kept}: {said}" in told
+    assert "remove it to run the point again" in told
+    assert kept.read_bytes() == before
+    kept.unlink()
+    assert main(arguments) == 0
 
 
 @pytest.mark.parametrize("where", ["a file", "below a file"])

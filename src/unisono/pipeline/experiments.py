@@ -164,7 +164,12 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> lis
         raise TraceDamaged(path, f"is no readable Parquet file ({error}); remove it to run the point again") from error
     version = (table.schema.metadata or {}).get(_VERSION_KEY)
     if version != str(TALLY_VERSION).encode():
-        raise TraceDamaged(path, f"tally version {version!r} is unknown, this release reads {TALLY_VERSION}")
+        said = "none" if version is None else version.decode(errors="replace")
+        what = f"tally version {said} is unknown, this release reads {TALLY_VERSION}"
+        raise TraceDamaged(path, f"{what}; name another --out, or remove it to run the point again")
+    missing = [name for name in TALLIES.names if name not in table.schema.names]
+    if missing:
+        raise TraceDamaged(path, f"lacks the column {', '.join(missing)}; remove it to run the point again")
     tallies: dict[int, Tally] = {}
     label = _label(experiment, wanted[0].point)
     for row in table.to_pylist():
