@@ -12,6 +12,7 @@ from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, i
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
+from unisono.model.services import PROMISES
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.layout import RangeFiles
@@ -66,6 +67,11 @@ def test_a_clean_run_is_proven_by_its_edges(order: str) -> None:
     trace = trace_of(rows, order, 0, cut=False)
     longest = int(np.bincount(trace.slot // 2).max())
     assert by_parts(trace, 2, looked_at_rows=2 * longest).status is Status.VALID
+
+
+@pytest.mark.parametrize("service", PROMISES)
+def test_every_service_is_judged_by_its_own_promises(service: str) -> None:
+    assert equal(clean("causal", 6), service, 2).verdicts.keys() == {"integrity", "latency", *PROMISES[service]}
 
 
 @pytest.mark.parametrize("which", [0, 1, -2, -1])

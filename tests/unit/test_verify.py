@@ -179,6 +179,14 @@ def test_damage_is_unknown_with_the_reason(
     assert told in shown["checks"]["trace"]["reason"]
 
 
+def test_a_member_without_a_file_is_missed_where_a_run_is_read_whole_at_once(tmp_path: Path) -> None:
+    folder = record(tmp_path, members=3, slots=300, burst=1, declare=False)
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    (folder / "meta.json").write_text(json.dumps({**meta, "order": "priority"}), encoding="utf-8")
+    lack_a_member(folder)
+    assert "no file of member 3" in one(tmp_path).verdicts["trace"].reason
+
+
 def test_no_trace_there_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path / "nowhere"), "--master", "none"]) == 2
     assert "nowhere: is no folder" in capsys.readouterr().err
