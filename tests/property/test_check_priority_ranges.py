@@ -380,6 +380,32 @@ def test_a_crashed_member_that_consumed_otherwise_does_not_make_the_rest_unknown
         assert found["priority_accounting"].status is Status.VALID
 
 
+@pytest.mark.parametrize("crashed", [1, 3])
+def test_what_only_a_crashed_member_had_before_an_urgent_message_is_not_held_against_the_rest(crashed: int) -> None:
+    run = told(HIGH, LOW, HIGH)
+    for member in {1, 2, 3} - {crashed}:
+        run.member(member, *("R0", "R1", "R2", "D0", "D2", "D1"))
+    run.member(crashed, "R0", "R1", "R2", "D1")
+    run.crash(crashed, 1)
+    for sizes in ((1, 1), (3, 100)):
+        (found,) = by_windows(run.trace(), sizes, [0], None)
+        assert found["priority_accounting"] == check_all(run.trace())["priority_accounting"]
+        assert found["priority_accounting"].status is Status.VALID
+
+
+def test_what_a_crashed_member_consumed_and_nobody_else_excuses_nothing() -> None:
+    run = told(LOW, LOW, HIGH, LOW)
+    for member in (1, 2):
+        run.member(member, *("R0", "R3", "D0", "R2", "D3", "D2"))
+    run.member(3, "R0", "R3", "R1", "D0", "D1", "R2")
+    run.crash(3, 2)
+    whole = check_all(run.trace())["priority_accounting"]
+    assert whole.status is Status.VIOLATED
+    enough, little = by_windows(run.trace(), (1, 1), [10**9, 0], None)
+    assert enough["priority_accounting"] == whole
+    assert little["priority_accounting"].status is Status.UNKNOWN
+
+
 def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_from_a_part() -> None:
     """Member 3 had consumed 0 when it received 2, which so need not overtake it: that is seen as a whole only."""
     run = told(LOW, LOW, HIGH)
