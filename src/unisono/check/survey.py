@@ -217,8 +217,8 @@ def _logs(parts: Sequence[Rows]) -> list[Rows]:
     found = []
     for who in sorted(pieces):
         log = concatenated(pieces[who])
-        if (np.diff(log.index) < 0).any():
-            log = log.select(np.argsort(log.index, kind="stable"))
+        if (np.diff(log.index) <= 0).any():  # of two with one index the same is first as in a whole trace
+            log = log.canonical()
         found.append(log)
     return found
 
