@@ -377,6 +377,6 @@ def _part(found: Findings, crossing: _Crossing, events: Rows, ranges: Sequence[i
     here, delivered = message_codes(sends, deliveries)
     elsewhere, own = message_codes(crossing.sends, sends)
     keep = np.isin(here, delivered) | ~np.isin(own, elsewhere)
-    away, at = message_codes(crossing.sends, deliveries)
-    fetched = crossing.sends.select(np.isin(away, at) & ~np.isin(away, message_codes(crossing.sends, sends)[1]))
+    away, at, sent = message_codes(crossing.sends, deliveries, sends)
+    fetched = crossing.sends.select(np.isin(away, at) & ~np.isin(away, sent))
     return Trace.from_rows(concatenated([deliveries, sends.select(keep), fetched, events]), found.meta, found.logs)
