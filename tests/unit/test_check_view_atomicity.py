@@ -92,6 +92,10 @@ PLANTED: list[tuple[dict[int, list[Event]], str]] = [
         {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
         "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
     ),
+    (
+        {1: [(1, 1, 2), got(1, 2, -1), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)]},
+        "member 1 received (2,-1) in view 1 and went on, member 2 went on without it",
+    ),
     ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
     ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
     ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
 
-REFS = st.builds(Ref, st.integers(1, 2), st.integers(1, 2), st.integers(0, 12))
+REFS = st.builds(Ref, st.integers(1, 2), st.integers(1, 2), st.integers(-3, 12))
 SETS = st.frozensets(REFS)
 
 
@@ -21,7 +21,7 @@ def test_a_set_has_its_members_and_no_others(refs: frozenset[Ref]) -> None:
     assert list(made) == sorted(refs)
     assert len(made) == len(refs)
     assert bool(made) == bool(refs)
-    for ref in (Ref(s, i, n) for s in (1, 2) for i in (1, 2) for n in range(14)):
+    for ref in (Ref(s, i, n) for s in (1, 2) for i in (1, 2) for n in range(-5, 14)):
         assert (ref in made) == (ref in refs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.trace import writer as writer_module
 from unisono.trace.files import PART_NAME, read_columns, read_part, read_trace, write_part, write_trace
-from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.kinds import OBSERVER, OF_MESSAGES, EventKind
 from unisono.trace.layout import SURVEYED
 from unisono.trace.meta import RunMeta, TraceDamaged, read_meta, write_meta
 from unisono.trace.recorder import MemoryTrace, Recorder
@@ -312,6 +313,22 @@ def test_wrong_type_is_named(tmp_path: Path) -> None:
     words = pa.array(["x"] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("slot"), "slot", words), part)
     assert "has a column of the wrong type" in damaged(tmp_path)
+
+
+@pytest.mark.parametrize("kind", OF_MESSAGES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "slots-0-99.0.0.parquet"
+    rows = remembered().trace(META)
+    rows = rows.select((rows.member == 1) & (rows.life == 0)).deliveries().select(slice(0, 3))
+    without = np.where(np.arange(3) < count, -1, rows.sequence)
+    write_part(path, replace(rows, kind=np.full(3, kind.code, dtype=np.int8), sequence=without), META.run, META.group)
+    told = re.escape(f"{path}: has a message without a number")
+    with pytest.raises(TraceDamaged, match=told):
+        read_part(path)
+    for names in (SURVEYED, ["kind", "sequence"]):
+        with pytest.raises(TraceDamaged, match=told):
+            read_columns(path, names, run=META.run, group=META.group, member=1, life=0)
 
 
 @pytest.mark.parametrize("version", [b"2", b"soon", None])

@@ -164,6 +164,7 @@ def misplaced_rows(folder: Path) -> None:
         (one_row_of_another("member", 0), "has rows of another member than 1"),
         (one_row_of_another("life", 1), "has rows of another life than 0"),
         (one_row_of_another("group", None), "has rows of another group than g"),
+        (one_row_of_another("sequence", None), "has a message without a number"),
         (another_version, "version 99 is unknown"),
         (misplaced_rows, "slots outside"),
     ],

@@ -145,9 +145,9 @@ def _overlap(ours: tuple[Range, ...], theirs: tuple[Range, ...]) -> tuple[Range,
 
 
 def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """All numbers that are in none of these ranges."""
+    """All numbers of 64 bits, negative ones too, that are in none of these ranges."""
     gaps: list[Range] = []
-    before = 0
+    before = -(1 << 63)
     for first, last in ranges:
         if before <= first - 1:
             gaps.append((before, first - 1))

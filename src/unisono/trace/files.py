@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unisono.trace.kinds import ABSENT, NULLABLE_NUMBERS, NUMBERS, SCHEMA_VERSION, EventKind
+from unisono.trace.kinds import ABSENT, NULLABLE_NUMBERS, NUMBERS, OF_MESSAGES, SCHEMA_VERSION, EventKind
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
@@ -362,6 +362,10 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
         raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
     to_code = np.array([*(KIND_WORDS.index(word) for word in words), ABSENT], dtype=np.int8)
     columns["kind"] = to_code[codes]
+    if "sequence" in known or "sequence" in constants:
+        kinds = columns["kind"][columns["sequence"] < 0]
+        if np.isin(kinds, [kind.code for kind in OF_MESSAGES]).any():
+            raise TraceDamaged(where, "has a message without a number")
     columns["grade"], columns["grades"] = _words(table, "grade")
     columns["note"], columns["notes"] = _words(table, "note")
     destinations = table["destinations"] if "destinations" in known else None

@@ -37,6 +37,10 @@ class EventKind(Enum):
         return _CODES[self]
 
 
+OF_MESSAGES: Final = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
+"""The kinds of rows that are about a message: these have its number."""
+
+
 def timing_note(theta_ns: int, bound_ns: int) -> str:
     """The note of a TIMING row."""
     return f"theta_ns={theta_ns} bound_ns={bound_ns}"

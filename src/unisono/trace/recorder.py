@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from unisono.model.events import Step
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.kinds import ABSENT, OF_MESSAGES, EventKind
 
 if TYPE_CHECKING:
     from unisono.trace.meta import RunMeta
@@ -48,7 +48,6 @@ def _entries(note: str) -> list[str]:
     return [entry for entry in note.removeprefix("members ").split(",") if entry]
 
 
-_OF_MESSAGES = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
 _SEND = EventKind.SEND.code
 _DELIVER = EventKind.DELIVER.code
 
@@ -184,7 +183,7 @@ class Recorder:
         is the first that it is no longer held to. A GAP says of which sender, and in which slot, this member went
         on without the rest; a VIEW's note is `view_note`.
         """
-        if kind in _OF_MESSAGES:
+        if kind in OF_MESSAGES:
             raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
         self._put(
             (
