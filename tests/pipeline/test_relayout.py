@@ -88,6 +88,21 @@ def test_what_was_written_where_nobody_finds_it_is_not_done(
     assert not (tmp_path / "out" / "run=r" / "group=g").exists(), "half of a run is in nobody's way"
 
 
+def test_an_interrupted_compaction_leaves_nothing_in_the_way(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(relayout_module, "_written", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            relayout(spark, folder, tmp_path / "out")
+    assert relayout(spark, folder, tmp_path / "out").rows == 20 * 6
+
+
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])
 def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
     folder = record(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)

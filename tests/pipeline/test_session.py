@@ -176,6 +176,13 @@ def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Sessi
     assert idle.stopped == 1
 
 
+def test_a_mistake_of_ours_in_a_task_is_shown_whole(idle: Session) -> None:
+    text = TASK_FAILED.replace("ModuleNotFoundError", "AssertionError")
+    with pytest.raises(Py4JError, match="Traceback"), spark_session(SparkChoice("local[2]")):
+        raise Py4JError(text)
+    assert idle.stopped == 1
+
+
 @pytest.fixture
 def trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose only Java is the trimmed one of a package; the folder for what is temporary."""

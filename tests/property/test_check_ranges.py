@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unisono.check.ranges import Findings, check_ranges
+from unisono.check.ranges import Findings, check_ranges, overlapping
 from unisono.check.suite import check_all
 from unisono.check.survey import Latencies, survey
 from unisono.check.verdict import Status, Verdict
@@ -383,3 +383,12 @@ def test_quantiles_of_latencies_are_at_most_a_32nd_and_a_microsecond_above_the_t
     for share in (0.5, 0.99, 0.999):
         true = max(int(np.sort(taken)[int(share * 2000) - 1]), 0)
         assert true <= seen.histogram.quantile(share) <= (true + 1024) * 33 // 32
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_overlapping_is_what_any_two_spans_say(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    firsts = np.arange(seed % 9) * 3 + chance.integers(-4, 5, seed % 9)
+    spans = [(n, int(first), int(first + chance.integers(0, 4))) for n, first in enumerate(firsts)]
+    pairs = [(a, b) for n, a in enumerate(spans) for b in spans[n + 1 :] if b[1] <= a[2]]
+    assert overlapping(spans) == {span[0] for pair in pairs for span in pair}

@@ -14,9 +14,9 @@ from unisono.errors import InvalidPolicy
 from unisono.experiments.catalogue import find, run_task
 from unisono.experiments.experiment import Experiment, Row, Tally, Task, rows_of, run_block, tasks
 from unisono.experiments.mistakes import Mistakes, mistakes_of
-from unisono.experiments.sweeps import changed, crossed, read_sweep, toml
+from unisono.experiments.sweeps import changed, crossed, read_sweep, sweep, toml
 from unisono.model.scenario_text import parse_scenario
-from unisono.pipeline.experiments import tally_path
+from unisono.pipeline.experiments import read_tally, tally_path, write_tally
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
@@ -217,6 +217,15 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
     said = capsys.readouterr().err
     assert f"--out: {place} cannot be written" in said
     assert "name another folder" in said
+
+
+def test_points_of_a_named_sweep_are_kept_with_its_scenario(tmp_path: Path) -> None:
+    text = "[group]\ndelta = {}\n"
+    one, other = (sweep("slots", "Slots", "", text.format(delta), [{"group.slot": "5ms"}], runs=1) for delta in (1, 2))
+    task = Task("slots", 0, 0, 1, 1)
+    write_tally(tmp_path, one, [(task, Tally(1, {"late": 2.0}, {"late": 4.0}))])
+    assert read_tally(tmp_path, one, [task]) == [(task, Tally(1, {"late": 2.0}, {"late": 4.0}))]
+    assert read_tally(tmp_path, other, [task]) is None
 
 
 def test_a_task_of_a_file_carries_the_file() -> None:

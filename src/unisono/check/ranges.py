@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,9 @@ def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Par
     doubled = {number for number, survey in enumerate(found.surveys) if not survey.order.distinct}
     trace = part(disorder | doubled if disorder else _incomplete(found.surveys))
     verdict = total_order(trace)
+    if verdict.status is Status.VIOLATED and doubled:  # not all was looked at
+        trace = part(doubled)
+        verdict = total_order(trace)
     whole = len(trace.deliveries()) == sum(sum(survey.counts.values()) for survey in found.surveys)
     if whole or verdict.status is Status.VIOLATED or verdict.reason.startswith("two deliveries"):
         return verdict
@@ -272,13 +276,11 @@ def _scrambled(surveys: Sequence[Survey]) -> set[int]:
 
 def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
     """The ranges whose spans (range, first, last), given in the order of ranges, do not follow one another."""
-    found: set[int] = set()
-    reached = None
-    for at, (number, first, last) in enumerate(spans):
-        if reached is not None and first <= reached:
-            found |= {number, *(other for other, _, end in spans[:at] if end >= first)}
-        reached = last if reached is None else max(reached, last)
-    return found
+    reached = accumulate((last for _, _, last in spans), max)
+    behind = {number for (number, first, _), until in zip(spans[1:], reached, strict=False) if first <= until}
+    coming = accumulate((first for _, first, _ in reversed(spans)), min)
+    ahead = {number for (number, _, last), since in zip(spans[-2::-1], coming, strict=False) if last >= since}
+    return behind | ahead
 
 
 def _complete(surveys: Sequence[Survey]) -> bool:

@@ -66,6 +66,8 @@ class Experiment:
     """About how long a run takes: work is first dealt out by it, then by what was measured."""
     source: str = ""
     """The text of a sweep that is in no catalogue."""
+    base: str = ""
+    """Of a sweep, what tells its scenario from others: points are runs of the same only with the same."""
 
 
 @dataclass(frozen=True, slots=True)

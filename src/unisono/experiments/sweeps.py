@@ -7,10 +7,12 @@ share of them there was, what it cost, and whether the checkers found the run va
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from hashlib import sha256
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +69,7 @@ def sweep(
         BLOCK_RUNS,
         RUN_S,
         source,
+        sha256(json.dumps(base, sort_keys=True, default=str).encode()).hexdigest()[:16],
     )
 
 

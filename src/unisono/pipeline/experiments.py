@@ -3,7 +3,7 @@
     OUT/tallies/experiment=NAME/point=N/tally.parquet     what the runs of one point have counted
 
 A point is written when all its blocks are there. A sweep that was broken off, or is asked for again with the same seed,
-as many runs and, if it is a file's, the same scenario, reads those points and runs the others.
+as many runs and, if it is one of scenarios, the same, reads those points and runs the others.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,9 +184,8 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> lis
 
 
 def _label(experiment: Experiment, point: int) -> str:
-    """What was run: the point's parameters and, of a sweep in a file, the scenario that they change."""
+    """What was run: the point's parameters and, of a sweep, the scenario that they change."""
     parameters: dict[str, Any] = dict(experiment.points[point])
-    if experiment.source:
-        scenario = {name: table for name, table in tomllib.loads(experiment.source).items() if name != "sweep"}
-        parameters["scenario"] = sha256(json.dumps(scenario, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    if experiment.base:
+        parameters["scenario"] = experiment.base
     return json.dumps(parameters, sort_keys=True)

@@ -69,7 +69,7 @@ def relayout(
     write_meta(out, meta)
     try:
         counts = _carried(session, source, out, meta, files, range_slots=range_slots, closed=closed)
-    except Exception:
+    except BaseException:  # an interruption too
         shutil.rmtree(target, ignore_errors=True)  # half of a run is of no use, and would be in the way of a second try
         raise
     written = len(list(target.glob("member=*/*.parquet")))

@@ -33,6 +33,8 @@ _PATIENCE_S = 10
 """So long a master or a server may take to answer."""
 _MASTERS = "none, local, local[N], yarn, k8s://…, spark://HOST:PORT or sc://HOST:PORT"
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+")
+_LACKS = ("ModuleNotFoundError", "ImportError", "MemoryError", "OSError", "PermissionError", "FileNotFoundError")
+"""Errors of a task that its machine is to blame for."""
 _QUIET = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -161,7 +163,10 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
         except (PySparkException, Py4JError) as error:
             if _interrupted(error):
                 raise KeyboardInterrupt from error
-            raise EnvironmentLacks(f"Spark at {chosen.master} failed: {_first(error)}") from error
+            what, in_task = _told(error)
+            if in_task and not what.startswith(_LACKS):
+                raise  # a mistake of ours: all there is to see is wanted
+            raise EnvironmentLacks(f"Spark at {chosen.master} failed: {what}") from error
         finally:
             with suppress(Py4JError, OSError):  # after an interruption it may not answer any more; it ends with us
                 session.stop()
@@ -246,12 +251,12 @@ def _interrupted(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
-def _first(error: Exception) -> str:
+def _told(error: Exception) -> tuple[str, bool]:
     """Of what Spark says, what went wrong: the end of a task's traceback if there is one, else the first line."""
     lines = str(error).splitlines()
     at = next((number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line), len(lines))
     told = [line for line in lines[at + 1 :] if line and not line[0].isspace()]
-    return (told or lines or [repr(error)])[0]
+    return (told or lines or [repr(error)])[0], bool(told)
 
 
 def _cause(error: Exception, said: Path) -> str:
