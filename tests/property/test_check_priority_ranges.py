@@ -25,7 +25,7 @@ from unisono.model.message_sets import MessageSet
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.streams import Streams
-from unisono.trace.kinds import OBSERVER, EventKind
+from unisono.trace.kinds import ABSENT, OBSERVER, OF_MESSAGES, EventKind
 from unisono.trace.table import Rows, Trace, concatenated
 
 BY_TIME = 10**9
@@ -169,11 +169,40 @@ def excluded(rows: Rows, chance: Chance) -> Rows:
     return concatenated([rows, replace(told, notes=("excluded: the others went on",))])
 
 
+def lacking(name: str, *kinds: EventKind) -> Damage:
+    """A row of one of these kinds lacks what a column should say."""
+
+    def damage(rows: Rows, chance: Chance) -> Rows:
+        row = picked(rows, chance, kinds[int(chance.integers(len(kinds)))])
+        return changed(rows, row, **{name: ABSENT})
+
+    damage.__name__ = "_".join(["without", name, *(kind.value for kind in kinds)])
+    return damage
+
+
+def graded(rows: Rows, chance: Chance) -> Rows:
+    """One delivery has a grade, or all of one member."""
+    row = picked(rows, chance, EventKind.DELIVER)
+    chosen = np.arange(len(rows)) == row
+    if chance.integers(2):
+        chosen = (rows.member == rows.member[row]) & (rows.kind == EventKind.DELIVER.code)
+    return replace(rows, grade=np.where(chosen, 0, ABSENT).astype(np.int32), grades=("final",))
+
+
+LACKING = (
+    *(lacking("sequence", kind) for kind in (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE)),
+    *(lacking("index", kind) for kind in (EventKind.DELIVER, EventKind.RECEIVE)),
+)
+LACKING_LITTLE = (
+    *(lacking(name, EventKind.QUEUE) for name in ("sequence", "index")),
+    *(lacking(name, *OF_MESSAGES) for name in ("priority", "view", "place")),
+)
+"""Of what a trace need not be wrong without."""
 DAMAGES: tuple[Damage, ...] = (
     *(plain.swapped, plain.dropped, plain.hole, plain.doubled, plain.foreign, plain.late, plain.unsent),
     *(plain.undelivered, plain.rekeyed, exchanged, known_before, long_on_its_way, recounted, unreceived),
     *(received_again, in_another_view, at_another_time, viewless, of_another_priority, more_urgent, moved_on),
-    *(killed, excluded),
+    *(killed, excluded, graded, *LACKING, *LACKING_LITTLE),
 )
 
 
@@ -360,6 +389,22 @@ def test_small_runs_in_ranges_of_few_slots(what: str) -> None:
     agree(replace(run.trace(), logs=broken_off), (what, "crashed"), (1, 1))
 
 
+@pytest.mark.parametrize("what", SMALL)
+def test_a_reception_that_does_not_say_what_was_consumed_leaves_nothing_known(what: str) -> None:
+    levels, members, _ = SMALL[what]
+    run = told(*levels)
+    for member, (start, steps) in members.items():
+        run.member(member, *steps.split(), start=start)
+    trace = run.trace()
+    for row in np.flatnonzero(trace.kind == EventKind.RECEIVE.code).tolist():
+        uncounted = Trace.from_rows(changed(trace, row, index=ABSENT), trace.meta, trace.logs)
+        (found,) = by_windows(uncounted, (1, 1), [10**9], None)
+        verdict = check_all(uncounted)["priority_accounting"]
+        assert verdict.status is Status.UNKNOWN
+        assert f"a reception of member {trace.member[row]} does not say" in verdict.reason
+        assert found["priority_accounting"] == verdict
+
+
 @pytest.mark.parametrize(("logs", "text"), PLANTED)
 def test_views_that_are_not_atomic_are_found_across_ranges(logs: dict[int, list[Event]], text: str) -> None:
     trace = viewed(logs, "priority")
@@ -461,7 +506,7 @@ def test_one_damage(damage: Damage) -> None:
         harmed = damaged(trace, damage(trace, chance), lost=False, cut=bool(seed % 2))
         whole, _ = agree(harmed, (damage.__name__, seed), sizes_of(chance))
         statuses |= {verdict.status for verdict in whole.values()}
-    harmless = {plain.late, excluded, killed, of_another_priority, recounted, at_another_time}
+    harmless = {plain.late, excluded, killed, of_another_priority, recounted, at_another_time, *LACKING_LITTLE}
     assert (statuses == {Status.VALID}) <= (damage in harmless)
 
 

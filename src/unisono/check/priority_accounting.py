@@ -9,7 +9,8 @@ place in it. With R(h) the latest of these places, P2 in words is: from R(h) up 
 A member that never received h had consumed what it consumed in all. Crashed members count in the premise, since l may
 have been consumed there, and not in the conclusion (erratum 004-5). Where a member was killed and the end of its log is
 lost, nobody knows what it had consumed when it received its last messages: these are not judged. Where a log lacks
-deliveries, a number of messages consumed does not say which: then nothing is known.
+deliveries, a number of messages consumed does not say which, and where a reception has no number it says nothing: then
+nothing is known.
 
 A run that is too long for one place is judged by `check.priority_ranges`.
 """
@@ -45,6 +46,8 @@ class MemberLog:
     slots: list[int]
     had_consumed: dict[MessageId, int]
     """How many messages it had consumed when it received this one."""
+    counted: bool
+    """Whether every reception says that."""
     received: dict[MessageId, int]
     queued: dict[MessageId, int]
     came_ns: dict[MessageId, int]
@@ -76,6 +79,8 @@ def priority_accounting(trace: Trace) -> Verdict:
     for member in members:
         if not member.dense or max(member.had_consumed.values(), default=0) > len(member.order):
             return Verdict(NAME, Status.UNKNOWN, reason=not_all_recorded(member.life.member))
+        if not member.counted:
+            return Verdict(NAME, Status.UNKNOWN, reason=not_counted(member.life.member))
     found: list[Overtaken] = []
     count = overtakings = 0
     doubtful = unbound(trace)
@@ -97,6 +102,11 @@ def priority_accounting(trace: Trace) -> Verdict:
 def not_all_recorded(member: int) -> str:
     """Why nothing is known: what a member had consumed is told by a number, which counts what its log has."""
     return f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
+
+
+def not_counted(member: int) -> str:
+    """Why nothing is known where a reception has no index."""
+    return f"a reception of member {member} does not say how many messages it had delivered"
 
 
 def broken_verdict(
@@ -138,6 +148,7 @@ def member_log(trace: Trace, life: Life) -> MemberLog:
         index=dict(zip(order, consumed.index.tolist(), strict=True)),
         slots=consumed.slot.tolist(),
         had_consumed=dict(zip(came, received.index.tolist(), strict=True)),
+        counted=bool((received.index >= 0).all()),
         received=dict(zip(came, received.place.tolist(), strict=True)),
         queued=dict(zip(messages_of(queued), queued.place.tolist(), strict=True)),
         came_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),

@@ -20,6 +20,7 @@ from unisono.check.priority_accounting import (
     member_log,
     messages_of,
     not_all_recorded,
+    not_counted,
     priorities,
     priority_accounting,
 )
@@ -31,8 +32,9 @@ from unisono.check.priority_ranges import (
     latency_in_windows,
     looked_at,
 )
-from unisono.check.priority_survey import Who, by_log, of_logs, united
+from unisono.check.priority_survey import NOTHING_CAME, Came, Who, by_log, of_logs, united
 from unisono.check.priority_windows import ALWAYS, Broken, LogFacts, Pair, WindowFinding
+from unisono.check.suite import SOME_UNGRADED
 from unisono.check.survey import Latencies
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.model.message_sets import MessageSet, Ref
@@ -95,24 +97,25 @@ def windows(run: PriorityRun, even: PriorityRun, window_rows: int, read_again: i
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | str:
     """What windows have to know of the logs; or why they cannot tell anything."""
     known = lives(run.skeleton)
-    came: dict[Who, tuple[int, int]] = {}
+    came: dict[Who, Came] = {}
     for survey in run.surveys:
         for who, of in survey.came.items():
-            before = came.get(who, (0, 0))
-            came[who] = max(of.most_consumed, before[0]), max(of.last_ns, before[1])
+            came[who] = of.joined(came.get(who, NOTHING_CAME))
     counts = {who: sum(line.count for _, line in lines) for who, lines in run.lines.items()}
     if any(who not in came for who in run.lines):
         return NO_RECEPTIONS
     for who in known:
         lacking = who in run.lines and who not in run.whole_logs
-        if lacking or came.get(who, (0, 0))[0] > counts.get(who, 0):
+        if lacking or came.get(who, NOTHING_CAME).most_consumed > counts.get(who, 0):
             return not_all_recorded(who[0])
+        if not came.get(who, NOTHING_CAME).counted:
+            return not_counted(who[0])
     unread = [who for who, life in known.items() if life.crashed and life.cut]
     views = dict(by_log(run.skeleton.of_kind(EventKind.VIEW)))
     facts = []
     for who, life in known.items():
         begin = run.lines[who][0][1].first_slot if who in run.lines else 0
-        gone = {other: _gone_ns(views.get(who), other[0], came.get(other, (0, 0))[1]) for other in unread}
+        gone = {other: _gone_ns(views.get(who), other[0], came.get(other, NOTHING_CAME).last_ns) for other in unread}
         end = begin + counts.get(who, 0)
         regular = run.straying.get(who, end - begin)
         facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.unbound, regular, gone))
@@ -282,7 +285,10 @@ def check_priority(
     run: PriorityRun, judge: Judge, *, window_rows: int = WINDOW_ROWS, read_again: int = READ_AGAIN
 ) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    if len({grade for survey in run.surveys for grade in survey.plain.grades}) > 1:
+    grades = {grade for survey in run.surveys for grade in survey.plain.grades}
+    if grades and any(survey.ungraded for survey in run.surveys):
+        return {"grades": SOME_UNGRADED}
+    if len(grades) > 1:
         return {"grades": Verdict("grades", Status.UNKNOWN, reason=SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)

@@ -48,7 +48,17 @@ class Came:
 
     most_consumed: int
     """The largest number of messages that it had consumed then."""
+    counted: bool
+    """Whether every reception says how many."""
     last_ns: int
+
+    def joined(self, other: Came) -> Came:
+        """What the log received in this range and in another."""
+        most_consumed = max(self.most_consumed, other.most_consumed)
+        return Came(most_consumed, self.counted and other.counted, max(self.last_ns, other.last_ns))
+
+
+NOTHING_CAME = Came(0, True, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class PrioritySurvey:
     other_ns: int
     """When the last thing happened that is no delivery."""
     lines: tuple[Line, ...]
+    ungraded: bool
+    """Whether some delivery has no grade."""
     ordered: bool
     """Whether keys and messages are one to one, and keys grow with the index of each log."""
     even: bool
@@ -109,6 +121,7 @@ def survey_priority(
         plain=replace(plain, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
         other_ns=max(int(part.real_ns[part.kind != _DELIVER].max(initial=0)) for part in (*parts, EMPTY)),
         lines=tuple(map(_line, deliveries)),
+        ungraded=bool((delivered.grade == ABSENT).any()),
         ordered=ordered,
         even=even,
         again=united(_repeated(rows) for rows in deliveries),
@@ -117,7 +130,7 @@ def survey_priority(
         received={key: messages(rows) for key, rows in got},
         times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
         twice=united(_repeated(rows) for (_, view), rows in got if view != ABSENT),
-        came={who: Came(int(rows.index.max()), int(rows.real_ns.max())) for who, rows in by_log(came)},
+        came={who: _came(rows) for who, rows in by_log(came)},
         levels=_levels(delivered),
         tops={
             (who, level): _tops(rows.select(rows.priority == level))
@@ -245,6 +258,10 @@ def _line(rows: Rows) -> Line:
         last_ns=int(rows.real_ns.max()),
         last=Ref(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
     )
+
+
+def _came(rows: Rows) -> Came:
+    return Came(int(rows.index.max()), bool((rows.index >= 0).all()), int(rows.real_ns.max()))
 
 
 def _sequence(deliveries: Rows) -> tuple[bool, bool]:

@@ -28,13 +28,16 @@ from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance
 from unisono.check.total_order import total_order
-from unisono.check.verdict import Verdict
+from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import PROMISES
+from unisono.trace.kinds import ABSENT
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62
+SOME_UNGRADED = Verdict("grades", Status.UNKNOWN, reason="some deliveries have a grade and some have none")
+"""Of a run of the priority order, whose members count what they delivered over all of it."""
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
 
@@ -64,6 +67,8 @@ def check_all(
         early = trace.graded(EARLY)
         verdicts = check_all(early, bound_ns=bound_ns, until_ns=until_ns) if EARLY in grades else {}
         return {f"{name}[early]": verdict for name, verdict in verdicts.items()} | _finals(trace, until_ns, grace_ns)
+    if grades and trace.meta.order in PRIORITY_ORDERS and (trace.deliveries().grade == ABSENT).any():
+        return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
         return {
             f"{name}[{grade}]": verdict
