@@ -465,6 +465,30 @@ def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_fr
     assert little["priority_accounting"].status is Status.UNKNOWN
 
 
+def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
+    run = told(*[LOW] * 20)
+    both = [f"{step}{message}" for message in range(20) for step in "RQD"]
+    for member in (1, 2):
+        run.member(member, *both)
+    run.member(3, *both[:3])
+    run.memory.recorder(3, life=1).event(EventKind.LEAVE, slot=1, real_ns=9, local_ns=9)
+    trace = run.trace()
+    (found,) = by_windows(trace, (1, 1), [30], 1000)
+    assert found["gap_freedom"] == check_all(trace, bound_ns=1000)["gap_freedom"]
+    assert found["gap_freedom"].status is Status.VALID
+
+
+def test_a_range_in_which_messages_were_only_queued_is_read_where_all_is_judged_as_a_whole() -> None:
+    run = told(LOW, HIGH)
+    for member in (1, 2):
+        run.member(member, "R0", "Q0", "R1", "Q1", "D0", "D1")
+    trace = run.trace()
+    slot = np.where(trace.kind == EventKind.QUEUE.code, 50, trace.slot)
+    slot += 3 * ((trace.member == 2) & (trace.kind == EventKind.DELIVER.code) & (trace.index == 1))
+    whole, _ = agree(replace(trace, slot=slot), "queued elsewhere", (1, 1))
+    assert whole["priority_accounting"].reason == "in words and by equation (1)"
+
+
 def test_messages_that_lie_in_many_ranges_are_not_read_again_and_again() -> None:
     run = told(LOW, HIGH)
     for member in (1, 2):

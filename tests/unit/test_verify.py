@@ -18,9 +18,11 @@ from tests.recorded_priority import outpaced, record_priority
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cli.main import main
+from unisono.pipeline.prioritized import GatherTask
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.files import read_part, read_trace, write_part, write_trace
 from unisono.trace.kinds import EventKind
+from unisono.trace.layout import layout
 from unisono.trace.table import Rows
 
 
@@ -280,10 +282,21 @@ def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_who
     monkeypatch.setattr("unisono.pipeline.prioritized.WINDOW_ROWS", 1000)
     planted = outpaced(record_priority(tmp_path, members=3, messages=600, range_slots=64, run="outpaced"), 0.8)
     whole = {report.run: report for report in verify(tmp_path)}
+    gather, read = GatherTask.run, []
+
+    def noted(task: GatherTask) -> Rows:
+        rows = gather(task)
+        if EventKind.QUEUE in task.kinds:
+            read.append(task.files)
+        assert set(rows.notes) == {rows.notes[code] for code in rows.note.tolist() if code >= 0}
+        return rows
+
+    monkeypatch.setattr(GatherTask, "run", noted)
     found = {report.run: report for report in verify(tmp_path, whole_rows=0)}
     assert found["clean"].status is Status.VALID
     assert found["clean"].verdicts["priority_accounting"].figures["overtakings"] > 100
     planted.found(found["outpaced"].verdicts)
+    assert 0 < len(read) < len(layout(tmp_path / "run=outpaced" / "group=g").ranges) / 2
     for run, report in found.items():
         for name, verdict in report.verdicts.items():
             assert replace(verdict, figures={}) == replace(whole[run].verdicts[name], figures={}), name

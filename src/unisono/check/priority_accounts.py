@@ -135,7 +135,7 @@ def _as_a_whole(run: PriorityRun) -> Verdict:
     """By the checker of a whole run, where the logs are not one sequence; unknown if that is too long."""
 
     def judge() -> Verdict:
-        numbers = [number for number, survey in enumerate(run.surveys) if survey.lines or survey.received]
+        numbers = [number for number, survey in enumerate(run.surveys) if survey.has_steps()]
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         try:
             return priority_accounting(run.part(numbers, *kinds))

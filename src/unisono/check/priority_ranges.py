@@ -168,15 +168,14 @@ class PriorityRun:
             raise TooMuch(f"{len(wanted):,} messages are suspect, more than the {self.looked_at_rows:,} rows looked at")
         if not wanted:
             return concatenated([])
-        where = {
+        where: dict[EventKind, Callable[[PrioritySurvey], MessageSet]] = {
             EventKind.SEND: PrioritySurvey.all_sent,
             EventKind.DELIVER: PrioritySurvey.all_delivered,
             EventKind.RECEIVE: PrioritySurvey.all_received,
+            EventKind.QUEUE: lambda survey: survey.queued,
         }
         ranges = [
-            number
-            for number, survey in enumerate(self.surveys)
-            if any(kind not in where or where[kind](survey) & wanted for kind in kinds)
+            number for number, survey in enumerate(self.surveys) if any(where[kind](survey) & wanted for kind in kinds)
         ]
         return self.gather(wanted, kinds, ranges)
 
@@ -294,7 +293,8 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
         for number, survey in enumerate(run.surveys):
             first, last = survey.plain.order.first_slot, survey.plain.order.last_slot
             before = begin is not None and life.first_slot <= last and first < begin
-            if survey.lines and (before or (run.bound_ns is not None and last > end)):
+            after = run.bound_ns is not None and last > end
+            if survey.lines and first < life.end_slot and (before or after):
                 doubtful.add(number)
     suspect = (run.sent - binding) | united(run.delivered_in[number] for number in sorted(doubtful))
     if not suspect:

@@ -16,7 +16,7 @@ from unisono.check.codes import Codes, key_codes, log_codes, message_codes, pack
 from unisono.check.survey import Survey, survey
 from unisono.model.message_sets import MessageSet, Ref
 from unisono.trace.kinds import ABSENT, EventKind
-from unisono.trace.table import EMPTY, Mask, Rows, concatenated
+from unisono.trace.table import EMPTY, Mask, Rows, concatenated, copied
 
 Who = tuple[int, int]
 """A member in one of its lives."""
@@ -86,6 +86,8 @@ class PrioritySurvey:
     """When the first and the last of them came."""
     twice: MessageSet
     """What some log received twice in one view."""
+    queued: MessageSet
+    """What anybody put into its queue."""
     came: dict[Who, Came]
     levels: dict[int, tuple[int, int]]
     """By priority, the first and the last slot in which such a message was delivered."""
@@ -100,6 +102,10 @@ class PrioritySurvey:
         """What anybody received."""
         return united(self.received.values())
 
+    def has_steps(self) -> bool:
+        """Whether anything was received, queued or delivered."""
+        return bool(self.lines or self.received or self.queued)
+
     def all_sent(self) -> MessageSet:
         """What anybody sent."""
         return united(self.sent.values())
@@ -110,10 +116,10 @@ def survey_priority(
 ) -> PrioritySurvey:
     """Survey the rows of a range, without what some logs delivered."""
     parts = [rows.select(~((rows.kind == _DELIVER) & of_logs(rows, without))) for rows in parts] if without else parts
-    sends, receives, deliveries, events = ([_of(part, *kinds) for part in parts] for kinds in _SORTS)
+    sends, receives, queued, deliveries, events = ([_of(part, *kinds) for part in parts] for kinds in _SORTS)
     deliveries = [rows.select(np.argsort(rows.index, kind="stable")) for _, rows in by_log(concatenated(deliveries))]
     came, sent = concatenated(receives), concatenated(sends)
-    plain = survey([*deliveries, *map(_own_notes, events)], first_slot, last_slot, grade=None, bound_ns=None)
+    plain = survey([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
     delivered = concatenated(deliveries)
     ordered, even = _sequence(delivered)
     got = _by_view(came)
@@ -130,6 +136,7 @@ def survey_priority(
         received={key: messages(rows) for key, rows in got},
         times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
         twice=united(_repeated(rows) for (_, view), rows in got if view != ABSENT),
+        queued=messages(concatenated(queued)),
         came={who: _came(rows) for who, rows in by_log(came)},
         levels=_levels(delivered),
         tops={
@@ -145,6 +152,7 @@ _SEND = EventKind.SEND.code
 _SORTS = (
     (_SEND,),
     (EventKind.RECEIVE.code,),
+    (EventKind.QUEUE.code,),
     (_DELIVER,),
     tuple(kind.code for kind in EventKind if kind.code not in (_SEND, _DELIVER, *_STEPS)),
 )
@@ -156,14 +164,6 @@ def _of(rows: Rows, *kinds: int) -> Rows:
     if kinds == _SORTS[-1]:
         return chosen
     return replace(chosen, note=np.broadcast_to(np.int32(ABSENT), len(chosen)), notes=())
-
-
-def _own_notes(rows: Rows) -> Rows:
-    """The same rows with the notes that they have, and no others."""
-    used = np.unique(rows.note[rows.note != ABSENT])
-    notes = tuple(rows.notes[code] for code in used.tolist())
-    note = np.where(rows.note == ABSENT, ABSENT, np.searchsorted(used, rows.note)).astype(np.int32)
-    return replace(rows, note=note, notes=notes)
 
 
 def _who(rows: Rows) -> Who:

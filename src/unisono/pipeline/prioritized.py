@@ -63,7 +63,7 @@ class GatherTask:
     def run(self) -> Rows:
         """Choose them."""
         found = [part.of_kind(*self.kinds) for part in read_range(self.files, whole=True)]
-        return copied(concatenated([part.select(among(part, self.wanted)) for part in found]))
+        return concatenated([copied(part.select(among(part, self.wanted))) for part in found])
 
 
 @dataclass(frozen=True, slots=True)

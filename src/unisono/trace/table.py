@@ -271,10 +271,16 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
 
 
 def copied(rows: Rows) -> Rows:
-    """These rows on their own: chosen rows may be a view that keeps all the others in memory."""
+    """These rows on their own: chosen rows may be a view that keeps all the others, and their words, in memory."""
     if len(rows) == 0:
         return EMPTY
     columns: dict[str, Any] = {name: getattr(rows, name).copy() for name in _COLUMNS}
+    for name, table_name in _CODED.items():
+        table, codes = getattr(rows, table_name), columns[name]
+        if table:
+            used = np.unique(codes[codes != ABSENT])
+            columns[name] = np.where(codes == ABSENT, ABSENT, np.searchsorted(used, codes)).astype(np.int32)
+            columns[table_name] = tuple(table[code] for code in used.tolist())
     return replace(rows, **columns)
 
 
