@@ -7,9 +7,10 @@ member nothing less urgent may be, and the surveys tell the first slot with such
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from unisono.check.lives import lives
 from unisono.check.priority_accounting import (
@@ -178,6 +179,13 @@ class _Accounts:
         self._facts = {log.who: log for log in facts}
         self._broken: dict[Who, Broken] = {}
         self._loaded: tuple[int, Rows] | None = None
+        self._levels: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
+        """By priority, the ranges in which such messages were delivered, and between which slots."""
+        for number, survey in enumerate(run.surveys):
+            for level, span in survey.levels.items():
+                numbers, spans = self._levels.setdefault(level, ([], []))
+                numbers.append(number)
+                spans.append(span)
 
     def add(self, broken: Broken) -> None:
         """Some more of one member."""
@@ -189,7 +197,7 @@ class _Accounts:
 
     def try_pair(self, pair: Pair) -> None:
         """Take a pair if it is broken."""
-        if self._first_lower(pair.since, pair.priority) < pair.end:
+        if self._has_lower(pair):
             self.add(Broken(1, pair))
 
     def undelivered(self) -> None:
@@ -198,6 +206,13 @@ class _Accounts:
         trace = self._run.trace(self._run.messages(wanted, EventKind.RECEIVE))
         priority, _ = priorities(trace)
         logs = {who: member_log(trace, life) for who, life in lives(trace).items()}
+        others = sorted(self._facts.values(), key=lambda other: other.begin)
+        begins = [other.begin for other in others]
+        behind: dict[MessageId, list[int]] = {}
+        for message in priority:
+            had = [logs[other.who].had_consumed.get(message, other.end - other.begin) for other in others]
+            slots = (other.slot_behind(consumed) for other, consumed in zip(others, had, strict=True))
+            behind[message] = list(accumulate(slots, max))
         for who, log in self._facts.items():
             if not log.bound or log.begin == log.end:
                 continue
@@ -206,24 +221,35 @@ class _Accounts:
                     message in logs[other].received or logs[who].came_ns[message] >= since
                     for other, since in log.unread.items()
                 ):
-                    reaches = [
-                        other.reach(logs[other.who].had_consumed.get(message, other.end - other.begin))
-                        for other in self._facts.values()
-                        if other.begin < log.end
-                    ]
-                    since = max([log.begin, *reaches])
+                    # Who consumed nothing that this one did tells nothing of it.
+                    since = max(log.begin, behind[message][bisect_left(begins, log.end) - 1])
                     self.try_pair(Pair(who, message, priority[message], since, log.end))
+
+    def _lower_from(self, since: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
+        """The first range with less urgent messages from `since` on; by priority, between which slots they lie."""
+        ahead = [
+            (numbers[at], spans[at])
+            for level, (numbers, spans) in self._levels.items()
+            if level < priority and (at := bisect_left(spans, since, key=lambda span: span[1])) < len(spans)
+        ]
+        nearest = min((number for number, _ in ahead), default=-1)
+        return nearest, [span for number, span in ahead if number == nearest]
+
+    def _has_lower(self, pair: Pair) -> bool:
+        """Whether there is a less urgent message where none may be; rows are read only if surveys do not tell."""
+        _, spans = self._lower_from(pair.since, pair.priority)
+        if any(pair.since <= slot < pair.end for span in spans for slot in span):
+            return True
+        unclear = any(first < pair.since for first, _ in spans)
+        return unclear and self._first_lower(pair.since, pair.priority) < pair.end
 
     def _first_lower(self, since: int, priority: int) -> int:
         """The first slot from `since` on with a less urgent message."""
-        for number, survey in enumerate(self._run.surveys):
-            spans = [span for level, span in survey.levels.items() if level < priority and span[1] >= since]
-            if any(first < since for first, _ in spans):
-                rows = self._deliveries(number)
-                return int(rows.slot[(rows.slot >= since) & (rows.priority < priority)].min())
-            if spans:
-                return min(first for first, _ in spans)
-        return ALWAYS
+        number, spans = self._lower_from(since, priority)
+        if any(first < since for first, _ in spans):
+            rows = self._deliveries(number)
+            return int(rows.slot[(rows.slot >= since) & (rows.priority < priority)].min())
+        return min((first for first, _ in spans), default=ALWAYS)
 
     def _deliveries(self, number: int) -> Rows:
         if self._loaded is None or self._loaded[0] != number:

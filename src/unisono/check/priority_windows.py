@@ -46,14 +46,14 @@ class LogFacts:
     unread: Mapping[Who, int]
     """Of crashed members whose log lacks its end: since when this one is in views without them."""
 
-    def reach(self, consumed: int) -> int:
+    def slot_behind(self, consumed: int) -> int:
         """The slot behind what it had consumed then; not after it, where it strays."""
         return self.begin + min(consumed, self.regular) if consumed and self.regular else NEVER
 
     @property
-    def whole_reach(self) -> int:
+    def last_behind(self) -> int:
         """The slot behind all that it consumed."""
-        return self.reach(self.end - self.begin)
+        return self.slot_behind(self.end - self.begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,33 +129,44 @@ def judge_window(
     if window.odd:
         return WindowFinding(seen, odd=window.odd)
     before = window.last_lower(lower)
-    broken: dict[Who, Broken] = {}
-    undecided: list[Pair] = []
-    overtakings = 0
-    behind: list[Who] = []
-    for number, log in enumerate(logs):
-        if not log.bound:
-            continue
-        judged, inside = window.judged(number), window.inside(log)
-        since = np.maximum(window.reach(log, inside), log.begin)
-        bad = np.flatnonzero(judged & inside & (before >= since))
-        if len(bad):
-            broken[log.who] = Broken(len(bad), window.pair(log, window.smallest(bad), since))
-        # Nothing less urgent up to the message itself means nothing less urgent up to an earlier end.
-        away = np.flatnonzero(judged & ~inside & ((window.slots < log.end) | (before >= since)))
-        if log.begin < log.end:
-            undecided += [window.pair(log, at, since) for at in away.tolist()]
-        overtakings += window.overtakings(judged & inside, log)
-        if judged[-1] and inside[-1] and window.slots[-1] + 1 < log.end:
-            behind.append(log.who)
+    found = {log.who: _judge_log(window, number, before) for number, log in enumerate(logs) if log.bound}
+    undecided = [pair for of in found.values() for pair in of.open]
+    behind = tuple(who for who, of in found.items() if of.goes_on)
     return WindowFinding(
         seen,
-        broken,
+        {who: of.broken for who, of in found.items() if of.broken},
         tuple(undecided[:MOST_PAIRS]),
-        overtakings,
+        sum(of.overtakings for of in found.values()),
         WindowEdge(int(window.slots[0]), int(window.came_ns[0]), ()),
-        WindowEdge(int(window.slots[-1]), int(window.came_ns[-1]), tuple(behind)),
+        WindowEdge(int(window.slots[-1]), int(window.came_ns[-1]), behind),
         "more messages were received and not delivered than can be told" if len(undecided) > MOST_PAIRS else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedLog:
+    """What a window shows of one member."""
+
+    broken: Broken | None
+    open: list[Pair]
+    overtakings: int
+    goes_on: bool
+    """Whether it delivered the window's last message, and something behind it."""
+
+
+def _judge_log(window: _Window, number: int, before: Ints) -> _JudgedLog:
+    """Judge one member; `before` are the last slots before each message with a less urgent one."""
+    log = window.logs[number]
+    judged, inside = window.judged(number), window.inside(log)
+    since = np.maximum(window.since(log, inside), log.begin)
+    bad = np.flatnonzero(judged & inside & (before >= since))
+    # Nothing less urgent up to the message itself means nothing less urgent up to an earlier end.
+    away = np.flatnonzero(judged & ~inside & ((window.slots < log.end) | (before >= since)))
+    return _JudgedLog(
+        Broken(len(bad), window.pair(log, window.smallest(bad), since)) if len(bad) else None,
+        [window.pair(log, at, since) for at in away.tolist()] if log.begin < log.end else [],
+        window.overtakings(judged & inside, log),
+        bool(judged[-1] and inside[-1] and window.slots[-1] + 1 < log.end),
     )
 
 
@@ -182,7 +193,7 @@ class _Window:
         self.came_ns[self.came_ns == ALWAYS] = 0
         self.got: NDArray[np.bool_] = np.zeros((len(logs), count), dtype=bool)
         self.at_ns: Matrix = np.zeros((len(logs), count), dtype=np.int64)
-        self._reach: Matrix = np.empty((len(logs), count), dtype=np.int64)
+        self._behind: Matrix = np.empty((len(logs), count), dtype=np.int64)
         """The slot behind what each had consumed when it received each message."""
         self._concerned: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
         for number, log in enumerate(logs):
@@ -190,10 +201,10 @@ class _Window:
             consumed = receptions.index[own]
             self.got[number, at[own]] = True
             self.at_ns[number, at[own]] = receptions.real_ns[own]
-            self._reach[number] = log.whole_reach
-            self._reach[number, at[own]] = np.where(consumed > 0, log.begin + np.minimum(consumed, log.regular), NEVER)
+            self._behind[number] = log.last_behind
+            self._behind[number, at[own]] = np.where(consumed > 0, log.begin + np.minimum(consumed, log.regular), NEVER)
             if not log.regular:
-                self._reach[number] = NEVER
+                self._behind[number] = NEVER
             self._concerned[number] = log.first_slot <= self.slots
         strange = np.flatnonzero(self.level != self.messages.priority)
         self.odd = ""
@@ -201,7 +212,7 @@ class _Window:
             message = message_at(self.messages, int(strange[0]))
             self.odd = f"{message} was delivered with another priority than it was received with"
 
-    def reach(self, log: LogFacts, inside: Mask) -> Ints:
+    def since(self, log: LogFacts, inside: Mask) -> Ints:
         """R(h) for one member: over those who consumed anything that it did, too.
 
         Whoever came when it had delivered the message does not count.
@@ -210,7 +221,7 @@ class _Window:
         if not known:
             return np.full(len(self.slots), NEVER, dtype=np.int64)
         concerned = self._concerned[known] | ~inside
-        found: Ints = np.where(concerned, self._reach[known], NEVER).max(axis=0)
+        found: Ints = np.where(concerned, self._behind[known], NEVER).max(axis=0)
         return found
 
     def last_lower(self, lower: Mapping[int, int]) -> Ints:
