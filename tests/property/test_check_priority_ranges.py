@@ -14,6 +14,7 @@ from tests.property.test_check_ranges import Chance, changed, picked
 from tests.unit.test_check_priority import told
 from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 
+from unisono.check.priority_accounting import priority_accounting
 from unisono.check.priority_accounts import Window, check_priority
 from unisono.check.priority_ranges import PriorityRun
 from unisono.check.priority_survey import PrioritySurvey, among, survey_priority
@@ -223,9 +224,17 @@ def damaged(trace: Trace, rows: Rows, *, lost: bool, cut: bool) -> Trace:
 
 
 def by_windows(
-    trace: Trace, sizes: Sizes, limits: Sequence[int], bound_ns: int | None, read_again: int = 10**6
+    trace: Trace,
+    sizes: Sizes,
+    limits: Sequence[int],
+    bound_ns: int | None,
+    read_again: int = 10**6,
+    loaded: list[int] | None = None,
 ) -> list[dict[str, Verdict]]:
-    """What is said of a trace that is cut into ranges of slots, and these into windows, by how much is looked at."""
+    """What is said of a trace that is cut into ranges of slots, and these into windows, by how much is looked at.
+
+    The ranges that are read where the verdicts are made are added to `loaded`.
+    """
     range_slots, window_rows = sizes
     number = trace.slot // range_slots
     ranges = np.unique(number).tolist()
@@ -234,6 +243,11 @@ def by_windows(
     def load(numbers: Collection[int], kind: EventKind | None = None) -> Rows:
         rows = concatenated([parts[n] for n in numbers])
         return rows if kind is None else rows.of_kind(kind)
+
+    def load_here(numbers: Collection[int]) -> Rows:
+        if loaded is not None:
+            loaded.extend(numbers)
+        return load(numbers)
 
     def gather(wanted: MessageSet, kinds: Collection[EventKind], numbers: Collection[int]) -> Rows:
         rows = load(numbers).of_kind(*kinds)
@@ -253,7 +267,9 @@ def by_windows(
         return [survey_priority([parts[n]], *of, without) for n, of in zip(numbers, slots, strict=True)]
 
     surveys = tuple(survey(range(len(ranges))))
-    runs = [PriorityRun(trace.meta, trace.logs, surveys, load, gather, survey, bound_ns, limit) for limit in limits]
+    runs = [
+        PriorityRun(trace.meta, trace.logs, surveys, load_here, gather, survey, bound_ns, limit) for limit in limits
+    ]
     return [check_priority(run, judge, window_rows=window_rows, read_again=read_again) for run in runs]
 
 
@@ -476,6 +492,21 @@ def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
     (found,) = by_windows(trace, (1, 1), [30], 1000)
     assert found["gap_freedom"] == check_all(trace, bound_ns=1000)["gap_freedom"]
     assert found["gap_freedom"].status is Status.VALID
+
+
+def test_what_nobody_delivered_is_judged_by_the_surveys_of_ranges_and_few_rows() -> None:
+    """Each urgent message comes in the middle of a range, and the less urgent ones behind it overtake it."""
+    run = told(*[LOW] * 18, *[HIGH] * 6)
+    steps = [f"R{message}" for message in range(18)]
+    for message in range(18):
+        steps += [f"D{message}"] if message % 3 else [f"D{message}", f"R{18 + message // 3}"]
+    for member in (1, 2, 3):
+        run.member(member, *steps)
+    loaded: list[int] = []
+    (found,) = by_windows(run.trace(), (3, 1), [10**9], None, loaded=loaded)
+    assert found["priority_accounting"] == priority_accounting(run.trace())
+    assert found["priority_accounting"].count == 18
+    assert len(loaded) == 1  # for the witness
 
 
 def test_a_range_in_which_messages_were_only_queued_is_read_where_all_is_judged_as_a_whole() -> None:
