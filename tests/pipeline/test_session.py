@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.errors import EnvironmentLacks, InvalidPolicy, UnisonoError
 from unisono.pipeline import java, session
 from unisono.pipeline.session import SparkChoice, spark_session
 
@@ -172,6 +172,17 @@ def test_an_interruption_of_the_start_is_one(monkeypatch: pytest.MonkeyPatch, id
 def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Session) -> None:
     expected = f"^{re.escape(f'Spark at local[2] failed: {said}')}"
     with pytest.raises(EnvironmentLacks, match=expected), spark_session(SparkChoice("local[2]")):
+        raise Py4JError(text)
+    assert idle.stopped == 1
+
+
+def test_what_a_task_finds_wrong_with_what_was_given_is_told_as_here(idle: Session) -> None:
+    found = "unisono.trace.meta.TraceDamaged: run r, group g: has a message without a number"
+    text = TASK_FAILED.replace("ModuleNotFoundError: No module named 'numpy'", found)
+    with (
+        pytest.raises(UnisonoError, match=r"^run r, group g: has a message without a number$"),
+        spark_session(SparkChoice("local[2]")),
+    ):
         raise Py4JError(text)
     assert idle.stopped == 1
 

@@ -126,7 +126,7 @@ def _write(out: str, meta: RunMeta, range_slots: int, table: Any) -> Any:
     ):
         who = {name: table[name][:1] for name in ("member", "life")}
         return pa.table({**who, "rows": pa.array([-1], pa.int64())})
-    rows = _in_order(from_arrow(_as_recorded(table)))
+    rows = _in_order(from_arrow(_as_recorded(table), f"run {meta.run}, group {meta.group}"))
     member, life = int(rows.member[0]), int(rows.life[0])
     folder = member_folder(out, meta.run, meta.group, member)
     folder.mkdir(parents=True, exist_ok=True)

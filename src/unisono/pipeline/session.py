@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.errors import EnvironmentLacks, InvalidPolicy, UnisonoError
 from unisono.pipeline.java import use_java
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             if _interrupted(error):
                 raise KeyboardInterrupt from error
             what, in_task = _told(error)
+            if what.startswith("unisono."):  # an error of ours, by its module and name: what was given is at fault
+                raise UnisonoError(what.partition(": ")[2]) from error
             if in_task and not what.startswith(_LACKS):
                 raise  # a mistake of ours: all there is to see is wanted
             raise EnvironmentLacks(f"Spark at {chosen.master} failed: {what}") from error
