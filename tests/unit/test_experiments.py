@@ -146,12 +146,13 @@ def test_two_processes_make_the_same_table_as_one(capsys: pytest.CaptureFixture[
 
 
 def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_done(tmp_path: Path) -> None:
-    arguments = ["experiment", "tapas-group-1", "--runs", "1500", "--processes", "2", "--out", str(tmp_path)]
+    # A minute of work, whose first point is there at once.
+    arguments = ["experiment", "tapas-fig23", "--runs", "20000", "--processes", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "unisono.cli.main", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
         try:
             deadline = time.monotonic() + 120
-            while not tally_path(tmp_path, "tapas-group-1", 0).exists():
+            while not tally_path(tmp_path, "tapas-fig23", 0).exists():
                 assert job.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -162,7 +163,7 @@ def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_don
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
-    assert not tally_path(tmp_path, "tapas-group-1", 1).exists()
+    assert not tally_path(tmp_path, "tapas-fig23", 14).exists()
 
 
 def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
