@@ -149,7 +149,12 @@ def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_don
     # A minute of work, whose first point is there at once.
     arguments = ["experiment", "tapas-fig23", "--runs", "20000", "--processes", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "unisono.cli.main", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with job:
         try:
             deadline = time.monotonic() + 120
             while not tally_path(tmp_path, "tapas-fig23", 0).exists():
