@@ -139,6 +139,7 @@ def test_an_interruption_stays_this_process_s_affair(
 ) -> None:
     """Spark puts a handler of its own in place; its client tells an interruption at length on the root's log."""
     before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # another test's session may be there
     monkeypatch.setattr(session, "_start", lambda *_: signal.signal(signal.SIGINT, lambda *_: None))
     theirs = logging.LogRecord("root", logging.ERROR, "/x/py4j/java_gateway.py", 1070, "KeyboardInterrupt", (), None)
     ours = logging.LogRecord("root", logging.ERROR, "/x/mine.py", 1, "mine", (), None)
