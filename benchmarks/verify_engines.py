@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.process_tree import cpu_s
 from unisono.check.verdict import Status
@@ -52,11 +51,12 @@ from joined
 @contextmanager
 def spark() -> Iterator[Engine]:
     """The pipeline, in local mode on all cores."""
-    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - each engine in its own process
+    from unisono.pipeline.dealing import deal  # noqa: PLC0415 - each engine in its own process
+    from unisono.pipeline.session import spark_session  # noqa: PLC0415
     from unisono.pipeline.verify import on_spark, verify  # noqa: PLC0415
 
     with spark_session() as session:
-        session.range(0, 2, 1, 2).mapInArrow(_same, "id long").collect()  # the first task starts Python on the workers
+        list(deal(session, [[0], [0]], abs))  # the first task starts Python on the workers
 
         def ask(folder: Path, meta: RunMeta) -> Found:
             (report,) = verify(folder, partial(on_spark, session), bound_ns=meta.bound_ns)
@@ -65,10 +65,6 @@ def spark() -> Iterator[Engine]:
             return {name: verdict.status is Status.VIOLATED for name, verdict in report.verdicts.items()}
 
         yield ask
-
-
-def _same(batches: Any) -> Any:
-    return batches
 
 
 @contextmanager
