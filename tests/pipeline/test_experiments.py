@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import pytest
 
 from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import Task, rows_of, tasks
+from unisono.experiments.experiment import Tally, Task, rows_of, tasks
+from unisono.pipeline import experiments
 from unisono.pipeline.experiments import hands_of, next_wave, run_on_spark, tally_path
 
 if TYPE_CHECKING:
@@ -71,3 +75,17 @@ def test_hands_last_long_enough_to_be_worth_a_task_and_leave_no_core_idle() -> N
     assert len(hands_of(wave[:1], 0.3, 2)) == 1
     computed = _blocks(1, 3, 0)[0]
     assert len(hands_of(computed, 5.0, 2)) == 3
+
+
+def test_later_waves_go_by_what_runs_have_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quick(_: object, hands: list[list[Task]], __: object) -> list[tuple[tuple[Task, Tally], float]]:
+        return [((task, Tally(task.runs)), 0.001) for hand in hands for task in hand]
+
+    monkeypatch.setattr(experiments, "deal", quick)
+    monkeypatch.setattr(experiments, "parallelism", lambda _: 2)
+    slow = replace(find(NAME), points=tuple({"n": n} for n in range(30)), run_s=1.0)
+    told: list[int] = []
+    work = [task for point in _blocks(30, 1, 12) for task in point]
+    run_on_spark(cast("SparkSession", None), slow, work, None, lambda done, *_: told.append(done))
+    # Two points of 12 s each for two cores; then all the others, since these took no time.
+    assert told == [0, 2, 30]

@@ -82,7 +82,7 @@ def run_on_spark(
 def next_wave(waiting: list[list[Task]], run_s: float, cores: int) -> list[Task]:
     """Whole points, taken from those that wait: as many as keep every core busy for a while."""
     wave: list[Task] = []
-    while waiting and (not wave or _runs(wave) * run_s < _WAVE_S * cores):
+    while waiting and _runs(wave) * run_s < _WAVE_S * cores:
         wave += waiting.pop(0)
     return wave
 
