@@ -17,8 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A stamp is written after an installation has succeeded and is redone when the lock or pyproject.toml is newer.
 # The dev lock contains the base lock, so installing dev writes both stamps.
-BASE := $(VENV)/.base-installed
-DEV := $(VENV)/.dev-installed
+BASE_STAMP := $(VENV)/.base-installed
+DEV_STAMP := $(VENV)/.dev-installed
 
 # Stamps speak of the interpreter that .venv was made with. When that is gone, they are void.
 ifneq ($(shell test -x $(BIN)/python && echo yes),yes)
@@ -70,7 +70,7 @@ help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
-demo: $(BASE)  ## set up, run a group of real processes on this machine, verify its trace on Spark
+demo: $(BASE_STAMP)  ## set up, run a group of real processes on this machine, verify its trace on Spark
 	@$(BIN)/unisono demo --verify spark
 
 .PHONY: test
@@ -84,24 +84,33 @@ test-all: lint types  ## the same with the slow tests
 	$(BIN)/pytest -n 2 --dist loadgroup tests/process tests/pipeline
 
 .PHONY: lint
-lint: $(DEV)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 .PHONY: types
-types: $(DEV)
+types: $(DEV_STAMP)
 	$(BIN)/mypy
 
+.PHONY: behaviour
+behaviour: $(DEV_STAMP)  ## compare datagrams, stored records and traces of 2,800 seeded simulations with the baseline
+	@$(BIN)/python -m tests.behaviour
+
 .PHONY: bench
-bench: $(DEV)  ## measure against the references, side by side
+bench: $(DEV_STAMP)  ## measure against the references, side by side
 	@$(BIN)/python -m benchmarks
 
+.PHONY: compare
+compare: $(DEV_STAMP)  ## compare CPU time per message and simulated event with a commit: make compare BASE=COMMIT
+	@test -n "$(BASE)" || { echo "error: name the commit to compare with: make compare BASE=COMMIT" >&2; exit 2; }
+	@$(BIN)/python -m benchmarks.compare "$(BASE)"
+
 .PHONY: figures
-figures: $(DEV)  ## draw the documentation's figures anew
+figures: $(DEV_STAMP)  ## draw the documentation's figures anew
 	@$(BIN)/python -m benchmarks.figures
 
 .PHONY: fmt
-fmt: $(DEV)  ## format the code and apply the safe fixes
+fmt: $(DEV_STAMP)  ## format the code and apply the safe fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
@@ -120,12 +129,12 @@ clean:  ## remove .venv and every cache; traces in out/ stay
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: set-up-again
-$(BASE): requirements/base.txt pyproject.toml $(VOID)
+$(BASE_STAMP): requirements/base.txt pyproject.toml $(VOID)
 	$(make_venv)
 	$(call install,requirements/base.txt)
 	@touch $@
 
-$(DEV): requirements/dev.txt pyproject.toml $(VOID)
+$(DEV_STAMP): requirements/dev.txt pyproject.toml $(VOID)
 	$(make_venv)
 	$(call install,requirements/dev.txt)
-	@touch $(BASE) $@
+	@touch $(BASE_STAMP) $@

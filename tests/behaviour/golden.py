@@ -1,0 +1,460 @@
+"""One example of every frame, stored record and nested value, with its bytes in golden.json.
+
+A label names the number on the wire and what the bytes are for, never a class: renaming a class does not change the
+file. `python -m tests.behaviour.golden` writes the file from the present encoders.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from unisono.model.events import SlaViolation
+from unisono.model.extents import Extent
+from unisono.model.grid import Segment
+from unisono.model.message_sets import MessageSet, Ref
+from unisono.model.settings import Settings
+from unisono.model.writes import Write
+from unisono.orders.group_memory import foreign_write, own_writes
+from unisono.wire import (
+    beacon,
+    bond,
+    consensus,
+    control,
+    demand,
+    door,
+    fec,
+    finals,
+    heartbeat,
+    membership,
+    multigroup,
+    multigroup_state,
+    parcel,
+    priority,
+    priority_state,
+    rmcast,
+    succession,
+    uniform,
+)
+from unisono.wire.frame import FIRST, LAST, MORE, PIECE, WISH, Frame, Kind, Nested, encode
+from unisono.wire.run import OwnRun
+
+PATH: Final = Path(__file__).with_name("golden.json")
+GROUP: Final = 0xA1B2C3D4
+SENDER: Final = 2
+MEMBERS: Final = (1, 2, 3)
+SLOT: Final = 0x0102030405
+Decode = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A value, its bytes as the encoder gives them, and what reads them back as the value."""
+
+    value: Any
+    data: bytes
+    decode: Decode
+
+
+def _header(kind: Kind, *, flags: int = 0, number: int = 3, place: int = 77, body: bytes = b"") -> Frame:
+    return Frame(kind, SENDER, 5, 1, SLOT, number, flags, 8, place, 1_700_000_000_000_000_000, None, body)
+
+
+def admitted(data: bytes) -> Frame:
+    """The frame in a datagram, as member 1 lets it in."""
+    layers = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+    entrance = door.Door(GROUP, 1, MEMBERS, layers)
+    frame = entrance.admit(data, 0, len(data), SLOT)
+    if frame is None:
+        raise ValueError(f"refused: {dict(entrance.refused)}")
+    return frame
+
+
+def header_of(frame: Frame) -> tuple[int, ...]:
+    """A frame's header fields, in wire order."""
+    first = (int(frame.kind), frame.flags, frame.sender, frame.number, frame.epoch, frame.incarnation, frame.burst)
+    return (*first, frame.slot, frame.first_sequence, frame.sent_ns)
+
+
+def _framed(frame: Frame, value: Any, read: Callable[[Frame], Any]) -> Example:
+    """A datagram, with the header and what the body says as its value."""
+
+    def decode(data: bytes) -> Any:
+        found = admitted(data)
+        return header_of(found), read(found)
+
+    return Example((header_of(frame), value), encode(frame, GROUP, 9), decode)
+
+
+def _body(kind: Kind, value: Any, body: bytes, decode: Decode) -> Example:
+    return _framed(_header(kind, body=body), value, lambda frame: decode(bytes(frame.body)))
+
+
+def _messages(frame: Frame) -> Any:
+    return None if frame.run is None else frame.run.messages()
+
+
+def _inner(frame: Frame) -> Any:
+    """The own bytes of a nested frame's layer, and the messages of the frame inside it."""
+    if not isinstance(frame, Nested):
+        raise TypeError(f"{frame.kind.name} nests no frame")
+    entrance = door.Door(GROUP, 1, MEMBERS)
+    found = entrance.open_nested(frame, SENDER, 5)
+    if not isinstance(found, Frame):
+        raise TypeError(f"refused: {found}")
+    return header_of(found), _messages(found)
+
+
+def _data(flags: int = 0, run: OwnRun | None = None, body: bytes = b"") -> Frame:
+    frame = _header(Kind.DATA, flags=flags, body=body)
+    frame.run = run
+    return frame
+
+
+RUN: Final = [b"one", b"three", b""]
+EQUAL: Final = [b"abc", b"def"]
+PARCEL: Final = parcel.Parcel(2, 5, 7, 40, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()))
+PARCEL_BYTES: Final = parcel.encode_parcel(PARCEL)
+ENTRY: Final = multigroup.Entry(multigroup.stamp_of(1000, 2), 0b101, PARCEL_BYTES)
+STAMP: Final = multigroup.stamp_of(2000, 3)
+SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
+EXTENTS: Final = (Extent(SLOT, 1, 4, 10, 2), Extent(SLOT, 2, 5, 0, 1))
+DEMANDS: Final = (demand.Demand(4, 3, b"settings"),)
+VIOLATION: Final = SlaViolation(
+    "system sla",
+    "",
+    2,
+    sla="few losses",
+    metric="loss",
+    bound=0.05,
+    measured=0.25,
+    probability=0.95,
+    link=3,
+    window_start_ns=1_700_000_000_000_000_000,
+    window_ns=250_000_000,
+    id="0123456789abcdef",
+)
+
+
+def _data_frames() -> dict[str, Example]:
+    piece = _data(PIECE | FIRST | MORE, body=b"part")
+    wishes = control.join_wishes(control.encode_wish(4_000_000), demand.encode_demands(DEMANDS))
+    return {
+        "1 DATA messages of different sizes": _framed(_data(0, OwnRun(RUN, uniform=False)), RUN, _messages),
+        "1 DATA messages of one size, last of slot": _framed(
+            _data(LAST, OwnRun(EQUAL, uniform=True)), EQUAL, _messages
+        ),
+        "1 DATA empty end of slot": _framed(_data(LAST), None, _messages),
+        "1 DATA first piece": _framed(piece, b"part", lambda frame: bytes(frame.body)),
+        "1 DATA wishes": _framed(
+            _data(LAST | WISH, body=wishes), (4_000_000, DEMANDS), lambda frame: control.split_wishes(frame.body)
+        ),
+    }
+
+
+def _control_frames() -> dict[str, Example]:
+    heard = (control.Heard(1, 4, True), control.Heard(3, 6, False))
+    hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, (1, 4), 2, 3, 17)
+    segments = (Segment(10, 50_000_000, 5_000_000), Segment(20, 100_000_000, 4_000_000))
+    step = control.JoinStep.MERGE
+    join = control.Join(
+        5_000_000, 10_000_000, 2_000_000, 30, 250.5, 8, 4000, step, 4, 1, segments, DEMANDS
+    )  # fmt: skip
+    pairs: dict[str, tuple[Kind, Any, bytes, Decode]] = {
+        "2 HELLO": (Kind.HELLO, hello, control.encode_hello(hello), control.decode_hello),
+        "3 PROBE": (Kind.PROBE, 123, control.encode_probe(123), control.decode_probe),
+        "4 ECHO": (Kind.ECHO, (1, 2, 3), control.encode_echo(1, 2, 3), control.decode_echo),
+        "6 JOIN": (Kind.JOIN, join, control.encode_join(join), control.decode_join),
+        "16 NEW_RATE": (Kind.NEW_RATE, (4, 10), control.encode_new_rate(4, 10), control.decode_new_rate),
+        "17 RESERVED": (Kind.RESERVED, (4, True), control.encode_reserved(4, True), control.decode_reserved),
+    }
+    beating = heartbeat.Heartbeat(9, 20_000_000)
+    pairs["40 HEARTBEAT"] = (
+        Kind.HEARTBEAT,
+        beating,
+        heartbeat.encode_heartbeat(beating),
+        heartbeat.decode_heartbeat,
+    )
+    return {label: _body(*given) for label, given in pairs.items()}
+
+
+def _layer_frames() -> dict[str, Example]:
+    inner = _data(0, OwnRun(EQUAL, uniform=True))
+    value = header_of(inner), EQUAL
+    inner_bytes = encode(inner, GROUP)
+    place = fec.pack_place(len(inner_bytes), 0, 0, 2, 1)
+    share = _header(Kind.FEC, number=0, place=place, body=inner_bytes)
+    copy = _header(Kind.RMCAST, number=1, body=rmcast.pack_message(inner, 3, 5_000_000, GROUP))
+
+    def original(frame: Frame) -> Any:
+        if not isinstance(frame, fec.Share) or frame.original is None:
+            raise TypeError("not a share with its original")
+        return fec.unpack_place(frame.first_sequence), header_of(frame.original), _messages(frame.original)
+
+    def copied(frame: Frame) -> Any:
+        if not isinstance(frame, rmcast.Copy):
+            raise TypeError("not a copy")
+        return (frame.originator, frame.life, frame.rho, frame.eta_ns), _inner(frame)
+
+    def nested(kind: Kind, own: bytes) -> Frame:
+        return Nested(kind, SENDER, 5, 1, SLOT, 0, 0, 8, 77, 1_700_000_000_000_000_000, None, own, inner=inner)
+
+    def clocked(frame: Frame) -> Any:
+        assert isinstance(frame, Nested)
+        frame.start += 12  # a vector clock has 4 bytes for each of the 3 members
+        return bytes(frame.body[:12]), _inner(frame)
+
+    haves = [uniform.Have(4, 0b1011), uniform.Have(9, 0, frozenset({2, 5})), uniform.Have(0, 1)]
+    having = _header(Kind.UNIFORM, number=uniform.HAVE, body=uniform.encode_haves(haves))
+    clock = b"\0\0\0\1\0\0\0\2\0\0\0\3"
+    return {
+        "5 FEC original": _framed(share, ((len(inner_bytes), 0, 0, 2, 1), *value), original),
+        "7 RMCAST copy": _framed(copy, ((SENDER, 5, 3, 5_000_000), value), copied),
+        "8 FIFO": _framed(nested(Kind.FIFO, b""), value, _inner),
+        "9 CAUSAL": _framed(nested(Kind.CAUSAL, clock), (clock, value), clocked),
+        "10 UNIFORM message": _framed(nested(Kind.UNIFORM, b""), value, _inner),
+        "10 UNIFORM have": _framed(having, haves, lambda frame: uniform.decode_haves(bytes(frame.body), 3)),
+    }
+
+
+def _leader_frames() -> dict[str, Example]:
+    beat, vote = succession.Beat(3, 40, 38, 1_000, True), succession.Vote(4, 40, 3)
+    need = succession.Need(4, succession.Lack.FRAMES, 12, 3, 2)
+    request = succession.Request(6, 30, 4)
+    found = {
+        "32 BEAT": _body(Kind.BEAT, beat, succession.encode_beat(beat), succession.decode_beat),
+        "33 ASK": _body(Kind.ASK, 4, succession.encode_ask(4), succession.decode_ask),
+        "34 VOTE": _body(Kind.VOTE, vote, succession.encode_vote(vote), succession.decode_vote),
+        "35 NEED": _body(Kind.NEED, need, succession.encode_need(need), succession.decode_need),
+        "37 REQUEST": _body(Kind.REQUEST, request, succession.encode_request(request), succession.decode_request),
+    }
+    roll = succession.Roll((1, 3), (succession.Cut(2, 5, 1), succession.Cut(3, succession.ALL, 0)))
+    payloads: dict[str, tuple[succession.What, int, int, bytes, Any]] = {
+        "relay": (succession.What.RELAY, 41, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()), EQUAL),
+        "roll": (succession.What.ROLL, 41, 0, succession.encode_roll(roll), roll),
+        "grant": (succession.What.GRANT, 41, 4, b"", None),
+        "copy": (succession.What.COPY, 0, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()), EQUAL),
+    }
+    for label, (what, position, count, payload, value) in payloads.items():
+        place = succession.Place(4, position, 4, 3, what, 3, 6, 100, count, 12)
+        frame = _header(Kind.ORDERED, body=succession.encode_place(place) + payload)
+        found[f"36 ORDERED {label}"] = _framed(frame, (place, value), _ordered)
+    return found
+
+
+def _ordered(frame: Frame) -> Any:
+    place = succession.decode_place(frame.body)
+    payload = frame.body[succession.ORDERED_BYTES :]
+    if place is not None and place.what is succession.What.ROLL:
+        return place, succession.decode_roll(payload)
+    return place, _messages(frame)
+
+
+def _agreement_frames() -> dict[str, Example]:
+    values = (b"value", b"")
+    agreed: dict[str, Any] = {
+        "47 REMEMBERED": consensus.Remembered(0xDEADBEEF),
+        "48 PREPARE": consensus.Prepare(0x10002, 7, True),
+        "49 PROMISE": consensus.Promise(0x10002, False, 6, 7, 9, 8, ((0x2, b"a"), (consensus.CHOSEN, b"bc"))),
+        "50 ACCEPT": consensus.Accept(0x10002, 7, 8, 9, values),
+        "51 ACCEPTED": consensus.Accepted(0x10002, 9, 8),
+        "52 FETCH": consensus.Fetch(3, 2, 100),
+        "53 LEARN": consensus.Learn(9, 3, values),
+        "54 PROPOSAL": consensus.Proposal(0, b"value"),
+        "55 SNAPSHOT": consensus.Snapshot(6, 40, 10, b"part"),
+    }
+    viewed: dict[str, Any] = {
+        "56 MCAST": membership.Sent(4, membership.MORE, b"body"),
+        "57 ACKS": membership.Acks({1: 4, 3: 5}, {1: 2}),
+        "58 TELL": membership.Said(4, 0, b"body"),
+        "59 FLUSH": membership.Flush(3, {1: 4, 2: 5}),
+        "60 FLUSHED": membership.Flushed(3, True, {1: 9, 2: 8}),
+        "61 CUT": membership.Cut(3, {1: 9, 2: 8}, {1: 2, 2: 2}),
+        "62 ENTER": membership.Enter(False, 2, 7, 1, 500),
+        "63 PAST need": membership.Need(3, 2, 6),
+        "63 PAST message": membership.Passed(3, 2, 0, b"body"),
+        "63 PAST view": membership.Went(7, b"next"),
+        "63 PAST state": membership.State(7, 100, 20, 1, b"part"),
+    }
+    final: dict[str, Any] = {
+        "72 HOLDINGS": finals.Holdings(SLOT, 6, EXTENTS),
+        "73 WANT": finals.Want(EXTENTS),
+        "74 GIVE": finals.Give(EXTENTS[1], 100, 20, b"part"),
+    }
+    found = {}
+    for module, messages in ((consensus, agreed), (membership, viewed), (finals, final)):
+        for label, message in messages.items():
+            kind, body = module.encode(message)
+            found[label] = _body(kind, message, body, module.DECODERS[kind])
+    return found
+
+
+def _group_frames() -> dict[str, Example]:
+    cast = multigroup.Cast(1000, 0b11, PARCEL_BYTES)
+    stream = multigroup.Stream(2, 5, 9, STAMP, (ENTRY,))
+    ack, want = multigroup.Ack(2, 9), multigroup.Want(STAMP, 0b110)
+    said = bond.Bond(bond.What.ADMIT, 2, 3, 40, STAMP)
+    bodies: dict[str, tuple[Kind, Any, bytes]] = {
+        "80 CAST": (Kind.CAST, cast, multigroup.encode_cast(cast)),
+        "81 STREAM": (Kind.STREAM, stream, multigroup.encode_stream(stream, [multigroup.encode_entry(ENTRY)])),
+        "82 APPLIED": (Kind.APPLIED, ack, multigroup.encode_ack(ack)),
+        "83 CALL": (Kind.CALL, want, multigroup.encode_want(want)),
+        "84 BOND": (Kind.BOND, said, bond.encode_bond(said)),
+    }
+    return {label: _body(kind, value, body, multigroup.DECODERS[kind]) for label, (kind, value, body) in bodies.items()}
+
+
+def frames() -> dict[str, Example]:
+    """Whole datagrams; a label begins with the number of the frame's kind."""
+    return (
+        _data_frames() | _control_frames() | _layer_frames() | _leader_frames() | _agreement_frames() | _group_frames()
+    )
+
+
+def agreement_records() -> dict[str, Example]:
+    """Records of an agreement on stable storage; a label begins with the number that the record begins with."""
+    notes: dict[str, consensus.Note] = {
+        "1 promised ballot": consensus.NotedPromise(0x10002),
+        "2 accepted value": consensus.NotedValue(7, 0x10002, b"value"),
+        "3 decided up to": consensus.NotedDecision(8),
+        "4 snapshot": consensus.NotedSnapshot(6, b"state"),
+        "5 storage of a member": consensus.NotedMemory(3, 0xDEADBEEF),
+    }
+    return {label: Example(note, consensus.encode_note(note), consensus.decode_note) for label, note in notes.items()}
+
+
+def group_records() -> dict[str, Example]:
+    """Records of a member of a quasi-genuine group; a label begins with the letter that the record begins with."""
+    (own,) = own_writes([Write((consensus.encode_note(consensus.NotedDecision(8)),))])
+    foreign = foreign_write(2, [(5, ENTRY)])
+    return {
+        "o own agreement": Example(
+            consensus.NotedDecision(8), own.records[0], lambda data: consensus.decode_note(data[1:])
+        ),
+        "f entry of another group": Example(
+            (2, 5, ENTRY), foreign.records[0], lambda data: multigroup_state.decode_foreign(data[1:])
+        ),
+    }
+
+
+def _group_state() -> multigroup_state.GroupState:
+    return multigroup_state.GroupState(
+        STAMP,
+        3,
+        {2: (5, 8)},
+        {3: multigroup_state.StreamState(9, 9, (ENTRY,))},
+        {2: (9, STAMP)},
+        ((2, 9, ENTRY),),
+        (STAMP, 2),
+        {(2, 5): b"piece"},
+        multigroup_state.RelationState(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
+    )
+
+
+def _priority_state() -> priority_state.State:
+    message = priority.Message(4, 3, 17, 2, b"payload")
+    queued, waiting = Ref(1, 4, 3), Ref(2, 5, 4)
+    ack = priority.Ack(waiting, SET, SET)
+    return priority_state.State(
+        position=10,
+        clock=18,
+        next_sequences=(((1, 4), 4), ((2, 5), 5)),
+        queue=(priority_state.Entry(priority.Message(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
+        tail_locks=(waiting,),
+        waiting=(priority_state.Entry(message, waiting.origin, ()),),
+        acks=(((1, 4), ack),),
+        history=SET,
+        known=(((3, 1), SET),),
+        collected=SET,
+        binding=SET,
+    )
+
+
+def contents() -> dict[str, Example]:
+    """What travels or is stored inside other frames and records: agreed values, states, bodies, the beacon."""
+    items: list[multigroup.Item] = [
+        multigroup.Cast(1000, 0b11, PARCEL_BYTES),
+        multigroup.Null(4, STAMP),
+        multigroup.Heard(3, 9),
+        bond.Bond(bond.What.RELEASED, 2, 3),
+    ]
+    log_state = parcel.LogState(40, SLOT, {2: parcel.SenderState(5, 8, b"piece")})
+    next_view = membership.NextView({1: 4, 3: 6}, {1: 9, 2: 8})
+    final_value, final_state = finals.Value({1: 4}, EXTENTS), finals.State(40, SLOT, {1: 4}, SET, {2: 5})
+    settings = Settings((3, 5_000_000, 1_000_000), (1, 4), 4_000_000)
+    known = (beacon.Applicant(4, "192.0.2.1", 7000, 11, 1), beacon.Applicant(5, "192.0.2.2", 7001, 12))
+    told = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
+    group_state, queue_state = _group_state(), _priority_state()
+    bodies: dict[str, priority.Body] = {
+        "message": priority.Message(4, 3, 17, 2, b"payload"),
+        "acknowledgment": priority.Ack(Ref(1, 4, 3), SET, SET),
+        "decision": priority.Decision(Ref(1, 4, 3), 7, SET, SET),
+        "progress": priority.Progress(SET),
+        "last progress": priority.Progress(SET, True),
+    }
+    found = {
+        f"priority {label}": Example(body, priority.encode_body(body), priority.decode_body)
+        for label, body in bodies.items()
+    }
+    controls: dict[str, bond.Control] = {"relate": bond.Relate(0b11), "confirm": bond.Confirm(4)}
+    for name, settled in controls.items():
+        data = parcel.encode_parcel(parcel.Parcel(2, 5, 7, 40, 0, bond.control_body(settled)))
+        found[f"group control {name}"] = Example(settled, data, bond.control_of)
+
+    def command(data: bytes) -> Any:
+        read = demand.decode_command(data)
+        return read if read is None else (read[0], demand.encode_command(*read))
+
+    commanded = demand.encode_command(settings, VIOLATION)
+    return found | {
+        "parcel": Example(PARCEL, PARCEL_BYTES, parcel.decode_parcel),
+        "log value": Example((SLOT, [PARCEL]), parcel.encode_log_value(SLOT, [PARCEL_BYTES]), parcel.decode_log_value),
+        "log state": Example(log_state, parcel.encode_log_state(log_state), parcel.decode_log_state),
+        "next view": Example(next_view, membership.encode_next_view(next_view), membership.decode_next_view),
+        "final messages": Example(RUN, finals.encode_messages(RUN), partial(finals.decode_messages, count=len(RUN))),
+        "final value": Example(final_value, finals.encode_value(final_value), finals.decode_value),
+        "final state": Example(final_state, finals.encode_state(final_state), finals.decode_state),
+        "group value": Example(items, multigroup.encode_value(items), multigroup.decode_value),
+        "group state": Example(group_state, multigroup_state.encode_state(group_state), multigroup_state.decode_state),
+        "priority state": Example(
+            (queue_state, b"application"),
+            priority_state.encode_handover(queue_state, b"application"),
+            priority_state.decode_handover,
+        ),
+        "settings": Example(settings, demand.encode_settings(settings), demand.decode_settings),
+        "settings with verdict": Example((settings, commanded), commanded, command),
+        "beacon": Example(told, beacon.encode_beacon(told), beacon.decode_beacon),
+    }
+
+
+def sections() -> dict[str, dict[str, Example]]:
+    """All examples, by the section of golden.json."""
+    return {
+        "frames": frames(),
+        "agreement records": agreement_records(),
+        "group records": group_records(),
+        "contents": contents(),
+    }
+
+
+def read() -> dict[str, dict[str, str]]:
+    """The committed bytes in hexadecimal, by section and label."""
+    found: dict[str, dict[str, str]] = json.loads(PATH.read_text("utf-8"))
+    return found
+
+
+def main() -> int:
+    """Write golden.json from the present encoders; the storage file's bytes stay, since they need a folder."""
+    found = {name: {label: one.data.hex() for label, one in part.items()} for name, part in sections().items()}
+    kept = read() if PATH.exists() else {}
+    PATH.write_text(json.dumps(kept | found, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

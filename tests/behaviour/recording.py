@@ -1,0 +1,227 @@
+"""Hashes what simulated members do: the datagrams they send, the records they store, the rows of their trace.
+
+The hash must survive renames, moves and new trace columns. It therefore covers a fixed list of labelled values, and it
+never covers a name of a class, a module or a column, and no text that is written for people. Everything that knows the
+present names is in this file: the two hooks in `recorded`, the columns in `_columns` and the adapters `detail` and
+`frame_bytes`. Adapt these when the code changes, and the hash stays the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from unisono.model.writes import Write
+from unisono.sim.disk import SimDisk
+from unisono.sim.node import Node
+from unisono.sim.world import World
+from unisono.stack import Datagram
+from unisono.trace.kinds import ABSENT, KINDS
+from unisono.trace.table import Trace
+from unisono.wire.frame import Frame, encode
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+STREAMS: Final = ("datagrams", "records", "interleaving", "rows", "outcome")
+"""What is hashed of a run, one hash each. `interleaving` tells which records were stored before which datagrams."""
+PLAIN_KINDS: Final = ("send", "deliver", "start", "leave", "crash", "gap")
+DETAILED_KINDS: Final = ("view", "violation", "notice", "timing", "receive", "queue")
+"""The kinds of rows that are hashed, by the word in the file; the second ones have a `detail`. Others are ignored."""
+_TALKS: Final = "; talks with "
+_NOBODY: Final = "nobody"
+
+
+def _digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+class Recording:
+    """The hashes of one run, and how much went into them."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, Any] = {stream: _digest() for stream in STREAMS}
+        self._disks: dict[int, int] = {}
+        self._kept: list[object] = []
+        self.counts: dict[str, int] = dict.fromkeys(STREAMS, 0)
+
+    def datagram(self, now: int, sender: int, to: int, multicast: bool, data: bytes) -> None:
+        """A member puts a datagram on the wire; `to` is 0 if it is for everyone."""
+        self._add("datagrams", b"%d %d %d %d %d " % (now, sender, to, multicast, len(data)), data)
+        self._add("interleaving", b"d")
+
+    def stored(self, disk: object, writes: Iterable[tuple[bool, bool, Sequence[bytes]]]) -> None:
+        """A member stores records: (whether they replace all that is there, whether a crash may lose them, records)."""
+        number = self._disks.get(id(disk))
+        if number is None:
+            number = self._disks[id(disk)] = len(self._disks)
+            self._kept.append(disk)  # else another disk could get its id
+        for replaces, lazy, records in writes:
+            if replaces:
+                self._add("records", b"%d replace " % number)
+            for record in records:
+                self._add("records", b"%d %d %d " % (number, lazy, len(record)), record)
+                self._add("interleaving", b"r%d " % number)
+
+    def outcome(self, *values: object) -> None:
+        """Anything else that a run gives, as numbers, bytes, text and tuples of these."""
+        for value in values:
+            self._add("outcome", repr(value).encode(), b"\n")
+
+    def rows(self, trace: Trace) -> None:
+        """The rows of the run's trace, whatever their order and the codes of their words."""
+        columns = _columns(trace)
+        order = np.lexsort(tuple(column for _, column in reversed(columns)))
+        for label, column in columns:
+            self._add("rows", f"{label}:{len(column)}:".encode(), column[order].astype("<i8").tobytes())
+        self.counts["rows"] += len(order) - len(columns)
+
+    def _add(self, stream: str, *parts: bytes) -> None:
+        for part in parts:
+            self._hashes[stream].update(part)
+        self.counts[stream] += 1
+
+    def hexdigests(self) -> dict[str, str]:
+        """By stream, the hash of all that was given."""
+        return {stream: found.hexdigest() for stream, found in self._hashes.items()}
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Record what simulated members send and store meanwhile.
+
+    `World.transmit` is the one place through which a simulated member's datagrams pass, and `SimDisk.apply` the one
+    through which its records pass. When these move, hook into their successors: with the true time, the sender, the
+    destination (0 for everyone), whether IP multicast may be used, and the bytes; and with each record in order.
+    """
+    recording = Recording()
+    transmit, apply = World.transmit, SimDisk.apply
+
+    def transmitting(self: World, now: int, node: Node, datagrams: Sequence[Datagram]) -> None:
+        for datagram in datagrams:
+            recording.datagram(now, node.member, datagram.to, datagram.multicast, datagram.data)
+        transmit(self, now, node, datagrams)
+
+    def applying(self: SimDisk, writes: Iterable[Write]) -> None:
+        given = list(writes)
+        recording.stored(self, [(write.replace, write.lazy, write.records) for write in given])
+        apply(self, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "transmit", transmitting)
+        patch.setattr(SimDisk, "apply", applying)
+        yield recording
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    """A frame of a bare automaton, which has no stack to encode it. Group 0 and no serial number stand in its header.
+
+    When automata give typed messages instead of frames, encode the message into the same frame here.
+    """
+    return encode(frame, group=0)
+
+
+def detail(kind: str, note: str) -> tuple[object, ...]:
+    """What a row says beside its numbers, in a canonical form without any free text.
+
+    Now this stands in the row's note. When it moves into columns of its own, take it from these and give the same:
+
+    - violation, notice: its kind as a token; a topology notice gives the groups that its member talks with too
+    - view: (member, incarnation) for each member, 0 if the row does not tell incarnations
+    - timing: the slot length and the latency bound from there on, in nanoseconds
+    - receive: (sender, sequence) of each message of the target tail, sorted
+    - queue: (sender, sequence) of the message at the insertion point, (0, 0) for the tail
+    """
+    match kind:
+        case "violation" | "notice":
+            token = note.partition(":")[0].replace(" ", "_")
+            if token != "topology":
+                return (token,)
+            talks = note.rpartition(_TALKS)[2]
+            return (token, *(() if talks == _NOBODY else sorted(talks.split(", "))))
+        case "view":
+            pairs = [entry.partition(":") for entry in note.removeprefix("members ").split(",") if entry]
+            return tuple((int(member), int(incarnation or 0)) for member, _, incarnation in pairs)
+        case "timing":
+            return tuple(map(int, re.findall(r"\d+", note)))
+        case "receive":
+            return _each(note)
+        case "queue":
+            return tuple(map(int, re.findall(r"\d+", note)))
+    raise ValueError(f"rows of kind {kind} have no detail")
+
+
+def _each(ranges: str) -> tuple[tuple[int, int], ...]:
+    """The messages of a target tail, which is noted as `1.0-2 3.5`."""
+    found = []
+    for part in ranges.split():
+        sender, _, numbers = part.partition(".")
+        first, _, last = numbers.partition("-")
+        found += [(int(sender), number) for number in range(int(first), int(last or first) + 1)]
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=1 << 16)
+def _code(value: object) -> int:
+    """A number that depends on the value alone, not on which other values a trace has."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), signed=True)
+
+
+@lru_cache(maxsize=1 << 16)
+def _detail_code(kind: str, note: str) -> int:
+    return _code(detail(kind, note))
+
+
+def _columns(trace: Trace) -> list[tuple[str, Ints]]:
+    """The hashed values of the rows of the hashed kinds, one column per label; ABSENT where a row has no such value."""
+    words = [kind.value for kind in KINDS]
+    hashed = np.isin(trace.kind, [code for code, word in enumerate(words) if word in PLAIN_KINDS + DETAILED_KINDS])
+    rows = trace.select(hashed)
+
+    def coded(codes: npt.NDArray[Any], table: Sequence[object]) -> Ints:
+        found = np.array([*map(_code, table), ABSENT], dtype=np.int64)  # the code -1 gives the last
+        return found[codes.astype(np.int64)]
+
+    details = np.full(len(rows), ABSENT, dtype=np.int64)
+    detailed = [code for code, word in enumerate(words) if word in DETAILED_KINDS]
+    for at in np.flatnonzero(np.isin(rows.kind, detailed)).tolist():
+        note = int(rows.note[at])
+        details[at] = _detail_code(words[int(rows.kind[at])], rows.notes[note] if note >= 0 else "")
+    numbers: list[tuple[str, npt.NDArray[Any]]] = [
+        ("member", rows.member),
+        ("recorder incarnation", rows.life),
+        ("kind", coded(rows.kind, words)),
+        ("sender", rows.sender),
+        ("sender incarnation", rows.incarnation),
+        ("sequence", rows.sequence),
+        ("slot", rows.slot),
+        ("place", rows.place),
+        ("index", rows.index),
+        ("real time", rows.real_ns),
+        ("local time", rows.local_ns),
+        ("size", rows.size),
+        ("priority", rows.priority),
+        ("view", rows.view),
+        ("grade", coded(rows.grade, rows.grades)),
+        ("destinations", coded(rows.destinations, rows.destination_sets)),
+        ("detail", details),
+    ]
+    return [(label, column.astype(np.int64)) for label, column in numbers]
+
+
+Play: TypeAlias = Callable[[int, Recording], None]
+"""Plays one run of a family, by its seed, and gives the recording whatever the hooks do not see."""
+
+
+def played(play: Play, seed: int) -> Recording:
+    """One run."""
+    with recorded() as recording:
+        play(seed, recording)
+    return recording

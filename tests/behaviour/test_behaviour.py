@@ -1,0 +1,167 @@
+"""A few runs of each family behave as committed, and the hash covers what it has to cover and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.behaviour import baseline
+from tests.behaviour.baseline import FamilyHash, RunHash
+from tests.behaviour.families import FAMILIES
+from tests.behaviour.recording import STREAMS, Recording, detail, played, recorded
+
+from unisono.model.writes import Write
+from unisono.sim import run
+from unisono.sim.disk import SimDisk
+from unisono.sim.streams import Streams
+from unisono.sim.swarm import churning
+from unisono.stack import Datagram, Stack
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Trace
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.quick])
+def test_the_first_runs_of_each_family_behave_as_committed(name: str) -> None:
+    family, committed = FAMILIES[name], baseline.read()[name]
+    for seed in family.seeds[: family.quick]:
+        found = RunHash.of(played(family.play, seed)).short
+        assert found == committed.runs[seed], (
+            f"seed {seed} behaves differently; `make behaviour` tells how much differs, and "
+            f"`python -m tests.behaviour --seed '{name}' {seed}` prints the hashes of this run"
+        )
+
+
+def test_the_baseline_has_the_runs_of_all_families() -> None:
+    committed = baseline.read()
+    assert {name: len(family.runs) for name, family in committed.items()} == {
+        name: len(family.seeds) for name, family in FAMILIES.items()
+    }
+    assert sum(len(family.seeds) for family in FAMILIES.values()) >= 1000
+    assert all(family.seeds == range(len(family.seeds)) for family in FAMILIES.values())
+
+
+def trace() -> Trace:
+    return run(churning(0), payloads=True).trace
+
+
+def rows_hash(rows: Trace) -> str:
+    recording = Recording()
+    recording.rows(rows)
+    return recording.hexdigests()["rows"]
+
+
+def test_neither_the_order_of_rows_nor_free_text_is_hashed() -> None:
+    rows = trace()
+    noted = {rows.notes[note] for note in rows.of_kind(EventKind.VIOLATION, EventKind.NOTICE).note.tolist()}
+    reworded = tuple(f"{note.partition(':')[0]}: other words" if note in noted else note for note in rows.notes)
+    assert noted
+    assert reworded != rows.notes
+    assert rows_hash(replace(rows, notes=reworded)) == rows_hash(rows)
+    assert rows_hash(rows.select(np.arange(len(rows))[::-1])) == rows_hash(rows)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("member", "life", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "local_ns"),
+        *("size", "priority", "view"),
+    ],
+)
+def test_every_number_of_a_row_is_hashed(column: str) -> None:
+    rows = trace()
+    changed = getattr(rows, column).copy()
+    changed[-1] += 1
+    assert rows_hash(replace(rows, **{column: changed})) != rows_hash(rows)
+
+
+def test_kinds_and_details_of_rows_are_hashed() -> None:
+    rows = trace()
+    for kind in (EventKind.VIEW, EventKind.VIOLATION):
+        note = int(rows.of_kind(kind).note[0])
+        changed = list(rows.notes)
+        changed[note] = "members 1,2,3,39" if kind is EventKind.VIEW else "other: text"
+        assert rows_hash(replace(rows, notes=tuple(changed))) != rows_hash(rows)
+    kinds = rows.kind.copy()
+    kinds[kinds == EventKind.START.code] = EventKind.LEAVE.code
+    assert rows_hash(replace(rows, kind=kinds)) != rows_hash(rows)
+    graded = replace(rows, grade=np.zeros(len(rows), dtype=np.int64), grades=("early",))
+    assert len({rows_hash(rows), rows_hash(graded), rows_hash(replace(graded, grades=("final",)))}) == 3
+    sent_to = replace(rows, destinations=np.zeros(len(rows), dtype=np.int64), destination_sets=((1, 2),))
+    assert len({rows_hash(rows), rows_hash(sent_to), rows_hash(replace(sent_to, destination_sets=((1, 3),)))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "note", "content"),
+    [
+        ("violation", "leader lost: member 1: it is silent", ("leader_lost",)),
+        ("notice", "adapted: more copies", ("adapted",)),
+        ("notice", "topology: sends to b; receives from nobody; talks with b, a", ("topology", "a", "b")),
+        ("notice", "topology: sends to nobody; receives from nobody; talks with nobody", ("topology",)),
+        ("view", "members 1:7,2:9", ((1, 7), (2, 9))),
+        ("view", "members 1,20", ((1, 0), (20, 0))),
+        ("timing", "theta_ns=4000000 bound_ns=26000000", (4_000_000, 26_000_000)),
+        ("receive", "3.5 1.0-2", ((1, 0), (1, 1), (1, 2), (3, 5))),
+        ("receive", "", ()),
+        ("queue", "(4,22)", (4, 22)),
+    ],
+)
+def test_the_structured_content_of_notes(kind: str, note: str, content: tuple[object, ...]) -> None:
+    assert detail(kind, note) == content
+
+
+def test_bytes_times_and_destinations_of_datagrams_are_hashed() -> None:
+    def sent(now: int, member: int, to: int, multicast: bool, data: bytes) -> str:
+        recording = Recording()
+        recording.datagram(now, member, to, multicast, data)
+        return recording.hexdigests()["datagrams"]
+
+    ways = [(5, 1, 2, True, b"x"), (6, 1, 2, True, b"x"), (5, 2, 2, True, b"x"), (5, 1, 0, True, b"x")]
+    ways += [(5, 1, 2, False, b"x"), (5, 1, 2, True, b"y")]
+    assert len({sent(*way) for way in ways}) == len(ways)
+
+
+def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() -> None:
+    def stored(*turns: tuple[int, list[Write]]) -> dict[str, str]:
+        with recorded() as recording:
+            disks = [SimDisk(Streams(1).stream("disk", number)) for number in range(2)]
+            disks[0].apply([Write((b"first",))])
+            for disk, writes in turns:
+                disks[disk].apply(writes)
+        return recording.hexdigests()
+
+    one, two = Write((b"a", b"b")), [Write((b"a",)), Write((b"b",))]
+    assert stored((0, [one])) == stored((0, two)) == stored((0, two[:1]), (0, two[1:]))
+    others = [(1, [one]), (0, [Write((b"b", b"a"))]), (0, [Write((b"a", b"b"), lazy=True)])]
+    others.append((0, [Write((b"a", b"b"), replace=True)]))
+    assert len({stored(turn)["records"] for turn in [(0, [one]), *others]}) == 1 + len(others)
+
+
+def test_a_changed_byte_on_the_wire_of_one_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = FAMILIES["churning"]
+    right = [RunHash.of(played(family.play, seed)) for seed in range(2)]
+    outgoing, planted = Stack.outgoing, False
+
+    def changed(self: Stack) -> list[Datagram]:
+        nonlocal planted
+        datagrams = outgoing(self)
+        if datagrams and not planted:
+            planted = True
+            last = datagrams[0].data[-1] ^ 1
+            datagrams[0] = replace(datagrams[0], data=datagrams[0].data[:-1] + bytes([last]))
+        return datagrams
+
+    monkeypatch.setattr(Stack, "outgoing", changed)
+    wrong = [right[0], RunHash.of(played(family.play, 1))]
+    assert planted
+    found = baseline.differences({"churning": FamilyHash.of(right)}, {"churning": FamilyHash.of(wrong)})
+    assert len(found) == 1
+    assert found[0].endswith("differ in 1 of 2 runs: seeds 1")
+
+
+def test_families_and_runs_that_are_missing_are_differences() -> None:
+    one = FamilyHash(dict.fromkeys(STREAMS, "00"), ("0", "1"))
+    fewer = FamilyHash(dict.fromkeys(STREAMS, "00"), ("0",))
+    assert baseline.differences({"a": one}, {"a": one}) == []
+    assert baseline.differences({"a": one}, {"a": fewer}) == ["a: 1 runs, and the baseline has 2"]
+    assert baseline.differences({"a": one}, {"b": one}) == ["a: is in the baseline alone", "b: is not in the baseline"]
