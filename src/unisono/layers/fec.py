@@ -30,13 +30,14 @@ from unisono.model.grid import Grid
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy, check_fec
-from unisono.wire.door import Refusal, read_original
+from unisono.wire.door import Refusal
 from unisono.wire.fec import (
     SHARE_HEADER_BYTES,
     Share,
     missing_originals,
     pack_place,
     prepare,
+    read_original,
     redundant_shares,
 )
 from unisono.wire.frame import FRAME_NUMBER_MAX, LAST, Frame, Kind, encode

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias, assert_never
 
 from unisono.model.ids import MEMBER_MAX
+from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 
 _TOP = 2**63
@@ -298,6 +299,7 @@ DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
     Kind.SNAPSHOT: decode_snapshot,
     Kind.REMEMBERED: decode_remembered,
 }
+register_control(DECODERS)
 
 
 def encode(message: Message) -> tuple[Kind, bytes]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import TypeAlias
 
-from unisono.model.ids import EVERYONE
-from unisono.wire import finals, membership, multigroup
-from unisono.wire.consensus import DECODERS
 from unisono.wire.control import (
     decode_echo,
     decode_hello,
@@ -17,7 +16,6 @@ from unisono.wire.control import (
     decode_reserved,
     split_wishes,
 )
-from unisono.wire.fec import Share, possible_place, unpack_place
 from unisono.wire.frame import (
     FINAL,
     FIRST,
@@ -34,19 +32,7 @@ from unisono.wire.frame import (
     unpack_header,
 )
 from unisono.wire.heartbeat import decode_heartbeat
-from unisono.wire.rmcast import Copy, read_fields
 from unisono.wire.run import read_run
-from unisono.wire.succession import (
-    ORDERED_BYTES,
-    What,
-    decode_ask,
-    decode_beat,
-    decode_need,
-    decode_place,
-    decode_request,
-    decode_roll,
-    decode_vote,
-)
 
 
 class Refusal(StrEnum):
@@ -69,24 +55,42 @@ class Refusal(StrEnum):
 
 _KINDS = {kind.value: kind for kind in Kind}
 _DATA = Kind.DATA.value
-_CONTROL = {
+
+Decoder: TypeAlias = Callable[[bytes], object | None]
+"""Reads the body of a control message; None if it is malformed."""
+BodyReader: TypeAlias = "Callable[[Door, Frame, bytes, int, int], Frame | Refusal]"
+"""Reads the body in data[start:end] into a frame whose header is already read."""
+Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
+"""A checked header: the first ten fields of `Frame`, in their order."""
+LayerReader: TypeAlias = "Callable[[Door, Header, bytes, int, int], Frame | Refusal]"
+"""Makes a layer's frame from its header and data[start:end]."""
+
+_control: dict[Kind, Decoder] = {
     Kind.HELLO: decode_hello,
     Kind.PROBE: decode_probe,
     Kind.ECHO: decode_echo,
     Kind.JOIN: decode_join,
     Kind.NEW_RATE: decode_new_rate,
     Kind.RESERVED: decode_reserved,
-    Kind.BEAT: decode_beat,
-    Kind.ASK: decode_ask,
-    Kind.VOTE: decode_vote,
-    Kind.NEED: decode_need,
-    Kind.REQUEST: decode_request,
     Kind.HEARTBEAT: decode_heartbeat,
-    **DECODERS,
-    **membership.DECODERS,
-    **finals.DECODERS,
-    **multigroup.DECODERS,
 }
+_bodies: dict[Kind, BodyReader] = {}
+_layers: dict[Kind, LayerReader] = {}
+
+
+def register_control(decoders: Mapping[Kind, Decoder]) -> None:
+    """Let the door check control messages of these kinds; each protocol's messages module registers its own."""
+    _control.update(decoders)
+
+
+def register_body(kind: Kind, reader: BodyReader) -> None:
+    """Let the door read frames of a kind whose body is more than one control message."""
+    _bodies[kind] = reader
+
+
+def register_layer(kind: Kind, reader: LayerReader) -> None:
+    """Let the door make the frames of a layer that has a frame class of its own."""
+    _layers[kind] = reader
 
 
 _LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
@@ -100,9 +104,9 @@ class Door:
 
     def __init__(self, group: int, me: int, members: tuple[int, ...], layered: frozenset[Kind] = frozenset()) -> None:
         """Of the kinds that layers add, those in `layered` are let in."""
-        self._group = group
+        self.group = group
         self._me = me
-        self._members = frozenset(members)
+        self.members = frozenset(members)
         self._kinds = {code: kind for code, kind in _KINDS.items() if kind in layered or kind not in _LAYERED}
         self.refused: Counter[Refusal] = Counter()
 
@@ -142,51 +146,24 @@ class Door:
             return Refusal.UNKNOWN_KIND
         if flags & ~KNOWN_FLAGS:
             return Refusal.UNKNOWN_FLAGS
-        if group != self._group:
+        if group != self.group:
             return Refusal.WRONG_GROUP
         if sender == self._me:
             return Refusal.OWN_ECHO
-        if sender not in self._members:
+        if sender not in self.members:
             return Refusal.STRANGER
         # A HELLO counts slots of its own length: whoever was given another one has to be told, not turned away.
         if (slot > latest_slot and kind is not Kind.HELLO) or sequence >= 2**63 or sent >= 2**63:
             return Refusal.ABSURD_SLOT
-        if kind is Kind.FEC:
-            shared, place = memoryview(data)[start + HEADER_BYTES : end], unpack_place(sequence)
-            share = Share(
-                kind,
-                sender,
-                incarnation,
-                epoch,
-                slot,
-                number,
-                flags,
-                burst,
-                sequence,
-                sent,
-                None,
-                shared,
-                EVERYONE,
-                False,
-                *place,
-            )
-            return _with_share(share, data, start + HEADER_BYTES, end, group)
-        if kind is Kind.RMCAST:
-            copy = Copy(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
-            copy.latest_slot = latest_slot
-            if flags or not read_fields(copy, data, start + HEADER_BYTES, end):
-                return Refusal.BAD_COPY
-            return copy if copy.originator in self._members else Refusal.STRANGER
+        header = (kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
+        if kind in _layers:
+            layered = _layers[kind](self, header, data, start + HEADER_BYTES, end)
+            if isinstance(layered, Nested):
+                layered.latest_slot = latest_slot
+            return layered
         if kind in _LAYERED:
-            return _nested(
-                Nested(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent),
-                data,
-                start,
-                end,
-                latest_slot,
-            )
-        frame = Frame(kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
-        return self._bodied(frame, data, start + HEADER_BYTES, end)
+            return _nested(Nested(*header), data, start, end, latest_slot)
+        return self._bodied(Frame(*header), data, start + HEADER_BYTES, end)
 
     def open_nested(self, outer: Nested, sender: int, life: int) -> Frame | Refusal:
         """The frame inside another one, which `sender` has sent in this incarnation and in the outer frame's epoch."""
@@ -196,7 +173,7 @@ class Door:
         fields = unpack_header(data, start)
         version, code, flags, zero, origin, number, group, epoch, incarnation, burst, slot, sequence, sent = fields
         kind = _KINDS.get(code)
-        if kind not in _MULTICAST or version != VERSION or flags & ~KNOWN_FLAGS or zero or group != self._group:
+        if kind not in _MULTICAST or version != VERSION or flags & ~KNOWN_FLAGS or zero or group != self.group:
             return Refusal.BAD_COPY
         if origin != sender or incarnation != life or epoch != outer.epoch:
             return Refusal.BAD_COPY
@@ -212,35 +189,15 @@ class Door:
 
     def _bodied(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
         if frame.kind is Kind.DATA:
-            return _with_body(frame, data, start, end)
-        if frame.kind is Kind.ORDERED:
-            return self._ordered(frame, data, start, end)
+            return read_messages(frame, data, start, end)
+        if frame.kind in _bodies:
+            return _bodies[frame.kind](self, frame, data, start, end)
+        decode = _control.get(frame.kind)
+        if decode is None:
+            return Refusal.UNKNOWN_KIND
         body = data[start:end]
-        if frame.flags or _CONTROL[frame.kind](body) is None:
+        if frame.flags or decode(body) is None:
             return Refusal.BAD_CONTROL
-        frame.body = body
-        return frame
-
-    def _ordered(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
-        """An entry of a leader's stream: its place, then another member's frame, a roll of members, or nothing."""
-        body = memoryview(data)[start:end]
-        place = decode_place(body)
-        if place is None or frame.flags & WISH:
-            return Refusal.BAD_CONTROL
-        payload = body[ORDERED_BYTES:]
-        if place.what is What.ROLL:
-            roll = decode_roll(payload)
-            if frame.flags or roll is None or not self._members.issuperset(roll.members):
-                return Refusal.BAD_CONTROL
-        elif place.origin not in self._members:
-            return Refusal.STRANGER
-        elif place.what is What.GRANT:
-            if frame.flags or payload:
-                return Refusal.BAD_CONTROL
-        else:
-            refusal = _with_body(frame, data, start + ORDERED_BYTES, end)
-            if isinstance(refusal, Refusal):
-                return refusal
         frame.body = body
         return frame
 
@@ -254,7 +211,8 @@ def _nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) 
     return frame
 
 
-def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+    """Read data[start:end] into a frame that carries messages: a run, a piece, a wish or an end-of-slot mark."""
     flags = frame.flags
     if flags & FINAL and not flags & LAST:
         return Refusal.UNKNOWN_FLAGS
@@ -283,39 +241,3 @@ def _with_body(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refus
         return Refusal.LYING_LENGTHS
     frame.run = run
     return frame
-
-
-def _with_share(share: Share, data: bytes, start: int, end: int, group: int) -> Share | Refusal:
-    # No original is less than a header, so no share is.
-    if share.flags & ~LAST or end - start < HEADER_BYTES or not possible_place(share):
-        return Refusal.BAD_SHARE
-    if share.index < share.originals:
-        if share.size != end - start:
-            return Refusal.BAD_SHARE
-        original = read_original(share, share.index, data, start=start, end=end, group=group)
-        if isinstance(original, Refusal):
-            return original
-        share.original = original
-    return share
-
-
-def read_original(share: Share, index: int, data: bytes, *, end: int, group: int, start: int = 0) -> Frame | Refusal:
-    """The order's frame in data[start:end], the original of this index in the block that `share` is of.
-
-    A reconstructed original passes here too: a share that lies can only make one that is refused, or one that its
-    sender could as well have sent.
-    """
-    if end - start < HEADER_BYTES or end > len(data):
-        return Refusal.BAD_SHARE
-    fields = unpack_header(data, start)
-    version, code, flags, zero, sender, number, of_group, epoch, incarnation, burst, slot, sequence, sent = fields
-    if version != VERSION or code != _DATA or zero or of_group != group or slot != share.slot:
-        return Refusal.BAD_SHARE
-    if sender != share.sender or incarnation != share.incarnation or epoch != share.epoch:
-        return Refusal.BAD_SHARE
-    # The end-of-slot mark is the last original of the last block, and nowhere else.
-    ends = share.last and index == share.originals - 1
-    if flags & ~KNOWN_FLAGS or bool(flags & LAST) != ends or sequence >= 2**63 or sent >= 2**63:
-        return Refusal.BAD_SHARE
-    frame = Frame(Kind.DATA, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
-    return _with_body(frame, data, start + HEADER_BYTES, end)

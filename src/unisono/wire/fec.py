@@ -15,7 +15,8 @@ from typing import Any
 
 from unisono.errors import EnvironmentLacks
 from unisono.model.policy import SHARES_MAX
-from unisono.wire.frame import HEADER_BYTES, Frame
+from unisono.wire.door import Door, Header, Refusal, read_messages, register_layer
+from unisono.wire.frame import HEADER_BYTES, KNOWN_FLAGS, LAST, VERSION, Frame, Kind, unpack_header
 
 SHARE_HEADER_BYTES = HEADER_BYTES
 """What each datagram carries beside its share."""
@@ -134,3 +135,47 @@ def _padded(shares: Iterable[Share], longest: int) -> list[bytes | memoryview] |
             body = bytes(body).ljust(longest, b"\0")
         buffers.append(body)
     return buffers
+
+
+def read_share(door: Door, header: Header, data: bytes, start: int, end: int) -> Share | Refusal:
+    """The share in data[start:end], with the order's frame if it is an original."""
+    share = Share(*header)
+    share.body = memoryview(data)[start:end]
+    place = unpack_place(share.first_sequence)
+    share.size, share.block, share.index, share.originals, share.redundant = place
+    # No original is less than a header, so no share is.
+    if share.flags & ~LAST or end - start < HEADER_BYTES or not possible_place(share):
+        return Refusal.BAD_SHARE
+    if share.index < share.originals:
+        if share.size != end - start:
+            return Refusal.BAD_SHARE
+        original = read_original(share, share.index, data, start=start, end=end, group=door.group)
+        if isinstance(original, Refusal):
+            return original
+        share.original = original
+    return share
+
+
+def read_original(share: Share, index: int, data: bytes, *, end: int, group: int, start: int = 0) -> Frame | Refusal:
+    """The order's frame in data[start:end], the original of this index in the block that `share` is of.
+
+    A reconstructed original passes here too: a share that lies can only make one that is refused, or one that its
+    sender could as well have sent.
+    """
+    if end - start < HEADER_BYTES or end > len(data):
+        return Refusal.BAD_SHARE
+    fields = unpack_header(data, start)
+    version, code, flags, zero, sender, number, of_group, epoch, incarnation, burst, slot, sequence, sent = fields
+    if version != VERSION or code != Kind.DATA or zero or of_group != group or slot != share.slot:
+        return Refusal.BAD_SHARE
+    if sender != share.sender or incarnation != share.incarnation or epoch != share.epoch:
+        return Refusal.BAD_SHARE
+    # The end-of-slot mark is the last original of the last block, and nowhere else.
+    ends = share.last and index == share.originals - 1
+    if flags & ~KNOWN_FLAGS or bool(flags & LAST) != ends or sequence >= 2**63 or sent >= 2**63:
+        return Refusal.BAD_SHARE
+    frame = Frame(Kind.DATA, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
+    return read_messages(frame, data, start + HEADER_BYTES, end)
+
+
+register_layer(Kind.FEC, read_share)

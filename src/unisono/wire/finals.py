@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never
 
 from unisono.model.extents import Extent
 from unisono.model.message_sets import NO_MESSAGES, MessageSet
+from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 from unisono.wire.priority import Reader, Unreadable, encode_set
 
@@ -130,6 +131,7 @@ DECODERS: Mapping[Kind, Callable[[bytes], Message | None]] = {
     Kind.WANT: decode_want,
     Kind.GIVE: decode_give,
 }
+register_control(DECODERS)
 
 
 def encode_messages(messages: Sequence[bytes]) -> bytes:

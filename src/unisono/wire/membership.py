@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 
 _TOP = 2**63
@@ -303,3 +304,4 @@ DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
     Kind.ENTER: _decode_enter,
     Kind.PAST: _decode_past,
 }
+register_control(DECODERS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.wire.bond import Bond, control_of, decode_bond, encode_bond
+from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 from unisono.wire.parcel import Parcel, decode_parcel
 
@@ -261,3 +262,4 @@ DECODERS = {
     Kind.CALL: decode_want,
     Kind.BOND: decode_bond,
 }
+register_control(DECODERS)

@@ -11,7 +11,8 @@ import struct
 from dataclasses import dataclass
 
 from unisono.model.redundancy import RHO_MAX
-from unisono.wire.frame import HEADER_BYTES, Frame, Nested, parts_of
+from unisono.wire.door import Door, Header, Refusal, register_layer
+from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested, parts_of
 
 _FIELDS = struct.Struct("!HBBIQ")
 FIELDS_BYTES = _FIELDS.size
@@ -43,3 +44,14 @@ def read_fields(copy: Copy, data: bytes, start: int, end: int) -> bool:
     copy.body = memoryview(data)[start:end]
     copy.datagram, copy.start, copy.end = data, start + FIELDS_BYTES, end
     return not zero and copy.number <= copy.rho <= RHO_MAX and 1_000 <= copy.eta_ns < 2**62
+
+
+def read_copy(door: Door, header: Header, data: bytes, start: int, end: int) -> Copy | Refusal:
+    """The copy in data[start:end]; the frame inside it is checked when the layer opens it."""
+    copy = Copy(*header)
+    if copy.flags or not read_fields(copy, data, start, end):
+        return Refusal.BAD_COPY
+    return copy if copy.originator in door.members else Refusal.STRANGER
+
+
+register_layer(Kind.RMCAST, read_copy)

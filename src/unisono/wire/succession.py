@@ -9,6 +9,9 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+from unisono.wire.door import Door, Refusal, read_messages, register_body, register_control
+from unisono.wire.frame import WISH, Frame, Kind
+
 _BEAT = struct.Struct("!IQQQB")
 _ASK = struct.Struct("!I")
 _VOTE = struct.Struct("!IQI")
@@ -242,3 +245,39 @@ def decode_roll(payload: bytes | memoryview) -> Roll | None:
 
 _LACKS = frozenset(Lack)
 _WHATS = frozenset(What)
+
+
+def read_ordered(door: Door, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+    """An entry of a leader's stream: its place, then another member's frame, a roll of members, or nothing."""
+    body = memoryview(data)[start:end]
+    place = decode_place(body)
+    if place is None or frame.flags & WISH:
+        return Refusal.BAD_CONTROL
+    payload = body[ORDERED_BYTES:]
+    if place.what is What.ROLL:
+        roll = decode_roll(payload)
+        if frame.flags or roll is None or not door.members.issuperset(roll.members):
+            return Refusal.BAD_CONTROL
+    elif place.origin not in door.members:
+        return Refusal.STRANGER
+    elif place.what is What.GRANT:
+        if frame.flags or payload:
+            return Refusal.BAD_CONTROL
+    else:
+        refusal = read_messages(frame, data, start + ORDERED_BYTES, end)
+        if isinstance(refusal, Refusal):
+            return refusal
+    frame.body = body
+    return frame
+
+
+register_control(
+    {
+        Kind.BEAT: decode_beat,
+        Kind.ASK: decode_ask,
+        Kind.VOTE: decode_vote,
+        Kind.NEED: decode_need,
+        Kind.REQUEST: decode_request,
+    }
+)
+register_body(Kind.ORDERED, read_ordered)
