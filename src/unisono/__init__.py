@@ -22,6 +22,7 @@ from unisono.model.events import (
     ClockViolation,
     Delivery,
     Notice,
+    NoticeKind,
     Rejoining,
     SlaCleared,
     SlaViolation,
@@ -29,6 +30,7 @@ from unisono.model.events import (
     TopologyChange,
     ViewChange,
     Violation,
+    ViolationKind,
 )
 from unisono.model.grades import Grade
 from unisono.model.metrics import MetricRow
@@ -59,6 +61,7 @@ __all__ = [
     "Multigroup",
     "NotRelated",
     "Notice",
+    "NoticeKind",
     "Rate",
     "Redundancy",
     "Rejoining",
@@ -76,5 +79,6 @@ __all__ = [
     "View",
     "ViewChange",
     "Violation",
+    "ViolationKind",
     "join",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from unisono.errors import FormationTimeout, GroupClosed, InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns
-from unisono.model.events import Batch, Delivery, Notice, TimingChange, ViewChange, Violation
+from unisono.model.events import Batch, Delivery, Notice, TimingChange, ViewChange, Violation, ViolationKind
 from unisono.model.metrics import MetricRow
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
@@ -402,7 +402,7 @@ class Group:
         problem = driver.transport.multicast_error
         if problem is not None:
             text = f"{problem}; datagrams go to each peer by itself"
-            driver.announce(Violation("multicast", text, self._stack.policy.member))
+            driver.announce(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
     def _refusals(self) -> str:
         """What was not let in: another group, version or slot length at the same address shows here."""

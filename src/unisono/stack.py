@@ -89,7 +89,7 @@ class Stack:
         """One-way delays of end-of-slot marks, which deliveries wait for, as the clocks show them, skew and all."""
         self._layers = tuple(layers)
         """From the order down to the network."""
-        self._names = tuple(type(layer).__name__.lower() for layer in layers)
+        self._names = tuple(layer.name for layer in layers)
         self.watcher: Watcher | None = None
         """Who collects metrics, if anybody does."""
         self._serial = self._now = 0

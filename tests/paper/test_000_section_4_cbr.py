@@ -497,7 +497,7 @@ def test_section_4_2_a_receiver_without_room_keeps_the_old_rate_in_force() -> No
     network.limit = max(network.asked)
     group.new_rate(group.epoch + 100 * MS, 1, 8)
     group.run(3)
-    assert [v.kind for v in group.world.nodes[1].violations] == ["reservation refused"]
+    assert [v.kind for v in group.world.nodes[1].violations] == ["reservation_refused"]
     assert [group.ledger.per_cycle(1)[group.first + cycle] for cycle in range(3)] == [2, 2, 2]
     assert group.orders[1].mode is Mode.DELIVER_MESSAGES
     assert max(network.asked) == network.limit

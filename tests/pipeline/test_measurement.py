@@ -123,7 +123,7 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
     def note(member: int, report: Report) -> None:
         if report["kind"] == "qos":
             heard[member].append(report)
-            if all({"adapted", "system sla cleared"} <= {e["what"] for e in events} for events in heard.values()):
+            if all({"adapted", "system_sla_cleared"} <= {e["what"] for e in events} for events in heard.values()):
                 for node in cluster.nodes.values():
                     with suppress(ProcessLookupError):
                         node.process.send_signal(signal.SIGTERM)  # which leaves in order
@@ -146,7 +146,7 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
     assert {verdict.run for verdict in found} == {"live"}
     assert [verdict.violated for verdict in found][:2] == [True, False], [verdict.event.text for verdict in found]
     assert found[0].told
-    told = {member: [e for e in events if e["what"] == "system sla"] for member, events in heard.items()}
+    told = {member: [e for e in events if e["what"] == "system_sla"] for member, events in heard.items()}
     # They hear of it at one place in the order. Where members may fail, one that a busy machine stopped may miss the
     # marks of five slots in a row: it is told of what holds then, and adapts, a few seconds later.
     places = [events[0]["slot"] for events in told.values() if events]
@@ -159,5 +159,5 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
         assert all("as member 6 demanded" in event["text"] for event in adapted)
         assert any(f"on: ρ = {rho}" in event["text"] for event in adapted for rho in range(2, 7)), adapted
         assert not any(event["what"] == "demand" for event in events)
-        assert any(event["what"] == "system sla cleared" for event in events), events
+        assert any(event["what"] == "system_sla_cleared" for event in events), events
     assert all(node.final() is not None for node in finals.values())

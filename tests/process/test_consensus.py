@@ -187,7 +187,7 @@ def test_paused_for_longer_than_anybody_waits(tmp_path: Path) -> None:
             made.progress(others, 60)
             made.now(member).signal(signal.SIGCONT)
             made.progress((1, 2, 3))
-        assert any(line[:2] == ["said", "leader lost"] for m in made.peers for line in made.now(m).lines)
+        assert any(line[:2] == ["said", "leader_lost"] for m in made.peers for line in made.now(m).lines)
     made.one_log()
     assert Status.VIOLATED not in made.judged().values()
 
@@ -251,7 +251,7 @@ def test_who_has_lost_its_storage_does_not_count_and_everybody_is_told_so(tmp_pa
         made.now(3).end()
         made.storage(3).unlink()
         made.start(3)
-        told = ["said", "memory lost"]
+        told = ["said", "memory_lost"]
         made.wait(lambda: any(told in made.now(m).lines for m in (1, 2)), "nobody said that a memory is lost")
         made.wait(lambda: made.now(3).popen.poll() is not None, "the member itself goes on as if nothing were")
         assert told in made.now(3).lines or "not the storage that member 3 had" in made.now(3).lines[-1][1]

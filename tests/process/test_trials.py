@@ -231,7 +231,7 @@ def test_who_was_there_first_with_a_wrong_clock_leaves(offset_ms: int) -> None:
         await table.until(lambda: payloads(table.events[ODD]) == [b"alone"])
         good = await asyncio.gather(*(table.join(member) for member in MEMBERS if member != ODD))
         await table.until(lambda: odd._driver.closed)
-        assert table.kinds(ODD)[-1] == "own clock"
+        assert table.kinds(ODD)[-1] == "own_clock"
         assert table.kinds(ODD).count("clock") >= 2
         await table.until(lambda: all(group.members == (1, 2, 3) for group in good))
         await table.talk(good)
@@ -311,7 +311,7 @@ def test_a_second_process_with_a_number_that_is_taken_supersedes_the_first_where
         later = groups[1]._stack.policy.incarnation + 8
         second = await unisono.join("table", member=2, peers=elsewhere, incarnation=later, **LOOSE)
         await table.until(lambda: groups[1]._driver.closed)
-        assert table.kinds(2)[-1] == "number taken"
+        assert table.kinds(2)[-1] == "number_taken"
         rest = [groups[0], groups[2]]
         await table.talk(rest)
         await asyncio.gather(table.part(), second.leave())

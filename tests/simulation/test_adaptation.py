@@ -13,7 +13,7 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
 from unisono.layers.rmcast import Rmcast
-from unisono.model.events import Gap, Notice, SlaViolation, StackEvent, ViewChange
+from unisono.model.events import Gap, Notice, SlaViolation, StackEvent, ViewChange, ViolationKind
 from unisono.model.faults import Fault, Loss, Partition, Pause, Span
 from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
@@ -297,7 +297,7 @@ def test_the_order_holds_while_settings_change() -> None:
 
 def test_what_cannot_be_held_is_told_with_what_can_be_offered() -> None:
     play = Play(rmcast(0.7, 3), agreed(reliability=0.999), 1)
-    told = [v for node in play.nodes.values() for v in node.violations if v.kind == "cannot hold"]
+    told = [v for node in play.nodes.values() for v in node.violations if v.kind == "cannot_hold"]
     assert told
     for violation in told:
         assert isinstance(violation, SlaViolation)
@@ -362,7 +362,7 @@ def bad_network(loss: float) -> Estimate:
 
 def verdict(number: int, name: str = "few losses") -> SlaViolation:
     loss = SlaViolation(
-        "system sla", "", 2, sla=name, metric="loss", bound=0.05, measured=0.2, probability=0.95, link=3
+        ViolationKind.SYSTEM_SLA, "", 2, sla=name, metric="loss", bound=0.05, measured=0.2, probability=0.95, link=3
     )
     return replace(loss, id=f"{number:016x}")
 

@@ -81,11 +81,11 @@ def test_a_leader_that_dies_at_any_instant(order: type[Led], first_us: int) -> N
         assert survivors[0] == survivors[1] == survivors[2]
         assert all(sum(name[0] == member for name in survivors[0]) == 16 for member in (2, 3, 4))
         for member in (2, 3, 4):
-            assert group.kinds(member).count("leader lost") == 1
+            assert group.kinds(member).count("leader_lost") == 1
             assert group.orders[member].view.members == (2, 3, 4)
             # What is measured is what is stated; a message that waits for it takes the bound besides.
             assert group.longest_gap_ns(member, 0) <= gap_bound_ns(TIMING) + group.bound_ns + 11 * MS
-        for text in group.texts("leader lost"):
+        for text in group.texts("leader_lost"):
             assert 0 < float(text.split("for ")[1].split(" ms")[0]) <= gap_bound_ns(TIMING) / MS
 
 
@@ -141,7 +141,7 @@ def test_a_leader_that_sleeps_is_deposed_and_comes_back_without_a_second_order(o
         group.run(400 * MS)
         assert not group.broken(bound_ns=LONG), f"seed {seed}: {group.broken(bound_ns=LONG)}"
         assert all(group.orders[member].view.members == (1, 2, 3, 4, 5) for member in group.members)
-        assert "fenced out" not in [kind for kinds in said(group).values() for kind in kinds]
+        assert "fenced_out" not in [kind for kinds in said(group).values() for kind in kinds]
 
 
 def test_a_deposed_leader_says_so_and_follows() -> None:
@@ -166,7 +166,7 @@ def test_of_two_sides_one_goes_on(order: type[Led], first: int) -> None:
         _, group = busy(order, seed, cuts=[cut])
         group.run(600 * MS)
         assert_one_order(group, f"seed {seed}, {cut}")
-        assert not {*other} & {m for m in group.members if "fenced out" in group.kinds(m)}
+        assert not {*other} & {m for m in group.members if "fenced_out" in group.kinds(m)}
 
 
 def cut_and_struck(order: type[Led], seed: int) -> tuple[LedGroup, list[int]]:
@@ -199,7 +199,7 @@ def assert_goes_on(order: type[Led], seed: int) -> None:
     group.run(300 * MS)
     told = f"cut_and_struck({order.__name__}, {seed}): {said(group)}"
     assert_one_order(group, told, living)
-    living = [member for member in living if "fenced out" not in group.kinds(member)]
+    living = [member for member in living if "fenced_out" not in group.kinds(member)]
     if len(living) > len(group.members) // 2:
         last = max(at - group.base for member in living for at in group.delivery_times(member))
         assert last > 500 * MS, told
@@ -230,14 +230,14 @@ def test_a_cut_heals_after_the_only_other_one_has_died(order: type[Led]) -> None
     group.crash(80 * MS, 2)
     group.run(500 * MS)
     assert_one_order(group, str(said(group)), [1, 3])
-    alive = [member for member in (1, 3) if "fenced out" not in group.kinds(member)]
+    alive = [member for member in (1, 3) if "fenced_out" not in group.kinds(member)]
     if alive == [1, 3]:
         assert all(max(group.delivery_times(member)) - group.base > 500 * MS for member in alive), said(group)
 
 
 def assert_one_order(group: LedGroup, told: str, living: Sequence[int] | None = None) -> None:
     delivered = group.delivered()
-    logs = [delivered[m] for m in living or group.members if "fenced out" not in group.kinds(m)]
+    logs = [delivered[m] for m in living or group.members if "fenced_out" not in group.kinds(m)]
     logs.sort(key=len)
     assert all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(logs)), told
     assert len(set(logs[-1])) == len(logs[-1]), told
@@ -253,7 +253,7 @@ def test_a_side_without_a_majority_stops(order: type[Led]) -> None:
         times = group.delivery_times(member)
         # It goes on until it has missed the others for long enough to know: what it still orders then takes the bound.
         assert max(times) <= group.base + 30 * MS + gap_bound_ns(TIMING) + group.bound_ns
-    assert "no majority" in group.kinds(1)
+    assert "no_majority" in group.kinds(1)
     assert group.orders[3].view.members == (3, 4, 5)
 
 
@@ -319,7 +319,7 @@ def test_who_was_promised_a_reign_is_waited_for_though_the_leader_before_it_left
     result = run(scenario)
     verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=LONG)
     assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}, verdicts
-    assert not [v for found in result.violations.values() for v in found if v.kind == "fenced out"]
+    assert not [v for found in result.violations.values() for v in found if v.kind == "fenced_out"]
 
 
 @pytest.mark.parametrize("order", ["leader", "timestamp"])

@@ -25,7 +25,7 @@ from unisono.stack import Stack
 
 SEEDS, SLOW_SEEDS = range(300), range(1000, 21_000)
 CHUNK, SLOW_CHUNK = 30, 500
-OF_A_SUCCESSION = {"leader lost", "late", "no majority"}
+OF_A_SUCCESSION = {"leader_lost", "late", "no_majority"}
 """What members may complain of when a leader dies or leaves: they say so, and order goes on."""
 
 

@@ -86,7 +86,7 @@ def test_logs_that_are_cut_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: i
     for name, verdict in verdicts.items():
         if name == "uniform_agreement" and verdict.witness is not None:
             said = [violation.kind for violation in result.violations[verdict.witness.members[0]]]
-            assert "too far behind" in said, f"seed {seed}: {verdict.witness.text}"
+            assert "too_far_behind" in said, f"seed {seed}: {verdict.witness.text}"
         else:
             assert verdict.status is Status.VALID, f"seed {seed}: {name}: {verdict}"
 
@@ -126,7 +126,7 @@ def test_what_is_drawn_really_happens() -> None:
         sends, deliveries = result.trace.sends(), result.trace.deliveries()
         happen["touched"] += any(result.fault_hits)
         happen["came back"] += bool((deliveries.life > 1).any())
-        happen["leader lost"] += any(v.kind == "leader lost" for said in result.violations.values() for v in said)
+        happen["leader_lost"] += any(v.kind == "leader_lost" for said in result.violations.values() for v in said)
         home = groups_scenario(seed).multigroup
         assert home is not None
         sources = {home.topology.group_of(member) for member in sends.member.tolist()}
@@ -136,7 +136,7 @@ def test_what_is_drawn_really_happens() -> None:
     assert min(happen["touched"], happen["several sources"]) >= 8
     assert happen["came back"] >= 4
     assert happen["relation changed"] >= 5
-    assert happen["leader lost"] >= 2
+    assert happen["leader_lost"] >= 2
     assert happen["messages"] >= 200
 
 

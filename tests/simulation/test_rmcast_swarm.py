@@ -184,7 +184,7 @@ def test_members_join_and_come_back_over_a_lossy_network(seed: int) -> None:
     views = [row for row in result.trace.of_kind(EventKind.VIEW).note.tolist() if row >= 0]
     final = {result.trace.notes[row] for row in views[-1:]}
     assert final == {"members " + ",".join(map(str, scenario.members))}, replay(scenario)
-    assert not [v for found in result.violations.values() for v in found if v.kind == "late join"], replay(scenario)
+    assert not [v for found in result.violations.values() for v in found if v.kind == "late_join"], replay(scenario)
 
 
 @pytest.mark.parametrize("order", ["vbr", "uniform_causal"])

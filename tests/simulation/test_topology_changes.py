@@ -74,11 +74,11 @@ def test_a_member_that_only_seemed_to_be_gone_is_told_what_is_delivered_nowhere(
     sends = {2: at(50, 120), 3: at(60, 400, 450), 5: at(70, 210, 1_200)}
     apart = Partition(Span(100 * NS_PER_MS, 1_000 * NS_PER_MS), ((3,),))
     result = run(stopping(apart, sends), payloads=True)
-    said = [violation.text for violation in result.violations[3] if violation.kind == "not related"]
+    said = [violation.text for violation in result.violations[3] if violation.kind == "not_related"]
     assert said == [
         f"message {number} of member 3 is delivered nowhere: its group sends to floor no longer" for number in (1, 2)
     ]
     found = verdicts(result)
     assert {name for name, verdict in found.items() if verdict.status is not Status.VALID} == {"validity"}
     assert found["validity"].count == 2
-    assert [kind for member in (1, 2) for kind in result.violations[member] if kind.kind == "not related"] == []
+    assert [kind for member in (1, 2) for kind in result.violations[member] if kind.kind == "not_related"] == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unisono.errors import SlaError
-from unisono.model.events import Notice, SlaViolation
+from unisono.model.events import Notice, SlaViolation, ViolationKind
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.model.policy import Policy
@@ -113,7 +113,7 @@ def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_netwo
     one, two = adapter(), adapter()
     for each in (one, two):
         each.step(*rows(0.01, 0), ())
-    violation = SlaViolation("sla", "broken", sla="own")
+    violation = SlaViolation(ViolationKind.SLA, "broken", sla="own")
     one.informed("rmcast")(violation)
     wanted, _ = one.step(*rows(0.01, 1), ())
     assert wanted is not None
@@ -127,7 +127,7 @@ def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
     one.step(*rows(0.01, 0), ())
     _, events = one.step(*rows(0.9, 1), ())
     (violation,) = [event for event in events if isinstance(event, SlaViolation)]
-    assert violation.kind == "cannot hold"
+    assert violation.kind == "cannot_hold"
     assert violation.sla == "network"
     assert "probability" in violation.offered
 

@@ -234,7 +234,7 @@ def test_a_peer_with_a_rate_that_this_order_cannot_have_is_refused_once(avg: flo
         probe.cbr.from_below(T0, probe.hello(2, avg=avg))
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
-    assert violation.kind == "rate refused"
+    assert violation.kind == "rate_refused"
     assert probe.cbr.mode is Mode.DET_ORDER
     assert probe.cbr.waiting_for() == (2,)
     assert "member 2 declares" in probe.cbr.complaint()
@@ -246,7 +246,7 @@ def test_a_member_of_another_order_is_told_apart() -> None:
     probe.cbr.from_below(T0, probe.hello(2, theta_ns=5 * MS))
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
-    assert violation.kind == "policy differs"
+    assert violation.kind == "policy_differs"
 
 
 def test_data_that_comes_before_the_last_hello_is_kept() -> None:
@@ -495,7 +495,7 @@ def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back
     assert decode_new_rate(bytes(back.body)) == (2, 4)
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
-    assert violation.kind == "reservation refused"
+    assert violation.kind == "reservation_refused"
     assert probe.cbr.mode is Mode.DELIVER_MESSAGES
 
 

@@ -208,5 +208,5 @@ def test_crashes_restarts_pauses_and_losses_leave_one_log_without_gaps() -> None
         del verdicts["latency"]
         assert {name: v.status for name, v in verdicts.items() if v.status is not Status.VALID} == {}, seed
         said = {violation.kind for told in result.violations.values() for violation in told}
-        assert said <= {"leader lost", "blocked"}
-        assert "leader lost" in said
+        assert said <= {"leader_lost", "blocked"}
+        assert "leader_lost" in said

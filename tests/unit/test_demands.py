@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
 from unisono.model.grid import Grid
 from unisono.model.metrics import METRICS
 from unisono.model.policy import Policy
@@ -55,7 +55,7 @@ IDS = st.binary(min_size=8, max_size=8).map(bytes.hex)
 WHERE = st.none() | st.integers(1, 65535)
 FINITE = st.floats(0, 1e18)
 VIOLATIONS = st.builds(
-    lambda window, **fields: SlaViolation("system sla", "text", **window, **fields),
+    lambda window, **fields: SlaViolation(ViolationKind.SYSTEM_SLA, "text", **window, **fields),
     window=WINDOWS,
     member=WHERE,
     id=IDS,
@@ -67,7 +67,7 @@ VIOLATIONS = st.builds(
     link=st.integers(0, 65535),
 )
 CLEARANCES = st.builds(
-    lambda window, **fields: SlaCleared("system sla cleared", "text", **window, **fields),
+    lambda window, **fields: SlaCleared(NoticeKind.SYSTEM_SLA_CLEARED, "text", **window, **fields),
     window=WINDOWS,
     member=WHERE,
     id=IDS,
@@ -90,7 +90,7 @@ def test_a_verdict_survives_the_wire_with_its_settings(settings: Settings, verdi
 
 
 def test_a_long_name_is_cut_between_two_letters() -> None:
-    event = SlaCleared("system sla cleared", "", sla="ü" * 100, id="00" * 8)
+    event = SlaCleared(NoticeKind.SYSTEM_SLA_CLEARED, "", sla="ü" * 100, id="00" * 8)
     command = decode_command(encode_command(Settings(), event))
     assert command is not None
     assert command[1] is not None

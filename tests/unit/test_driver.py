@@ -9,6 +9,7 @@ import pytest
 
 import unisono
 from unisono.cluster.local import free_addresses
+from unisono.model.events import ViolationKind
 from unisono.orders.consensus_log import ConsensusLog
 from unisono.runtime import driver as driver_module
 from unisono.stack import Datagram
@@ -122,7 +123,7 @@ def test_reports_count_in_the_queue_too() -> None:
 
     async def part(group: unisono.Group) -> None:
         for number in range(10):
-            group._driver.announce(unisono.Violation("late", f"report {number}"))
+            group._driver.announce(unisono.Violation(ViolationKind.LATE, f"report {number}"))
         await group.send(b"x")
         while not group._driver._held:
             await asyncio.sleep(0.001)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
-from unisono.model.events import Batch, Left, Rejoining, Step, ViewChange, Violation
+from unisono.model.events import Batch, Left, Rejoining, Step, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
@@ -221,7 +221,7 @@ def test_a_member_that_was_put_out_says_so_and_consumes_nothing_more() -> None:
     ether.run()
     ether.hand(2, Out("it was silent"))
     violation, left = ether.orders[2].events[-2:]
-    assert violation == Violation("excluded", "it was silent", 2)
+    assert violation == Violation(ViolationKind.EXCLUDED, "it was silent", 2)
     assert left == Left(-1)
     assert ether.orders[2].consume(0) is None
     assert ether.orders[2].submit(0, [b"x"]) == 0

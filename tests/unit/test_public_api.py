@@ -26,6 +26,7 @@ NAMES = [
     "Multigroup",
     "NotRelated",
     "Notice",
+    "NoticeKind",
     "Rate",
     "Redundancy",
     "Rejoining",
@@ -43,6 +44,7 @@ NAMES = [
     "View",
     "ViewChange",
     "Violation",
+    "ViolationKind",
     "join",
 ]
 HEAVY = ["numpy", "pyarrow", "rich", "pyspark", "aiohttp"]

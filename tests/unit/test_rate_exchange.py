@@ -194,7 +194,7 @@ def test_a_policy_that_differs_is_one_violation_however_often_it_is_said(changes
     part = RateExchange(policy(1))
     violations = [part.from_below(T0 + n, hello_of(policy(2, **changes), 9)) for n in range(5)]
     (violation,) = [v for v in violations if v is not None]
-    assert (violation.kind, violation.member) == ("policy differs", 2)
+    assert (violation.kind, violation.member) == ("policy_differs", 2)
     assert word in violation.text
     assert 2 in part.missing(), "it is not taken into the group"
     assert word in part.complaints[2]
@@ -278,7 +278,7 @@ def test_policies_about_failures_and_loss_have_to_be_the_same(changes: dict[str,
     frame = other.down[0]
     violation = part.from_below(T0, frame)
     assert violation is not None
-    assert (violation.kind, violation.text) == ("policy differs", f"member 2 {problem}")
+    assert (violation.kind, violation.text) == ("policy_differs", f"member 2 {problem}")
     assert part.from_below(T0, frame) is None, "said once"
     assert part.complaints == {2: problem}
 

@@ -483,7 +483,7 @@ def test_members_that_were_given_different_orders_say_so(order: str, changes: di
     group.wake()
     group.until(T0 + 50 * MS)
     told = [event for event in group.stacks[1].events() if isinstance(event, Violation)]
-    assert [violation.kind for violation in told] == ["policy differs"]
+    assert [violation.kind for violation in told] == ["policy_differs"]
     assert "here it is fifo over reliable multicast" in told[0].text
     assert not group.stacks[1].order.running()
 

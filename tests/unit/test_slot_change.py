@@ -390,7 +390,7 @@ def test_a_restarted_member_is_told_what_slots_have_become() -> None:
     )
     assert problems(world, trace) == []
     assert order(world, 3).grid.agrees(order(world, 1).grid)
-    assert kinds(world).count("policy differs") == 0
+    assert kinds(world).count("policy_differs") == 0
 
 
 def test_a_wish_outlives_the_losses_that_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:

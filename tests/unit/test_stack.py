@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -146,6 +146,8 @@ def test_probes_measure_clocks_below_the_order() -> None:
 
 class Tag:
     """A layer that notes what passes, and when."""
+
+    name: ClassVar[str] = "tag"
 
     def __init__(self, name: str, log: list[str], kinds: frozenset[Kind] = frozenset(Kind)) -> None:
         self.wraps = self.opens = kinds

@@ -41,11 +41,11 @@ def verdicts(judged: Sequence[Judged]) -> list[SlaViolation | SlaCleared]:
 def test_one_bad_link_among_six_breaks_the_agreement_and_is_named() -> None:
     broken, cleared = verdicts(feed(System(SLAS), range(16), worse_between(4, 8)))
     assert isinstance(broken, SlaViolation)
-    assert (broken.kind, broken.sla, broken.member, broken.link) == ("system sla", "few losses", 2, 1)
+    assert (broken.kind, broken.sla, broken.member, broken.link) == ("system_sla", "few losses", 2, 1)
     assert broken.measured == pytest.approx(0.2)
     assert broken.window_start_ns == BEGIN_NS + 4 * COLLECT_NS
     assert isinstance(cleared, SlaCleared)
-    assert (cleared.kind, cleared.window_start_ns) == ("system sla cleared", BEGIN_NS + 8 * COLLECT_NS)
+    assert (cleared.kind, cleared.window_start_ns) == ("system_sla_cleared", BEGIN_NS + 8 * COLLECT_NS)
 
 
 def test_together_all_links_of_all_members_are_one() -> None:

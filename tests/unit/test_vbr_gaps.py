@@ -258,7 +258,7 @@ def test_a_join_that_is_late_is_reported_and_takes_effect_at_the_next_slot() -> 
     probe.join(3, FIRST, now=time_out(FIRST), life=7)
     (late,) = probe.events()
     assert isinstance(late, Violation)
-    assert (late.kind, late.member, late.slot) == ("late join", 3, FIRST + 2)
+    assert (late.kind, late.member, late.slot) == ("late_join", 3, FIRST + 2)
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -408,7 +408,7 @@ def test_a_member_that_hears_of_a_later_process_with_its_number_says_so_and_leav
     probe.join(2, FIRST + 4, now=end(FIRST), step=JoinStep.MERGE, known=6)
     complaint, left = probe.events()
     assert isinstance(complaint, Violation)
-    assert (complaint.kind, complaint.member) == ("number taken", 1)
+    assert (complaint.kind, complaint.member) == ("number_taken", 1)
     assert isinstance(left, Left)
     assert probe.joins() == []
 
@@ -459,7 +459,7 @@ def test_when_most_clocks_differ_ours_is_wrong() -> None:
     now = start(FIRST)
     for member in (2, 3):
         probe.order.from_below(now, data(member, FIRST, sent_ns=now + 3 * MS))
-    assert probe.complaints() == ["clock", "clock", "own clock"]
+    assert probe.complaints() == ["clock", "clock", "own_clock"]
     assert probe.order.mode is Mode.LEFT
     probe.peer(4, FIRST)
     probe.join(4, FIRST + 5, now=now, step=JoinStep.MERGE)
@@ -506,7 +506,7 @@ def test_who_finds_its_own_clock_wrong_tells_everybody_before_it_leaves() -> Non
     probe = Probe(members=(1, 2, 3, 4)).begin()
     for member in (2, 3):
         probe.order.clock_differs(start(FIRST), differs(member, -3 * MS))
-    assert probe.complaints() == ["clock", "clock", "own clock"]
+    assert probe.complaints() == ["clock", "clock", "own_clock"]
     told = [to for to, join in probe.joins() if join.step is JoinStep.FENCED]
     assert set(told) == {2, 3, 4}
     probe.order.clock_differs(start(FIRST), differs(4, -3 * MS))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated
 
@@ -60,8 +60,8 @@ def _judge(trace: Trace, name: str, *, until_ns: int | None, bound_ns: int | Non
             count += len(absent)
     if missing:
         return Verdict(name, Status.VIOLATED, _witness(both, deliveries, *min(missing, key=lambda m: m[0])), count)
-    reason = "; ".join(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    return kept(name, doubt)
 
 
 def _of_crashed(rows: Rows, known: dict[tuple[int, int], Life]) -> Mask:

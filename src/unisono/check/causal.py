@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
 from unisono.check.lives import hidden_rows, nothing_recorded
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "causal"
@@ -45,8 +45,7 @@ def causal(trace: Trace) -> Verdict:
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)
-    hidden = hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))
 
 
 def _logs(deliveries: Rows) -> dict[tuple[int, int], Ints]:

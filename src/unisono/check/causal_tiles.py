@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono.check.causal import NAME, causal
 from unisono.check.codes import message_codes
-from unisono.check.verdict import Status, Verdict
+from unisono.check.verdict import Reason, Status, Verdict, unknown
 from unisono.trace.table import Rows, Trace
 
 Who = tuple[int, int]
@@ -73,13 +73,14 @@ def causal_in_tiles(
     far = _far_apart(tiles)
     if far:
         whole = load(range(len(tiles)))
-        return Verdict(NAME, Status.UNKNOWN, reason=far) if whole is None else causal(whole)
+        return unknown(NAME, Reason.SCATTERED, far) if whole is None else causal(whole)
     suspect = sorted({near for number, tile in enumerate(tiles) if tile.broken for near in (number - 1, number)} - {-1})
     if not suspect:
         return fine
     part = load(suspect)
     if part is None:
-        return Verdict(NAME, Status.UNKNOWN, reason=f"{len(suspect)} parts of the run are suspect, too many to look at")
+        text = f"{len(suspect)} parts of the run are suspect, too many to look at"
+        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, text)
     found = causal(part)
     return found if found.status is Status.VIOLATED else fine
 

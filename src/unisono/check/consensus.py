@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Reason, Status, Verdict, Witness, unknown
 
 NAME = "consensus"
 
@@ -37,7 +37,7 @@ class Told:
 def consensus(proposed: Sequence[Proposed], told: Sequence[Told]) -> Verdict:
     """Judge a run; `told` is in the order in which each member was told."""
     if not told:
-        return Verdict(NAME, Status.UNKNOWN, reason="nothing was decided")
+        return unknown(NAME, Reason.NOTHING_DECIDED, "nothing was decided")
     by_instance: dict[int, set[bytes]] = {}
     for proposal in proposed:
         by_instance.setdefault(proposal.k, set()).add(proposal.value)

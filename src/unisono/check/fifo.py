@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.check.codes import log_codes, message_at, packed, position_at, starts
 from unisono.check.lives import hidden_rows, nothing_recorded
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Trace
 
 NAME = "fifo"
@@ -34,5 +34,4 @@ def fifo(trace: Trace) -> Verdict:
             f"member {member} delivered {second} after {first}, though member {second.sender} sent it no later",
         )
         return Verdict(NAME, Status.VIOLATED, witness, len(falls))
-    hidden = hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))

@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.check.codes import log_codes, message_at, message_codes, position_at, starts
-from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
-from unisono.check.verdict import Position, Status, Verdict, Witness
+from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows, Trace
 
@@ -151,7 +151,7 @@ def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int 
                 f"member {life.member} did not within {grace_ns / 1e9:g} s"
             )
             return _violated(AGREEMENT, rows, (row,), text, len(due))
-    return _fine(trace, AGREEMENT, "; ".join(doubtful))
+    return _fine(trace, AGREEMENT, incomplete_logs(doubtful))
 
 
 def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
@@ -177,7 +177,7 @@ def bound_lives(trace: Trace) -> list[Life]:
     gone = {
         (member, life)
         for member, life, note in told
-        if note >= 0 and notices.notes[note].startswith(("excluded:", "unsettled:", "number taken:"))
+        if note >= 0 and notices.notes[note].startswith(("excluded:", "unsettled:", "number_taken:"))
     }
     known = lives(trace).items()
     return [life for who, life in known if who not in gone and not life.crashed and life.log is not None]
@@ -201,6 +201,5 @@ def _violated(name: str, rows: Rows, at: tuple[int, ...], text: str, count: int)
     return Verdict(name, Status.VIOLATED, Witness(tuple(p.message for p in positions), members, positions, text), count)
 
 
-def _fine(trace: Trace, name: str, doubts: str = "") -> Verdict:
-    reason = doubts or hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+def _fine(trace: Trace, name: str, doubt: Doubt | None = None) -> Verdict:
+    return kept(name, doubt or hidden_rows(trace) or nothing_recorded(trace))

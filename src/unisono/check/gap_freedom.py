@@ -23,8 +23,8 @@ from unisono.check.codes import (
     starts,
     stream_codes,
 )
-from unisono.check.lives import FOREVER, Life, hidden_rows, lives, nothing_recorded
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.lives import FOREVER, Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated
 
@@ -88,8 +88,8 @@ def gap_freedom(
     cut = [life.member for life in known.values() if life.cut and not life.crashed]
     if cut:
         doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
-    reason = "; ".join(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(NAME, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    return kept(NAME, doubt)
 
 
 def _required(

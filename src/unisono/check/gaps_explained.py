@@ -34,8 +34,8 @@ import numpy as np
 
 from unisono.check.codes import Codes, key_codes, message_at, message_codes, packed, position_at
 from unisono.check.gap_freedom import as_delivered, dense, passed_over
-from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import noted_members
 from unisono.trace.table import Mask, Rows, Trace, concatenated
@@ -113,8 +113,8 @@ def gaps_explained(
         witness = _witness(messages, deliveries, code, *min(missing, key=lambda found: found[0]))
         return Verdict(NAME, Status.VIOLATED, witness, count, figures=figures)
     doubtful += _without_account(account)
-    reason = "; ".join(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(NAME, Status.UNKNOWN if reason else Status.VALID, reason=reason, figures=figures)
+    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    return kept(NAME, doubt, figures)
 
 
 # -- what the rows say ---------------------------------------------------------------------------------------

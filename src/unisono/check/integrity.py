@@ -6,7 +6,7 @@ import numpy as np
 
 from unisono.check.codes import log_codes, message_at, message_codes, packed, position_at, starts
 from unisono.check.lives import Origin, Reached, hidden_rows, nothing_recorded, origins
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "integrity"
@@ -31,13 +31,15 @@ def integrity(trace: Trace, reached: Reached | None = None) -> Verdict:
         reason = (
             f"the log of member {message.sender} is not whole: {len(untold)} deliveries, first {message}, not shown"
         )
-        return Verdict(NAME, Status.UNKNOWN, reason=reason)
+        return unknown(NAME, Reason.LOG_NOT_WHOLE, reason)
     hidden = hidden_rows(trace) or nothing_recorded(trace)
-    if hidden:
-        return Verdict(NAME, Status.UNKNOWN, reason=hidden)
+    if hidden is not None:
+        return kept(NAME, hidden)
     after_cut = int((origin == Origin.AFTER_CUT).sum())
-    reason = f"{after_cut} deliveries are of messages that a crashed sender had no time to log" if after_cut else ""
-    return Verdict(NAME, Status.VALID, reason=reason)
+    if not after_cut:
+        return kept(NAME, None)
+    reason = f"{after_cut} deliveries are of messages that a crashed sender had no time to log"
+    return Verdict(NAME, Status.VALID, reason=reason, token=Reason.AFTER_CRASH)
 
 
 def _repeated(deliveries: Rows) -> tuple[Ints, Ints]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
 from unisono.check.lives import Origin, hidden_rows, nothing_recorded, origins
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "latency"
+NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "no bound was promised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,18 @@ class LatencyStatistics:
     p999_ns: int
     max_ns: int
 
+    def figures(self) -> dict[str, int]:
+        """The statistics under the names that verdicts carry."""
+        return {
+            "deliveries": self.deliveries,
+            "late": self.late,
+            "min_ns": self.min_ns,
+            "p50_ns": self.p50_ns,
+            "p99_ns": self.p99_ns,
+            "p999_ns": self.p999_ns,
+            "max_ns": self.max_ns,
+        }
+
 
 def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
     """Every delivery within `bound_ns` of its send; the run's own bound unless told. Figures: the statistics."""
@@ -33,7 +46,7 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
     statistics = _statistics(taken_ns, bound)
-    figures: dict[str, int] = asdict(statistics)
+    figures = statistics.figures()
     if bound is not None and statistics.late:
         late = np.flatnonzero(taken_ns > bound)
         first = late[np.argmin(deliveries.real_ns[matched[late]])]
@@ -45,11 +58,17 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
         )
         witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
         return Verdict(NAME, Status.VIOLATED, witness, statistics.late, figures=figures)
-    reason = "no bound was promised" if bound is None else hidden_rows(trace) or nothing_recorded(trace)
-    if not reason and len(matched) < len(deliveries):
-        untold = int((origins(trace, deliveries) == Origin.UNTOLD).sum())
-        reason = f"the send of {untold} deliveries is not recorded" if untold else ""
-    return Verdict(NAME, Status.UNKNOWN if reason else Status.VALID, reason=reason, figures=figures)
+    doubt = NO_BOUND_PROMISED if bound is None else hidden_rows(trace) or nothing_recorded(trace)
+    if doubt is None and len(matched) < len(deliveries):
+        doubt = sends_not_recorded(int((origins(trace, deliveries) == Origin.UNTOLD).sum()))
+    return kept(NAME, doubt, figures)
+
+
+def sends_not_recorded(deliveries: int) -> Doubt | None:
+    """The doubt that so many deliveries without a recorded send leave; None if there are none."""
+    if not deliveries:
+        return None
+    return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
 
 
 def latency_statistics(trace: Trace, *, bound_ns: int | None = None) -> LatencyStatistics:

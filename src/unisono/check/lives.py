@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from unisono.check.codes import message_codes, stream_codes
+from unisono.check.verdict import Doubt, Reason
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.table import Ints, Log, Rows, Trace
 
 FOREVER = (1 << 63) - 1
-NOTHING = "nothing was recorded"
+NOTHING = Doubt(Reason.NOTHING_RECORDED, "nothing was recorded")
 OF_LIVES = (EventKind.START, EventKind.LEAVE, EventKind.CRASH, EventKind.VIOLATION)
 """What happened to members that decides what they are held to."""
 
@@ -139,12 +140,19 @@ def origins(trace: Trace, deliveries: Rows, reached: Reached | None = None) -> I
     return origin
 
 
-def hidden_rows(trace: Trace) -> str:
-    """Why the trace may hide something: rows that its writers had to drop. Empty if it hides nothing."""
+def hidden_rows(trace: Trace) -> Doubt | None:
+    """Why the trace may hide something: rows that its writers had to drop. None if it hides nothing."""
     droppers = [f"member {log.member} {log.dropped}" for log in trace.logs if log.dropped]
-    return f"rows were dropped while recording ({', '.join(droppers)})" if droppers else ""
+    if not droppers:
+        return None
+    return Doubt(Reason.ROWS_DROPPED, f"rows were dropped while recording ({', '.join(droppers)})")
 
 
-def nothing_recorded(trace: Trace) -> str:
-    """Why nothing can be said: there is not one row. Empty if there is."""
-    return "" if len(trace) else NOTHING
+def nothing_recorded(trace: Trace) -> Doubt | None:
+    """Why nothing can be said: there is not one row. None if there is."""
+    return None if len(trace) else NOTHING
+
+
+def incomplete_logs(doubts: Sequence[str]) -> Doubt | None:
+    """The doubts that incomplete logs leave; None if there are none."""
+    return Doubt(Reason.LOG_NOT_WHOLE, "; ".join(doubts)) if doubts else None

@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.check.codes import Codes, message_at, message_codes, position_at
 from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
-from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import topology_talks
 from unisono.model.topology import Topology
@@ -59,14 +59,16 @@ def multigroup_agreement(
     }
     doubt = _doubt(trace, known)
     return {
-        name: verdict if verdict.status is Status.VIOLATED or not doubt else Verdict(name, Status.UNKNOWN, reason=doubt)
+        name: verdict if verdict.status is Status.VIOLATED or doubt is None else kept(name, doubt)
         for name, verdict in found.items()
     }
 
 
-def _doubt(trace: Trace, known: Mapping[tuple[int, int], Life]) -> str:
+def _doubt(trace: Trace, known: Mapping[tuple[int, int], Life]) -> Doubt | None:
     cut = [life.member for life in known.values() if (life.cut and not life.crashed) or life.dropped]
-    return f"the log of member {cut[0]} is not whole" if cut else hidden_rows(trace) or nothing_recorded(trace)
+    if cut:
+        return Doubt(Reason.LOG_NOT_WHOLE, f"the log of member {cut[0]} is not whole")
+    return hidden_rows(trace) or nothing_recorded(trace)
 
 
 def _validity(run: _Run, due_ns: int) -> Verdict:

@@ -23,13 +23,13 @@ from itertools import accumulate
 import numpy as np
 
 from unisono.check.lives import Life, hidden_rows, lives, unbound
-from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import noted_members
 from unisono.trace.table import Rows, Trace
 
 NAME = "priority_accounting"
-NO_RECEPTIONS = "deliveries were recorded, but no receptions"
+NO_RECEPTIONS = Doubt(Reason.NO_RECEPTIONS, "deliveries were recorded, but no receptions")
 
 _UNDELIVERED = 1 << 62
 
@@ -75,12 +75,12 @@ def priority_accounting(trace: Trace) -> Verdict:
     members = [member_log(trace, life) for life in lives(trace).values()]
     for member in members:
         if member.order and not member.received:
-            return Verdict(NAME, Status.UNKNOWN, reason=NO_RECEPTIONS)
+            return kept(NAME, NO_RECEPTIONS)
     for member in members:
         if not member.dense or max(member.had_consumed.values(), default=0) > len(member.order):
-            return Verdict(NAME, Status.UNKNOWN, reason=not_all_recorded(member.life.member))
+            return kept(NAME, not_all_recorded(member.life.member))
         if not member.counted:
-            return Verdict(NAME, Status.UNKNOWN, reason=not_counted(member.life.member))
+            return kept(NAME, not_counted(member.life.member))
     found: list[Overtaken] = []
     count = overtakings = 0
     doubtful = unbound(trace)
@@ -95,18 +95,19 @@ def priority_accounting(trace: Trace) -> Verdict:
     if found:
         first = min(found, key=lambda pair: (pair.at, pair.member.life.member))
         return broken_verdict(first, members, priority, count, overtakings)
-    hidden = hidden_rows(trace)
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures=figures)
+    return kept(NAME, hidden_rows(trace), figures)
 
 
-def not_all_recorded(member: int) -> str:
+def not_all_recorded(member: int) -> Doubt:
     """Why nothing is known: what a member had consumed is told by a number, which counts what its log has."""
-    return f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
+    text = f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
+    return Doubt(Reason.INDEX_MISSING, text)
 
 
-def not_counted(member: int) -> str:
+def not_counted(member: int) -> Doubt:
     """Why nothing is known where a reception has no index."""
-    return f"a reception of member {member} does not say how many messages it had delivered"
+    text = f"a reception of member {member} does not say how many messages it had delivered"
+    return Doubt(Reason.LOG_NOT_WHOLE, text)
 
 
 def broken_verdict(

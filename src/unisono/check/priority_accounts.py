@@ -37,7 +37,7 @@ from unisono.check.priority_survey import NOTHING_CAME, Came, Who, by_log, of_lo
 from unisono.check.priority_windows import ALWAYS, Broken, LogFacts, Pair, WindowFinding
 from unisono.check.suite import SOME_UNGRADED
 from unisono.check.survey import Latencies
-from unisono.check.verdict import MessageId, Status, Verdict
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
 from unisono.model.message_sets import MessageSet, Ref
 from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import noted_members
@@ -95,7 +95,7 @@ def windows(run: PriorityRun, even: PriorityRun, window_rows: int, read_again: i
     return found
 
 
-def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | str:
+def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
     """What windows have to know of the logs; or why they cannot tell anything."""
     known = lives(run.skeleton)
     came: dict[Who, Came] = {}
@@ -270,8 +270,7 @@ class _Accounts:
     def verdict(self, overtakings: int) -> Verdict:
         """What there is to say."""
         if not self._broken:
-            kept, figures = self._run.kept(NAME), {"overtakings": overtakings}
-            return Verdict(NAME, kept.status, reason=kept.reason, figures=figures)
+            return kept(NAME, self._run.hidden, {"overtakings": overtakings})
         firsts = []
         for who in sorted(self._broken):
             pair, log = self._broken[who].first, self._facts[who]
@@ -289,15 +288,19 @@ class _Accounts:
 
 
 def _accounting(
-    run: PriorityRun, even: PriorityRun, facts: tuple[LogFacts, ...] | str, found: Sequence[WindowFinding], unread: str
+    run: PriorityRun,
+    even: PriorityRun,
+    facts: tuple[LogFacts, ...] | Doubt,
+    found: Sequence[WindowFinding],
+    unread: str,
 ) -> Verdict:
     """The verdict, by windows of an `even` run where they can tell; `unread` says why there are none."""
-    if isinstance(facts, str):
-        return Verdict(NAME, Status.UNKNOWN, reason=facts)
+    if isinstance(facts, Doubt):
+        return kept(NAME, facts)
     if even.uneven or any(finding.odd for finding in found):
         return _as_a_whole(run)
     if unread:
-        return Verdict(NAME, Status.UNKNOWN, reason=unread)
+        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, unread)
     verdict = _in_windows(even, facts, found)
     # What a straying log had consumed is taken for less than it was: that shows that P2 was kept, not that it was not.
     return _as_a_whole(run) if verdict.status is Status.VIOLATED and run.straying else verdict
@@ -315,7 +318,7 @@ def check_priority(
     if grades and any(survey.ungraded for survey in run.surveys):
         return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
-        return {"grades": Verdict("grades", Status.UNKNOWN, reason=SEVERAL_GRADES)}
+        return {"grades": unknown("grades", Reason.GRADES_MIXED, SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)
     even = run.without_straying() if run.straying else run
@@ -323,7 +326,7 @@ def check_priority(
     unread = ""
     try:
         cut = windows(run, even, window_rows, read_again)
-        found = judge(cut, None if isinstance(facts, str) or even.uneven else facts)
+        found = judge(cut, None if isinstance(facts, Doubt) or even.uneven else facts)
     except TooMuch as why:
         unread = str(why)
     seen = Latencies()

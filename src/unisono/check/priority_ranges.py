@@ -27,13 +27,14 @@ from itertools import pairwise
 from unisono.check.fifo import NAME as FIFO
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.integrity import integrity
-from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins, unbound, without_crashed
+from unisono.check.latency import sends_not_recorded
+from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, origins, unbound, without_crashed
 from unisono.check.priority_survey import Line, PrioritySurvey, Who, united
 from unisono.check.ranges import Findings, check_ranges, latency_verdict, overlapping
 from unisono.check.suite import NO_BOUND, unpromised
 from unisono.check.survey import Latencies
 from unisono.check.total_order import total_order
-from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
 from unisono.check.view_atomicity import in_their_views, same_when_going_on, verdict_of, views_installed
 from unisono.model.message_sets import MessageSet, Ref
 from unisono.model.message_sets import Origin as Origins
@@ -76,13 +77,13 @@ class PriorityRun:
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
     @cached_property
-    def hidden(self) -> str:
-        """Why nothing can be said to be kept; empty if it can."""
-        return hidden_rows(self.skeleton) or ("" if any(survey.plain.rows for survey in self.surveys) else NOTHING)
+    def hidden(self) -> Doubt | None:
+        """Why nothing can be said to be kept; None if it can."""
+        return hidden_rows(self.skeleton) or (None if any(survey.plain.rows for survey in self.surveys) else NOTHING)
 
     def kept(self, name: str) -> Verdict:
         """Nothing speaks against the promise."""
-        return Verdict(name, Status.UNKNOWN if self.hidden else Status.VALID, reason=self.hidden)
+        return kept(name, self.hidden)
 
     @cached_property
     def unbound(self) -> set[Who]:
@@ -193,7 +194,7 @@ def looked_at(name: str, judge: Callable[[], Verdict]) -> Verdict:
     try:
         return judge()
     except TooMuch as why:
-        return Verdict(name, Status.UNKNOWN, reason=str(why))
+        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
 
 
 def check_order(run: PriorityRun) -> dict[str, Verdict]:
@@ -209,7 +210,7 @@ def check_order(run: PriorityRun) -> dict[str, Verdict]:
     if run.meta.reliable:
         verdicts["gap_freedom"] = looked_at("gap_freedom", lambda: _gap_freedom(run))
     else:
-        verdicts["gaps_explained"] = Verdict("gaps_explained", Status.UNKNOWN, reason=MAY_HAVE_GAPS)
+        verdicts["gaps_explained"] = unknown("gaps_explained", Reason.NEEDS_WHOLE_RUN, MAY_HAVE_GAPS)
     return verdicts
 
 
@@ -219,14 +220,14 @@ def latency_in_windows(run: PriorityRun, seen: Latencies, unread: str) -> Verdic
     def judge() -> Verdict:
         if unread:
             raise TooMuch(unread)
-        reason = run.hidden
-        if not reason and run.delivered - run.sent:
+        doubt = run.hidden
+        if doubt is None and run.delivered - run.sent:
             trace = run.trace(run.messages(run.delivered - run.sent, EventKind.SEND, EventKind.DELIVER))
             untold = int((origins(trace, trace.deliveries(), _reached(run)) == Origin.UNTOLD).sum())
-            reason = f"the send of {untold} deliveries is not recorded" if untold else ""
+            doubt = sends_not_recorded(untold)
         if run.bound_ns is not None:
-            return latency_verdict(seen, run.bound_ns, reason)
-        return unpromised(latency_verdict(seen, NO_BOUND, reason))
+            return latency_verdict(seen, run.bound_ns, doubt)
+        return unpromised(latency_verdict(seen, NO_BOUND, doubt))
 
     return looked_at("latency", judge)
 
@@ -238,14 +239,14 @@ def _total_order(run: PriorityRun) -> Verdict:
     if suspect:
         # A message that is out of place is so among those of the ranges between its places, all of which are suspect.
         verdict = total_order(without_crashed(run.part(suspect, EventKind.DELIVER)))
-        if verdict.status is Status.VIOLATED or verdict.reason.startswith("two deliveries"):
+        if verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
             return verdict
     if not lacking:
         return run.kept("total_order")
     who, lines = next(iter(lacking.items()))
     expected, follows = _lacking(who, lines) or (0, 0)
     reason = f"the deliveries of member {who[0]} are not all recorded: index {expected} is missing, {follows} follows"
-    return Verdict("total_order", Status.UNKNOWN, reason=reason)
+    return unknown("total_order", Reason.INDEX_MISSING, reason)
 
 
 def _lacking(who: Who, lines: Sequence[tuple[int, Line]]) -> tuple[int, int] | None:
@@ -319,7 +320,7 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
         whole=run.whole_logs,
         excused=run.unbound,
     )
-    if len(trace) == 0 and verdict.reason == nothing_recorded(trace):
+    if len(trace) == 0 and verdict.token is Reason.NOTHING_RECORDED:
         return run.kept(verdict.name)  # no row had to be read
     return verdict
 

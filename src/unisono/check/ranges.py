@@ -20,12 +20,12 @@ from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
-from unisono.check.latency import latencies
-from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, nothing_recorded, origins
+from unisono.check.latency import latencies, sends_not_recorded
+from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, origins
 from unisono.check.order_kernel import LogSpan
 from unisono.check.survey import FifoSpan, Latencies, Survey, reached
 from unisono.check.total_order import index_twice, total_order
-from unisono.check.verdict import MessageId, Position, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Rows, Trace, concatenated
 
@@ -101,7 +101,7 @@ def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdi
             reason = (
                 f"{max(cut_short)} ranges of slots are suspect, more than the {found.looked_at_rows:,} rows looked at"
             )
-            verdict = replace(verdict, status=Status.UNKNOWN, witness=None, count=0, reason=reason)
+            verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, reason), figures=verdict.figures)
         return {verdict.name: verdict}
 
     judges: dict[str, Callable[[], Verdict | None]] = {
@@ -130,11 +130,11 @@ def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Par
         trace = part(doubled)
         verdict = total_order(trace)
     whole = len(trace.deliveries()) == sum(sum(survey.counts.values()) for survey in found.surveys)
-    if whole or verdict.status is Status.VIOLATED or verdict.reason.startswith("two deliveries"):
+    if whole or verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
         return verdict
     if complete:
         return _kept("total_order", found)  # only repeated or FIFO-inverted messages made it seem so
-    return Verdict("total_order", Status.UNKNOWN, reason=_lacking(found.surveys))
+    return unknown("total_order", Reason.INDEX_MISSING, _lacking(found.surveys))
 
 
 def _integrity(found: Findings, suspect: set[int], part: _Part) -> Verdict:
@@ -177,7 +177,7 @@ def _completeness(found: Findings, doubtful: frozenset[int], events: Rows, compl
     # Where nothing is missing, what is left to say is about the logs.
     trace = skeleton if not suspect and complete else part(context)
     verdict = judge(trace, until_ns=end_ns, bound_ns=found.bound_ns, whole=complete)
-    if len(trace) == 0 and verdict.reason == nothing_recorded(trace):
+    if len(trace) == 0 and verdict.token is Reason.NOTHING_RECORDED:
         verdict = _kept(verdict.name, found)  # no row had to be read
     return verdict
 
@@ -188,9 +188,7 @@ def _rates(found: Findings, events: Rows) -> Verdict | None:
         return None
     edges = rate_compliance.joined([survey.usage for survey in found.surveys])
     excesses = [excess for survey in found.surveys for excess in survey.excesses]
-    return rate_compliance.verdict(
-        [*excesses, *rate_compliance.excesses(edges, promised)], _kept(rate_compliance.NAME, found).reason
-    )
+    return rate_compliance.verdict([*excesses, *rate_compliance.excesses(edges, promised)], _doubt(found))
 
 
 def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | None:
@@ -201,19 +199,19 @@ def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | Non
     for survey in found.surveys:
         seen.merge(survey.latencies)
     seen.merge(crossing.latencies)
-    reason = _kept("latency", found).reason
+    doubt = _doubt(found)
     if crossing.never_sent:
         # The send may have been matched, in its own range, with other deliveries of the message.
         trace, unmatched = part(crossing.never_sent), crossing.unmatched
         matched, taken_ns = latencies(trace, unmatched)
         seen.add(taken_ns, bound, unmatched.select(matched))
         untold = int((origins(trace, unmatched, reached(found.surveys)) == Origin.UNTOLD).sum())
-        reason = reason or (f"the send of {untold} deliveries is not recorded" if untold else "")
-    return latency_verdict(seen, bound, reason)
+        doubt = doubt or sends_not_recorded(untold)
+    return latency_verdict(seen, bound, doubt)
 
 
-def latency_verdict(seen: Latencies, bound_ns: int, reason: str) -> Verdict:
-    """What latencies come to; `reason` says why there could be others."""
+def latency_verdict(seen: Latencies, bound_ns: int, doubt: Doubt | None) -> Verdict:
+    """What latencies come to; `doubt` says why there could be others."""
     quantile = seen.histogram.quantile
     figures = {
         "deliveries": seen.deliveries,
@@ -233,15 +231,17 @@ def latency_verdict(seen: Latencies, bound_ns: int, reason: str) -> Verdict:
         )
         witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
         return Verdict("latency", Status.VIOLATED, witness, seen.late, figures=figures)
-    return Verdict("latency", Status.UNKNOWN if reason else Status.VALID, reason=reason, figures=figures)
+    return kept("latency", doubt, figures)
 
 
 def _kept(name: str, found: Findings) -> Verdict:
     """Nothing speaks against the promise, unless rows are hidden or there are none."""
-    reason = hidden_rows(Trace.from_rows(concatenated([]), found.meta, found.logs))
-    if not any(survey.rows for survey in found.surveys):
-        reason = reason or NOTHING
-    return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+    return kept(name, _doubt(found))
+
+
+def _doubt(found: Findings) -> Doubt | None:
+    hidden = hidden_rows(Trace.from_rows(concatenated([]), found.meta, found.logs))
+    return hidden or (None if any(survey.rows for survey in found.surveys) else NOTHING)
 
 
 def _disordered(surveys: Sequence[Survey]) -> set[int]:

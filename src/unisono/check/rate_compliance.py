@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.check.codes import message_codes, packed, starts, stream_codes
 from unisono.check.lives import hidden_rows, nothing_recorded
-from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Status, Verdict, Witness, kept
 from unisono.model.rates import Rate
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
@@ -155,11 +155,11 @@ def rate_compliance(trace: Trace) -> Verdict:
     return verdict(found, hidden_rows(trace) or nothing_recorded(trace))
 
 
-def verdict(found: Iterable[Excess], hidden: str) -> Verdict:
+def verdict(found: Iterable[Excess], hidden: Doubt | None) -> Verdict:
     """What the excesses come to; `hidden` says why there could be more."""
     told = sorted(set(found))
     if not told:
-        return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+        return kept(NAME, hidden)
     worst = told[0]
     message = MessageId(worst.sender, worst.incarnation, worst.sequence)
     where = f"in slot {worst.slot}" if worst.slots == 1 else f"in the {worst.slots} slots up to {worst.slot}"

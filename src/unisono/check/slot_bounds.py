@@ -11,8 +11,8 @@ import re
 import numpy as np
 
 from unisono.check.codes import message_at, position_at
-from unisono.check.latency import latencies
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.latency import NO_BOUND_PROMISED, latencies
+from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Ints, Rows, Trace
 
@@ -23,7 +23,7 @@ _THETA = re.compile(r"theta_ns=(\d+)")
 def latency_in_force(trace: Trace) -> Verdict:
     """Every delivery within the bound of its slot."""
     if trace.meta.bound_ns is None:
-        return Verdict(NAME, Status.UNKNOWN, reason="no bound was promised")
+        return kept(NAME, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
     lengths = _lengths(trace, deliveries)

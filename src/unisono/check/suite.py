@@ -28,7 +28,7 @@ from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance
 from unisono.check.total_order import total_order
-from unisono.check.verdict import Status, Verdict
+from unisono.check.verdict import Reason, Verdict, unknown
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import PROMISES
@@ -36,7 +36,7 @@ from unisono.trace.kinds import ABSENT
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62
-SOME_UNGRADED = Verdict("grades", Status.UNKNOWN, reason="some deliveries have a grade and some have none")
+SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a grade and some have none")
 """Of a run of the priority order, whose members count what they delivered over all of it."""
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
@@ -108,7 +108,9 @@ def check_all(
 
 def unpromised(measured: Verdict) -> Verdict:
     """A latency that nothing was promised of; one that is not known keeps its reason."""
-    return replace(measured, reason=measured.reason or "no bound is promised")
+    if measured.reason:
+        return measured
+    return replace(measured, reason="no bound is promised", token=Reason.NO_BOUND)
 
 
 def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unisono.check.causal_tiles import CausalEdges, causal_edges
-from unisono.check.latency import latencies
-from unisono.check.lives import NOTHING, Origin, Reached, hidden_rows, origins
+from unisono.check.latency import latencies, sends_not_recorded
+from unisono.check.lives import Origin, Reached, hidden_rows, origins
 from unisono.check.order_kernel import StreamSpan
 from unisono.check.suite import of_messages
 from unisono.check.survey import Latencies, Survey
-from unisono.check.verdict import Status, Verdict
+from unisono.check.verdict import Doubt, Reason, Status, Verdict, unknown
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Mask, Rows, Trace, concatenated
@@ -52,6 +52,21 @@ class Tile:
             of = (rows.sender == sender) & (rows.incarnation == incarnation)
             among |= of & (rows.sequence >= first) & (rows.sequence <= last)
         return among
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A verdict without its witness. Equal texts say the same; a text that differs only makes a tile suspect."""
+
+    status: Status
+    doubt: Doubt | None
+
+
+def said(verdict: Verdict) -> Said:
+    """What a verdict says; that nothing was recorded says nothing about a part of a run."""
+    if verdict.status is Status.UNKNOWN and verdict.token is Reason.NOTHING_RECORDED:
+        return Said(Status.VALID, None)
+    return Said(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +99,9 @@ class Frame:
             self.trace(rows), self.grades, bound_ns=self.bound_ns, until_ns=self.until_ns, reached=self.reached
         )
 
-    def plain(self) -> dict[str, tuple[Status, str]]:
+    def plain(self) -> dict[str, Said]:
         """What is said of messages of which there is nothing to say."""
-        return {name: (verdict.status, verdict.reason) for name, verdict in self.judge(concatenated([])).items()}
+        return {name: said(verdict) for name, verdict in self.judge(concatenated([])).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +183,7 @@ def _meeting(spans: _Spans, first: int, last: int) -> set[int]:
     return {number for number, begin, end in spans if begin <= last and end >= first}
 
 
-def judge_tile(
-    frame: Frame, plain: Mapping[str, tuple[Status, str]], rows: Rows, previous: Rows | None = None
-) -> TileFinding:
+def judge_tile(frame: Frame, plain: Mapping[str, Said], rows: Rows, previous: Rows | None = None) -> TileFinding:
     """Judge the rows of one tile: which checks have something to say, and how long deliveries took.
 
     `previous` are the rows of the tile before it.
@@ -189,15 +202,8 @@ def judge_tile(
     edges = None
     if frame.causal:
         edges = causal_edges(whole, whole if previous is None else frame.trace(concatenated([previous, rows])))
-    suspect = frozenset(
-        name for name, found in verdicts.items() if _plain((found.status, found.reason)) != _plain(plain[name])
-    )
+    suspect = frozenset(name for name, found in verdicts.items() if said(found) != plain[name])
     return TileFinding(suspect, len(rows), seen, untold, edges)
-
-
-def _plain(said: tuple[Status, str]) -> tuple[Status, str]:
-    """That nothing was recorded says nothing about a part of a run."""
-    return (Status.VALID, "") if said == (Status.UNKNOWN, NOTHING) else said
 
 
 def judge_tiles(
@@ -209,11 +215,11 @@ def judge_tiles(
     """The verdicts over all tiles; `load` gives the rows of those with these numbers."""
     verdicts: dict[str, Verdict] = {}
     judged: dict[tuple[int, ...], dict[str, Verdict]] = {}
-    for name, (status, reason) in frame.plain().items():
+    for name, plain in frame.plain().items():
         suspect = [number for number, finding in enumerate(found) if name in finding.suspect]
         if not suspect:
-            said = _plain((status, reason))
-            verdicts[name] = Verdict(name.partition("[")[0], said[0], reason=said[1])
+            text, token = ("", None) if plain.doubt is None else (plain.doubt.text, plain.doubt.reason)
+            verdicts[name] = Verdict(name.partition("[")[0], plain.status, reason=text, token=token)
             continue
         chosen: list[int] = []
         rows = 0
@@ -228,16 +234,16 @@ def judge_tiles(
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
             # A violation is one whatever the other messages show; the rest is about all of them.
             why = f"{len(suspect)} parts of the run are suspect, more than the {looked_at_rows:,} rows looked at"
-            verdict = replace(verdict, status=Status.UNKNOWN, witness=None, count=0, reason=why)
+            verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts
 
 
-def timed(frame: Frame, found: Sequence[TileFinding]) -> tuple[Latencies, str]:
+def timed(frame: Frame, found: Sequence[TileFinding]) -> tuple[Latencies, Doubt | None]:
     """How long the deliveries of all tiles took, and why that may not be all."""
     seen = Latencies()
     for finding in found:
         seen.merge(finding.latencies)
     untold = sum(finding.untold for finding in found)
-    reason = hidden_rows(Trace.from_rows(concatenated([]), frame.meta, frame.logs))
-    return seen, reason or (f"the send of {untold} deliveries is not recorded" if untold else "")
+    hidden = hidden_rows(Trace.from_rows(concatenated([]), frame.meta, frame.logs))
+    return seen, hidden or sends_not_recorded(untold)

@@ -20,7 +20,7 @@ from unisono.check.codes import (
 from unisono.check.cycles import precedence_cycle
 from unisono.check.lives import hidden_rows, nothing_recorded
 from unisono.check.order_kernel import from_zero, summarize
-from unisono.check.verdict import Status, Verdict, Witness
+from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "total_order"
@@ -34,14 +34,13 @@ def total_order(trace: Trace) -> Verdict:
     if not summary.ordered:
         twice = index_twice(deliveries)
         if twice is not None:
-            return Verdict(NAME, Status.UNKNOWN, reason=twice)
+            return unknown(NAME, Reason.INDEX_TWICE, twice)
         found = _explain(deliveries)
         if found is not None:
             return found
     if not complete:
-        return Verdict(NAME, Status.UNKNOWN, reason=_where_not_dense(deliveries))
-    hidden = hidden_rows(trace) or nothing_recorded(trace)
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden)
+        return unknown(NAME, Reason.INDEX_MISSING, _where_not_dense(deliveries))
+    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
@@ -60,17 +59,17 @@ def _explain(deliveries: Rows) -> Verdict | None:
 
     pair = _disagreement(rows, message, messages, logs)
     if pair is not None:
-        return Verdict(NAME, Status.VIOLATED, pair.witness, pair.count, "two members disagree")
+        return _violated(pair.witness, pair.count, Reason.MEMBERS_DISAGREE, "two members disagree")
     cycle = precedence_cycle(message, logs)
     if cycle:
-        return Verdict(
-            NAME,
-            Status.VIOLATED,
-            _cycle_witness(rows, cycle),
-            1,
-            "no one order fits all members, though no two disagree",
-        )
-    return Verdict(NAME, Status.VIOLATED, fault, 1, "the keys contradict each other, though no two members disagree")
+        text = "no one order fits all members, though no two disagree"
+        return _violated(_cycle_witness(rows, cycle), 1, Reason.CYCLE, text)
+    text = "the keys contradict each other, though no two members disagree"
+    return _violated(fault, 1, Reason.KEYS_CONTRADICT, text)
+
+
+def _violated(witness: Witness, count: int, reason: Reason, text: str) -> Verdict:
+    return Verdict(NAME, Status.VIOLATED, witness, count, text, token=reason)
 
 
 @dataclass(frozen=True, slots=True)

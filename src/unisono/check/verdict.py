@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 
@@ -14,6 +14,54 @@ class Status(Enum):
     VALID = "valid"
     VIOLATED = "violated"
     UNKNOWN = "unknown"
+
+
+class Reason(StrEnum):
+    """Why a verdict is what it is. Programs read this token; the text beside it is for people."""
+
+    AFTER_CRASH = "after_crash"
+    """Valid, except for messages that a crashed sender had no time to log."""
+    CYCLE = "cycle"
+    """No single order fits all members, though no two disagree."""
+    GRADES_MIXED = "grades_mixed"
+    """Deliveries of several grades, or with and without a grade, cannot be judged together."""
+    INDEX_MISSING = "index_missing"
+    """A log lacks deliveries."""
+    INDEX_TWICE = "index_twice"
+    """Two deliveries of a log have the same index."""
+    KEYS_CONTRADICT = "keys_contradict"
+    """The keys contradict each other, though no two members disagree."""
+    LOG_NOT_WHOLE = "log_not_whole"
+    """A log was not closed, lacks rows, or does not say what is needed."""
+    MEMBERS_DISAGREE = "members_disagree"
+    """Two members deliver two messages in different orders."""
+    NEEDS_WHOLE_RUN = "needs_whole_run"
+    """The check needs a run that is read as a whole."""
+    NO_BOUND = "no_bound"
+    """No latency bound was promised."""
+    NOTHING_DECIDED = "nothing_decided"
+    NOTHING_RECORDED = "nothing_recorded"
+    NO_RECEPTIONS = "no_receptions"
+    """Deliveries were recorded, but no receptions."""
+    NO_VIEWS = "no_views"
+    """No agreed view was recorded."""
+    ROWS_DROPPED = "rows_dropped"
+    """The writer had to drop rows."""
+    SCATTERED = "scattered"
+    """The rows of messages lie too far apart to be read together."""
+    SEND_NOT_RECORDED = "send_not_recorded"
+    TOO_MUCH_SUSPECT = "too_much_suspect"
+    """More rows are suspect than the checker reads."""
+    TRACE_DAMAGED = "trace_damaged"
+    """A file of the trace cannot be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a promise cannot be shown to be kept: a token for programs and a text for people."""
+
+    reason: Reason
+    text: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,6 +116,8 @@ class Verdict:
     count: int = 0
     reason: str = ""
     figures: Mapping[str, int] = field(default_factory=dict)
+    token: Reason | None = None
+    """What `reason` says, for programs; None where there is no reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values; figures in nanoseconds become milliseconds."""
@@ -76,6 +126,7 @@ class Verdict:
             "witness": None if self.witness is None else self.witness.to_json(),
             "count": self.count,
             "reason": self.reason,
+            "token": None if self.token is None else self.token.value,
         }
         if self.figures:
             shown["figures"] = {
@@ -85,6 +136,18 @@ class Verdict:
                 for name, value in self.figures.items()
             }
         return shown
+
+
+def kept(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = None) -> Verdict:
+    """The verdict where no violation was found: valid, or unknown if there is a doubt."""
+    if doubt is None:
+        return Verdict(name, Status.VALID, figures=figures or {})
+    return Verdict(name, Status.UNKNOWN, reason=doubt.text, figures=figures or {}, token=doubt.reason)
+
+
+def unknown(name: str, reason: Reason, text: str) -> Verdict:
+    """The verdict that the trace cannot tell."""
+    return kept(name, Doubt(reason, text))
 
 
 def overall(verdicts: Mapping[str, Verdict]) -> Status:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from unisono.check.lives import hidden_rows, nothing_recorded
-from unisono.check.verdict import MessageId, Status, Verdict, Witness
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.kinds import ABSENT, EventKind
@@ -43,12 +43,13 @@ def view_atomicity(trace: Trace) -> Verdict:
     return verdict_of(faults, len(views), hidden_rows(trace) or nothing_recorded(trace))
 
 
-def verdict_of(faults: list[Witness], views: int, hidden: str) -> Verdict:
+def verdict_of(faults: list[Witness], views: int, hidden: Doubt | None) -> Verdict:
     """What the faults come to; `hidden` says why there could be others."""
     if faults:
         return Verdict(NAME, Status.VIOLATED, faults[0], len(faults))
-    hidden = hidden or ("" if views else "no agreed view was recorded")
-    return Verdict(NAME, Status.UNKNOWN if hidden else Status.VALID, reason=hidden, figures={"views": views})
+    if hidden is None and not views:
+        hidden = Doubt(Reason.NO_VIEWS, "no agreed view was recorded")
+    return kept(NAME, hidden, {"views": views})
 
 
 def same_when_going_on(

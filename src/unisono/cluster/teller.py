@@ -17,7 +17,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from unisono.cluster.node import member_joining, report
@@ -26,6 +25,7 @@ from unisono.group import Group
 from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
 from unisono.model.histogram import Histogram
 from unisono.model.scenario_text import parse_scenario
+from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
 from unisono.model.sla_text import parse_slas
 from unisono.qos.estimate import Estimate
 
@@ -116,13 +116,12 @@ def estimate_of(fields: Mapping[str, Any]) -> Estimate:
 
 def verdict_to(event: SlaVerdict) -> dict[str, Any]:
     """A verdict for a line."""
-    return {"violated": isinstance(event, SlaViolation), **asdict(event)}
+    return fields_of_verdict(event)
 
 
 def verdict_of(fields: Mapping[str, Any]) -> SlaVerdict:
     """The verdict of a line."""
-    given = {name: value for name, value in fields.items() if name != "violated"}
-    return SlaViolation(**given) if fields["violated"] else SlaCleared(**given)
+    return verdict_of_fields(fields)
 
 
 # -- the process ---------------------------------------------------------------------------------------------

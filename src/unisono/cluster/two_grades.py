@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict
 from typing import Any
 
 from unisono.check.finals import EARLY, FINAL
@@ -14,7 +13,7 @@ from unisono.check.verdict import Verdict
 from unisono.model.durations import ms
 from unisono.model.events import Batch
 from unisono.model.grades import Grade
-from unisono.replica.replica import Replica
+from unisono.replica.replica import Mistakes, Replica
 from unisono.replica.structures import Dict
 from unisono.trace.table import Trace
 
@@ -58,8 +57,20 @@ class Grading:
             "open": replica.pending,
             "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
             "converged": states[0] == states[1],
-            "mistakes": asdict(replica.mistakes),
+            "mistakes": _stored_mistakes(replica.mistakes),
         }
+
+
+def _stored_mistakes(mistakes: Mistakes) -> dict[str, int]:
+    """The counts under the names that reports carry."""
+    return {
+        "lost": mistakes.lost,
+        "out_of_order": mistakes.out_of_order,
+        "retracted": mistakes.retracted,
+        "late": mistakes.late,
+        "rollbacks": mistakes.rollbacks,
+        "reexecuted": mistakes.reexecuted,
+    }
 
 
 def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import ClassVar
 
 from unisono.layers.service import Service
 from unisono.model.policy import Policy
@@ -31,6 +32,7 @@ class _Waiting:
 class Causal(Service):
     """The layer. The group is the one that began: a member that comes back is another matter."""
 
+    name: ClassVar[str] = "causal"
     opens = frozenset({Kind.CAUSAL})
     kind = Kind.CAUSAL
     stamp_bytes_per_member = 4

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from unisono.model.events import Demanded, StackEvent, Violation
+from unisono.model.events import Demanded, StackEvent, Violation, ViolationKind
 from unisono.model.rates import Rate
 from unisono.wire.frame import Frame, Kind
 
@@ -30,6 +30,8 @@ class Timed(Protocol):
 class Layer(Timed, Protocol):
     """A service between the order and the network."""
 
+    name: ClassVar[str]
+    """The layer's name in metric rows, service level agreements and dashboards."""
     wraps: frozenset[Kind]
     """The kinds of frames that it takes from above; all others pass it by."""
     opens: frozenset[Kind]
@@ -58,7 +60,7 @@ class Lost(Frame):
         """What the application is told."""
         what = "message" if self.count == 1 else "messages"
         text = f"{self.count} {what} of member {self.sender}, up to number {self.first_sequence}, {self.why}"
-        return Violation("lost", text, self.sender, self.slot)
+        return Violation(ViolationKind.LOST, text, self.sender, self.slot)
 
 
 class Order(Timed, Protocol):

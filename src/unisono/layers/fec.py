@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import comb
+from typing import ClassVar
 
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S
@@ -224,6 +225,7 @@ def cost(shares: dict[int, Share]) -> int:
 class Fec:
     """The layer: the order's frames down in blocks, and up as they were."""
 
+    name: ClassVar[str] = "fec"
     wraps = frozenset({Kind.DATA})
     opens = frozenset({Kind.FEC})
 

@@ -5,6 +5,8 @@ A frame that overtook another waits for it. What cannot come any more is not wai
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from unisono.layers.service import Service
 from unisono.model.policy import Policy
 from unisono.wire.frame import Frame, Kind, Nested
@@ -29,6 +31,7 @@ class _Stream:
 class Fifo(Service):
     """The layer."""
 
+    name: ClassVar[str] = "fifo"
     opens = frozenset({Kind.FIFO})
     kind = Kind.FIFO
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.contract import Lost
@@ -99,6 +100,7 @@ def copies_reservation(own: Reservation, redundancy: Redundancy) -> Reservation:
 class Rmcast:
     """The layer."""
 
+    name: ClassVar[str] = "rmcast"
     wraps = frozenset({Kind.DATA, Kind.ORDERED, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM}) | _REPEATED
     """Of these, what goes to everyone; what goes to one member is repeated."""
     opens = frozenset({Kind.RMCAST})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import replace
+from typing import ClassVar
 
 from unisono.errors import InvalidPolicy
 from unisono.model.ids import EVERYONE, group_key
@@ -22,6 +23,7 @@ class Service(ABC):
 
     wraps = frozenset({Kind.DATA, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
     opens: frozenset[Kind]
+    name: ClassVar[str]
     kind: Kind
     stamp_bytes_per_member = 0
     """What stands between this service's header and the frame."""

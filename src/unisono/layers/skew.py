@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import Violation
+from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.stretches import Stretches
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
@@ -62,6 +63,7 @@ class _Row:
 class Skew:
     """The layer: answers probes and sends its own."""
 
+    name: ClassVar[str] = "skew"
     wraps: frozenset[Kind] = frozenset()
     opens = frozenset({Kind.PROBE, Kind.ECHO})
 
@@ -156,7 +158,7 @@ class Skew:
         took, most = duration_text(took_ns), duration_text(self._most_ns)
         text = f"what member {frame.sender} sent took {took} by our clocks, more than Δ+Γ = {most}"
         why = "the network is slower than Δ, or a clock off by more than Γ"
-        return [Violation("late", f"{text}: {why}", frame.sender, frame.slot)]
+        return [Violation(ViolationKind.LATE, f"{text}: {why}", frame.sender, frame.slot)]
 
     def notice(self, now: int) -> None:
         """If this member is late to be woken, what it reads now may have waited for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.layers.detector import Detector
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import Blocked
+from unisono.model.events import Blocked, ViolationKind
 from unisono.model.histogram import Histogram
 from unisono.wire.membership import Vector
 
@@ -48,4 +48,4 @@ class Standstill:
             f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago, and no other is agreed on: of its "
             f"members {tuple(lives)}, {heard} are heard; a majority is needed"
         )
-        return Blocked("blocked", text, me, view_id=view_id, heard=heard)
+        return Blocked(ViolationKind.BLOCKED, text, me, view_id=view_id, heard=heard)

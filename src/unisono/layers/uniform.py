@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import ClassVar
 
 from unisono.errors import InvalidPolicy
 from unisono.layers.contract import Lost
@@ -39,6 +40,7 @@ class _Waiting:
 class Uniform(Service):
     """The layer."""
 
+    name: ClassVar[str] = "uniform"
     opens = frozenset({Kind.UNIFORM})
     kind = Kind.UNIFORM
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from unisono.model.durations import duration_text
@@ -124,11 +125,97 @@ class TimingChange:
     bound_ns: int
 
 
+class ViolationKind(StrEnum):
+    """What did not hold. The value is the token that traces and JSON lines carry; it never changes."""
+
+    BLOCKED = "blocked"
+    """No majority of the group is reachable: nothing can be agreed on."""
+    CANNOT_HOLD = "cannot_hold"
+    """No setting of a layer keeps the agreement."""
+    CLOCK = "clock"
+    """A member's clock is off by more than Γ."""
+    DEADLINE = "deadline"
+    """The application did not keep up with the deliveries."""
+    DEPOSED = "deposed"
+    """This member led the group and does no longer."""
+    EXCLUDED = "excluded"
+    """The group went on without this member."""
+    FENCED_OUT = "fenced_out"
+    """The group refuses this incarnation of the member."""
+    HELD_UP = "held_up"
+    """Deliveries wait for another group's barrier."""
+    LATE = "late"
+    """A datagram, or a member's end of slot, came later than Δ+Γ allows."""
+    LATE_JOIN = "late_join"
+    """A JOIN came after the slot that it names."""
+    LEADER_LOST = "leader_lost"
+    """The leader no longer responds."""
+    LOST = "lost"
+    """A layer gives up messages."""
+    MEMORY_LOST = "memory_lost"
+    """A member restarted without its storage."""
+    MULTICAST = "multicast"
+    """IP multicast does not work here."""
+    NO_MAJORITY = "no_majority"
+    """No leader can be elected."""
+    NOT_RELATED = "not_related"
+    """A message names a group that its sender may no longer send to."""
+    NUMBER_TAKEN = "number_taken"
+    """Another process uses this member's number."""
+    OWN_CLOCK = "own_clock"
+    """Most other clocks differ from this member's by more than Γ."""
+    PAUSED = "paused"
+    """This member stood still and came back."""
+    POLICY_DIFFERS = "policy_differs"
+    """Two members have different settings."""
+    RATE_REFUSED = "rate_refused"
+    """A member's new rate does not fit."""
+    RECEIVE_BUFFER = "receive_buffer"
+    """The operating system grants less buffer than a burst needs."""
+    RESERVATION = "reservation"
+    """A reserved rate no longer fits the slots."""
+    RESERVATION_REFUSED = "reservation_refused"
+    """A requested rate was refused."""
+    RESTARTED = "restarted"
+    """A member restarted while the group formed."""
+    SLA = "sla"
+    """A service level agreement was not kept at one member."""
+    SLOTS = "slots"
+    """Two parts of a divided group numbered their slots differently."""
+    SOCKET = "socket"
+    """The operating system refused to send or receive."""
+    SYSTEM_SLA = "system_sla"
+    """A service level agreement was not kept in the whole group."""
+    TOO_FAR_BEHIND = "too_far_behind"
+    """A member lacks messages that nobody keeps any more."""
+    UNSETTLED = "unsettled"
+    """This member ended without a final delivery of all its early ones."""
+    UNSTEADY = "unsteady"
+    """A member times out again and again."""
+
+
+class NoticeKind(StrEnum):
+    """What a notice is about. The value is the token that traces and JSON lines carry; it never changes."""
+
+    ADAPTED = "adapted"
+    """The group uses other settings."""
+    DEMAND = "demand"
+    """This member needs other settings."""
+    REJOINING = "rejoining"
+    """This member joins again by itself."""
+    SLA_CLEARED = "sla_cleared"
+    """One member's service level agreement is kept again."""
+    SYSTEM_SLA_CLEARED = "system_sla_cleared"
+    """The whole group's service level agreement is kept again."""
+    TOPOLOGY = "topology"
+    """The groups that this member's group may send to have changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that the guarantees rest on did not hold; `text` says what and who."""
+    """Something that the guarantees rest on did not hold; `text` says what and who, for a reader only."""
 
-    kind: str
+    kind: ViolationKind
     text: str
     member: int | None = None
     slot: int | None = None
@@ -148,7 +235,7 @@ class ClockViolation(Violation):
         if off_ns:
             found = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
         text = f"member {peer}'s clock {found} than Γ = {duration_text(gamma_ns)}: {outcome}"
-        return cls("clock", text, peer, off_ns=off_ns)
+        return cls(ViolationKind.CLOCK, text, peer, off_ns=off_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +274,7 @@ class SlaViolation(Violation):
 class Notice:
     """Something that the application may want to know and that breaks no promise."""
 
-    kind: str
+    kind: NoticeKind
     text: str
     member: int | None = None
     slot: int | None = None
@@ -241,7 +328,7 @@ class TopologyChange(Notice):
         said = (sends_to, receives_from, talks)
         lists = [", ".join(names) or "nobody" for names in said]
         text = f"sends to {lists[0]}; receives from {lists[1]}{_TALKS}{lists[2]}"
-        return cls("topology", text, member, None, sends_to, receives_from, settled)
+        return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, settled)
 
 
 _TALKS = "; talks with "

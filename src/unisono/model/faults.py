@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Span:
 class Loss:
     """Each datagram is lost with `probability`, but at most `at_most` of any `of` consecutive ones of a link."""
 
+    kind: ClassVar[str] = "loss"
     span: Span
     probability: float
     at_most: int | None = None
@@ -34,6 +35,7 @@ class Loss:
 class Duplication:
     """A datagram arrives twice with `probability`, the copy after a delay of its own."""
 
+    kind: ClassVar[str] = "duplication"
     span: Span
     probability: float
 
@@ -42,6 +44,7 @@ class Duplication:
 class Reordering:
     """A datagram is let out of its link's FIFO order with `probability`, with any delay within Δ."""
 
+    kind: ClassVar[str] = "reordering"
     span: Span
     probability: float
 
@@ -50,6 +53,7 @@ class Reordering:
 class Partition:
     """Members hear only their own group; those that are listed nowhere make up one more."""
 
+    kind: ClassVar[str] = "partition"
     span: Span
     groups: tuple[tuple[int, ...], ...]
 
@@ -58,6 +62,7 @@ class Partition:
 class Crash:
     """A member stops for good."""
 
+    kind: ClassVar[str] = "crash"
     member: int
     at_ns: int
 
@@ -66,6 +71,7 @@ class Crash:
 class Pause:
     """A member stands still; what happens to it meanwhile is handled at the end."""
 
+    kind: ClassVar[str] = "pause"
     member: int
     from_ns: int
     to_ns: int
@@ -75,12 +81,29 @@ Fault: TypeAlias = Loss | Duplication | Reordering | Partition | Crash | Pause
 
 
 def described(fault: Fault) -> dict[str, object]:
-    """A fault as a row of plain values, which a trace's parameters keep."""
-    row: dict[str, object] = {"kind": type(fault).__name__.lower()}
-    for name, value in asdict(fault).items():
-        row |= value if name == "span" else {name: value}
-    return {name: _listed(value) for name, value in row.items()}
+    """A fault as a row of plain values under the names that `meta.json` stores."""
+    match fault:
+        case Loss():
+            row = {
+                **_stored_span(fault.span),
+                "probability": fault.probability,
+                "at_most": fault.at_most,
+                "of": fault.of,
+                "senders": list(fault.senders),
+                "receivers": list(fault.receivers),
+            }
+        case Duplication() | Reordering():
+            row = {**_stored_span(fault.span), "probability": fault.probability}
+        case Partition():
+            row = {**_stored_span(fault.span), "groups": [list(group) for group in fault.groups]}
+        case Crash():
+            row = {"member": fault.member, "at_ns": fault.at_ns}
+        case Pause():
+            row = {"member": fault.member, "from_ns": fault.from_ns, "to_ns": fault.to_ns}
+        case _:
+            assert_never(fault)
+    return {"kind": fault.kind, **row}
 
 
-def _listed(value: object) -> object:
-    return [_listed(each) for each in value] if isinstance(value, tuple) else value
+def _stored_span(span: Span) -> dict[str, object]:
+    return {"from_ns": span.from_ns, "to_ns": span.to_ns}

@@ -6,7 +6,7 @@ from collections import Counter
 
 from unisono.layers.consensus import Consensus
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import StackEvent, ViewChange, Violation
+from unisono.model.events import StackEvent, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.views import View
@@ -56,7 +56,7 @@ class Agreeing:
         elif leader != self._leader:
             lost = now - (self.leaderless_since or now)
             text = f"member {self._leader} leads no longer, member {leader} does; {lost / NS_PER_MS:.3f} ms without one"
-            self.events.append(Violation("leader lost", text, self._leader))
+            self.events.append(Violation(ViolationKind.LEADER_LOST, text, self._leader))
         self._leader, self.leaderless_since, self._blocked_told = leader, None, False
 
     def watch_leader(self, now: int) -> None:
@@ -65,7 +65,7 @@ class Agreeing:
         for member in sorted(consensus.remembering.amnesiacs - self._told_amnesiacs):
             self._told_amnesiacs.add(member)
             text = f"member {member} has come back without the storage it had: its votes do not count any more"
-            self.events.append(Violation("memory lost", text, member))
+            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, member))
         self._tell_refusers()
         if consensus.leader is not None:
             return
@@ -76,7 +76,7 @@ class Agreeing:
             self._blocked_told = True
             heard = consensus.detector.trusted(consensus.members)
             text = f"no majority follows a leader; of {len(consensus.members)} members {len(heard)} are heard: {heard}"
-            self.events.append(Violation("blocked", text, self._policy.member))
+            self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
     def trusted(self) -> list[int]:
         """The peers that are not suspected."""
@@ -90,7 +90,7 @@ class Agreeing:
                 f"this is not the storage that member {self._policy.member} had: member {member} does not listen to it "
                 "any more. Restore the file, or give this member a new number"
             )
-            self.events.append(Violation("memory lost", text, self._policy.member))
+            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, self._policy.member))
 
     def disowned(self) -> bool:
         """Whether this member can get nothing into the log: the leader knows it by another memory, or too many do."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from unisono.errors import InvalidPolicy, MessageTooLarge
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
@@ -167,7 +167,9 @@ class Cbr(Clocked):
             if problem is not None:
                 if self.exchange.complaints.get(frame.sender) != problem:
                     self.exchange.complaints[frame.sender] = problem
-                    self.events.append(Violation("rate refused", f"member {frame.sender} {problem}", frame.sender))
+                    self.events.append(
+                        Violation(ViolationKind.RATE_REFUSED, f"member {frame.sender} {problem}", frame.sender)
+                    )
                 return
         violation = self.exchange.from_below(now, frame)
         if violation is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.layers.skew import Differs
-from unisono.model.events import StackEvent, Violation
+from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.stretches import Stretches
 from unisono.orders.rate_exchange import RateExchange
 
@@ -29,4 +29,4 @@ class Clocked:
 
     def _tell_late(self, now: int, sender: int, slot: int, what: str) -> None:
         if self._stretches.begins(now, sender):
-            self.events.append(Violation("late", f"waiting for member {sender}: {what}", sender, slot))
+            self.events.append(Violation(ViolationKind.LATE, f"waiting for member {sender}: {what}", sender, slot))

@@ -21,7 +21,7 @@ from unisono.layers.pacer import Pacer
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Offered, Restored
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import Left, Violation
+from unisono.model.events import Left, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.writes import Memory
@@ -249,7 +249,7 @@ class ConsensusLog(Agreeing):
                 log.restore(decision)
                 if self.mode is Mode.DELIVER_MESSAGES:
                     text = f"what was decided up to {decision.k} is not kept any more: it is not delivered here"
-                    self.events.append(Violation("too far behind", text, me.member, log.slot))
+                    self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, me.member, log.slot))
             elif not log.take(decision.value):
                 self.ignored["malformed"] += 1
             elif decision.k % COMPACT_EVERY == 0:

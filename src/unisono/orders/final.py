@@ -21,7 +21,7 @@ from unisono.layers.consensus import Consensus
 from unisono.layers.views import every_ns, retry_ns
 from unisono.model.decisions import Decided, Restored
 from unisono.model.durations import NS_PER_MS, duration_text, earliest
-from unisono.model.events import Batch, Left, Violation
+from unisono.model.events import Batch, Left, Violation, ViolationKind
 from unisono.model.extents import Cell, Extent
 from unisono.model.grades import Grade
 from unisono.model.policy import Policy
@@ -413,7 +413,7 @@ class Final(OverOrder):
             self._blocked_told = True
             heard = self.consensus.detector.trusted(self.consensus.members)
             text = f"nothing becomes final; of {len(self.consensus.members)} members {len(heard)} are heard: {heard}"
-            self.events.append(Violation("blocked", text, self._policy.member))
+            self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
     def _depart_if_done(self, now: int) -> None:
         """Stay until all that is held here is final and everybody who is there knows, but not for ever."""
@@ -427,7 +427,7 @@ class Final(OverOrder):
         if not settled:
             count = len(self._open) + len(self._agreed)
             text = f"this member goes before all is final: of {count} slots of senders something is left"
-            self.events.append(Violation("unsettled", text, self._policy.member))
+            self.events.append(Violation(ViolationKind.UNSETTLED, text, self._policy.member))
         self._report(now)
         self.gone = True
         self.events.append(self._left)
@@ -439,7 +439,7 @@ class Final(OverOrder):
         """This member has been away for too long: as if it had crashed."""
         away = duration_text(self._retry_ns)
         text = f"this member was silent for so long, far beyond {away}, that {why}; it goes"
-        self.events.append(Violation("excluded", text, self._policy.member))
+        self.events.append(Violation(ViolationKind.EXCLUDED, text, self._policy.member))
         self.events.append(Left(self.order.done_slot()))
         self.gone = True
 

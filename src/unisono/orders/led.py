@@ -15,7 +15,7 @@ from itertools import accumulate
 from unisono.errors import MessageTooLarge, ReservationRefused
 from unisono.layers.pacer import Pacer
 from unisono.model.durations import earliest
-from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.views import View
@@ -277,7 +277,7 @@ class Led(ABC):
             self._reserver.reserve(self._reservation(self._pacer.rate))
         except ReservationRefused as refused:
             self.events.append(
-                Violation("reservation refused", f"leading without room: {refused}", self._policy.member)
+                Violation(ViolationKind.RESERVATION_REFUSED, f"leading without room: {refused}", self._policy.member)
             )
 
     def _adopt_rate(self, slot: int) -> None:
@@ -330,7 +330,7 @@ class Led(ABC):
             leader = self.succession.leader
             who = f"member {leader}, the leader" if leader is not None else "a new leader"
             text = f"waiting for {who}: what was sent in slot {oldest} is {(now - late) / 1e6:.3f} ms late"
-            self.events.append(Violation("late", text, leader, oldest))
+            self.events.append(Violation(ViolationKind.LATE, text, leader, oldest))
 
     # -- questions -------------------------------------------------------------------------------------------
 

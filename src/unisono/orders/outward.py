@@ -8,7 +8,7 @@ leader goes on from what the receivers say that they have. Entries are numbered,
 
 from __future__ import annotations
 
-from unisono.model.events import Violation
+from unisono.model.events import Violation, ViolationKind
 from unisono.orders.group_log import GroupLog, OutStream
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind
 from unisono.wire.multigroup import STREAM_BYTES, Stream, encode_entry, encode_stream
@@ -188,7 +188,7 @@ class Outward:
         """Members of other groups lack entries which are not kept any more; each is named once."""
         found = [
             Violation(
-                "too far behind",
+                ViolationKind.TOO_FAR_BEHIND,
                 f"{entries} messages that member {member} lacks are not kept any more: it cannot catch up",
                 member,
             )

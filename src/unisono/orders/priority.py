@@ -23,7 +23,17 @@ from unisono.layers.pacer import Pacer
 from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told, ViewSynchrony
 from unisono.layers.views import views_of
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import Batch, Left, Rejoining, StackEvent, Step, ViewChange, Violation
+from unisono.model.events import (
+    Batch,
+    Left,
+    NoticeKind,
+    Rejoining,
+    StackEvent,
+    Step,
+    ViewChange,
+    Violation,
+    ViolationKind,
+)
 from unisono.model.message_sets import MessageSet
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
@@ -38,8 +48,6 @@ from unisono.wire.priority_state import decode_handover, encode_handover
 from unisono.wire.run import OwnRun
 
 WINDOW = 64
-EXCLUDED = "excluded"
-"""The kind of the violation that a member is told of when the others went on without it."""
 REST_NS = 200 * NS_PER_MS
 """So long such a member stays away: each return costs the others a view. No two incarnations are of one time."""
 
@@ -255,14 +263,14 @@ class Priority:
     def _end(self, now: int, reason: str) -> None:
         me, last = self._policy.member, self.core.position - 1
         if not self._departing:
-            self.events.append(Violation(EXCLUDED, reason, me))
+            self.events.append(Violation(ViolationKind.EXCLUDED, reason, me))
         if self._leaving or self._again is None:
             self._out = True
             self.events.append(Left(last))
             return
         life = self._policy.incarnation + 1
         text = f"member {me} joins again, as incarnation {life}; what it sent last may have reached nobody who goes on"
-        self.events.append(Rejoining("rejoining", text, me, incarnation=life, final_slot=last))
+        self.events.append(Rejoining(NoticeKind.REJOINING, text, me, incarnation=life, final_slot=last))
         self._begin(replace(self._policy, incarnation=life))
         self._return_at = now + REST_NS
 

@@ -18,7 +18,7 @@ from unisono.errors import InvalidPolicy
 from unisono.layers.views import retry_ns
 from unisono.model.decisions import Decided, Restored
 from unisono.model.durations import earliest
-from unisono.model.events import Left, Violation
+from unisono.model.events import Left, Violation, ViolationKind
 from unisono.model.grades import Grade
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
@@ -352,7 +352,7 @@ class QuasiGenuine(Agreeing):
             if isinstance(decision, Restored):
                 if self._restore(decision) and self.mode is Mode.DELIVER_MESSAGES:
                     text = f"what was decided up to {decision.k} is not kept any more: some of it is not delivered here"
-                    self.events.append(Violation("too far behind", text, me.member, self.unpacking.slot))
+                    self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, me.member, self.unpacking.slot))
                 continue
             own = log.take(decision.value)
             if own is None:
@@ -432,7 +432,7 @@ class QuasiGenuine(Agreeing):
             if self.held_up.asks == BLOCKED_AFTER and blockers:
                 names = ", ".join(self.rules.topology.names[group] for group in blockers)
                 text = f"deliveries wait for barriers of {names}, asked for {self.held_up.asks} times"
-                self.events.append(Violation("held up", text, self._policy.member))
+                self.events.append(Violation(ViolationKind.HELD_UP, text, self._policy.member))
         self.watch_leader(now)
 
     def _depart_if_done(self, now: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from unisono.model.durations import duration_text
-from unisono.model.events import ClockViolation, Violation
+from unisono.model.events import ClockViolation, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.wire.control import Heard, Hello, decode_hello, encode_hello
@@ -72,7 +72,7 @@ class RateExchange:
         peer = frame.sender
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
-            return self._complain("policy differs", peer, problem)
+            return self._complain(ViolationKind.POLICY_DIFFERS, peer, problem)
         if self._clocked and not self.named:
             ahead_ns = frame.sent_ns - now
             if self._refused.get(peer) == frame.incarnation:
@@ -81,7 +81,7 @@ class RateExchange:
                 return self.clock_differs(peer, frame.incarnation, ahead_ns)
         if self.complete and not self._restarts and self._incarnations.get(peer) != frame.incarnation:
             text = "has restarted; this group began with its earlier incarnation and cannot take it back"
-            return self._complain("restarted", peer, text)
+            return self._complain(ViolationKind.RESTARTED, peer, text)
         self.complaints.pop(peer, None)
         if self._incarnations.get(peer) != frame.incarnation:
             self._by_multicast[peer] = False
@@ -119,7 +119,7 @@ class RateExchange:
         self.complaints[peer] = f"has a wrong clock: {violation.text}"
         return violation
 
-    def _complain(self, kind: str, peer: int, problem: str) -> Violation | None:
+    def _complain(self, kind: ViolationKind, peer: int, problem: str) -> Violation | None:
         """A violation for the first HELLO that shows a problem, nothing for its repetitions."""
         if self.complaints.get(peer) == problem:
             return None

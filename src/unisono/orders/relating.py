@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.errors import InvalidPolicy, NotRelated
 from unisono.layers.views import retry_ns
-from unisono.model.events import TopologyChange, Violation
+from unisono.model.events import TopologyChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.writes import Memory
 from unisono.orders.barrier_calls import BarrierCalls
@@ -91,6 +91,6 @@ class Relating:
             if (sender, life) == (self._policy.member, self._policy.incarnation):
                 groups = ", ".join(self._topology.unmasked(mask))
                 text = f"message {first} of member {sender} is delivered nowhere: its group sends to {groups} no longer"
-                told.append(Violation("not related", text, sender))
+                told.append(Violation(ViolationKind.NOT_RELATED, text, sender))
         self._log.refused.clear()
         return told

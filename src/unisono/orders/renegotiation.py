@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from unisono.errors import InvalidPolicy, ReservationRefused
 from unisono.layers.rmcast import copies_reservation
-from unisono.model.events import Violation
+from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.orders.porder import CYCLE_NS, RATE_MAX, turn_number
@@ -165,7 +165,7 @@ class Renegotiation:
         for peer in self._peers:
             self._say(now, peer, Kind.NEW_RATE, encode_new_rate(self._serial, self._next))
         text = f"member {refuser} has no room for {asked} messages per second; the rate stays {self._next}"
-        return Violation("reservation refused", text, refuser)
+        return Violation(ViolationKind.RESERVATION_REFUSED, text, refuser)
 
     def _reserve_incoming(self, incoming: dict[int, int], promised: dict[int, int]) -> bool:
         total = sum(max(rate, promised.get(peer, 0)) for peer, rate in incoming.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.model.events import Violation
+from unisono.model.events import Violation, ViolationKind
 from unisono.orders.stream import Entry
 from unisono.wire.succession import ALL, Vote
 
@@ -89,23 +89,25 @@ class Ballot:
 
 def deposed(new: int, slot: int) -> Violation:
     """To one that slept, or was cut off."""
-    return Violation("deposed", f"this member was not heard and leads no longer; member {new} does", new, slot)
+    return Violation(
+        ViolationKind.DEPOSED, f"this member was not heard and leads no longer; member {new} does", new, slot
+    )
 
 
 def leader_lost(old: int, new: int, gap_ns: int, slot: int) -> Violation:
     """To all others, with what it has cost."""
     gap_ms = max(0, gap_ns) / 1e6
     text = f"member {old} is gone; member {new} leads. Nothing was ordered for {gap_ms:.3f} ms"
-    return Violation("leader lost", text, old, slot)
+    return Violation(ViolationKind.LEADER_LOST, text, old, slot)
 
 
 def fenced_out(me: int, position: int) -> Violation:
     """To one that must not go on."""
     text = f"this member was cut off: the group's order from position {position} on is not the one known here"
-    return Violation("fenced out", text, me)
+    return Violation(ViolationKind.FENCED_OUT, text, me)
 
 
 def no_majority(reached: int, members: int) -> Violation:
     """To one that can do nothing for now."""
     text = f"{reached} of {members} members can be reached: nothing is ordered until more can"
-    return Violation("no majority", text)
+    return Violation(ViolationKind.NO_MAJORITY, text)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unisono.errors import InvalidPolicy, ReservationRefused
 from unisono.layers.pacer import Pacer
 from unisono.model.durations import duration_text
-from unisono.model.events import Demanded, StackEvent, TimingChange, Violation
+from unisono.model.events import Demanded, StackEvent, TimingChange, Violation, ViolationKind
 from unisono.model.grid import Grid
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
@@ -136,7 +136,7 @@ class Slotted(ABC):
             self._holding.plan(grid.last.theta_ns)
         except ReservationRefused as refused:
             text = self._holding.give_way(grid.last.theta_ns, refused)
-            self.events.append(Violation("reservation", text, self._policy.member, grid.last.first_slot))
+            self.events.append(Violation(ViolationKind.RESERVATION, text, self._policy.member, grid.last.first_slot))
 
     def _tell_timing(self) -> None:
         """Between two slots: the application learns of another length before the first message of such a slot."""

@@ -13,7 +13,7 @@ asks for a merge, and each adds the other at the slot that the other names.
 from __future__ import annotations
 
 from unisono.model.durations import duration_text
-from unisono.model.events import Gap, ViewChange, Violation
+from unisono.model.events import Gap, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Reserver
 from unisono.model.timing import Timing
@@ -264,7 +264,7 @@ class VbrGaps(VbrJoins):
         if count == LAPSES:
             text = f"member {member} was given up and taken back {count} times in a row"
             why = "the network is slower than Δ, its process stands still, or a clock is off by more than Γ"
-            self.events.append(Violation("unsteady", f"{text}: {why}", member, self._deliver_slot))
+            self.events.append(Violation(ViolationKind.UNSTEADY, f"{text}: {why}", member, self._deliver_slot))
 
     def _forget(self, member: int) -> None:
         """Drop what is queued of a member that has failed, but not of the life in which it comes back (000-26)."""
@@ -288,7 +288,7 @@ class VbrGaps(VbrJoins):
         missed = now - timing.end_of(self._slot)
         if running and missed > timing.delta_ns + timing.gamma_ns and self._policy.member not in self._final_slots:
             text = f"this member stood still for {duration_text(missed)}; what was delivered meanwhile may be missing"
-            self.events.append(Violation("paused", text, self._policy.member, self._slot))
+            self.events.append(Violation(ViolationKind.PAUSED, text, self._policy.member, self._slot))
             messages, payload = self._packer.held()
             slot = timing.smax(now)
             self._say_join(now, JoinStep.JOIN, slot)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from unisono.layers.skew import Differs
 from unisono.model.durations import NS_PER_S, duration_text
-from unisono.model.events import ClockViolation, ViewChange, Violation
+from unisono.model.events import ClockViolation, ViewChange, Violation, ViolationKind
 from unisono.model.grid import Grid, Segment
 from unisono.model.policy import Policy
 from unisono.model.rates import Reserver
@@ -176,12 +176,12 @@ class VbrJoins(Vbr):
         if added > slot:
             text = f"member {peer} asked to be added at slot {slot}, which is past: it is added at {added}"
             if self._stretches.begins(now, ("join", peer)):
-                self.events.append(Violation("late join", text, peer, added))
+                self.events.append(Violation(ViolationKind.LATE_JOIN, text, peer, added))
         self._joins.expect(peer, added, life)
 
     def _superseded(self, peer: int) -> None:
         text = f"member {peer} knows a later member {self._policy.member}: another process uses this number"
-        self.events.append(Violation("number taken", text, self._policy.member))
+        self.events.append(Violation(ViolationKind.NUMBER_TAKEN, text, self._policy.member))
         self._depart(self._deliver_slot - 1)
 
     # -- slots that differ -----------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class VbrJoins(Vbr):
             if self._index or self._sequence:
                 # Who has neither sent nor delivered anything has missed nothing.
                 text = f"this member had missed {missed}; it joins again, with a gap until then"
-                self.events.append(Violation("slots", text, self._policy.member, self._deliver_slot))
+                self.events.append(Violation(ViolationKind.SLOTS, text, self._policy.member, self._deliver_slot))
             self._deliver_all()
             others = tuple(member for member in self.view.members if member != self._policy.member)
             self._present = (self._policy.member,)
@@ -330,7 +330,7 @@ class VbrJoins(Vbr):
         if fenced >= 2 and 2 * fenced > len(self._policy.view.members) - 1:
             bound = duration_text(self.grid.gamma_ns)
             text = f"most members' clocks differ from ours by more than Γ = {bound}: ours is wrong, and we leave"
-            self.events.append(Violation("own clock", text, self._policy.member))
+            self.events.append(Violation(ViolationKind.OWN_CLOCK, text, self._policy.member))
             for other in self._policy.neighbours:
                 self._say_join(now, JoinStep.FENCED, self._present_from(now), to=other)
             self._depart(self._deliver_slot - 1)

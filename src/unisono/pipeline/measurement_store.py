@@ -11,13 +11,14 @@ import json
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from unisono.errors import InvalidPolicy
-from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.events import SlaVerdict, SlaViolation
+from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
 
 STATE_VERSION = 1
 _TABLES = """
@@ -107,10 +108,9 @@ class MeasurementStore:
 
 def event_text(event: SlaVerdict) -> str:
     """An event as JSON."""
-    return json.dumps({"violated": isinstance(event, SlaViolation), **asdict(event)})
+    return json.dumps(fields_of_verdict(event))
 
 
 def event_of(text: str) -> SlaVerdict:
     """The event of a JSON text."""
-    fields = json.loads(text)
-    return SlaViolation(**fields) if fields.pop("violated") else SlaCleared(**fields)
+    return verdict_of_fields(json.loads(text))

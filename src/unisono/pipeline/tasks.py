@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from unisono.check.rate_compliance import Declared, declared
 from unisono.check.survey import Survey, survey
-from unisono.check.tiles import Frame, Tile, TileFinding, judge_tile
-from unisono.check.verdict import Status
+from unisono.check.tiles import Frame, Said, Tile, TileFinding, judge_tile
 from unisono.pipeline.dealing import deal
 from unisono.pipeline.session import parallelism
 from unisono.trace.layout import Layout, RangeFiles, read_range
@@ -68,7 +67,7 @@ class TileTask:
     """One tile of one run, to be judged; with the tile before it, where that tells something."""
 
     frame: Frame
-    plain: dict[str, tuple[Status, str]]
+    plain: dict[str, Said]
     tile: Tile
     files: tuple[RangeFiles, ...]
     previous: Tile | None

@@ -18,7 +18,7 @@ from unisono.check.ranges import Findings, check_ranges, latency_verdict
 from unisono.check.suite import NO_BOUND, SLOT_ORDERS, unpromised
 from unisono.check.survey import Survey, reached
 from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, most_held, tiles, timed, too_scattered
-from unisono.check.verdict import Status, Verdict
+from unisono.check.verdict import Reason, Verdict, kept, unknown
 from unisono.model.services import PROMISES
 from unisono.pipeline.tasks import Runner, TileTask, surveyed, tile_rows
 from unisono.trace.kinds import EventKind
@@ -52,15 +52,14 @@ class Recorded:
 
     def fine(self, name: str) -> Verdict:
         """What is said of a promise that nothing speaks against."""
-        reason = hidden_rows(Trace.from_rows(concatenated([]), self.plan.meta, self.plan.logs))
-        return Verdict(name, Status.UNKNOWN if reason else Status.VALID, reason=reason)
+        return kept(name, hidden_rows(Trace.from_rows(concatenated([]), self.plan.meta, self.plan.logs)))
 
 
 def by_tiles(run: Recorded) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
     if run.plan.meta.order in PROMISES and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
-        return {"messages": Verdict("messages", Status.UNKNOWN, reason=reason)}
+        return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
     # What is early binds nobody, also where nothing became final.
     binding = FINAL if run.finals or EARLY in run.grades else None
     graded = run.surveys if binding is None else surveyed(run.plan, run.runner, binding, run.bound_ns)
@@ -68,7 +67,7 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
     cut = tiles(run.surveys)
     scattered = too_scattered(cut, run.surveys)
     if scattered:
-        return verdicts | {"messages": Verdict("messages", Status.UNKNOWN, reason=scattered)}
+        return verdicts | {"messages": unknown("messages", Reason.SCATTERED, scattered)}
     frame = Frame(
         meta=run.plan.meta,
         logs=run.plan.logs,
@@ -85,7 +84,7 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
     found = _found(run, frame, cut, most_rows)
     if any(finding.too_long for finding in found):
         reason = f"the rows of messages are scattered over ranges of slots: a part of the run has over {most_rows:,}"
-        return verdicts | {"messages": Verdict("messages", Status.UNKNOWN, reason=reason)}
+        return verdicts | {"messages": unknown("messages", Reason.SCATTERED, reason)}
 
     def rows(numbers: Collection[int]) -> Rows:
         return concatenated([tile_rows(cut[n], [run.plan.ranges[at] for at in cut[n].ranges]) for n in numbers])
@@ -99,11 +98,11 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
     if frame.causal:
         edges = [finding.causal for finding in found if finding.causal is not None]
         verdicts["causal"] = causal_in_tiles(edges, looked_at, run.fine("causal"))
-    seen, reason = timed(frame, found)
+    seen, doubt = timed(frame, found)
     if run.finals:
-        verdicts["latency[final]"] = unpromised(latency_verdict(seen, NO_BOUND, reason))
+        verdicts["latency[final]"] = unpromised(latency_verdict(seen, NO_BOUND, doubt))
     elif run.bound_ns is not None:
-        verdicts["latency"] = latency_verdict(seen, run.bound_ns, reason)
+        verdicts["latency"] = latency_verdict(seen, run.bound_ns, doubt)
     return verdicts
 
 
@@ -165,7 +164,7 @@ def _looked_at(run: Recorded, name: str, judge: Callable[[Callable[[Iterable[int
     try:
         return judge(part)
     except _TooLong as why:
-        return Verdict(name, Status.UNKNOWN, reason=str(why))
+        return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
 
 
 class _TooLong(Exception):

@@ -15,7 +15,7 @@ from unisono.check.finals import FINAL
 from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
 from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
 from unisono.check.survey import Survey
-from unisono.check.verdict import Status, Verdict, overall
+from unisono.check.verdict import Reason, Status, Verdict, overall, unknown
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.pipeline.prioritized import by_windows
 from unisono.pipeline.tasks import Runner, in_process, on_spark, survey_task, surveyed
@@ -163,4 +163,4 @@ def _prioritized(plan: Layout, bound_ns: int | None, runner: Runner, looked_at_r
 
 
 def _unknown(damage: TraceDamaged) -> dict[str, Verdict]:
-    return {"trace": Verdict("trace", Status.UNKNOWN, reason=str(damage))}
+    return {"trace": unknown("trace", Reason.TRACE_DAMAGED, str(damage))}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.model.events import Notice, SlaViolation, Violation
+from unisono.model.events import Notice, NoticeKind, SlaViolation, Violation, ViolationKind
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
 from unisono.model.redundancy import Redundancy
@@ -145,13 +145,13 @@ class Adapter:
         raised = isinstance(wanted, CannotHold) or wanted.raised
         why = "needs" if raised else "can do with"
         text = f"member {self._policy.member} {why} {controller.remedy.text(wanted.setting)}: {wanted.why}"
-        return Notice("demand", text, self._policy.member)
+        return Notice(NoticeKind.DEMAND, text, self._policy.member)
 
     def _cannot(self, layer: str, wanted: CannotHold[Any]) -> SlaViolation:
         names = [sla.name for sla in self._agreed if layer in sla.informs or sla.provider == layer]
         text = f"{layer} cannot hold what was promised ({wanted.why}); it can offer {wanted.offered}"
         return SlaViolation(
-            "cannot hold", text, self._policy.member, sla=names[0] if names else "", offered=wanted.offered
+            ViolationKind.CANNOT_HOLD, text, self._policy.member, sla=names[0] if names else "", offered=wanted.offered
         )
 
     # -- what all need ---------------------------------------------------------------------------------------

@@ -14,7 +14,16 @@ from typing import Protocol, TypeAlias
 
 from unisono.errors import InvalidPolicy, SlaError
 from unisono.layers.skew import Skew
-from unisono.model.events import Demanded, Notice, SlaCleared, SlaVerdict, SlaViolation, StackEvent, ViewChange
+from unisono.model.events import (
+    Demanded,
+    Notice,
+    NoticeKind,
+    SlaCleared,
+    SlaVerdict,
+    SlaViolation,
+    StackEvent,
+    ViewChange,
+)
 from unisono.model.grid import Grid
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
@@ -230,7 +239,7 @@ class Oversight:
         if demands[0].entered > slot:
             text += f", and here until slot {demands[0].entered}, which this member came back in"
         who = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
-        self.tell(Notice("adapted", f"{text}; as {who} demanded", self._member, slot))
+        self.tell(Notice(NoticeKind.ADAPTED, f"{text}; as {who} demanded", self._member, slot))
 
     def _speaks_for(self, member: int) -> bool:
         return member == self._member or (self.adapter is not None and self.adapter.gone(member))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil, exp, lgamma, log, log1p
 
 from unisono.model.durations import duration_text
-from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
+from unisono.model.events import Notice, NoticeKind, SlaCleared, SlaVerdict, SlaViolation, Violation, ViolationKind
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Shape, Side
 from unisono.model.sla import Sla, value_text
@@ -233,7 +233,7 @@ def turn(finding: Finding, was_broken: bool, member: int | None) -> SlaVerdict |
         return violation(finding, member)
     text = f"{sla.name!r} is kept again: {finding.text()}"
     start_ns, window_ns = finding.window_start_ns, sla.window_ns
-    return SlaCleared("sla cleared", text, member, sla=sla.name, window_start_ns=start_ns, window_ns=window_ns)
+    return SlaCleared(NoticeKind.SLA_CLEARED, text, member, sla=sla.name, window_start_ns=start_ns, window_ns=window_ns)
 
 
 def violation(finding: Finding, member: int | None, offered: str = "") -> SlaViolation:
@@ -241,7 +241,7 @@ def violation(finding: Finding, member: int | None, offered: str = "") -> SlaVio
     sla = finding.sla
     text = f"{sla.name!r} between {sla.provider} and {sla.consumer}: {finding.text()}"
     return SlaViolation(
-        "sla",
+        ViolationKind.SLA,
         f"{text}; {offered}" if offered else text,
         member,
         sla=sla.name,

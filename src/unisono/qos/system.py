@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from unisono.model.events import SlaVerdict, SlaViolation
+from unisono.model.events import NoticeKind, SlaVerdict, SlaViolation, ViolationKind
 from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.qos.estimate import Estimate, LinkTally, together
@@ -231,7 +231,7 @@ class System:
                 verdict = turn(finding, self._broken[sla.name], member)
                 if verdict is not None:
                     self._broken[sla.name] = isinstance(verdict, SlaViolation)
-                    verdicts.append(replace(verdict, kind=f"system {verdict.kind}"))
+                    verdicts.append(_of_the_group(verdict))
         estimates: list[LinkEstimate] = []
         network = None
         for start_ns, by_member in self._links.over(horizon_ns):
@@ -287,7 +287,16 @@ def _link_estimate(member: int, layer: str, link: int, window: tuple[int, int], 
     )
 
 
+def _of_the_group(verdict: SlaVerdict) -> SlaVerdict:
+    """The same verdict as one on the whole group."""
+    if isinstance(verdict, SlaViolation):
+        return replace(verdict, kind=ViolationKind.SYSTEM_SLA)
+    return replace(verdict, kind=NoticeKind.SYSTEM_SLA_CLEARED)
+
+
 def verdict_id(run: str, group: str, verdict: SlaVerdict) -> str:
     """The same for the same verdict whoever finds it, and however often: what tells a repetition from another one."""
-    words = (run, group, verdict.sla, verdict.kind, str(verdict.window_start_ns), str(verdict.window_ns))
+    # These words are part of ids that releases exchange: they are not the tokens of the kinds.
+    word = "system sla" if isinstance(verdict, SlaViolation) else "system sla cleared"
+    words = (run, group, verdict.sla, word, str(verdict.window_start_ns), str(verdict.window_ns))
     return sha256("\0".join(words).encode()).hexdigest()[:16]

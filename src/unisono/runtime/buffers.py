@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.model.events import Violation
+from unisono.model.events import Violation, ViolationKind
 from unisono.orders.packing import reservation
 from unisono.stack import Stack
 
@@ -19,4 +19,4 @@ def too_small(stack: Stack, granted: int) -> Violation | None:
         f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the peers' bursts or "
         "raise the system's limit for receive buffers (net.core.rmem_max)"
     )
-    return Violation("receive buffer", text, policy.member)
+    return Violation(ViolationKind.RECEIVE_BUFFER, text, policy.member)

@@ -33,6 +33,7 @@ from unisono.model.events import (
     TimingChange,
     ViewChange,
     Violation,
+    ViolationKind,
 )
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
@@ -143,7 +144,7 @@ class Driver:
                 f"this member's own sockets have lost datagrams: {self.transport.dropped()} arrived when the receive "
                 f"buffer was full, errors in sending: {dict(self.transport.errors) or 'none'}"
             )
-            self.announce(Violation("socket", text, self.stack.policy.member))
+            self.announce(Violation(ViolationKind.SOCKET, text, self.stack.policy.member))
         ahead = self.clock.follow()
         if ahead and not self._clock_was_set:
             way = "ahead of" if ahead > 0 else "behind"
@@ -151,7 +152,7 @@ class Driver:
                 f"this machine's clock was set: it is {duration_text(abs(ahead))} {way} the time that this member "
                 "keeps; members that join from now on do not agree with it"
             )
-            self.announce(Violation("clock", text, self.stack.policy.member))
+            self.announce(Violation(ViolationKind.CLOCK, text, self.stack.policy.member))
         self._clock_was_set = bool(ahead)
 
     def _settle(self) -> None:
@@ -260,7 +261,7 @@ class Driver:
             if isinstance(event, TimingChange) and self._too_late(event.bound_ns):
                 bound, deadline = duration_text(event.bound_ns), duration_text(self._deadline_ns or 0)
                 text = f"the group's slots have changed: its bound is {bound} now, and {deadline} was asked for here"
-                self.announce(Violation("deadline", text, self.stack.policy.member, event.slot))
+                self.announce(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, event.slot))
         self._changed.set()
         if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
             self._hold()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-from unisono.model.events import SlaCleared, SlaVerdict, SlaViolation
+from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
 from unisono.model.metrics import METRICS, Shape
 from unisono.model.policy import SHARES_MAX
 from unisono.model.redundancy import RHO_MAX
@@ -138,7 +138,7 @@ def decode_command(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
     where, known = member or None, number.hex()
     if not violated:
         text = f"{name!r} is kept again in the whole group"
-        kind = "system sla cleared"
+        kind = NoticeKind.SYSTEM_SLA_CLEARED
         return settings, SlaCleared(
             kind, text, where, sla=name, window_start_ns=start_ns, window_ns=window_ns, id=known
         )
@@ -146,7 +146,7 @@ def decode_command(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
     at = f" at member {member}" if member else ""
     text = f"{name!r} is broken in the group: {metric}{at} {shown}, agreed was {value_text(metric, bound)}"
     event = SlaViolation(
-        *("system sla", text, where),
+        *(ViolationKind.SYSTEM_SLA, text, where),
         sla=name,
         metric=metric,
         bound=bound,
