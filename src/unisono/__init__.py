@@ -42,6 +42,9 @@ from unisono.model.topology import Multigroup, Topology
 from unisono.model.views import View
 from unisono.qos.reservation import Link
 
+__version__ = "0.1.0"
+"""The version of the installed package; pyproject.toml states the same."""
+
 __all__ = [
     "Batch",
     "Blocked",

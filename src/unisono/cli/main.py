@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
+from unisono import __version__
 from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
 from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
 
@@ -31,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Durations carry a unit: 5ms, 200us, 2s. Exit status: 0 fine, 1 violated or infeasible, 2 bad input, "
         "3 the machine lacks something, 130 interrupted.",
     )
+    top.add_argument("--version", action="version", version=f"unisono {__version__}", help="print the version and exit")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in (demo, member, simulate, plan, verify, compact, experiment, monitor):
         verb.add_parser(verbs)
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> None:
-    """The console script."""
+    """Run one command of this process's arguments and exit with its status."""
     sys.exit(main())
 
 
