@@ -47,7 +47,7 @@ NAMES = [
     "ViolationKind",
     "join",
 ]
-HEAVY = ["numpy", "pyarrow", "rich", "pyspark", "aiohttp"]
+HEAVY = ["numpy", "pyarrow", "rich", "pyspark"]
 
 
 def test_the_exports_are_these_and_no_others() -> None:

@@ -34,12 +34,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "replica": ("errors", "model", "layers", "orders", "group"),
     "experiments": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
     "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check", "experiments"),
-    "dashboard": ("errors", "model", "trace"),
     "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group", "replica"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
         *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
-        *("group", "cluster", "replica", "experiments", "pipeline", "dashboard", "__init__"),
+        *("group", "cluster", "replica", "experiments", "pipeline", "__init__"),
     ),
     "__main__": ("cli", "__init__"),
 }
@@ -212,7 +211,6 @@ PLANTED = [
     ("check/order.py", "from unisono.sim import world\n", 1, "imports"),
     ("group.py", "from unisono.cli import main\n", 1, "imports"),
     ("__init__.py", '"""Face."""\nfrom .runtime.driver import Driver\n', 2, "imports"),
-    ("dashboard/feed.py", "from unisono.runtime import driver\n", 1, "imports"),
     ("bridge/map.py", "x = 1\n", 1, "rooms"),
     ("transport.py", "x = 1\n", 1, "rooms"),
     ("orders/vbr.py", "import time\n", 1, "purity"),
@@ -278,6 +276,11 @@ def test_the_map_goes_one_way() -> None:
     assert set(MAY_IMPORT["cli"]) == MAY_IMPORT.keys() - {"cli", "__main__"}
     assert "runtime" not in reachable("sim")
     assert "sim" not in reachable("runtime")
+
+
+def test_the_map_has_the_rooms_that_there_are() -> None:
+    there = {room_of(PurePosixPath(file.relative_to(PACKAGE).as_posix())) for file in PACKAGE.rglob("*.py")}
+    assert there == MAY_IMPORT.keys()
 
 
 def test_the_documented_map_is_this_one() -> None:
