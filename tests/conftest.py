@@ -20,8 +20,8 @@ settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-TOGETHER = ("tests/pipeline/", "tests/process/test_sla.py")
-"""What shares a Spark session or a run of real processes, each of which takes longer than the tests themselves."""
+TOGETHER = ("tests/pipeline/", "tests/process/test_packaging.py", "tests/process/test_sla.py")
+"""Tests that share a Spark session, a build or a run of processes, which takes longer than the tests themselves."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
