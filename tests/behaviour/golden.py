@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from unisono.model.events import SlaViolation
+from unisono.model.events import SlaViolation, ViolationKind
 from unisono.model.extents import Extent
 from unisono.model.grid import Segment
 from unisono.model.message_sets import MessageSet, Ref
@@ -126,7 +126,7 @@ SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
 EXTENTS: Final = (Extent(SLOT, 1, 4, 10, 2), Extent(SLOT, 2, 5, 0, 1))
 DEMANDS: Final = (demand.Demand(4, 3, b"settings"),)
 VIOLATION: Final = SlaViolation(
-    "system sla",
+    ViolationKind.SYSTEM_SLA,
     "",
     2,
     sla="few losses",
