@@ -27,18 +27,19 @@ Engine = Callable[[Path, RunMeta], Found]
 
 DUCKDB = """
 with keys as (
-    select slot, place, min(sender) as sender, min(incarnation) as incarnation, min(sequence) as sequence,
+    select slot, place, min(sender) as sender, min(sender_incarnation) as sender_incarnation, min(sequence) as sequence,
            min(index) as index, max(index) as last_index, count(*) as members, max(real_ns) as last_ns,
-           max(sender) != min(sender) or max(incarnation) != min(incarnation) or max(sequence) != min(sequence) as mixed
+           max(sender) != min(sender) or max(sender_incarnation) != min(sender_incarnation)
+               or max(sequence) != min(sequence) as mixed
     from rows where kind = 'deliver' group by slot, place),
 placed as (
     select *, row_number() over (order by slot, place) - 1 as place_in_run,
-           lag(sequence) over (partition by sender, incarnation order by slot, place) as before
+           lag(sequence) over (partition by sender, sender_incarnation order by slot, place) as before
     from keys),
-sends as (select sender, incarnation, sequence, real_ns from rows where kind = 'send'),
+sends as (select sender, sender_incarnation, sequence, real_ns from rows where kind = 'send'),
 joined as (
     select placed.*, sends.real_ns as sent_ns, sends.sender is null as unsent, placed.sender is null as undelivered
-    from placed full join sends using (sender, incarnation, sequence))
+    from placed full join sends using (sender, sender_incarnation, sequence))
 select coalesce(bool_or(mixed or index != last_index or index != place_in_run), false) as total_order,
        coalesce(bool_or(unsent), false) as integrity,
        coalesce(bool_or(sequence <= before), false) as fifo,
@@ -88,7 +89,7 @@ def polars() -> Iterator[Engine]:
     """Lazy frames, streamed, on all cores."""
     import polars as pl  # noqa: PLC0415
 
-    message = ["sender", "incarnation", "sequence"]
+    message = ["sender", "sender_incarnation", "sequence"]
     column = pl.col
 
     def ask(folder: Path, meta: RunMeta) -> Found:
@@ -106,7 +107,7 @@ def polars() -> Iterator[Engine]:
             )
             .sort("slot", "place")
             .with_row_index("place_in_run")
-            .with_columns(column("sequence").shift(1).over("sender", "incarnation").alias("before"))
+            .with_columns(column("sequence").shift(1).over("sender", "sender_incarnation").alias("before"))
         )
         sends = rows.filter(column("kind") == "send").select(*message, column("real_ns").alias("sent_ns"))
         index = column("index")

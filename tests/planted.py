@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.recorded import BOUND_NS, PLACE
+from tests.recorded import BOUND_NS, PLACE, listing
 
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.trace.files import read_part, write_end, write_part
@@ -120,11 +120,10 @@ def gappy(folder: Path) -> None:
     """Let the run be one whose order may have gaps, each with a cause: every member had everyone in its list."""
     write_json(folder / META_NAME, {**read_json(folder / META_NAME), "reliable": False})
     members = read_meta(folder / META_NAME).members
-    listed = f"members {','.join(map(str, members))}"
     for member in members:
         part = parts_of(folder, member)[0]
         rows = read_part(part)
-        first = replace(rows.select(np.array([0])), note=np.zeros(1, dtype=np.int32), notes=(listed,))
+        first = replace(rows.select(np.array([0])), **listing(members))
         unset = {name: {0: -1} for name in ("sequence", "place", "index")}
         start, view = (_with(first, kind={0: kind.code}, **unset) for kind in (EventKind.START, EventKind.VIEW))
         _write(part, concatenated([start, view, rows]))

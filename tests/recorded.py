@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from unisono.trace.files import member_folder, part_path, write_end, write_part
-from unisono.trace.kinds import NUMBERS, EventKind
+from unisono.trace.kinds import CODED, NUMBERS, EventKind
 from unisono.trace.meta import RunMeta, write_meta
-from unisono.trace.table import EMPTY, Rows, concatenated
+from unisono.trace.table import Rows, concatenated
 
 SLOT_NS = 1_000_000
 BOUND_NS = 8 * SLOT_NS
@@ -99,6 +99,16 @@ def rows_of(kind: EventKind, **given: Any) -> Rows:
         name: np.asarray(given.get(name, np.zeros(count)), dtype=dtype) for name, dtype in NUMBERS.items()
     }
     columns["kind"] = np.full(count, kind.code, dtype=np.int8)
-    for name in ("grade", "destinations", "note"):
-        columns[name] = np.full(count, -1, dtype=np.int32)
-    return Rows(**{**{name: getattr(EMPTY, name) for name in ("grades", "destination_sets", "notes")}, **columns})
+    for name in ("theta_ns", "bound_ns", "configuration"):
+        columns[name] = np.full(count, -1, dtype=np.int64)
+    for name, table in CODED.items():
+        columns[name], columns[table] = np.full(count, -1, dtype=np.int32), ()
+    return Rows(**columns)
+
+
+def listing(members: tuple[int, ...], incarnations: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The columns of one VIEW row that lists these members."""
+    columns: dict[str, Any] = {"members": np.zeros(1, dtype=np.int32), "member_lists": (members,)}
+    if incarnations:
+        columns |= {"member_incarnations": np.zeros(1, dtype=np.int32), "incarnation_lists": (incarnations,)}
+    return columns

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 from tests.planted import Planted, parts_of
-from tests.recorded import rows_of
+from tests.recorded import listing, rows_of
 
 from unisono.check.verdict import MessageId
 from unisono.trace.files import member_folder, part_path, read_part, write_end, write_part
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import META_NAME, RunMeta, read_meta, write_meta
-from unisono.trace.recorder import view_note
 from unisono.trace.table import Ints, Rows, concatenated, encode
 
 THETA_NS = 5_000_000
@@ -143,11 +142,11 @@ def _steps(made: _Run, member: int, first: int, end: int) -> Rows:
     ]
     parts = []
     for step, kind in enumerate((EventKind.RECEIVE, EventKind.QUEUE)):
-        note, notes = encode(told[step])
+        named, texts = encode(told[step])
         view = np.full(len(came), 1 if kind is EventKind.RECEIVE else -1)
         columns = {"slot": consumed, "index": consumed, "place": 2 * came + step, "view": view}
         rows = rows_of(kind, **_of(made, member, came), **columns, real_ns=at_ns + 100 * step)
-        parts.append(replace(rows, note=note.astype(np.int32), notes=notes))
+        parts.append(replace(rows, messages=named.astype(np.int32), message_texts=texts))
     return concatenated(parts)
 
 
@@ -157,5 +156,5 @@ def _beginning(member: int, everyone: tuple[int, ...]) -> Rows:
     at_ns = {"real_ns": np.array([FIRST_TIME_SLOT * THETA_NS - 1])}
     start = rows_of(EventKind.START, **columns, **unset, **at_ns, view=np.array([-1]))
     view = rows_of(EventKind.VIEW, **columns, **unset, **at_ns, view=np.array([1]))
-    note = view_note(everyone, (0,) * len(everyone))
-    return concatenated([start, replace(view, note=np.zeros(1, dtype=np.int32), notes=(note,))])
+    listed = listing(everyone, (0,) * len(everyone))
+    return concatenated([start, replace(view, **listed)])

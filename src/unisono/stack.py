@@ -148,6 +148,11 @@ class Stack:
         return self._routed
 
     @property
+    def declared_bound_ns(self) -> int | None:
+        """The latency bound of delivery that the order declares; None where consumers set the pace."""
+        return None if self.pulls else self.order.bound_ns()
+
+    @property
     def pulls(self) -> bool:
         """Whether the application pulls its messages, by `consume`."""
         return self._pulled is not None

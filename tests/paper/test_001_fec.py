@@ -33,7 +33,7 @@ from unisono.sim.world import World
 from unisono.stack import Stack, build
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, noted_members
+from unisono.trace.recorder import MemoryTrace
 from unisono.trace.table import Trace
 from unisono.wire.control import encode_probe
 from unisono.wire.door import Door
@@ -362,7 +362,7 @@ def test_001_figures_of_the_ordering_automaton_end_and_leave_come_through_fec(fe
     views = run.trace().of_kind(EventKind.VIEW)
     last = {m: views.select((views.member == m).nonzero()[0]) for m in (1, 2)}
     assert last[1].slot[-1] == last[2].slot[-1], "it is gone from the same slot on"
-    assert {noted_members(seen.notes[int(seen.note[-1])]) for seen in last.values()} == {(1, 2)}
+    assert {seen.listed(-1) for seen in last.values()} == {(1, 2)}
     rows = run.trace().deliveries()
     logs = {m: [*zip(rows.sender[rows.member == m], rows.sequence[rows.member == m], strict=True)] for m in run.members}
     assert logs[1] == logs[2]

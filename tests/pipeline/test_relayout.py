@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +80,8 @@ def test_what_was_written_where_nobody_finds_it_is_not_done(
     folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
     written = relayout_module._written
 
-    def astray(session: SparkSession, files: list[Path], out: str, *rest: Any) -> Any:
-        return written(session, files, f"{out}-elsewhere", *rest)
+    def astray(session: SparkSession, files: list[Path], by: relayout_module.Rewriter) -> Any:
+        return written(session, files, replace(by, out=f"{by.out}-elsewhere"))
 
     monkeypatch.setattr(relayout_module, "_written", astray)
     with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):

@@ -21,7 +21,7 @@ from unisono.runtime.clock import new_incarnation
 from unisono.runtime.injection import Injection
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, noted_members
+from unisono.trace.recorder import MemoryTrace
 
 PATIENCE_S = 90.0
 SECOND = 1_000_000_000
@@ -81,7 +81,7 @@ def said(found: Judgement, member: int) -> str:
 def views(found: Judgement, member: int) -> list[tuple[int, ...]]:
     rows = found.trace.of_kind(EventKind.VIEW)
     mine = rows.select((rows.member == member).nonzero()[0])
-    return [noted_members(mine.notes[code]) for code in mine.note.tolist()]
+    return [mine.listed(row) for row in range(len(mine))]
 
 
 # -- a member that stands still ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
+from unisono.model.events import ViolationKind
 from unisono.model.message_sets import MessageSet
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
@@ -159,15 +160,15 @@ def killed(rows: Rows, chance: Chance) -> Rows:
     slot = int(rows.slot[own & (rows.slot < BY_TIME) & (rows.real_ns <= at_ns)].max()) + 1
     crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, life=0)
     crash = changed(crash, 0, sender=int(rows.member[row]), incarnation=int(rows.life[row]), sequence=-1, priority=-1)
-    crash = changed(crash, 0, slot=slot, place=-1, index=-1, real_ns=at_ns, view=-1, note=-1)
+    crash = changed(crash, 0, slot=slot, place=-1, index=-1, real_ns=at_ns, view=-1, messages=-1)
     return concatenated([rows.select(~own | (rows.real_ns <= at_ns)), crash])
 
 
 def excluded(rows: Rows, chance: Chance) -> Rows:
     """A member says that the others went on without it."""
     row = picked(rows, chance, EventKind.START)
-    told = changed(rows.select(np.array([row])), 0, kind=EventKind.VIOLATION.code, note=0)
-    return concatenated([rows, replace(told, notes=("excluded: the others went on",))])
+    told = changed(rows.select(np.array([row])), 0, kind=EventKind.VIOLATION.code, token=0)
+    return concatenated([rows, replace(told, tokens=(ViolationKind.EXCLUDED.value,))])
 
 
 def lacking(name: str, *kinds: EventKind) -> Damage:

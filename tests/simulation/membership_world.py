@@ -13,7 +13,7 @@ from unisono.layers.membership import Membership
 from unisono.layers.view_contract import NewView, Out, Receive, StateGiven, StateWanted, Told
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, view_note
+from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
@@ -162,9 +162,9 @@ class MembershipWorld:
                     member.index += 1
                     member.seen.add((happening.sender, happening.incarnation, sequence))
                 case NewView():
-                    note = view_note(happening.members, happening.incarnations)
                     view = happening.view_id
-                    recorder.event(EventKind.VIEW, slot=view, real_ns=self.now, local_ns=self.now, view=view, note=note)
+                    extras = view_extras(view, happening.members, happening.incarnations)
+                    recorder.event(EventKind.VIEW, slot=view, real_ns=self.now, local_ns=self.now, extras=extras)
                     member.views.append(happening)
                     if self.states.setdefault(view, frozenset(member.seen)) != member.seen:
                         self.wrong.append(f"member {member.number} begins view {view} with another state")

@@ -18,6 +18,7 @@ from tests.simulation.seed_ranges import run_ranges
 from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
+from unisono.model.events import NoticeKind
 from unisono.model.faults import Pause
 from unisono.model.scenario import Workload
 from unisono.orders import quasi_genuine
@@ -132,7 +133,7 @@ def test_what_is_drawn_really_happens() -> None:
         sources = {home.topology.group_of(member) for member in sends.member.tolist()}
         happen["several sources"] += len(sources) > 1
         happen["messages"] += len(sends)
-        happen["relation changed"] += any(note.startswith("topology: ") for note in result.trace.notes)
+        happen["relation changed"] += NoticeKind.TOPOLOGY in result.trace.tokens
     assert min(happen["touched"], happen["several sources"]) >= 8
     assert happen["came back"] >= 4
     assert happen["relation changed"] >= 5

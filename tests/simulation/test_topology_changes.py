@@ -11,6 +11,7 @@ from unisono.check.multigroup import genuineness_over_time
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
+from unisono.model.events import NoticeKind
 from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expect, Scenario, Send, SendsChange, Workload
 from unisono.model.scenario_text import parse_scenario
@@ -52,8 +53,8 @@ def verdicts(result: Result) -> dict[str, Verdict]:
 def told(result: Result, member: int) -> list[str]:
     """What a member has been told of the topology, in order."""
     rows = result.trace
-    mine = [int(note) for who, note in zip(rows.member.tolist(), rows.note.tolist(), strict=True) if who == member]
-    return [rows.notes[note] for note in mine if note >= 0 and rows.notes[note].startswith("topology: ")]
+    mine = rows.select(rows.with_token(NoticeKind.TOPOLOGY) & (rows.member == member))
+    return [mine.notes[note] for note in mine.note.tolist()]
 
 
 def at(*times_ms: int) -> tuple[Send, ...]:
@@ -65,8 +66,8 @@ def test_a_member_that_has_crashed_for_good_is_not_waited_for() -> None:
     result = run(stopping(Crash(1, 100 * NS_PER_MS), sends), payloads=True)
     assert {verdict.status for verdict in verdicts(result).values()} == {Status.VALID}
     for member in (4, 5, 6):
-        assert told(result, member)[-1].startswith("topology: sends to floor, market; receives from floor;")
-    assert told(result, 3)[-1] == "topology: sends to market; receives from floor, market; talks with floor, market"
+        assert told(result, member)[-1].startswith("sends to floor, market; receives from floor;")
+    assert told(result, 3)[-1] == "sends to market; receives from floor, market; talks with floor, market"
 
 
 def test_a_member_that_only_seemed_to_be_gone_is_told_what_is_delivered_nowhere() -> None:

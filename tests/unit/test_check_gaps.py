@@ -11,13 +11,14 @@ import pytest
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status, Verdict
+from unisono.model.events import Violation, ViolationKind
 from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.sim import run
 from unisono.sim.swarm import churning
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, view_note
+from unisono.trace.recorder import MemoryTrace, told_extras, view_extras
 from unisono.trace.table import Log, Mask, Trace
 
 SLOT_NS = 1_000_000
@@ -40,16 +41,19 @@ class Run:
             self.happened(EventKind.START, member, 0)
             self.viewed(member, 0, META.members)
 
-    def happened(self, kind: EventKind, member: int, slot: int, subject: int | None = None, note: str = "") -> None:
+    def happened(self, kind: EventKind, member: int, slot: int, subject: int | None = None) -> None:
         by = OBSERVER if kind is EventKind.CRASH else member
         at, about = slot * SLOT_NS, subject if by else member
-        self.memory.recorder(by).event(
-            kind, slot=slot, real_ns=at, local_ns=at, subject=about, incarnation=0, note=note or None
-        )
+        self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, incarnation=0)
+
+    def stood_still(self, member: int, slot: int) -> None:
+        paused = told_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
+        at = slot * SLOT_NS
+        self.memory.recorder(member).event(EventKind.VIOLATION, slot=slot, real_ns=at, local_ns=at, extras=paused)
 
     def viewed(self, member: int, slot: int, members: Sequence[int]) -> None:
         self.memory.recorder(member).event(
-            EventKind.VIEW, slot=slot, view=slot, real_ns=slot * SLOT_NS, local_ns=0, note=view_note(members)
+            EventKind.VIEW, slot=slot, real_ns=slot * SLOT_NS, local_ns=0, extras=view_extras(slot, members)
         )
 
     def lacks(self, member: int, *messages: Message) -> None:
@@ -247,7 +251,7 @@ def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_w
         lacking = Run()
         later, at_ns = lacking.memory.recorder(2, life=1), SLOTS * SLOT_NS
         later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, incarnation=1)
-        later.event(EventKind.VIEW, slot=5, view=5, real_ns=at_ns, local_ns=0, note=view_note((2,)))
+        later.event(EventKind.VIEW, slot=5, real_ns=at_ns, local_ns=0, extras=view_extras(5, (2,)))
         lacking.lacks(3, *lacked)
         return lacking
 
@@ -259,11 +263,11 @@ def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_w
 
 def test_who_stood_still_is_not_held_to_the_bound_but_to_what_it_came_past() -> None:
     lacking = Run()
-    lacking.happened(EventKind.VIOLATION, 3, 6, note="paused: this member stood still for 9 ms")
+    lacking.stood_still(3, 6)
     lacking.lacks(3, *[message for message in lacking.sent if message[1] >= 6])
     explained(lacking)
     skipping = Run()
-    skipping.happened(EventKind.VIOLATION, 3, 6, note="paused: this member stood still for 9 ms")
+    skipping.stood_still(3, 6)
     skipping.lacks(3, (1, 5))
     violated(skipping.verdict(), 3, (1, 5), 1)
 

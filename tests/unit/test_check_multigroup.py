@@ -12,7 +12,7 @@ from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import MemoryTrace, told_extras
 from unisono.trace.table import Trace
 
 PAIR = Topology({"a": (1, 2), "b": (3, 4), "c": (5,)}, {"a": ("a", "b"), "b": ("b",), "c": ()})
@@ -161,9 +161,14 @@ class Changing(Run):
 
     def tell(self, at_ms: int, member: int, *talks: str) -> None:
         event = TopologyChange.of(member, ("a",), ("a",), talks, settled=True)
-        times = {"real_ns": at_ms * NS_PER_MS, "local_ns": at_ms * NS_PER_MS}
-        note = f"{event.kind}: {event.text}"
-        self.memory.recorder(member, life=1).event(EventKind.NOTICE, slot=0, note=note, **times)
+        recorder = self.memory.recorder(member, life=1)
+        recorder.event(
+            EventKind.NOTICE,
+            slot=0,
+            real_ns=at_ms * NS_PER_MS,
+            local_ns=at_ms * NS_PER_MS,
+            extras=told_extras(event),
+        )
 
     def judged(self, contacts: dict[tuple[int, int], list[int]], paused_ms: int = 0) -> Verdict:
         at = {pair: [ms * NS_PER_MS for ms in times] for pair, times in contacts.items()}

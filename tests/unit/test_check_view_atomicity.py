@@ -11,7 +11,7 @@ from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import Step
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, view_note
+from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.trace.table import Trace
 
 Event = tuple[int | str, ...]
@@ -52,8 +52,8 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
                 )
                 index += 1
             else:
-                note = view_note(tuple(rest), (1,) * len(rest))
-                recorder.event(EventKind.VIEW, slot=view, real_ns=at, local_ns=at, view=view, note=note)
+                extras = view_extras(view, tuple(rest), (1,) * len(rest))
+                recorder.event(EventKind.VIEW, slot=view, real_ns=at, local_ns=at, extras=extras)
     meta = RunMeta(
         run="run",
         group="g",

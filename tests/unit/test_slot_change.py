@@ -84,10 +84,10 @@ def problems(world: World, trace: Trace) -> list[str]:
     return [name for name, verdict in verdicts.items() if verdict.status is Status.VIOLATED]
 
 
-def told(trace: Trace, member: int) -> list[tuple[int, str]]:
+def told(trace: Trace, member: int) -> list[tuple[int, int]]:
     rows = trace.of_kind(EventKind.TIMING)
     mine = rows.select(rows.member == member)
-    return [(slot, mine.notes[note]) for slot, note in zip(mine.slot.tolist(), mine.note.tolist(), strict=True)]
+    return list(zip(mine.slot.tolist(), mine.theta_ns.tolist(), strict=True))
 
 
 def kinds(world: World) -> list[str]:
@@ -117,8 +117,8 @@ def test_all_have_the_same_slots_at_the_same_number_and_nothing_is_lost(
 def test_two_that_ask_at_once_get_their_slots_one_after_the_other() -> None:
     world, trace = played(scenario(SlotChange(3, 100 * MS, 20 * MS), SlotChange(1, 100 * MS, 2 * MS), run_ms=700))
     assert problems(world, trace) == []
-    lengths = [note.split()[0] for _, note in told(trace, 2)]
-    assert lengths == ["theta_ns=2000000", "theta_ns=20000000"], "the first in the order is member 1"
+    lengths = [theta_ns for _, theta_ns in told(trace, 2)]
+    assert lengths == [2 * MS, 20 * MS], "the first in the order is member 1"
 
 
 def test_who_asks_and_leaves_still_has_its_wish() -> None:

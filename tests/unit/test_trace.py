@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,14 +21,26 @@ import pyarrow.parquet as pq
 import pytest
 
 from unisono.check.suite import check_all
-from unisono.check.verdict import Status, overall
+from unisono.check.verdict import Reason, Status, overall
+from unisono.model.events import Violation, ViolationKind
+from unisono.pipeline.verify import verify
 from unisono.trace import writer as writer_module
-from unisono.trace.files import PART_NAME, read_columns, read_part, read_trace, write_part, write_trace
-from unisono.trace.kinds import OBSERVER, OF_MESSAGES, EventKind
+from unisono.trace.files import (
+    PART_NAME,
+    FileStamp,
+    read_columns,
+    read_part,
+    read_stamps,
+    read_trace,
+    stamp,
+    write_part,
+    write_trace,
+)
+from unisono.trace.kinds import CODED, OBSERVER, OF_MESSAGES, EventKind
 from unisono.trace.layout import SURVEYED
-from unisono.trace.meta import RunMeta, TraceDamaged, read_meta, write_meta
-from unisono.trace.recorder import MemoryTrace, Recorder
-from unisono.trace.schema import SCHEMA, UNDIRECTED_KEY, VERSION_KEY
+from unisono.trace.meta import RunMeta, TraceDamaged, read_json, read_meta, write_json, write_meta
+from unisono.trace.recorder import MemoryTrace, Recorder, told_extras, view_extras
+from unisono.trace.schema import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
 from unisono.trace.table import Rows, Trace, encode
 from unisono.trace.writer import ParquetWriter
 
@@ -99,8 +112,10 @@ def everything() -> Trace:
         view=9,
         destinations=(1, 2),
     )
-    one.event(EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, note="late: 3 ms")
-    one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, view=10)
+    one.event(
+        EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, extras=told_extras(Violation(ViolationKind.LATE, "3 ms"))
+    )
+    one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, extras=view_extras(10, (1, 2), (7, 8)))
     memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, incarnation=0)
     return memory.trace(META)
 
@@ -133,11 +148,17 @@ def test_digest_does_not_depend_on_the_order_of_recorders_but_on_every_column() 
     trace = everything()
     assert trace.digest() == everything().digest()
     assert trace.select(slice(None, None, -1)).digest() == trace.digest()
-    for column in ("local_ns", "size", "note", "grade", "kind", "view"):
+    for column in ("local_ns", "size", "grade", "kind", "view", "token", "members", "member_incarnations"):
         changed = getattr(trace, column).copy()
         changed[3] += 1
         assert replace(trace, **{column: changed}).digest() != trace.digest(), column
-    assert replace(trace, notes=("other",)).digest() != trace.digest()
+    assert replace(trace, tokens=("other",)).digest() != trace.digest()
+
+
+def test_free_text_is_no_part_of_the_digest() -> None:
+    trace = everything()
+    assert trace.notes == ("3 ms",)
+    assert replace(trace, notes=("other",)).digest() == trace.digest()
 
 
 def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
@@ -156,7 +177,7 @@ def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
 
 def same_where_surveyed(some: Rows, whole: Rows) -> bool:
     """Whether rows are the same in the columns that a survey reads."""
-    columns = (*SURVEYED, "member", "life", "grades", "destination_sets", "notes")
+    columns = (*SURVEYED, "member", "life", *(table for name, table in CODED.items() if name in SURVEYED))
     return all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in columns)
 
 
@@ -180,7 +201,7 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
             # Files that other tools wrote tell less, or have more groups of rows.
             table = pq.ParquetFile(path).read()
             for options in ({"write_statistics": False}, {"row_group_size": 1}, {}):
-                pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"1"}), path, **options)
+                pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"2"}), path, **options)
                 assert same_where_surveyed(read_columns(path, SURVEYED, **who), read_part(path))
     text = table.set_column(table.column_names.index("view"), "view", pa.array(["?"] * len(table)))
     pq.write_table(text, path)
@@ -193,7 +214,7 @@ def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: 
     rows = remembered().trace(META)
     write_part(path, rows.select((rows.member == 1) & (rows.life == 0)), META.run, META.group)
     table = pq.ParquetFile(path).read()
-    assert UNDIRECTED_KEY in table.schema.metadata
+    assert b"destinations" in table.schema.metadata[ABSENT_LISTS_KEY]
     directed = pa.array([[2], *[None] * (len(table) - 1)], pa.list_(pa.int32()))
     pq.write_table(table.set_column(table.column_names.index("destinations"), "destinations", directed), path)
     read = read_columns(path, SURVEYED, run=META.run, group=META.group, member=1, life=0)
@@ -219,9 +240,9 @@ def test_full_queue_drops_counts_and_never_blocks(tmp_path: Path, monkeypatch: p
     disk_is_back = threading.Event()
     real_write = write_part
 
-    def slow_write(*arguments: object) -> None:
+    def slow_write(*arguments: object) -> FileStamp:
         disk_is_back.wait(30)
-        real_write(*arguments)  # type: ignore[arg-type]
+        return real_write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writer_module, "write_part", slow_write)
     write_meta(tmp_path, META)
@@ -289,9 +310,13 @@ def damaged(tmp_path: Path) -> str:
     return str(caught.value)
 
 
-def part_of(tmp_path: Path) -> Path:
+def part_of(tmp_path: Path, *, stamped: bool = False) -> Path:
+    """A file of a trace; the end mark of one that a test rewrites has no hash of it."""
     write_trace(tmp_path, everything())
     (part,) = tmp_path.rglob("member=1/*.parquet")
+    if not stamped:
+        end = part.parent / "end.0.json"
+        write_json(end, {name: value for name, value in read_json(end).items() if name != "files"})
     return part
 
 
@@ -299,6 +324,35 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.write_bytes(part.read_bytes()[:-40])
     assert damaged(tmp_path).startswith(f"{part}: is no readable Parquet file")
+
+
+def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> None:
+    part = part_of(tmp_path, stamped=True)
+    whole = part.read_bytes()
+    hashed = {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
+    assert read_json(part.parent / "end.0.json")["files"] == {part.name: hashed}
+    part.write_bytes(whole[:-40])
+    assert damaged(tmp_path) == f"{part}: has {len(whole) - 40} bytes, {len(whole)} were written"
+    for at in (0, len(whole) // 2, len(whole) - 1):
+        part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert damaged(tmp_path).startswith(f"{part}: has changed since it was written")
+        (report,) = verify(tmp_path)
+        (verdict,) = report.verdicts.values()
+        assert (verdict.status, verdict.token) == (Status.UNKNOWN, Reason.TRACE_DAMAGED)
+        assert verdict.reason.startswith(str(part))
+    part.unlink()
+    assert damaged(tmp_path) == f"{part}: is missing; its recording was closed with it"
+    write_json(part.parent / "end.0.json", {**read_json(part.parent / "end.0.json"), "files": {part.name: 1}})
+    assert "the field files must have the size and the hash" in damaged(tmp_path)
+
+
+def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path) -> None:
+    with ParquetWriter(tmp_path, META.run, META.group, 1, range_slots=2) as writer:
+        fill(writer.recorder())
+    (folder,) = tmp_path.rglob("member=1")
+    files = sorted(folder.glob("*.parquet"))
+    assert len(files) > 1
+    assert read_stamps(folder) == {path.name: stamp(path) for path in files}
 
 
 def test_missing_column_is_named(tmp_path: Path) -> None:
@@ -331,11 +385,11 @@ def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_
             read_columns(path, names, run=META.run, group=META.group, member=1, life=0)
 
 
-@pytest.mark.parametrize("version", [b"2", b"soon", None])
+@pytest.mark.parametrize("version", [b"3", b"soon", None])
 def test_unknown_version_is_refused(tmp_path: Path, version: bytes | None) -> None:
     part = part_of(tmp_path)
     pq.write_table(pq.read_table(part).replace_schema_metadata({VERSION_KEY: version} if version else {}), part)
-    assert "is unknown, this release reads version 1" in damaged(tmp_path)
+    assert "is unknown, this release reads version 1 and 2" in damaged(tmp_path)
 
 
 def test_missing_file_or_member_is_named(tmp_path: Path) -> None:

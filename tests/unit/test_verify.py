@@ -164,7 +164,7 @@ def misplaced_rows(folder: Path) -> None:
         (rows_of_another_run, "has rows of another run than r"),
         (one_row_of_another("member", 2), "has rows of another member than 1"),
         (one_row_of_another("member", 0), "has rows of another member than 1"),
-        (one_row_of_another("life", 1), "has rows of another life than 0"),
+        (one_row_of_another("recorder_incarnation", 1), "has rows of another recorder_incarnation than 0"),
         (one_row_of_another("group", None), "has rows of another group than g"),
         (one_row_of_another("sequence", None), "has a message without a number"),
         (another_version, "version 99 is unknown"),

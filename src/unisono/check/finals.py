@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from unisono.check.codes import log_codes, message_at, message_codes, position_at, starts
-from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded, reporting
 from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
+from unisono.model.events import ViolationKind
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows, Trace
 
@@ -172,13 +173,7 @@ def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int =
 
 def bound_lives(trace: Trace) -> list[Life]:
     """Members, each in a life, that everything holds for: they did not crash, and did not have to go without it."""
-    notices = trace.of_kind(EventKind.VIOLATION)
-    told = zip(notices.member.tolist(), notices.life.tolist(), notices.note.tolist(), strict=True)
-    gone = {
-        (member, life)
-        for member, life, note in told
-        if note >= 0 and notices.notes[note].startswith(("excluded:", "unsettled:", "number_taken:"))
-    }
+    gone = reporting(trace, ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN)
     known = lives(trace).items()
     return [life for who, life in known if who not in gone and not life.crashed and life.log is not None]
 

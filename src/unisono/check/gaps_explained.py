@@ -36,14 +36,11 @@ from unisono.check.codes import Codes, key_codes, message_at, message_codes, pac
 from unisono.check.gap_freedom import as_delivered, dense, passed_over
 from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
+from unisono.model.events import ViolationKind
 from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import noted_members
 from unisono.trace.table import Mask, Rows, Trace, concatenated
 
 NAME = "gaps_explained"
-STOOD_STILL = "paused:"
-"""How the note of a VIOLATION begins that a member recorded when it found that it had stood still."""
-
 Who = tuple[int, int]
 """A member in one of its lives."""
 Views = list[tuple[int, tuple[int, ...]]]
@@ -138,9 +135,9 @@ def _views(trace: Trace) -> dict[Who, Views]:
     """By life, in the order of slots. Rows of one instant have no order, so of two for a slot what both have counts."""
     rows = trace.of_kind(EventKind.VIEW)
     found: dict[Who, dict[int, tuple[int, ...]]] = {}
-    columns = (rows.member, rows.life, rows.slot, rows.note)
-    for member, life, slot, note in sorted(zip(*(c.tolist() for c in columns), strict=True)):
-        members, views = noted_members(rows.notes[note] if note >= 0 else ""), found.setdefault((member, life), {})
+    columns = (rows.member, rows.life, rows.slot, np.arange(len(rows)))
+    for member, life, slot, row in sorted(zip(*(c.tolist() for c in columns), strict=True)):
+        members, views = rows.listed(row), found.setdefault((member, life), {})
         views[slot] = tuple(m for m in members if m in views.get(slot, members))
     return {who: list(views.items()) for who, views in found.items()}
 
@@ -148,13 +145,8 @@ def _views(trace: Trace) -> dict[Who, Views]:
 def _stood_still(trace: Trace) -> set[Who]:
     """Lives that say of themselves that they stood still."""
     rows = trace.of_kind(EventKind.VIOLATION)
-    told = {code for code, note in enumerate(rows.notes) if note.startswith(STOOD_STILL)}
-    columns = (rows.member, rows.life, rows.sender, rows.note)
-    return {
-        (member, life)
-        for member, life, subject, note in zip(*(c.tolist() for c in columns), strict=True)
-        if subject == member and note in told
-    }
+    rows = rows.select(rows.with_token(ViolationKind.PAUSED) & (rows.sender == rows.member))
+    return set(zip(rows.member.tolist(), rows.life.tolist(), strict=True))
 
 
 def _of_failed(account: _Account, rows: Rows) -> Mask:

@@ -10,6 +10,7 @@ import numpy as np
 
 from unisono.check.codes import message_codes, stream_codes
 from unisono.check.verdict import Doubt, Reason
+from unisono.model.events import ViolationKind
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.table import Ints, Log, Rows, Trace
 
@@ -81,12 +82,14 @@ def unbound(trace: Trace) -> set[tuple[int, int]]:
 
     They crashed, or the others went on without them, which they say themselves as a violation.
     """
-    notices = trace.of_kind(EventKind.VIOLATION)
-    told = zip(notices.member.tolist(), notices.life.tolist(), notices.note.tolist(), strict=True)
-    excluded = {
-        (member, life) for member, life, note in told if note >= 0 and notices.notes[note].startswith("excluded:")
-    }
-    return excluded | {who for who, life in lives(trace).items() if life.crashed}
+    return reporting(trace, ViolationKind.EXCLUDED) | {who for who, life in lives(trace).items() if life.crashed}
+
+
+def reporting(trace: Trace, *kinds: ViolationKind) -> set[tuple[int, int]]:
+    """The members, each in one of its lives, that recorded a violation of one of these kinds."""
+    told = trace.of_kind(EventKind.VIOLATION)
+    told = told.select(told.with_token(*kinds))
+    return set(zip(told.member.tolist(), told.life.tolist(), strict=True))
 
 
 def without_crashed(trace: Trace) -> Trace:

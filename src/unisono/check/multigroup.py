@@ -18,7 +18,6 @@ from unisono.check.codes import Codes, message_at, message_codes, position_at
 from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import topology_talks
 from unisono.model.topology import Topology
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
@@ -169,14 +168,14 @@ class _Talks:
         lives = {member: int(trace.life[trace.member == member].max(initial=0)) for member in topology.members}
         told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
         for row in np.argsort(told.real_ns, kind="stable").tolist():
-            note, when = int(told.note[row]), int(told.real_ns[row])
+            talks, when = int(told.talks_with[row]), int(told.real_ns[row])
             if told.kind[row] == EventKind.CRASH.code:
                 member = int(told.sender[row])
                 self._note(member, when, self._lived_through(member))
                 if lives[member] > told.incarnation[row]:
                     self._returned.setdefault(member, when)
-            elif note != ABSENT and (talks := topology_talks(told.notes[note])) is not None:
-                self._note(int(told.member[row]), when, frozenset(talks))
+            elif talks != ABSENT:
+                self._note(int(told.member[row]), when, frozenset(told.talk_lists[talks]))
 
     def _lived_through(self, member: int) -> frozenset[str]:
         """A new life begins with what was declared, and goes through all changes since until it has read its log."""

@@ -25,7 +25,6 @@ import numpy as np
 from unisono.check.lives import Life, hidden_rows, lives, unbound
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import noted_members
 from unisono.trace.table import Rows, Trace
 
 NAME = "priority_accounting"
@@ -153,11 +152,7 @@ def member_log(trace: Trace, life: Life) -> MemberLog:
         received=dict(zip(came, received.place.tolist(), strict=True)),
         queued=dict(zip(messages_of(queued), queued.place.tolist(), strict=True)),
         came_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
-        views=[
-            (at, noted_members(views.notes[note]))
-            for at, note in zip(views.real_ns.tolist(), views.note.tolist(), strict=True)
-            if note >= 0
-        ],
+        views=[(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist()) if views.listed(row)],
     )
 
 

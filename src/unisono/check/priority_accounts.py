@@ -40,7 +40,6 @@ from unisono.check.survey import Latencies
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
 from unisono.model.message_sets import MessageSet, Ref
 from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import noted_members
 from unisono.trace.table import Rows
 
 WINDOW_ROWS = 500_000
@@ -127,9 +126,8 @@ def _gone_ns(views: Rows | None, member: int, last_ns: int) -> int:
     """When somebody first installed a view without a member that had received its last at a time."""
     if views is None:
         return ALWAYS
-    told = zip(views.real_ns.tolist(), views.note.tolist(), strict=True)
-    noted = [(at, noted_members(views.notes[note])) for at, note in told if note >= 0]
-    return min((at for at, listed in noted if at >= last_ns and member not in listed), default=ALWAYS)
+    noted = [(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist())]
+    return min((at for at, listed in noted if listed and at >= last_ns and member not in listed), default=ALWAYS)
 
 
 def _as_a_whole(run: PriorityRun) -> Verdict:

@@ -16,7 +16,7 @@ from unisono.check.codes import Codes, key_codes, log_codes, message_codes, pack
 from unisono.check.survey import Survey, survey
 from unisono.model.message_sets import MessageSet, Ref
 from unisono.trace.kinds import ABSENT, EventKind
-from unisono.trace.table import EMPTY, Mask, Rows, concatenated, copied
+from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
 
 Who = tuple[int, int]
 """A member in one of its lives."""
@@ -159,11 +159,9 @@ _SORTS = (
 
 
 def _of(rows: Rows, *kinds: int) -> Rows:
-    """The rows of some kinds; the notes of steps are many, and say nothing here."""
+    """The rows of some kinds; the messages that steps name are many, and say nothing here."""
     chosen = rows.select(np.isin(rows.kind, kinds))
-    if kinds == _SORTS[-1]:
-        return chosen
-    return replace(chosen, note=np.broadcast_to(np.int32(ABSENT), len(chosen)), notes=())
+    return replace(chosen, messages=constant(len(chosen), np.int32), message_texts=())
 
 
 def _who(rows: Rows) -> Who:

@@ -54,11 +54,11 @@ class _Row:
     number: int
     at_ns: int
     priority: int
-    note: str
+    messages: str
 
 
 def _row(rows: Rows, at: int) -> _Row:
-    note = int(rows.note[at])
+    messages = int(rows.messages[at])
     return _Row(
         MessageId(int(rows.sender[at]), int(rows.incarnation[at]), int(rows.sequence[at])),
         int(rows.kind[at]),
@@ -67,7 +67,7 @@ def _row(rows: Rows, at: int) -> _Row:
         int(rows.place[at]),
         int(rows.real_ns[at]),
         int(rows.priority[at]),
-        rows.notes[note] if note >= 0 else "",
+        rows.message_texts[messages] if messages >= 0 else "",
     )
 
 
@@ -79,12 +79,12 @@ def _apply(replay: _Replay, row: _Row, member: int, level: dict[MessageId, int])
         what = f"consumes {message}"
     elif row.kind == EventKind.RECEIVE.code:
         replay.waiting.append(message)
-        what = f"receives {message}, locks {_each(row.note) or 'the tail'}"
+        what = f"receives {message}, locks {_each(row.messages) or 'the tail'}"
     else:
         replay.waiting.remove(message)
-        before = next((at for at, other in enumerate(replay.queue) if str(other) == row.note), len(replay.queue))
+        before = next((at for at, other in enumerate(replay.queue) if str(other) == row.messages), len(replay.queue))
         replay.queue.insert(before, message)
-        what = f"inserts {message} before {'the tail' if row.note == TAIL else row.note}"
+        what = f"inserts {message} before {'the tail' if row.messages == TAIL else row.messages}"
     queue = tuple(replay.queue)
     return QueueState(
         member,

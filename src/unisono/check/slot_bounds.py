@@ -6,18 +6,15 @@ message of a shorter slot is held to as much less. TIMING rows say from which sl
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from unisono.check.codes import message_at, position_at
 from unisono.check.latency import NO_BOUND_PROMISED, latencies
 from unisono.check.verdict import Status, Verdict, Witness, kept
-from unisono.trace.kinds import EventKind
+from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "latency_in_force"
-_THETA = re.compile(r"theta_ns=(\d+)")
 
 
 def latency_in_force(trace: Trace) -> Verdict:
@@ -47,13 +44,12 @@ def latency_in_force(trace: Trace) -> Verdict:
 def _changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
     """(member, life, first slot) and length, in order."""
     rows = trace.of_kind(EventKind.TIMING)
-    columns = (rows.member, rows.life, rows.slot, rows.note)
-    found = []
-    for member, life, slot, note in zip(*(column.tolist() for column in columns), strict=True):
-        told = _THETA.search(rows.notes[note]) if note >= 0 else None
-        if told is not None:
-            found.append(((member, life, slot), int(told[1])))
-    return sorted(found)
+    rows = rows.select(rows.theta_ns != ABSENT)
+    columns = (rows.member, rows.life, rows.slot, rows.theta_ns)
+    return sorted(
+        ((member, life, slot), theta)
+        for member, life, slot, theta in zip(*(column.tolist() for column in columns), strict=True)
+    )
 
 
 def _lengths(trace: Trace, deliveries: Rows) -> Ints:

@@ -1,10 +1,10 @@
 """View-atomic multicast (paper 004 §3.2): who goes from one view to the next has received the same messages in it.
 
-Judged from the rows of messages with a view and the VIEW rows, whose note lists the members with their incarnations
-(`trace.recorder.view_note`). In the priority order a message is received before it is queued, and consumed in any later
-view: there RECEIVE rows count, elsewhere DELIVER rows. Besides the definition: one sequence of views, each message in
-one view only, from a member of that view, and before the next view is installed; a member that goes on has received all
-that it sent in the view it leaves.
+Judged from the rows of messages with a view and the VIEW rows, which list the members with their incarnations. In the
+priority order a message is received before it is queued, and consumed in any later view: there RECEIVE rows count,
+elsewhere DELIVER rows. Besides the definition: one sequence of views, each message in one view only, from a member of
+that view, and before the next view is installed; a member that goes on has received all that it sent in the view it
+leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Wit
 from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.kinds import ABSENT, EventKind
-from unisono.trace.recorder import noted_lives
 from unisono.trace.table import Rows, Trace
 
 NAME = "view_atomicity"
@@ -86,8 +85,8 @@ def views_installed(trace: Trace, complain: Complain) -> tuple[Views, Installed]
     rows = trace.of_kind(EventKind.VIEW)
     views: Views = {}
     installed: Installed = {}
-    for member, life, view, note, at in _rows(rows, "member", "life", "view", "note", "real_ns"):
-        members = noted_lives(rows.notes[note]) if note >= 0 else ()
+    for row, (member, life, view, at) in enumerate(_rows(rows, "member", "life", "view", "real_ns")):
+        members = rows.listed_runs(row)
         if not members:
             continue
         if views.setdefault(view, members) != members:

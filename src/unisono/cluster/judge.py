@@ -220,6 +220,8 @@ def judge(
     bound_ns = usual_ns = _bound(scenario, what.timing(scenario))
     if died or (scenario.order == "vbr" and scenario.failures):
         bound_ns = _bound(scenario, what.waiting(scenario), died)
+    longest = replace(scenario.timing, theta_ns=scenario.longest_slot_ns)
+    declared_ns = _bound(scenario, longest, died)
     meta = RunMeta(
         run=run,
         group=scenario.group,
@@ -233,10 +235,10 @@ def judge(
         source="runtime",
         faults=tuple(map(described, scenario.faults)),
         rates=scenario.lasting_rates,
+        declared_bound_ns=None if scenario.order in PRIORITY_ORDERS else _bound(scenario, longest),
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
-    declared_ns = _bound(scenario, replace(scenario.timing, theta_ns=scenario.longest_slot_ns), died)
     verdicts, grades = check_all(trace), None
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
         trace, grades = trace.graded(EARLY), compared(trace, verdicts, finals)

@@ -314,6 +314,8 @@ class TopologyChange(Notice):
     sends_to: tuple[str, ...] = ()
     receives_from: tuple[str, ...] = ()
     settled: bool = True
+    talks_with: tuple[str, ...] = ()
+    """The groups that this member exchanges datagrams with, until the end of all that is under way."""
 
     @classmethod
     def of(
@@ -327,18 +329,8 @@ class TopologyChange(Notice):
         """As it is told; `talks` are the groups that it exchanges datagrams with, to the end of what is under way."""
         said = (sends_to, receives_from, talks)
         lists = [", ".join(names) or "nobody" for names in said]
-        text = f"sends to {lists[0]}; receives from {lists[1]}{_TALKS}{lists[2]}"
-        return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, settled)
-
-
-_TALKS = "; talks with "
-
-
-def topology_talks(note: str) -> tuple[str, ...] | None:
-    """From a trace's note of a TopologyChange: the groups that the member talks with; None if it is something else."""
-    if not note.startswith("topology: "):
-        return None
-    return tuple(note.rpartition(_TALKS)[2].split(", "))
+        text = f"sends to {lists[0]}; receives from {lists[1]}; talks with {lists[2]}"
+        return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, settled, talks)
 
 
 SlaVerdict: TypeAlias = SlaViolation | SlaCleared

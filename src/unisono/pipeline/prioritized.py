@@ -44,7 +44,7 @@ class PrioritySurveyTask:
     def run(self) -> PrioritySurvey:
         """Survey the range."""
         files = self.files
-        return survey_priority(read_range(files), files.first_slot, files.last_slot, self.without)
+        return survey_priority(read_range(files, checked=True), files.first_slot, files.last_slot, self.without)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ written is a trace of its own; the source stays as it is.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.errors import InvalidPolicy
-from unisono.trace.files import RANGE_SLOTS, end_path, from_arrow, member_folder, part_path, write_end, write_part
-from unisono.trace.kinds import SCHEMA_VERSION
+from unisono.trace import version_1
+from unisono.trace.files import (
+    RANGE_SLOTS,
+    FileStamp,
+    end_path,
+    file_version,
+    from_arrow,
+    member_folder,
+    part_path,
+    write_end,
+    write_part,
+)
+from unisono.trace.kinds import SCHEMA_VERSION, stored
 from unisono.trace.layout import footer
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
     TraceDamaged,
-    check_version,
     group_folder,
     read_json,
     read_meta,
@@ -36,7 +46,7 @@ from unisono.trace.table import Rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WRITTEN = "member int, life long, rows long"
+_WRITTEN = "member int, life long, rows long, file string, bytes long, sha256 string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +74,13 @@ def relayout(
     if target.exists():
         raise TraceDamaged(target, "is there already; remove it or name another folder")
     files = sorted(path for path in source.rglob("*.parquet") if "metrics" not in path.relative_to(source).parts)
-    for path in files:
-        _refuse_foreign(path)
+    versions = {_version(path) for path in files}
+    if len(versions) > 1:
+        raise TraceDamaged(source, "has files of several schema versions")
     write_meta(out, meta)
     try:
-        counts = _carried(session, source, out, meta, files, range_slots=range_slots, closed=closed)
+        by = Rewriter(str(out.absolute()), meta, range_slots, versions.pop() if versions else SCHEMA_VERSION)
+        counts = _carried(session, source, out, by, files, closed=closed)
     except BaseException:  # an interruption too
         shutil.rmtree(target, ignore_errors=True)  # half of a run is of no use, and would be in the way of a second try
         raise
@@ -77,72 +89,116 @@ def relayout(
 
 
 def _carried(
-    session: SparkSession, source: Path, out: Path, meta: RunMeta, files: list[Path], *, range_slots: int, closed: bool
+    session: SparkSession, source: Path, out: Path, by: Rewriter, files: list[Path], *, closed: bool
 ) -> dict[tuple[int, int], int]:
     """How many rows each recording has, once they and the recordings' ends are written."""
-    counts = _written(session, files, str(out.absolute()), meta, range_slots) if files else {}
+    meta = by.meta
+    written = _written(session, files, by) if files else {}
     for member, life in _closed(source):  # of a recording that was closed, every row may have been lost
-        counts.setdefault((member, life), 0)
-    for (member, life), rows in sorted(counts.items()):
-        dropped, whole = _recording(source, member, life, rows, closed)
+        written.setdefault((member, life), _Written())
+    for (member, life), found in sorted(written.items()):
+        dropped, whole = _recording(source, member, life, found.rows, closed)
         folder = member_folder(out, meta.run, meta.group, member)
         here, times = _here(folder, life)
-        if here != rows:
+        if here != found.rows:
             what = (
-                f"{rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under this path"
+                f"{found.rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under "
+                "this path"
             )
             raise TraceDamaged(folder.absolute(), what)
         if whole:
             folder.mkdir(parents=True, exist_ok=True)
-            write_end(folder, life, rows=rows, dropped=dropped, times=times)
-    return counts
+            write_end(folder, life, rows=found.rows, dropped=dropped, times=times, stamps=found.stamps)
+    return {who: found.rows for who, found in written.items()}
 
 
-def _written(
-    session: SparkSession, files: list[Path], out: str, meta: RunMeta, range_slots: int
-) -> dict[tuple[int, int], int]:
-    """How many rows each recording has, once they are written."""
+@dataclass(slots=True)
+class _Written:
+    """What the executors wrote of one recording."""
+
+    rows: int = 0
+    stamps: dict[str, FileStamp] = field(default_factory=dict)
+
+
+def _written(session: SparkSession, files: list[Path], by: Rewriter) -> dict[tuple[int, int], _Written]:
+    """What each recording has, once it is written."""
     from pyspark.sql import functions  # noqa: PLC0415 - only who uses Spark pays for it
 
     def write(table: pa.Table) -> pa.Table:  # Spark looks at the hints
-        return _write(out, meta, range_slots, table)
+        return by.write(table)
 
-    frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*SCHEMA.names)
-    found: dict[tuple[int, int], int] = {}
-    place = functions.expr(f"floor(slot / {range_slots})").alias("range")
-    for row in frame.groupBy("member", "life", place).applyInArrow(write, _WRITTEN).collect():
+    columns = [functions.col(called).alias(name) for name, called in by.columns.items()]
+    frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*columns)
+    found: dict[tuple[int, int], _Written] = {}
+    place = functions.expr(f"floor(slot / {by.range_slots})").alias("range")
+    for row in frame.groupBy("member", stored("life"), place).applyInArrow(write, _WRITTEN).collect():
         who = (row["member"], row["life"])
         if row["rows"] < 0:
-            what = f"has rows of member {who[0]} that are not of run {meta.run} and group {meta.group}"
+            what = f"has rows of member {who[0]} that are not of run {by.meta.run} and group {by.meta.group}"
             raise TraceDamaged(files[0].parent, what)
-        found[who] = found.get(who, 0) + row["rows"]
+        of = found.setdefault(who, _Written())
+        of.rows += row["rows"]
+        of.stamps[row["file"]] = FileStamp(row["bytes"], row["sha256"])
     return found
 
 
-def _write(out: str, meta: RunMeta, range_slots: int, table: Any) -> Any:
-    """One file: the rows of one member, life and range, in the order of what happened. -1 rows if not of this run."""
-    if any(
-        set(table[name].unique().to_pylist()) != {value} for name, value in (("run", meta.run), ("group", meta.group))
-    ):
-        who = {name: table[name][:1] for name in ("member", "life")}
-        return pa.table({**who, "rows": pa.array([-1], pa.int64())})
-    rows = _in_order(from_arrow(_as_recorded(table), f"run {meta.run}, group {meta.group}"))
-    member, life = int(rows.member[0]), int(rows.life[0])
-    folder = member_folder(out, meta.run, meta.group, member)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_part(part_path(folder, int(rows.slot[0]), range_slots, life, 0), rows, meta.run, meta.group)
-    return pa.table({"member": pa.array([member], pa.int32()), "life": [life], "rows": [len(rows)]})
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """Writes files on the executors."""
+
+    out: str
+    meta: RunMeta
+    range_slots: int
+    version: int
+    """The schema version of the rows that it is given."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that it is given, and what they are called in the source."""
+        names = SCHEMA.names if self.version == SCHEMA_VERSION else version_1.NAMES
+        called = names if self.version == SCHEMA_VERSION else version_1.called(names)
+        return dict(zip(names, called, strict=True))
+
+    def write(self, table: Any) -> Any:
+        """One file: the rows of one member, life and range, in the order of what happened.
+
+        A row that says what was written; -1 rows if they are not of this run.
+        """
+        run, group = self.meta.run, self.meta.group
+        if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
+            return _said(table["member"][0].as_py(), table[stored("life")][0].as_py(), -1, "", FileStamp(0, ""))
+        rows = from_arrow(_as_recorded(table), f"run {run}, group {group}")
+        rows = _in_order(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
+        member, life = int(rows.member[0]), int(rows.life[0])
+        folder = member_folder(self.out, run, group, member)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = part_path(folder, int(rows.slot[0]), self.range_slots, life, 0)
+        return _said(member, life, len(rows), path.name, write_part(path, rows, run, group))
+
+
+def _said(member: int, life: int, rows: int, file: str, known: FileStamp) -> Any:
+    return pa.table(
+        {
+            "member": pa.array([member], pa.int32()),
+            "life": [life],
+            "rows": [rows],
+            "file": [file],
+            "bytes": [known.size_bytes],
+            "sha256": [known.sha256],
+        }
+    )
 
 
 def _as_recorded(table: Any) -> Any:
     """Spark gives plain words for codes."""
+    fields = [field for field in SCHEMA if field.name in table.column_names]
     columns = []
-    for field in SCHEMA:
-        column = table[field.name]
-        if pa.types.is_dictionary(field.type):
+    for known in fields:
+        column = table[known.name]
+        if pa.types.is_dictionary(known.type):
             column = column.cast(pa.string()).dictionary_encode()
         columns.append(column)
-    return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
+    return pa.table(columns, names=[known.name for known in fields]).cast(pa.schema(fields))
 
 
 def _in_order(rows: Rows) -> Rows:
@@ -178,15 +234,19 @@ def _recording(source: Path, member: int, life: int, rows: int, closed: bool) ->
     return int(ended.get("dropped", 0)), True
 
 
-def _refuse_foreign(path: Path) -> None:
-    """A file of another version, or one that is not of a trace, is not carried over."""
+def _version(path: Path) -> int:
+    """The schema version of a file; one that this release does not read, or that is not of a trace, is refused."""
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
         raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
-    version = (schema.metadata or {}).get(VERSION_KEY)
     # What other tools wrote has no version: its columns decide.
-    check_version(path, SCHEMA_VERSION if version is None else int(version) if version.isdigit() else version)
-    missing = [name for name in SCHEMA.names if name not in schema.names]
+    if VERSION_KEY in (schema.metadata or {}):
+        version = file_version(path, schema.metadata)
+    else:
+        version = version_1.VERSION if version_1.called([stored("life")])[0] in schema.names else SCHEMA_VERSION
+    names = SCHEMA.names if version == SCHEMA_VERSION else version_1.called(version_1.NAMES)
+    missing = [name for name in names if name not in schema.names]
     if missing:
         raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+    return version

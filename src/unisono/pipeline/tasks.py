@@ -59,7 +59,7 @@ class RangeTask:
         """Survey the range."""
         slots = self.files.first_slot, self.files.last_slot
         chosen = {"grade": self.grade, "bound_ns": self.bound_ns, "promised": self.promised}
-        return survey(read_range(self.files), *slots, **chosen)  # type: ignore[arg-type]
+        return survey(read_range(self.files, checked=True), *slots, **chosen)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

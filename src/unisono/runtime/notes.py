@@ -17,8 +17,8 @@ from unisono.model.events import (
 )
 from unisono.runtime.clock import WallClock
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind, timing_note
-from unisono.trace.recorder import Recorder, view_note
+from unisono.trace.kinds import EventKind
+from unisono.trace.recorder import Extras, Recorder, told_extras, view_extras
 
 
 class Notes:
@@ -73,18 +73,18 @@ class Notes:
         elif isinstance(event, ViewChange):
             first = event.view.first_slot
             if self._stack.policy.member in event.joined:
-                recorder.event(EventKind.START, slot=first, real_ns=real, local_ns=now)
-            note = view_note(event.view.members, event.lives)
+                extras = Extras(bound_ns=self._stack.declared_bound_ns)
+                recorder.event(EventKind.START, slot=first, real_ns=real, local_ns=now, extras=extras)
             view = first if event.view_id is None else event.view_id
-            recorder.event(EventKind.VIEW, slot=first, view=view, real_ns=real, local_ns=now, note=note)
+            extras = view_extras(view, event.view.members, event.lives)
+            recorder.event(EventKind.VIEW, slot=first, real_ns=real, local_ns=now, extras=extras)
         elif isinstance(event, TimingChange):
-            note = timing_note(event.timing.theta_ns, event.bound_ns)
-            recorder.event(EventKind.TIMING, slot=event.slot, real_ns=real, local_ns=now, note=note)
+            extras = Extras(theta_ns=event.timing.theta_ns, bound_ns=event.bound_ns)
+            recorder.event(EventKind.TIMING, slot=event.slot, real_ns=real, local_ns=now, extras=extras)
         elif isinstance(event, Violation | Notice):
             kind = EventKind.VIOLATION if isinstance(event, Violation) else EventKind.NOTICE
             slot = event.slot if event.slot is not None else self._stack.grid.slot_of(now)
-            note = f"{event.kind}: {event.text}"
-            recorder.event(kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, note=note)
+            recorder.event(kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, extras=told_extras(event))
             if isinstance(event, Rejoining) and recorder.again is not None:
                 recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=real, local_ns=now)
                 self._recorder = recorder.again(event.incarnation)

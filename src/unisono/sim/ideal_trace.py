@@ -6,7 +6,7 @@ from unisono.model.events import Step
 from unisono.sim.ideal_views import IdealGroup, Peer
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, view_note
+from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.trace.table import Trace
 
 STEP_NS = 1_000
@@ -45,8 +45,8 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
     began, first = peer.began_at * STEP_NS, peer.first_position
     recorder.event(EventKind.START, slot=first, real_ns=began, local_ns=began)
     for at_step, view, origins in peer.views:
-        at, text = at_step * STEP_NS, view_note([m for m, _ in origins], [life for _, life in origins])
-        recorder.event(EventKind.VIEW, slot=first, view=view, real_ns=at, local_ns=at, note=text)
+        at, extras = at_step * STEP_NS, view_extras(view, [m for m, _ in origins], [life for _, life in origins])
+        recorder.event(EventKind.VIEW, slot=first, real_ns=at, local_ns=at, extras=extras)
     for number, note in enumerate(peer.notes):
         message, at = note.message, note.at * STEP_NS
         ref, size = message.ref, len(message.payload)

@@ -27,8 +27,8 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import Offers, silent
 from unisono.sim.clocks import Clock
 from unisono.stack import Datagram
-from unisono.trace.kinds import EventKind, timing_note
-from unisono.trace.recorder import Recorder, view_note
+from unisono.trace.kinds import EventKind
+from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, told_extras, view_extras
 
 NEVER = 1 << 63
 OFFERED_AT_ONCE = 1024
@@ -93,6 +93,7 @@ class Node:
         "_waiting",
         "_wake_at",
         "accepted",
+        "bound_ns",
         "clock",
         "delivered",
         "finals",
@@ -120,6 +121,8 @@ class Node:
         life: int = 1,
     ) -> None:
         self.member = member
+        self.bound_ns: int | None = None
+        """The latency bound that its order declares, if it declares one."""
         self.life = life
         self.stack = stack
         self.clock = clock
@@ -366,16 +369,16 @@ class Node:
             case ViewChange():
                 self._note_view(now, local, event)
             case TimingChange():
-                note = timing_note(event.timing.theta_ns, event.bound_ns)
-                self._row(EventKind.TIMING, now, local, event.slot, note)
+                extras = Extras(theta_ns=event.timing.theta_ns, bound_ns=event.bound_ns)
+                self._row(EventKind.TIMING, now, local, event.slot, extras)
             case Violation():
                 self.violations.append(event)
                 slot = self._slot_of(local) if event.slot is None else event.slot
-                self._row(EventKind.VIOLATION, now, local, slot, f"{event.kind}: {event.text}", subject=event.member)
+                self._row(EventKind.VIOLATION, now, local, slot, told_extras(event), subject=event.member)
             case Notice():
                 self.notices.append(event)
                 slot = self._slot_of(local) if event.slot is None else event.slot
-                self._row(EventKind.NOTICE, now, local, slot, f"{event.kind}: {event.text}", subject=event.member)
+                self._row(EventKind.NOTICE, now, local, slot, told_extras(event), subject=event.member)
             case Left():
                 self.shut_until = NEVER
                 self._row(EventKind.LEAVE, now, local, event.final_slot + 1)
@@ -416,13 +419,14 @@ class Node:
     def _note_view(self, now: int, local: int, change: ViewChange) -> None:
         view = change.view
         if self.member in change.joined:
-            self._row(EventKind.START, now, local, view.first_slot)
+            self._row(EventKind.START, now, local, view.first_slot, Extras(bound_ns=self.bound_ns))
             if self.started_slot is None:  # else it comes back, and its application has gone on
                 self._began = now
                 self._plan_offer()
             self.started_slot = view.first_slot
         number = view.first_slot if change.view_id is None else change.view_id
-        self._row(EventKind.VIEW, now, local, view.first_slot, view_note(view.members, change.lives), view=number)
+        extras = view_extras(number, view.members, change.lives)
+        self._row(EventKind.VIEW, now, local, view.first_slot, extras)
 
     def _row(
         self,
@@ -430,11 +434,10 @@ class Node:
         now: int,
         local: int,
         slot: int,
-        note: str | None = None,
+        extras: Extras = NOTHING_MORE,
         *,
         subject: int | None = None,
         life: int | None = None,
-        view: int | None = None,
     ) -> None:
         if self.recorder is not None:
             self.recorder.event(
@@ -444,6 +447,5 @@ class Node:
                 local_ns=local,
                 subject=subject,
                 incarnation=life,
-                view=view,
-                note=note,
+                extras=extras,
             )

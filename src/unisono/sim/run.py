@@ -64,10 +64,11 @@ def run(
             break
     world.run(until if resting is None else min(until, world.now + REST_NS))
     nodes = world.nodes
+    declared = max((node.bound_ns for node in nodes.values() if node.bound_ns is not None), default=None)
     return Result(
         scenario,
         seed,
-        meta_of(scenario, seed, bound_ns, reliable),
+        meta_of(scenario, seed, bound_ns, reliable, declared),
         memory,
         until_ns=until,
         events=world.steps,
@@ -129,6 +130,7 @@ def prepare(
             consume_ns=scenario.consume_ns.get(member, 0),
             levels=scenario.priorities,
             routes=scenario.routes.get(member, ()),
+            bound_ns=stack.declared_bound_ns,
         )
     _plan(world, scenario, start, disks)
     return world, memory, bound, reliable
@@ -239,7 +241,9 @@ def _run_name(scenario: Scenario, seed: int) -> str:
     return f"{scenario.group}-seed-{seed}"
 
 
-def meta_of(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> RunMeta:
+def meta_of(
+    scenario: Scenario, seed: int, bound_ns: int, reliable: bool, declared_bound_ns: int | None = None
+) -> RunMeta:
     """The trace's parameters; a bound that the scenario states counts in place of the order's."""
     stated = scenario.expect.bound_ns
     return RunMeta(
@@ -255,4 +259,5 @@ def meta_of(scenario: Scenario, seed: int, bound_ns: int, reliable: bool) -> Run
         source="sim",
         faults=tuple(map(described, scenario.faults)),
         rates=scenario.lasting_rates,
+        declared_bound_ns=declared_bound_ns,
     )

@@ -96,11 +96,13 @@ class World:
         consume_ns: int = 0,
         levels: Sequence[int] = (0,),
         routes: Sequence[tuple[str, ...]] = (),
+        bound_ns: int | None = None,
     ) -> Node:
         """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
 
         Where the order is pulled, its application takes `consume_ns` over a message, and its messages have the
         priorities of `levels` in turn; where there are `routes`, these are the destinations of its messages, in turn.
+        `bound_ns` is the latency bound that its order declares.
         """
         if member in self.nodes:
             raise InvalidPolicy("members", f"member {member} is in the world already")
@@ -112,6 +114,7 @@ class World:
         else:
             make = Node
         node = make(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)
+        node.bound_ns = bound_ns
         self.nodes[member] = node
         self._routes.clear()
         starts = max(self.start_ns if starts_ns is None else starts_ns, clock.true_at(0))
@@ -162,6 +165,7 @@ class World:
         life = old.life + 1
         recorder = None if self.memory is None else self.memory.recorder(member, life=life)
         node = self.nodes[member] = old.reborn(build(life), recorder)
+        node.bound_ns = old.bound_ns
         self._routes.clear()
         node.start(now, None)
 

@@ -4,23 +4,28 @@
     DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order of recording
     DIR/run=R/group=G/member=M/end.LIFE.json                       written when the recording was closed
 
+LIFE is the recorder's incarnation. The end mark has the size and the SHA-256 of each file of the recording.
+
 Ranges are aligned (FIRST is a multiple of the range's length): the same range has the same name at each
 member.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unisono.trace.kinds import ABSENT, NULLABLE_NUMBERS, NUMBERS, OF_MESSAGES, SCHEMA_VERSION, EventKind
+from unisono.trace import version_1
+from unisono.trace.kinds import ABSENT, CODED, NULLABLE_NUMBERS, NUMBERS, OF_MESSAGES, SCHEMA_VERSION, EventKind, stored
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
@@ -32,8 +37,8 @@ from unisono.trace.meta import (
     write_json,
     write_meta,
 )
-from unisono.trace.schema import SCHEMA, UNDIRECTED_KEY, VERSION_KEY
-from unisono.trace.table import KIND_WORDS, Log, Rows, Trace, concatenated, encode
+from unisono.trace.schema import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY
+from unisono.trace.table import KIND_WORDS, Log, Rows, Trace, concatenated, constant, encode
 
 RANGE_SLOTS: Final = 4096
 
@@ -60,6 +65,32 @@ def end_path(folder: Path, life: int) -> Path:
     return folder / f"end.{life}.json"
 
 
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """The size and the hash that a file had when it was written."""
+
+    size_bytes: int
+    sha256: str
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Refuse a file that has changed since."""
+        if (now := stamp(path)) != self:
+            raise TraceDamaged(path, f"has changed since it was written: {now.size_bytes} bytes, SHA-256 {now.sha256}")
+
+
+Stamps: TypeAlias = Mapping[str, FileStamp]
+"""By name, the files of a member's recording."""
+
+
+def stamp(path: str | os.PathLike[str]) -> FileStamp:
+    """The size and the hash of a file."""
+    try:
+        with open(path, "rb") as file:
+            return FileStamp(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise TraceDamaged(path, f"is not readable ({error})") from error
+
+
 def write_end(
     folder: Path,
     life: int,
@@ -68,18 +99,24 @@ def write_end(
     dropped: int,
     error: str | None = None,
     times: tuple[int, int] | None = None,
+    stamps: Stamps | None = None,
 ) -> None:
     """Say that a recording was closed, how many rows it wrote and how many it had to drop.
 
     `times` are the first and the last `real_ns` in it: who looks for another time need open none of its files.
+    `stamps` are those of all its files.
     """
     ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
     if times is not None:
         ended |= {"first_ns": times[0], "last_ns": times[1]}
+    if stamps is not None:
+        ended["files"] = {
+            name: {"bytes": known.size_bytes, "sha256": known.sha256} for name, known in sorted(stamps.items())
+        }
     write_json(end_path(folder, life), ended)
 
 
-def write_part(path: Path, rows: Rows, run: str, group: str) -> None:
+def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
     """Write one file under a temporary name, then rename: no truncated file ever has a final name."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -90,7 +127,9 @@ def write_part(path: Path, rows: Rows, run: str, group: str) -> None:
             use_dictionary=[name for name in SCHEMA.names if name not in _GROWING],
             column_encoding=dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
         )
+        written = stamp(partial)
         partial.replace(path)
+        return written
     finally:
         partial.unlink(missing_ok=True)
 
@@ -104,12 +143,13 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
         folder.mkdir(parents=True, exist_ok=True)
         rows = trace.select((trace.member == log.member) & (trace.life == log.life))
         ranges = rows.slot // range_slots
+        stamps: dict[str, FileStamp] = {}
         for number in np.unique(ranges).tolist():
             path = part_path(folder, number * range_slots, range_slots, log.life, 0)
-            write_part(path, rows.select(ranges == number), run, group)
+            stamps[path.name] = write_part(path, rows.select(ranges == number), run, group)
         if log.closed:
             times = (int(rows.real_ns.min()), int(rows.real_ns.max())) if len(rows) else None
-            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, times=times)
+            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, times=times, stamps=stamps)
     return meta_path.parent
 
 
@@ -163,12 +203,15 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
         raise TraceDamaged(folder, "the folder's name does not end in a member's number")
     member = int(member_text)
     counts: dict[int, int] = {}
+    stamps = read_stamps(folder)
     parts = []
     for path in sorted(folder.glob("*.parquet")):
         named = PART_NAME.fullmatch(path.name)
         if not named:
             raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
         first, last, life = (int(text) for text in named.groups()[:3])
+        if path.name in stamps:
+            stamps[path.name].check(path)
         rows = read_part(path, meta.run, meta.group)
         if len(rows) and not ((rows.member == member).all() and (rows.life == life).all()):
             raise TraceDamaged(path, f"has rows of another member or life than {member}.{life}")
@@ -198,6 +241,24 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Log]:
     return logs
 
 
+def read_stamps(folder: Path) -> dict[str, FileStamp]:
+    """What the end marks in a member's folder say of its files; a missing file, or one of another size, is refused."""
+    found: dict[str, FileStamp] = {}
+    for path in sorted(path for path in folder.iterdir() if _END.fullmatch(path.name)):
+        files = read_json(path).get("files", {})
+        try:
+            found |= {name: FileStamp(int(known["bytes"]), str(known["sha256"])) for name, known in files.items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise TraceDamaged(path, "the field files must have the size and the hash of each file") from None
+    for name, known in found.items():
+        path = folder / name
+        if not path.is_file():
+            raise TraceDamaged(path, "is missing; its recording was closed with it")
+        if path.stat().st_size != known.size_bytes:
+            raise TraceDamaged(path, f"has {path.stat().st_size} bytes, {known.size_bytes} were written")
+    return found
+
+
 def closed_times(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
     """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
     times: list[tuple[int, int]] = []
@@ -216,21 +277,24 @@ def closed_times(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:
     """The rows of one file, of this run and group."""
-    table = _read_table(path, SCHEMA.names)
+    version, table = _read_table(path, SCHEMA.names)
     for name, expected in (("run", run), ("group", group)):
         words = set(_decoded(table[name])[1])
         if expected is not None and not words <= {expected}:
             raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
-    return from_arrow(table, path)
+    rows = from_arrow(table, path)
+    return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
 
 def read_columns(
     path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, life: int
 ) -> Rows:
     """Some columns of one file of a member's life; those not named are as if null. Rows of others are refused."""
-    constants = {"member": member, "life": life}
-    table = _read_table(path, list(names), constants, {"run": run, "group": group, **constants})
-    return from_arrow(table, path, constants)
+    constants = {stored("member"): member, stored("life"): life}
+    expected: dict[str, str | int] = {"run": run, "group": group, **constants}
+    version, table = _read_table(path, [stored(name) for name in names], constants, expected)
+    rows = from_arrow(table, path, constants)
+    return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
 
 def _read_table(
@@ -238,34 +302,45 @@ def _read_table(
     names: list[str],
     constants: dict[str, int] | None = None,
     expected: Mapping[str, str | int] | None = None,
-) -> Any:
-    """Columns of a file; those whose statistics say that all rows are alike are not read if `constants` takes them.
+) -> tuple[int, Any]:
+    """The version and columns of a file; those that are alike in all rows are not read if `constants` takes them.
 
-    `expected` columns must have that value in all rows; statistics spare reading them, too.
+    `expected` columns must have that value in all rows. Statistics spare reading these and those that are alike. Names
+    are those of the present schema; of a file of version 1 the columns that its notes are upgraded to are missing.
     """
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            version = (schema.metadata or {}).get(VERSION_KEY)
-            check_version(path, int(version) if version and version.isdigit() else version)
-            missing = [name for name in SCHEMA.names if name not in schema.names]
+            version = file_version(path, schema.metadata)
+            there = SCHEMA.names if version == SCHEMA_VERSION else version_1.NAMES
+            if version != SCHEMA_VERSION:
+                names = [name for name in dict.fromkeys((*names, *version_1.NEEDED)) if name in there]
+            called = list if version == SCHEMA_VERSION else version_1.called
+            missing = [name for name in called(there) if name not in schema.names]
             if missing:
                 raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
             for name, value in (expected or {}).items():
-                if not _has_only(file, name, value):
+                if not _has_only(file, called([name])[0], value):
                     raise TraceDamaged(path, f"has rows of another {name} than {value}")
             if constants is not None:
-                constants |= _alike(file, [name for name in names if name != "kind"])
+                constants |= _alike(file, [name for name in names if name != "kind"], version)
                 names = [name for name in names if name not in constants]
-            table = file.read(columns=names, use_threads=False)
+            table = file.read(columns=called(names), use_threads=False)
     except FileNotFoundError as error:
         raise TraceDamaged(path, "is not there; on a cluster every machine needs the folder under this path") from error
     except (pa.ArrowException, OSError) as error:
         raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
     try:
-        return table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
+        table = table.select(called(names)).rename_columns(names)
+        return version, table.cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, ValueError) as error:
         raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
+
+
+def file_version(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes] | None) -> int:
+    """The schema version in the metadata of a Parquet file; refused if this release does not read it."""
+    version = (metadata or {}).get(VERSION_KEY)
+    return check_version(path, int(version) if version and version.isdigit() else version)
 
 
 def _has_only(file: Any, name: str, value: str | int) -> bool:
@@ -280,82 +355,104 @@ def _has_only(file: Any, name: str, value: str | int) -> bool:
     return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
-def _alike(file: Any, names: Sequence[str]) -> dict[str, int]:
+def _alike(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
     """Of these columns, those that have the same number, or no value, in all rows of a file."""
     schema = file.schema_arrow
-    found = {"destinations": ABSENT} if _undirected(file) else {}
+    found = {name: ABSENT for name in _absent_lists(file) if name in names}
     if file.metadata.num_row_groups != 1:
         return found
+    called = names if version == SCHEMA_VERSION else version_1.called(names)
+    name_of = dict(zip(called, names, strict=True))
     group = file.metadata.row_group(0)
     for column in (group.column(number) for number in range(group.num_columns)):
-        name, seen = column.path_in_schema, column.statistics
-        if name not in names or seen is None or not seen.has_null_count:
+        name, seen = name_of.get(column.path_in_schema), column.statistics
+        if name is None or seen is None or not seen.has_null_count:
             continue
-        if schema.field(name).type != SCHEMA.field(name).type:
+        if schema.field(column.path_in_schema).type != SCHEMA.field(name).type:
             continue
-        if seen.null_count == group.num_rows and (name in NULLABLE_NUMBERS or name not in NUMBERS):
+        if seen.null_count == group.num_rows and SCHEMA.field(name).nullable:
             found[name] = ABSENT
-        elif name in NUMBERS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
+        elif name in _NUMBERS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
             found[name] = int(seen.min)
     return found
 
 
-def _undirected(file: Any) -> bool:
-    """Whether no row of a file names destinations.
+_NUMBERS: Final = {stored(name) for name in NUMBERS}
+
+
+def _absent_lists(file: Any) -> list[str]:
+    """The columns of lists that no row of a file has.
 
     Statistics count an empty list as null, so only who wrote the file can tell; they can refute it.
     """
-    if UNDIRECTED_KEY not in (file.schema_arrow.metadata or {}):
-        return False
+    metadata = file.schema_arrow.metadata or {}
+    names = metadata.get(ABSENT_LISTS_KEY, b"").decode().split(",")
+    if version_1.UNDIRECTED_KEY in metadata:
+        names.append("destinations")
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    told = [column.statistics for column in columns if column.path_in_schema.startswith("destinations.")]
-    return all(seen is not None and not seen.has_min_max for seen in told)
+    seen = {
+        name: [column.statistics for column in columns if column.path_in_schema.startswith(f"{name}.")]
+        for name in names
+        if name in LISTS
+    }
+    return [name for name, told in seen.items() if all(s is not None and not s.has_min_max for s in told)]
 
 
 def to_arrow(rows: Rows, run: str, group: str) -> Any:
     """The rows as an Arrow table of the schema."""
-
-    def word(codes: Any, table: tuple[str, ...]) -> Any:
-        indices = pa.array(codes.astype(np.int32), mask=codes == ABSENT)
-        return pa.DictionaryArray.from_arrays(indices, pa.array(table, pa.string()))
-
     zeros = np.zeros(len(rows), dtype=np.int32)
     columns: dict[str, Any] = {
-        "run": word(zeros, (run,)),
-        "group": word(zeros, (group,)),
-        "kind": word(rows.kind, KIND_WORDS),
-        "grade": word(rows.grade, rows.grades),
-        "note": word(rows.note, rows.notes).cast(pa.string()),
+        "run": _dictionary(zeros, (run,)),
+        "group": _dictionary(zeros, (group,)),
+        "kind": _dictionary(rows.kind, KIND_WORDS),
     }
+    absent_lists = []
+    for name, table_name in CODED.items():
+        codes, values = getattr(rows, name), getattr(rows, table_name)
+        field = SCHEMA.field(name)
+        if not values or (codes == ABSENT).all():
+            columns[name] = pa.nulls(len(rows), field.type)
+            absent_lists += [name] if name in LISTS else []
+        elif name in LISTS:
+            lists = pa.array([list(value) for value in values], field.type)
+            columns[name] = lists.take(pa.array(codes, pa.int32(), mask=codes == ABSENT))
+        else:
+            columns[name] = _dictionary(codes, values).cast(field.type)
     for name in NUMBERS:
         values = getattr(rows, name)
-        columns[name] = pa.array(values, mask=values == ABSENT if name in NULLABLE_NUMBERS else None)
-    if rows.destination_sets:
-        sets = pa.array([list(destinations) for destinations in rows.destination_sets], pa.list_(pa.int32()))
-        columns["destinations"] = sets.take(pa.array(rows.destinations, pa.int32(), mask=rows.destinations == ABSENT))
-    else:
-        columns["destinations"] = pa.nulls(len(rows), pa.list_(pa.int32()))
+        mask = values == ABSENT if name in NULLABLE_NUMBERS else None
+        if mask is not None and mask.all():
+            columns[stored(name)] = pa.nulls(len(rows), SCHEMA.field(stored(name)).type)
+        else:
+            columns[stored(name)] = pa.array(np.ascontiguousarray(values), mask=mask)
     table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-    if not rows.destination_sets:
-        table = table.replace_schema_metadata({**SCHEMA.metadata, UNDIRECTED_KEY: b"1"})
-    return table
+    return table.replace_schema_metadata({**SCHEMA.metadata, ABSENT_LISTS_KEY: ",".join(absent_lists).encode()})
+
+
+def _dictionary(codes: Any, table: tuple[str, ...]) -> Any:
+    indices = pa.array(codes.astype(np.int32), mask=codes == ABSENT)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(table, pa.string()))
 
 
 def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: Mapping[str, int] | None = None) -> Rows:
     """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
     known, constants = set(table.column_names), constants or {}
     columns: dict[str, Any] = {}
-    for name, dtype in NUMBERS.items():
+    for attribute, dtype in NUMBERS.items():
+        name = stored(attribute)
         if name not in known:
-            columns[name] = np.broadcast_to(np.array(constants.get(name, ABSENT), dtype=dtype), len(table))
+            columns[attribute] = constant(len(table), dtype, constants.get(name, ABSENT))
             continue
         column = table[name]
-        if column.null_count and name not in NULLABLE_NUMBERS:
+        if column.null_count and attribute not in NULLABLE_NUMBERS:
             raise TraceDamaged(where, f"column {name} has nulls")
+        if column.null_count == len(table) and len(table):
+            columns[attribute] = constant(len(table), dtype)
+            continue
         if column.null_count:
             column = column.fill_null(ABSENT)
-        columns[name] = column.to_numpy().astype(dtype, copy=False)
+        columns[attribute] = column.to_numpy().astype(dtype, copy=False)
     codes, words = _decoded(table["kind"])
     unknown = [word for word in words if word not in KIND_WORDS]
     if unknown or (codes == ABSENT).any():
@@ -366,22 +463,27 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
         kinds = columns["kind"][columns["sequence"] < 0]
         if np.isin(kinds, [kind.code for kind in OF_MESSAGES]).any():
             raise TraceDamaged(where, "has a message without a number")
-    columns["grade"], columns["grades"] = _words(table, "grade")
-    columns["note"], columns["notes"] = _words(table, "note")
-    destinations = table["destinations"] if "destinations" in known else None
-    if destinations is None or destinations.null_count == len(destinations):
-        columns["destinations"] = np.broadcast_to(np.int32(ABSENT), len(table))
-        columns["destination_sets"] = ()
-    else:
-        listed = [None if value is None else tuple(value) for value in destinations.to_pylist()]
-        columns["destinations"], columns["destination_sets"] = encode(listed)
+    for name, table_name in CODED.items():
+        columns[name], columns[table_name] = (_lists if name in LISTS else _words)(table, name)
     return Rows(**columns)
+
+
+def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A column of lists as codes into a sorted table; rows that lack it, most of them, cost nothing."""
+    if name not in table.column_names or table[name].null_count == len(table):
+        return constant(len(table), np.int32), ()
+    column = table[name].combine_chunks()
+    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    codes, values = encode([tuple(value) for value in column.drop_null().to_pylist()])
+    found = np.full(len(table), ABSENT, dtype=np.int32)
+    found[there] = codes
+    return found, values
 
 
 def _words(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
     if name not in table.column_names or table[name].null_count == len(table):
-        return np.broadcast_to(np.int32(ABSENT), len(table)), ()
+        return constant(len(table), np.int32), ()
     column = table[name]
     return _normal(*_decoded(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""What this release writes."""
+READ_VERSIONS: Final = (1, 2)
 
 OBSERVER: Final = 0
 """The `member` of rows that no member recorded, such as a CRASH seen by whoever started the processes."""
@@ -27,9 +29,19 @@ class EventKind(Enum):
     GAP = "gap"
     NOTICE = "notice"
     TIMING = "timing"
-    """Slots have another length from the row's slot on; its note says which, and the latency bound from there on."""
+    """Slots have the length `theta_ns` from the row's slot on; `bound_ns` is the latency bound from there on."""
     RECEIVE = "receive"
+    """A message arrived at a member of the priority order; `messages` names its target tail."""
     QUEUE = "queue"
+    """A member put a message into its consumable queue; `messages` names the insertion point."""
+    REPAIR = "repair"
+    """A member recovered a message that it had gone on without: the GAP row of its sender and slot is closed."""
+    LATE = "late"
+    """A message came after the member had gone on without it, and was not delivered."""
+    INVOKE = "invoke"
+    """A client called an operation on a replicated object."""
+    RESPOND = "respond"
+    """The operation of an INVOKE row returned to its client."""
 
     @property
     def code(self) -> int:
@@ -39,11 +51,6 @@ class EventKind(Enum):
 
 OF_MESSAGES: Final = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
 """The kinds of rows that are about a message: these have its number."""
-
-
-def timing_note(theta_ns: int, bound_ns: int) -> str:
-    """The note of a TIMING row."""
-    return f"theta_ns={theta_ns} bound_ns={bound_ns}"
 
 
 KINDS: Final = tuple(EventKind)
@@ -63,7 +70,36 @@ NUMBERS: Final = {
     "size": "int32",
     "priority": "int16",
     "view": "int64",
+    "theta_ns": "int64",
+    "bound_ns": "int64",
+    "configuration": "int64",
 }
-"""The numeric columns and their types, in memory as in the file."""
+"""The numeric columns by attribute, and their types, in memory as in the file."""
 
-NULLABLE_NUMBERS: Final = ("sequence", "place", "index", "size", "priority", "view")
+NULLABLE_NUMBERS: Final = (
+    *("sequence", "place", "index", "size", "priority", "view"),
+    *("theta_ns", "bound_ns", "configuration"),
+)
+
+CODED: Final = {
+    "note": "notes",
+    "grade": "grades",
+    "destinations": "destination_sets",
+    "token": "tokens",
+    "members": "member_lists",
+    "member_incarnations": "incarnation_lists",
+    "talks_with": "talk_lists",
+    "messages": "message_texts",
+    "group_id": "group_ids",
+}
+"""The columns whose values are words or lists: each is a code in memory, into the table that stands beside it."""
+
+FREE_TEXT: Final = ("note",)
+"""What only people read: no program branches on it, and it is no part of a trace's digest."""
+
+_STORED: Final = {"life": "recorder_incarnation", "incarnation": "sender_incarnation"}
+
+
+def stored(attribute: str) -> str:
+    """The name that a column has in files."""
+    return _STORED.get(attribute, attribute)

@@ -15,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unisono.trace.files import PART_NAME, closed_logs, read_columns, read_part
+from unisono.trace.files import PART_NAME, FileStamp, closed_logs, read_columns, read_part, read_stamps
 from unisono.trace.meta import META_NAME, RunMeta, TraceDamaged, read_meta
 from unisono.trace.table import Log, Rows
 
 SURVEYED = (
     *("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns"),
-    *("priority", "view", "grade", "destinations", "note"),
+    *("priority", "view", "grade", "destinations"),
+    *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
 )
 """The columns that a survey of a range reads; member and life are in the file's name."""
 
@@ -40,6 +41,8 @@ class Part:
     rows: int
     times: Times | None
     """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
+    stamp: FileStamp | None = None
+    """As the end of the recording says; None if that was not closed, or is of a release without stamps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def layout(folder: str | Path) -> Layout:
             raise TraceDamaged(member_path, "the folder's name does not end in a member's number")
         member = int(text)
         counts: dict[int, int] = {}
+        stamps = read_stamps(member_path)
         for path in sorted(member_path.glob("*.parquet")):
             named = PART_NAME.fullmatch(path.name)
             if not named:
@@ -107,7 +111,8 @@ def layout(folder: str | Path) -> Layout:
             first, last, life = (int(word) for word in named.groups()[:3])
             rows, times = footer(path)
             counts[life] = counts.get(life, 0) + rows
-            ranges.setdefault((first, last), []).append(Part(str(path.absolute()), member, life, rows, times))
+            part = Part(str(path.absolute()), member, life, rows, times, stamps.get(path.name))
+            ranges.setdefault((first, last), []).append(part)
         logs += closed_logs(member_path, member, counts)
     ordered = sorted(ranges)
     for (_, last), (first, _) in pairwise(ordered):
@@ -122,11 +127,18 @@ def silent_members(plan: Layout, crashed: frozenset[int]) -> list[int]:
     return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
 
 
-def read_range(files: RangeFiles, *, whole: bool = False, columns: tuple[str, ...] = SURVEYED) -> list[Rows]:
-    """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows."""
+def read_range(
+    files: RangeFiles, *, whole: bool = False, columns: tuple[str, ...] = SURVEYED, checked: bool = False
+) -> list[Rows]:
+    """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows.
+
+    A file that is read whole, or is to be `checked`, is refused if it has changed since its recording was closed.
+    """
     read = []
     for part in files.parts:
         of: dict[str, Any] = {"run": files.run, "group": files.group}
+        if part.stamp is not None and (whole or checked):
+            part.stamp.check(part.path)
         if whole:
             rows = read_part(part.path, **of)
         else:

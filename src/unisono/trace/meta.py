@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from unisono.errors import UnisonoError
-from unisono.trace.kinds import SCHEMA_VERSION
+from unisono.trace.kinds import READ_VERSIONS, SCHEMA_VERSION
 
 META_NAME = "meta.json"
 
@@ -48,6 +48,12 @@ class RunMeta:
     """What was inflicted on purpose, each as `model.faults.described` has it."""
     rates: tuple[tuple[int, float, int], ...] = ()
     """What each member declared that it sends: member, average per second, burst per slot. Empty if that changed."""
+    declared_bound_ns: int | None = None
+    """The latency bound that the run declared before its first message; `bound_ns` is what it is held to."""
+    group_id: str | None = None
+    """What tells the group from all others of its name; None until groups have one."""
+    configuration: int | None = None
+    """The number of the group's configuration; None until groups have one."""
 
 
 def group_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
@@ -63,19 +69,52 @@ def write_meta(directory: str | os.PathLike[str], meta: RunMeta) -> Path:
     """Write `meta.json` of the run and group; gives its path."""
     folder = group_folder(directory, meta.run, meta.group)
     folder.mkdir(parents=True, exist_ok=True)
-    return write_json(folder / META_NAME, {"schema_version": SCHEMA_VERSION, **asdict(meta)})
+    return write_json(folder / META_NAME, {"schema_version": SCHEMA_VERSION, **meta_fields(meta)})
+
+
+_FIELDS: Final = {
+    "run": "run",
+    "group": "group",
+    "order": "order",
+    "members": "members",
+    "delta_ns": "delta_ns",
+    "gamma_ns": "gamma_ns",
+    "theta_ns": "theta_ns",
+    "bound_ns": "bound_ns",
+    "reliable": "reliable",
+    "source": "source",
+    "versions": "versions",
+    "faults": "faults",
+    "rates": "rates",
+    "declared_bound_ns": "declared_bound_ns",
+    "group_id": "group_id",
+    "configuration": "configuration",
+}
+"""The fields of `meta.json`, and the attributes of a `RunMeta` that they hold."""
+_MAY_LACK: Final[Mapping[str, object]] = {
+    "faults": [],
+    "rates": [],
+    "declared_bound_ns": None,
+    "group_id": None,
+    "configuration": None,
+}
+"""What version 1 did not have, and what its first releases did not."""
+
+
+def meta_fields(meta: RunMeta) -> dict[str, Any]:
+    """The parameters under the names that `meta.json` has."""
+    return {name: getattr(meta, attribute) for name, attribute in _FIELDS.items()}
 
 
 def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     """Read a `meta.json`."""
     stored = read_json(path)
-    check_version(path, stored.get("schema_version"))
-    stored.setdefault("faults", [])  # traces from before these were written down
-    stored.setdefault("rates", [])
-    missing = [f.name for f in fields(RunMeta) if f.name not in stored]
+    if check_version(path, stored.get("schema_version")) < SCHEMA_VERSION:
+        stored = {**_MAY_LACK, **stored}
+    missing = [name for name in _FIELDS if name not in stored]
     if missing:
         raise TraceDamaged(path, f"lacks the field {', '.join(missing)}")
-    values = {f.name: stored[f.name] for f in fields(RunMeta)}
+    values = {attribute: stored[name] for name, attribute in _FIELDS.items()}
     members = values["members"]
     if not isinstance(members, list) or not all(isinstance(member, int) for member in members):
         raise TraceDamaged(path, f"members: a list of member numbers was expected, not {members!r}")
@@ -86,12 +125,12 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
     return RunMeta(**{**values, "members": tuple(members), "faults": tuple(values["faults"]), "rates": rates})
 
 
-def check_version(where: str | os.PathLike[str], version: object) -> None:
-    """Refuse a file of a schema that this release does not know."""
-    if version != SCHEMA_VERSION:
-        raise TraceDamaged(
-            where, f"trace schema version {version!r} is unknown, this release reads version {SCHEMA_VERSION}"
-        )
+def check_version(where: str | os.PathLike[str], version: object) -> int:
+    """The version of a file's schema; refused if this release does not know it."""
+    if isinstance(version, int) and version in READ_VERSIONS:
+        return version
+    known = " and ".join(map(str, READ_VERSIONS))
+    raise TraceDamaged(where, f"trace schema version {version!r} is unknown, this release reads version {known}")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from unisono.model.events import Step
+from unisono.model.events import Notice, Step, TopologyChange, Violation
 from unisono.trace.kinds import ABSENT, OF_MESSAGES, EventKind
 
 if TYPE_CHECKING:
     from unisono.trace.meta import RunMeta
     from unisono.trace.table import Trace
 
-Extras: TypeAlias = tuple[int | None, int | None, str | None, tuple[int, ...] | None, str | None]
-"""(priority, view, grade, destinations, note)."""
+
+class Extras(NamedTuple):
+    """What few rows have; the fields are columns of the schema."""
+
+    priority: int | None = None
+    view: int | None = None
+    grade: str | None = None
+    destinations: tuple[int, ...] | None = None
+    note: str | None = None
+    token: str | None = None
+    members: tuple[int, ...] | None = None
+    member_incarnations: tuple[int, ...] | None = None
+    theta_ns: int | None = None
+    bound_ns: int | None = None
+    talks_with: tuple[str, ...] | None = None
+    messages: str | None = None
+    configuration: int | None = None
+    group_id: str | None = None
+
 
 Numbers: TypeAlias = int | Sequence[int]
 """One number for all messages of a run, or one for each."""
@@ -27,25 +44,7 @@ COUNT: Final = 4
 SLOT: Final = 6
 
 
-def view_note(members: Sequence[int], lives: Sequence[int] = ()) -> str:
-    """The note of a VIEW row: who is in the list from its slot on; of agreed views also in which of its lives."""
-    listed = [f"{member}:{life}" for member, life in zip(members, lives, strict=True)] if lives else map(str, members)
-    return "members " + ",".join(listed)
-
-
-def noted_members(note: str) -> tuple[int, ...]:
-    """Whom the note of a VIEW row lists."""
-    return tuple(int(entry.partition(":")[0]) for entry in _entries(note))
-
-
-def noted_lives(note: str) -> tuple[tuple[int, int], ...]:
-    """The members and their lives that the note of an agreed view's row lists; none of any other view."""
-    pairs = [entry.partition(":") for entry in _entries(note)]
-    return tuple((int(member), int(life)) for member, _, life in pairs if life)
-
-
-def _entries(note: str) -> list[str]:
-    return [entry for entry in note.removeprefix("members ").split(",") if entry]
+NOTHING_MORE: Final = Extras()
 
 
 _SEND = EventKind.SEND.code
@@ -95,7 +94,7 @@ class Recorder:
         """This member multicast `count` messages; the times are when the application handed them in."""
         extras = None
         if priority is not None or view is not None or destinations is not None:
-            extras = (priority, view, None, destinations, None)
+            extras = Extras(priority, view, None, destinations)
         self._put(
             (
                 _SEND,
@@ -134,7 +133,7 @@ class Recorder:
         """This member delivered `count` consecutive messages of one sender in one slot."""
         extras = None
         if priority is not None or view is not None or grade is not None or destinations is not None:
-            extras = (priority, view, grade, destinations, None)
+            extras = Extras(priority, view, grade, destinations)
         self._put(
             (
                 _DELIVER,
@@ -156,13 +155,13 @@ class Recorder:
         """A message on its way into the consumable queue: a RECEIVE or a QUEUE row.
 
         The place counts the member's steps, the index is how many messages it had delivered, the slot is its place in
-        the agreed order: they tell what came before what, which times cannot. The note names messages: the target
+        the agreed order: they tell what came before what, which times cannot. The column `messages` has the target
         tail of a RECEIVE, the insertion point of a QUEUE. The view of a RECEIVE is the one in which the message came;
         it has none if the message was in the state that a newcomer took over.
         """
         kind = EventKind.QUEUE if step.queued else EventKind.RECEIVE
         message = (kind.code, step.sender, step.incarnation, step.sequence, 1, ABSENT)
-        extras = (step.priority, step.view, None, None, step.detail or None)
+        extras = Extras(step.priority, step.view, messages=step.detail or None)
         self._put((*message, step.position, step.number, step.consumed, real_ns, local_ns, extras))
 
     def event(
@@ -174,14 +173,13 @@ class Recorder:
         local_ns: int,
         subject: int | None = None,
         incarnation: int | None = None,
-        view: int | None = None,
-        note: str | None = None,
+        extras: Extras = NOTHING_MORE,
     ) -> None:
         """Something happened to `subject` (this member unless told).
 
         The slot of START is the first whose messages the member has to deliver; the slot of LEAVE and CRASH
         is the first that it is no longer held to. A GAP says of which sender, and in which slot, this member went
-        on without the rest; a VIEW's note is `view_note`.
+        on without the rest. The `extras` are the columns that this kind of row has (`trace.schema`).
         """
         if kind in OF_MESSAGES:
             raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
@@ -198,9 +196,23 @@ class Recorder:
                 ABSENT,
                 real_ns,
                 local_ns,
-                None if view is None and note is None else (None, view, None, None, note),
+                None if extras == NOTHING_MORE else extras,
             )
         )
+
+
+def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] = ()) -> Extras:
+    """What a VIEW row has: the members of the list from its slot on; of agreed views also their incarnations."""
+    listed = tuple(incarnations)
+    if listed and len(listed) != len(members):
+        raise ValueError(f"{len(members)} members have {len(listed)} incarnations")
+    return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
+
+
+def told_extras(event: Violation | Notice) -> Extras:
+    """What a VIOLATION or NOTICE row has."""
+    talks_with = event.talks_with if isinstance(event, TopologyChange) else None
+    return Extras(note=event.text, token=event.kind.value, talks_with=talks_with)
 
 
 class MemoryTrace:

@@ -11,22 +11,21 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.trace.kinds import ABSENT, KINDS, NUMBERS, EventKind
+from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBERS, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace, Numbers, RunTuple
+from unisono.trace.recorder import NOTHING_MORE, Extras, MemoryTrace, Numbers, RunTuple
 
 Ints: TypeAlias = NDArray[np.signedinteger[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
 _Value = TypeVar("_Value", bound=Hashable)
 
-_CODED = {"grade": "grades", "destinations": "destination_sets", "note": "notes"}
-_COLUMNS = (*NUMBERS, "kind", *_CODED)
+_COLUMNS = (*CODED, *NUMBERS, "kind")
 _STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as columns. -1 stands for null; `kind` and the last three columns are codes into their tables."""
+    """Rows as columns. -1 stands for null; `kind` and the columns of words and lists are codes into their tables."""
 
     member: Ints
     life: Ints
@@ -42,15 +41,52 @@ class Rows:
     size: Ints
     priority: Ints
     view: Ints
+    theta_ns: Ints
+    bound_ns: Ints
+    configuration: Ints
     grade: Ints
     destinations: Ints
+    token: Ints
+    members: Ints
+    member_incarnations: Ints
+    talks_with: Ints
+    messages: Ints
+    group_id: Ints
     note: Ints
     grades: tuple[str, ...]
     destination_sets: tuple[tuple[int, ...], ...]
+    tokens: tuple[str, ...]
+    member_lists: tuple[tuple[int, ...], ...]
+    incarnation_lists: tuple[tuple[int, ...], ...]
+    talk_lists: tuple[tuple[str, ...], ...]
+    message_texts: tuple[str, ...]
+    group_ids: tuple[str, ...]
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Columns of one value travel as that value: most rows lack most columns."""
+        return {name: _Constant.of(value) for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value.column() if isinstance(value, _Constant) else value)
+
+    def with_token(self, *tokens: str) -> Mask:
+        """Which rows have one of these tokens."""
+        return np.isin(self.token, [code for code, token in enumerate(self.tokens) if token in tokens])
+
+    def listed(self, row: int) -> tuple[int, ...]:
+        """The members that a VIEW row lists; none in any other row."""
+        code = int(self.members[row])
+        return self.member_lists[code] if code >= 0 else ()
+
+    def listed_runs(self, row: int) -> tuple[tuple[int, int], ...]:
+        """The members and their incarnations in the VIEW row of an agreed view; none in any other row."""
+        code = int(self.member_incarnations[row])
+        return tuple(zip(self.listed(row), self.incarnation_lists[code], strict=True)) if code >= 0 else ()
 
     def select(self, rows: Mask | Ints | slice) -> Self:
         """The rows that a mask, a list of row numbers or a slice names, in that order."""
@@ -81,19 +117,19 @@ class Rows:
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
         for key in keys:
             same &= np.diff(key[order]) == 0
-        if same.any():  # only damaged runs and events of one instant tie; every column then decides
+        if same.any():  # only damaged runs and events of one instant tie; every column then decides, free text last
             rest = [getattr(self, name) for name in _COLUMNS]
             order = np.lexsort((*rest, *keys))
         return self.select(order)
 
     def digest(self) -> str:
-        """A hash of the rows in canonical order, without the names of run and group."""
+        """A hash of the rows in canonical order, without free text and the names of run and group."""
         rows = self.canonical()
         digest = hashlib.blake2b(digest_size=16)
-        for name in _COLUMNS:
+        for name in (name for name in _COLUMNS if name not in FREE_TEXT):
             digest.update(f"{name}:{len(rows)}:".encode())
             digest.update(np.ascontiguousarray(getattr(rows, name), dtype="<i8").tobytes())
-        for table in _CODED.values():
+        for table in (table for name, table in CODED.items() if name not in FREE_TEXT):
             digest.update(repr((table, getattr(rows, table))).encode())
         return digest.hexdigest()
 
@@ -169,19 +205,14 @@ def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
         first = spread(values)
         return np.where(first < 0, ABSENT, first + offset)
 
-    def coded(field: int) -> tuple[Ints, tuple[Any, ...]]:
-        codes, table = encode([None if extra is None else extra[field] for extra in extras])
-        return np.repeat(codes, counts), table
-
-    def extra_numbers(field: int) -> Ints:
-        return spread([ABSENT if extra is None or extra[field] is None else extra[field] for extra in extras])
-
-    plain = all(extra is None for extra in extras)
-    none = np.full(total, ABSENT, dtype=np.int64)
-    grade, grades = (none, ()) if plain else coded(2)
-    destinations, destination_sets = (none, ()) if plain else coded(3)
-    note, notes = (none, ()) if plain else coded(4)
-    numbers = {
+    # What no row has stays one value: most rows lack most columns.
+    of_extras: dict[str, Sequence[Any]] = {}
+    if any(extra is not None for extra in extras):
+        fields_of = zip(*(NOTHING_MORE if extra is None else extra for extra in extras), strict=True)
+        of_extras = {
+            name: values for name, values in zip(Extras._fields, fields_of, strict=True) if set(values) != _NONE
+        }
+    columns: dict[str, Any] = {
         "member": np.full(total, member),
         "life": np.full(total, life),
         "sender": spread(sender),
@@ -193,19 +224,46 @@ def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
         "real_ns": _each(real, counts),
         "local_ns": _each(local, counts),
         "size": _each(sizes, counts),
-        "priority": none if plain else extra_numbers(0),
-        "view": none if plain else extra_numbers(1),
     }
-    return Rows(
-        **{name: numbers[name].astype(dtype, copy=False) for name, dtype in NUMBERS.items()},
-        kind=spread(kind).astype(np.int8),
-        grade=grade.astype(np.int32),
-        destinations=destinations.astype(np.int32),
-        note=note.astype(np.int32),
-        grades=grades,
-        destination_sets=destination_sets,
-        notes=notes,
-    )
+    for name in NUMBERS.keys() - columns.keys():
+        values = of_extras.get(name)
+        if values is None:
+            columns[name] = constant(total, NUMBERS[name])
+        else:
+            columns[name] = spread([ABSENT if each is None else each for each in values])
+    columns = {name: columns[name].astype(dtype, copy=False) for name, dtype in NUMBERS.items()}
+    for name, table_name in CODED.items():
+        codes, table = encode(of_extras[name]) if name in of_extras else (None, ())
+        columns[name] = constant(total, np.int32) if codes is None else np.repeat(codes, counts)
+        columns[table_name] = table
+    return Rows(**columns, kind=spread(kind).astype(np.int8))
+
+
+_NONE = {None}
+
+
+def constant(rows: int, dtype: Any, value: int = ABSENT) -> Ints:
+    """A column of one value, null unless told, which takes the room of that value."""
+    return np.broadcast_to(np.array(value, dtype=dtype), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A column of one value, to be sent to another process."""
+
+    value: Any
+    rows: int
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """A column as it is sent; anything else as it is."""
+        if isinstance(value, np.ndarray) and len(value) > 1 and value.strides == (0,):
+            return _Constant(value[:1].copy(), len(value))
+        return value
+
+    def column(self) -> Ints:
+        """The column again."""
+        return np.broadcast_to(self.value[0], self.rows)
 
 
 def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints:
@@ -254,7 +312,7 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
     columns: dict[str, Any] = {}
     for name in (*NUMBERS, "kind"):
         columns[name] = joined([getattr(part, name) for part in parts])
-    for name, table_name in _CODED.items():
+    for name, table_name in CODED.items():
         table = tuple(sorted(set(chain.from_iterable(getattr(part, table_name) for part in parts))))
         if not table:
             columns[name], columns[table_name] = joined([getattr(part, name) for part in parts]), ()
@@ -274,8 +332,8 @@ def copied(rows: Rows) -> Rows:
     """These rows on their own: chosen rows may be a view that keeps all the others, and their words, in memory."""
     if len(rows) == 0:
         return EMPTY
-    columns: dict[str, Any] = {name: getattr(rows, name).copy() for name in _COLUMNS}
-    for name, table_name in _CODED.items():
+    columns: dict[str, Any] = {name: _own(getattr(rows, name)) for name in _COLUMNS}
+    for name, table_name in CODED.items():
         table, codes = getattr(rows, table_name), columns[name]
         if table:
             used = np.unique(codes[codes != ABSENT])
@@ -284,10 +342,15 @@ def copied(rows: Rows) -> Rows:
     return replace(rows, **columns)
 
 
+def _own(column: Ints) -> Ints:
+    """A copy; a column of one value stays one."""
+    return np.broadcast_to(column[:1].copy()[0], len(column)) if column.strides == (0,) else column.copy()
+
+
 def _empty() -> Rows:
     columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in NUMBERS.items()}
     columns["kind"] = np.empty(0, dtype=np.int8)
-    for name, table in _CODED.items():
+    for name, table in CODED.items():
         columns[name] = np.empty(0, dtype=np.int32)
         columns[table] = ()
     return Rows(**columns)

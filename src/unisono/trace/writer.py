@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from unisono.trace.files import RANGE_SLOTS, end_path, member_folder, part_path, write_end, write_part
-from unisono.trace.recorder import COUNT, SLOT, Recorder, RunTuple
+from unisono.trace.files import RANGE_SLOTS, FileStamp, end_path, member_folder, part_path, write_end, write_part
+from unisono.trace.recorder import COUNT, SLOT, Extras, Recorder, RunTuple
 from unisono.trace.table import concatenated, expanded
 
 _POLL_S = 0.05
@@ -32,7 +32,8 @@ def _warm_up() -> None:
     pyarrow loads parts of itself, and of numpy, at the first write. That holds the interpreter for a tenth of a
     second and more, which the members of a running group would see as latency.
     """
-    row: RunTuple = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, (None, None, None, None, "warm-up"))
+    extras = Extras(note="warm-up", token="warm-up", members=(1,))
+    row: RunTuple = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         write_part(Path(folder) / "part", expanded(1, 0, [row]), "warm-up", "warm-up")
 
@@ -78,6 +79,7 @@ class ParquetWriter:
         self._part_counts: dict[int, int] = {}
         self._next_part: dict[int, int] = {}
         self._times: tuple[int, int] | None = None
+        self._stamps: dict[str, FileStamp] = {}
         self._closing = threading.Event()
         self._closed = False
         _warm_up()
@@ -114,7 +116,15 @@ class ParquetWriter:
         self._closing.set()
         self._thread.join()
         problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        write_end(self._folder, self.life, rows=self.written, dropped=self.dropped, error=problem, times=self._times)
+        write_end(
+            self._folder,
+            self.life,
+            rows=self.written,
+            dropped=self.dropped,
+            error=problem,
+            times=self._times,
+            stamps=self._stamps,
+        )
         for writer in self._later:
             writer.close()
 
@@ -158,7 +168,7 @@ class ParquetWriter:
             part = self._next_part.get(number, 0)
             first = number * self._range_slots
             path = part_path(self._folder, first, self._range_slots, self.life, part)
-            write_part(path, rows, self.run, self.group)
+            self._stamps[path.name] = write_part(path, rows, self.run, self.group)
             self._next_part[number] = part + 1
             times = int(rows.real_ns.min()), int(rows.real_ns.max())
             before = self._times or times

@@ -1,0 +1,111 @@
+"""Reads traces of schema version 1, which releases before tokens wrote.
+
+Their notes are part of the data: the kind of a violation or notice stands before the first colon, a VIEW row lists its
+members, a TIMING row its figures, a RECEIVE or QUEUE row names messages. This is the only module that reads notes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.table import Ints, Rows, encode
+
+VERSION: Final = 1
+UNDIRECTED_KEY: Final = b"unisono.trace.undirected"
+"""In the metadata of a file whose messages are all for everybody."""
+
+NAMES: Final = (
+    *("run", "group", "member", "recorder_incarnation", "kind", "sender", "sender_incarnation", "sequence", "slot"),
+    *("place", "index", "real_ns", "local_ns", "size", "priority", "view", "grade", "destinations", "note"),
+)
+"""The columns of the present schema that files of version 1 have, under their present names."""
+NEEDED: Final = ("kind", "note")
+"""The columns that `upgraded` reads."""
+_CALLED: Final = {"recorder_incarnation": "life", "sender_incarnation": "incarnation"}
+_TALKS: Final = "; talks with "
+_NOBODY: Final = "nobody"
+_TIMING: Final = re.compile(r"theta_ns=(\d+) bound_ns=(\d+)")
+
+
+def called(names: Sequence[str]) -> list[str]:
+    """The names that columns have in files of version 1."""
+    return [_CALLED.get(name, name) for name in names]
+
+
+def upgraded(rows: Rows) -> Rows:
+    """The rows with the columns that version 1 wrote into notes; what is left of the notes is free text."""
+    if not rows.notes:
+        return rows
+    told = _where(rows, EventKind.VIOLATION, EventKind.NOTICE)
+    views, timings = _where(rows, EventKind.VIEW), _where(rows, EventKind.TIMING)
+    steps = _where(rows, EventKind.RECEIVE, EventKind.QUEUE)
+    columns: dict[str, Any] = {}
+
+    def take(name: str, table_name: str, at: Ints, read: Callable[[str], Any]) -> None:
+        columns[name], columns[table_name] = _coded(rows, at, read)
+
+    take("token", "tokens", told, _token)
+    take("talks_with", "talk_lists", told, _talks)
+    take("members", "member_lists", views, _members)
+    take("member_incarnations", "incarnation_lists", views, _incarnations)
+    take("messages", "message_texts", steps, str)
+    for number, name in enumerate(("theta_ns", "bound_ns")):
+        values = np.full(len(rows), ABSENT, dtype=np.int64)
+        for row in timings.tolist():
+            found = _TIMING.search(rows.notes[rows.note[row]])
+            values[row] = int(found[number + 1]) if found else ABSENT
+        columns[name] = values
+    free = np.setdiff1d(_where(rows, *EventKind), np.concatenate([views, timings, steps]))
+    take("note", "notes", free, _free_text)
+    return replace(rows, **columns)
+
+
+def _where(rows: Rows, *kinds: EventKind) -> Ints:
+    """The rows of these kinds that have a note."""
+    return np.flatnonzero(np.isin(rows.kind, [kind.code for kind in kinds]) & (rows.note != ABSENT))
+
+
+def _coded(rows: Rows, at: Ints, read: Callable[[str], Any]) -> tuple[Ints, tuple[Any, ...]]:
+    """A column of what `read` finds in the notes of some rows; each note is read once."""
+    notes = rows.note[at]
+    used = np.unique(notes)
+    codes, table = encode([read(rows.notes[note]) for note in used.tolist()])
+    found = np.full(len(rows), ABSENT, dtype=np.int32)
+    if len(used):
+        found[at] = codes[np.searchsorted(used, notes)]
+    return found, table
+
+
+def _token(note: str) -> str | None:
+    kind, colon, _ = note.partition(": ")
+    return kind.replace(" ", "_") if colon else None
+
+
+def _free_text(note: str) -> str:
+    kind, _, text = note.partition(": ")
+    return text or kind
+
+
+def _talks(note: str) -> tuple[str, ...] | None:
+    _, found, names = note.rpartition(_TALKS)
+    if _token(note) != "topology" or not found:
+        return None
+    return () if names == _NOBODY else tuple(names.split(", "))
+
+
+def _entries(note: str) -> list[list[str]]:
+    return [entry.split(":") for entry in note.removeprefix("members ").split(",") if entry]
+
+
+def _members(note: str) -> tuple[int, ...]:
+    return tuple(int(entry[0]) for entry in _entries(note))
+
+
+def _incarnations(note: str) -> tuple[int, ...] | None:
+    return tuple(int(entry[1]) for entry in _entries(note) if len(entry) > 1) or None
