@@ -13,8 +13,8 @@ import pytest
 from unisono.check.ranges import Findings, check_ranges, overlapping
 from unisono.check.suite import check_all
 from unisono.check.survey import Latencies, survey
-from unisono.check.verdict import Status, Verdict
-from unisono.trace.kinds import NUMBERS, OBSERVER, EventKind
+from unisono.check.verdict import Reason, Status, Verdict
+from unisono.trace.kinds import CODED, NUMBERS, OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import EMPTY, Log, Mask, Rows, Trace, concatenated
 
@@ -89,7 +89,7 @@ def run(chance: Chance, members: int, slots: int) -> Rows:
         name: np.array([row.get(name, 0) for row in rows], dtype=dtype) for name, dtype in NUMBERS.items()
     }
     columns["kind"] = np.array([row["kind"] for row in rows], dtype=np.int8)
-    for name in ("grade", "destinations", "note"):
+    for name in CODED:
         columns[name] = np.full(len(rows), -1, dtype=np.int32)
     return replace(EMPTY, **columns)
 
@@ -282,7 +282,7 @@ def test_one_damage(damage: Damage | None) -> None:
             trace = trace_of(rows, members, reliable=False, lost=0)
             whole = check_all(trace)
         for name, verdict in by_ranges(trace, range_slots, looked_at_rows=len(trace) - 1).items():
-            too_much = verdict.status is Status.UNKNOWN and "ranges of slots are suspect" in verdict.reason
+            too_much = verdict.token is Reason.TOO_MUCH_SUSPECT
             assert too_much or verdict.status is whole[name].status, (seed, damage, name)
         statuses |= {verdict.status for verdict in found.values()}
     if damage is not crashed:

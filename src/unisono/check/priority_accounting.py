@@ -114,8 +114,9 @@ def broken_verdict(
 ) -> Verdict:
     """What `count` broken pairs come to, of which this is the first."""
     witness, both = _witness(first, members, priority)
-    reason = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
-    return Verdict(NAME, Status.VIOLATED, witness, count, reason, {"overtakings": overtakings})
+    text = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
+    reason = Reason.OVERTAKEN_IN_BOTH if both else Reason.OVERTAKEN_IN_WORDS
+    return Verdict(NAME, Status.VIOLATED, witness, count, text, {"overtakings": overtakings}, reason)
 
 
 def priorities(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:

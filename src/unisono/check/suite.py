@@ -28,7 +28,7 @@ from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance
 from unisono.check.total_order import total_order
-from unisono.check.verdict import Reason, Verdict, unknown
+from unisono.check.verdict import Reason, Verdict, graded_name, unknown
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import PROMISES
@@ -36,6 +36,7 @@ from unisono.trace.kinds import ABSENT
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62
+LATENCIES = ("latency", graded_name("latency", EARLY), graded_name("latency", FINAL))
 SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a grade and some have none")
 """Of a run of the priority order, whose members count what they delivered over all of it."""
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
@@ -66,12 +67,14 @@ def check_all(
     if FINAL in grades and trace.meta.order in SLOT_ORDERS:
         early = trace.graded(EARLY)
         verdicts = check_all(early, bound_ns=bound_ns, until_ns=until_ns) if EARLY in grades else {}
-        return {f"{name}[early]": verdict for name, verdict in verdicts.items()} | _finals(trace, until_ns, grace_ns)
+        return {graded_name(name, EARLY): verdict for name, verdict in verdicts.items()} | _finals(
+            trace, until_ns, grace_ns
+        )
     if grades and trace.meta.order in PRIORITY_ORDERS and (trace.deliveries().grade == ABSENT).any():
         return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
         return {
-            f"{name}[{grade}]": verdict
+            graded_name(name, grade): verdict
             for grade in grades
             for name, verdict in check_all(
                 trace.graded(grade), bound_ns=bound_ns, until_slot=until_slot, until_ns=until_ns
@@ -115,7 +118,7 @@ def unpromised(measured: Verdict) -> Verdict:
 
 def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
     """The latency that a run is judged by: of early deliveries where there are two grades."""
-    return next(verdicts[name] for name in ("latency", "latency[early]", "latency[final]") if name in verdicts)
+    return next(verdicts[name] for name in LATENCIES if name in verdicts)
 
 
 def _between_groups(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
@@ -136,10 +139,10 @@ def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verd
     """What is promised of final deliveries over a slot order; their latency is measured, and not judged."""
     finals = trace.graded(FINAL)
     verdicts = {
-        "total_order[final]": total_order(finals),
+        graded_name("total_order", FINAL): total_order(finals),
         ORDER: final_order(trace),
         AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
-        "latency[final]": unpromised(latency(finals, bound_ns=NO_BOUND)),
+        graded_name("latency", FINAL): unpromised(latency(finals, bound_ns=NO_BOUND)),
     }
     return verdicts | of_messages(trace, trace.delivered_grades(), until_ns=until_ns, grace_ns=grace_ns)
 
@@ -176,14 +179,14 @@ def of_messages(
         verdicts = {"integrity": integrity(binding, reached)}
         verdicts |= multigroup_agreement(binding, until_ns=until_ns, bound_ns=bound_ns)
         if EARLY in grades:
-            verdicts["integrity[early]"] = integrity(trace.graded(EARLY), reached)
+            verdicts[graded_name("integrity", EARLY)] = integrity(trace.graded(EARLY), reached)
         return verdicts
     if order in PROMISES:
         checks = {"agreement": agreement, "uniform_agreement": uniform_agreement}
         verdicts = {"integrity": integrity(trace, reached)}
         promised = [name for name in PROMISES[order] if name in checks]
         return verdicts | {name: checks[name](trace, until_ns=until_ns, bound_ns=bound_ns) for name in promised}
-    verdicts = {"integrity[final]": integrity(trace.graded(FINAL), reached)}
+    verdicts = {graded_name("integrity", FINAL): integrity(trace.graded(FINAL), reached)}
     if EARLY in grades:
         verdicts[CONTAINS] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
     return verdicts

@@ -23,7 +23,7 @@ from unisono.check.lives import Origin, Reached, hidden_rows, origins
 from unisono.check.order_kernel import StreamSpan
 from unisono.check.suite import of_messages
 from unisono.check.survey import Latencies, Survey
-from unisono.check.verdict import Doubt, Reason, Status, Verdict, unknown
+from unisono.check.verdict import Doubt, Reason, Status, Verdict, check_name, unknown
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Mask, Rows, Trace, concatenated
@@ -219,7 +219,7 @@ def judge_tiles(
         suspect = [number for number, finding in enumerate(found) if name in finding.suspect]
         if not suspect:
             text, token = ("", None) if plain.doubt is None else (plain.doubt.text, plain.doubt.reason)
-            verdicts[name] = Verdict(name.partition("[")[0], plain.status, reason=text, token=token)
+            verdicts[name] = Verdict(check_name(name), plain.status, reason=text, token=token)
             continue
         chosen: list[int] = []
         rows = 0

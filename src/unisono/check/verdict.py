@@ -45,6 +45,10 @@ class Reason(StrEnum):
     """Deliveries were recorded, but no receptions."""
     NO_VIEWS = "no_views"
     """No agreed view was recorded."""
+    OVERTAKEN_IN_BOTH = "overtaken_in_both"
+    """A message of lower priority came first, against P2 in words and against its equation."""
+    OVERTAKEN_IN_WORDS = "overtaken_in_words"
+    """A message of lower priority came first, against P2 in words alone."""
     ROWS_DROPPED = "rows_dropped"
     """The writer had to drop rows."""
     SCATTERED = "scattered"
@@ -148,6 +152,16 @@ def kept(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = Non
 def unknown(name: str, reason: Reason, text: str) -> Verdict:
     """The verdict that the trace cannot tell."""
     return kept(name, Doubt(reason, text))
+
+
+def graded_name(check: str, grade: str) -> str:
+    """The key of a verdict on the deliveries of one grade: `total_order[early]`."""
+    return f"{check}[{grade}]"
+
+
+def check_name(key: str) -> str:
+    """The check that a verdict's key names, whatever the grade."""
+    return key.partition("[")[0]
 
 
 def overall(verdicts: Mapping[str, Verdict]) -> Status:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unisono.check.verdict import Status, Verdict, overall
+from unisono.check.verdict import Status, Verdict, check_name, overall
 from unisono.cli.progress import told
 from unisono.cluster.judge import ORDER_CHECKS
 from unisono.errors import EnvironmentLacks
@@ -83,4 +83,4 @@ def ask_spark(folder: Path, *, quiet: bool) -> SecondOpinion:
 
 
 def _of_the_order(name: str) -> bool:
-    return name.partition("[")[0] in ORDER_CHECKS
+    return check_name(name) in ORDER_CHECKS

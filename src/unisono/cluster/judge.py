@@ -12,7 +12,7 @@ import numpy as np
 from unisono.check.finals import EARLY
 from unisono.check.latency import latency
 from unisono.check.suite import check_all, latency_of
-from unisono.check.verdict import Status, Verdict, overall
+from unisono.check.verdict import Status, Verdict, check_name, overall
 from unisono.cluster.local import Node, Report
 from unisono.cluster.two_grades import compared
 from unisono.model.durations import ms
@@ -106,7 +106,7 @@ class Judgement:
 
         The bound rests on Δ, which is a property of a machine that others use too.
         """
-        judged = {name: verdict for name, verdict in self.verdicts.items() if name.partition("[")[0] in ORDER_CHECKS}
+        judged = {name: verdict for name, verdict in self.verdicts.items() if check_name(name) in ORDER_CHECKS}
         return overall(judged)
 
     def same_sequence(self) -> bool:

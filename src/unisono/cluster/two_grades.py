@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.check.finals import EARLY, FINAL
 from unisono.check.lives import lives
-from unisono.check.verdict import Verdict
+from unisono.check.verdict import Verdict, graded_name
 from unisono.model.durations import ms
 from unisono.model.events import Batch
 from unisono.model.grades import Grade
@@ -83,7 +83,7 @@ def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int,
     named = {pair for numbers in final.values() for pair in numbers.items()}
     differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
     reports = {member: report["grades"] for member, report in finals.items() if report.get("grades")}
-    figures = verdicts["latency[final]"].figures
+    figures = verdicts[graded_name("latency", FINAL)].figures
     return {
         "early_differ": len(differ),
         "early_differ_senders": sorted({sender for sender, _, _ in differ}),

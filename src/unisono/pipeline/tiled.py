@@ -18,7 +18,7 @@ from unisono.check.ranges import Findings, check_ranges, latency_verdict
 from unisono.check.suite import NO_BOUND, SLOT_ORDERS, unpromised
 from unisono.check.survey import Survey, reached
 from unisono.check.tiles import Frame, Tile, TileFinding, judge_tiles, most_held, tiles, timed, too_scattered
-from unisono.check.verdict import Reason, Verdict, kept, unknown
+from unisono.check.verdict import Reason, Verdict, graded_name, kept, unknown
 from unisono.model.services import PROMISES
 from unisono.pipeline.tasks import Runner, TileTask, surveyed, tile_rows
 from unisono.trace.kinds import EventKind
@@ -100,7 +100,7 @@ def by_tiles(run: Recorded) -> dict[str, Verdict]:
         verdicts["causal"] = causal_in_tiles(edges, looked_at, run.fine("causal"))
     seen, doubt = timed(frame, found)
     if run.finals:
-        verdicts["latency[final]"] = unpromised(latency_verdict(seen, NO_BOUND, doubt))
+        verdicts[graded_name("latency", FINAL)] = unpromised(latency_verdict(seen, NO_BOUND, doubt))
     elif run.bound_ns is not None:
         verdicts["latency"] = latency_verdict(seen, run.bound_ns, doubt)
     return verdicts
@@ -138,8 +138,8 @@ def _in_order(run: Recorded, graded: tuple[Survey, ...], binding: str | None) ->
     verdicts: dict[str, Verdict] = {}
     if EARLY in run.grades:
         early = in_ranges(surveyed(plan, run.runner, EARLY, run.bound_ns), EARLY, ())
-        verdicts = {f"{name}[early]": verdict for name, verdict in early.items()}
-    verdicts |= {"total_order[final]": in_ranges(graded, FINAL, ["total_order"])["total_order"]}
+        verdicts = {graded_name(name, EARLY): verdict for name, verdict in early.items()}
+    verdicts |= {graded_name("total_order", FINAL): in_ranges(graded, FINAL, ["total_order"])["total_order"]}
     skeleton = Trace.from_rows(run.events, plan.meta, plan.logs)
     until_ns = max(survey.last_ns for survey in run.surveys)
     verdicts[ORDER] = _looked_at(run, ORDER, lambda part: final_order_in_ranges(graded, part, run.fine(ORDER)))

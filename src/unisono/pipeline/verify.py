@@ -15,7 +15,7 @@ from unisono.check.finals import FINAL
 from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
 from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
 from unisono.check.survey import Survey
-from unisono.check.verdict import Reason, Status, Verdict, overall, unknown
+from unisono.check.verdict import Reason, Status, Verdict, graded_name, overall, unknown
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.pipeline.prioritized import by_windows
 from unisono.pipeline.tasks import Runner, in_process, on_spark, survey_task, surveyed
@@ -135,7 +135,7 @@ def _verdicts(
     for grade in grades:
         kept = surveyed(plan, runner, grade, bound)
         found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, *limits))
-        verdicts |= {f"{name}[{grade}]": verdict for name, verdict in found.items()}
+        verdicts |= {graded_name(name, grade): verdict for name, verdict in found.items()}
     return verdicts
 
 
