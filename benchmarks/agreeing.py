@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import unisono
-from unisono.orders.consensus_log import ConsensusLog
+from unisono.orders.log.order import ConsensusLog
 
 WARM_S = 0.5
 

@@ -127,7 +127,7 @@ async def _messages(order: str, burst: int, send: Part, receive: Part) -> float:
 
 def _simulated(scenarios: Path) -> tuple[float, int]:
     """CPU microseconds per simulated event, and how many events there were."""
-    from unisono.model.scenario_text import parse_scenario  # noqa: PLC0415  see above
+    from unisono.model.text.scenario import parse_scenario  # noqa: PLC0415  see above
     from unisono.sim import run  # noqa: PLC0415
 
     taken, events = 0.0, 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.progress import Say, silence
 from benchmarks.throughput import _results, _start
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 MEMBERS = (1, 2, 3)
 SIZE = 100

@@ -14,16 +14,16 @@ from random import Random
 from typing import Any
 
 from benchmarks.progress import Say, silence
-from unisono.layers.fec import Fec
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.net.fec.layer import Fec
+from unisono.net.fec.shares import Share, missing_originals, redundant_shares
 from unisono.wire.door import Door
-from unisono.wire.fec import Share, missing_originals, redundant_shares
 from unisono.wire.frame import HEADER_BYTES, LAST, Frame, Kind, encode
-from unisono.wire.run import HEAD_BYTES, OwnRun
+from unisono.wire.packed_messages import HEAD_BYTES, OwnRun
 
 GROUP = "fec"
 BLOCKS = 8

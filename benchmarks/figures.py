@@ -23,9 +23,9 @@ from unisono.model.durations import NS_PER_S, ms
 from unisono.model.offers import Ask
 from unisono.model.rates import Rate
 from unisono.model.scenario import Scenario
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
-from unisono.orders.vbr_offer import offer
+from unisono.orders.vbr.bounds import offer
 from unisono.sim.run import run
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"

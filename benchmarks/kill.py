@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.progress import Say, silence
-from unisono.cluster.judge import judge, note_crashes
-from unisono.cluster.local import LocalCluster, free_addresses
-from unisono.cluster.playable import fates
-from unisono.model.scenario_text import parse_scenario
+from unisono.cluster.report import judge, note_crashes
+from unisono.cluster.scenario_limits import fates
+from unisono.cluster.supervisor import LocalCluster, free_addresses
+from unisono.model.text.scenario import parse_scenario
 
 MEMBERS = 5
 SECONDS = 2.0

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.progress import Say, silence
-from unisono.cluster.judge import Judgement, judge
-from unisono.cluster.local import LocalCluster, Report, free_addresses
+from unisono.cluster.report import Judgement, judge
+from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
 from unisono.model.durations import NS_PER_S
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 
 MEMBERS = 5
 RATE = 100.0

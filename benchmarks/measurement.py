@@ -28,12 +28,12 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.progress import Say, silence
-from unisono.cli.messenger import Messenger
-from unisono.cluster.local import LocalCluster, Report, free_addresses
+from unisono.cli.reporter_process import Messenger
+from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
 from unisono.model.durations import NS_PER_S
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, Measured, Running, in_process, streaming
 from unisono.pipeline.session import SparkChoice, spark_session
 from unisono.trace.metric_files import metrics_folder

@@ -17,7 +17,7 @@ from typing import Any
 
 import unisono
 from benchmarks.progress import Say, silence
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 SIZES = (2, 4, 6, 8)
 BYTES = (64, 1024)

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.progress import Say, silence
 from benchmarks.throughput import _results, _start
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 GROUPS = {"a": (1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
 MEMBERS = tuple(member for members in GROUPS.values() for member in members)

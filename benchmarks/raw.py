@@ -17,7 +17,7 @@ from unisono.model.ids import group_key
 from unisono.runtime.sockets import kernel_drops
 from unisono.wire.door import Door
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
-from unisono.wire.run import HEAD_BYTES, OwnRun
+from unisono.wire.packed_messages import HEAD_BYTES, OwnRun
 
 RECEIVE_BUFFER_FORCE = 33
 

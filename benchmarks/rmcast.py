@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks.progress import Say, silence
 from unisono.check.codes import message_codes
-from unisono.cluster.judge import Judgement, judge
-from unisono.cluster.local import LocalCluster, Report, free_addresses
+from unisono.cluster.report import Judgement, judge
+from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
 from unisono.model.delays import Empirical
 from unisono.model.histogram import Histogram, bucket_middle
 from unisono.model.redundancy import Redundancy
-from unisono.model.scenario_text import parse_scenario
-from unisono.qos.negotiation import Agreement, Below, Required, Target, negotiate
-from unisono.qos.rmcast import Network
+from unisono.model.text.scenario import parse_scenario
+from unisono.qos.plan.negotiation import Agreement, Below, Required, Target, negotiate
+from unisono.qos.plan.rmcast_model import Network
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Trace
 

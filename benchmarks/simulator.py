@@ -30,7 +30,7 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.sim.clocks import FixedClock
 from unisono.sim.network import Link, Network, modelled
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 from unisono.sim.world import World
 from unisono.stack import Datagram, build
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.progress import Say, silence
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 MEMBERS = (1, 2, 3, 4)
 FRAME_BYTES = 60_000

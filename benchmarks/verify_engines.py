@@ -52,7 +52,7 @@ from joined
 @contextmanager
 def spark() -> Iterator[Engine]:
     """The pipeline, in local mode on all cores."""
-    from unisono.pipeline.dealing import deal  # noqa: PLC0415 - each engine in its own process
+    from unisono.pipeline.distribute import deal  # noqa: PLC0415 - each engine in its own process
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
     from unisono.pipeline.verify import on_spark, verify  # noqa: PLC0415
 

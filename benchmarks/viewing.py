@@ -13,9 +13,9 @@ import time
 from typing import Any
 
 import unisono
-from unisono.layers.membership import Membership
+from unisono.agreement.membership.views import Membership
 from unisono.model.events import ViewChange
-from unisono.orders.priority import Priority
+from unisono.orders.priority.order import Priority
 
 LOOK_EVERY_S = 0.02
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.progress import Say, silence
 from benchmarks.throughput import Stalled, _start
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 MEMBERS = (1, 2, 3, 4, 5)
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import unisono
 from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, Populated
 from examples.areas.rules import Area
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.model.durations import NS_PER_S
 from unisono.replica import Replicated
 

@@ -40,7 +40,7 @@ from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.topology import Multigroup, Topology
 from unisono.model.views import View
-from unisono.qos.reservation import Link
+from unisono.qos.plan.admission import Link
 
 __version__ = "0.1.0"
 """The version of the installed package; pyproject.toml states the same."""

@@ -16,20 +16,20 @@ from unisono.model.metrics import MetricRow
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
-from unisono.model.rest import rest_of
+from unisono.model.remaining import rest_of
 from unisono.model.sla import SlaSet
 from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
-from unisono.qos.oversight import Listener
-from unisono.qos.reservation import Link, LinkShare
+from unisono.qos.plan.admission import Link, LinkShare
+from unisono.qos.watch.observer import Listener
 from unisono.runtime.buffers import too_small
 from unisono.runtime.clock import WallClock, new_incarnation
 from unisono.runtime.discovery import Responder
 from unisono.runtime.driver import Driver, Happening
-from unisono.runtime.injection import Injection
-from unisono.runtime.place import Peers, where
+from unisono.runtime.fault_injection import Injection
+from unisono.runtime.peers import Peers, where
 from unisono.runtime.setup import MetricSink, Setup, address_of, slas_of, timing_for
 from unisono.runtime.sockets import resolve_soon
 from unisono.runtime.transport import UdpTransport

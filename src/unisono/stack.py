@@ -11,18 +11,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from unisono.errors import InvalidPolicy
-from unisono.layers import fec, rmcast
-from unisono.layers.causal import Causal
-from unisono.layers.contract import Layer, Lost, Order, Watcher
-from unisono.layers.fec import Fec
-from unisono.layers.fifo import Fifo
-from unisono.layers.rmcast import Rmcast
-from unisono.layers.service import Service
-from unisono.layers.skew import Skew
-from unisono.layers.uniform import Uniform
 from unisono.model.durations import earliest
 from unisono.model.events import Batch, Left, SlaVerdict, StackEvent
-from unisono.model.grid import Grid
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import Policy
@@ -30,26 +20,37 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate, Reserver, Unlimited
 from unisono.model.services import SERVICES
 from unisono.model.settings import Settings
-from unisono.model.writes import Memory, Write
-from unisono.orders.agreeing import Agreeing
-from unisono.orders.cbr import Cbr
-from unisono.orders.clocked import Clocked
-from unisono.orders.consensus_log import ConsensusLog
-from unisono.orders.final import Final
-from unisono.orders.final_offer import Background
-from unisono.orders.honours import RESIZABLE, check_honoured
-from unisono.orders.leader import Leader
-from unisono.orders.led import Led
-from unisono.orders.priority import Priority, over_views
-from unisono.orders.quasi_genuine import QuasiGenuine
-from unisono.orders.slotted import Slotted
-from unisono.orders.timestamp import Timestamp
+from unisono.model.slot_schedule import Grid
+from unisono.model.stored_records import Memory, Write
+from unisono.net.clock_check import Skew
+from unisono.net.fec import layer as fec
+from unisono.net.fec.layer import Fec
+from unisono.net.layer import Layer, Lost, Order, Watcher
+from unisono.net.rmcast import layer as rmcast
+from unisono.net.rmcast.layer import Rmcast
+from unisono.net.services.causal import Causal
+from unisono.net.services.fifo import Fifo
+from unisono.net.services.service import Service
+from unisono.net.services.uniform import Uniform
+from unisono.orders.base.capabilities import RESIZABLE, check_honoured
+from unisono.orders.base.clock_reports import Clocked
+from unisono.orders.base.over_consensus import Agreeing
+from unisono.orders.cbr.order import Cbr
+from unisono.orders.final.bounds import Background
+from unisono.orders.final.order import Final
+from unisono.orders.leader.base import Led
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.timestamp import Timestamp
+from unisono.orders.log.order import ConsensusLog
+from unisono.orders.multigroup.order import QuasiGenuine
+from unisono.orders.priority.order import Priority, over_views
 from unisono.orders.unordered import Unordered
-from unisono.orders.vbr import Vbr
-from unisono.orders.vbr_gaps import VbrGaps
-from unisono.wire.demand import encode_command
+from unisono.orders.vbr.failures import VbrGaps
+from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.slots import Slotted
 from unisono.wire.door import Door
 from unisono.wire.frame import FLAGS_AT, LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
+from unisono.wire.setting_requests import encode_command
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:

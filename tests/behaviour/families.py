@@ -23,21 +23,22 @@ from unisono.model.faults import Crash
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.scenario import Clocks, Leave, Restart, Scenario, Start, Workload
-from unisono.model.scenario_text import parse_scenario
 from unisono.model.services import SERVICES
-from unisono.orders.leader import Leader
-from unisono.orders.timestamp import Timestamp
-from unisono.sim import run, swarm
-from unisono.sim.draws import generator
+from unisono.model.text.scenario import parse_scenario
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.timestamp import Timestamp
+from unisono.sim import run
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
+from unisono.sim.random_delays import generator
+from unisono.sim.random_streams import Streams
 from unisono.sim.rmcast_runs import Runs, Setting
 from unisono.sim.rmcast_runs import Scenario as CopyScenario
 from unisono.sim.run import meta_of
-from unisono.sim.streams import Streams
-from unisono.sim.swarm_finals import cbr_finals, finals
-from unisono.sim.swarm_groups import groups_scenario
-from unisono.sim.swarm_orders import KINDS, any_order
+from unisono.sim.swarm import vbr as swarm
+from unisono.sim.swarm.final import cbr_finals, finals
+from unisono.sim.swarm.multigroup import groups_scenario
+from unisono.sim.swarm.orders import KINDS, any_order
 from unisono.trace.meta import RunMeta
 from unisono.wire.frame import Frame
 

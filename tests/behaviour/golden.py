@@ -14,35 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from unisono.agreement.membership import messages as membership
+from unisono.agreement.paxos import messages as consensus
 from unisono.model.events import SlaViolation, ViolationKind
-from unisono.model.extents import Extent
-from unisono.model.grid import Segment
-from unisono.model.message_sets import MessageSet, Ref
+from unisono.model.message_range import Extent
+from unisono.model.message_set import MessageSet, Ref
 from unisono.model.settings import Settings
-from unisono.model.writes import Write
-from unisono.orders.group_memory import foreign_write, own_writes
-from unisono.wire import (
-    beacon,
-    bond,
-    consensus,
-    control,
-    demand,
-    door,
-    fec,
-    finals,
-    heartbeat,
-    membership,
-    multigroup,
-    multigroup_state,
-    parcel,
-    priority,
-    priority_state,
-    rmcast,
-    succession,
-    uniform,
-)
+from unisono.model.slot_schedule import Segment
+from unisono.model.stored_records import Write
+from unisono.net.fec import shares as fec
+from unisono.net.rmcast import copies as rmcast
+from unisono.net.services import uniform_messages as uniform
+from unisono.orders.final import messages as finals
+from unisono.orders.leader import messages as succession
+from unisono.orders.multigroup import messages as multigroup
+from unisono.orders.multigroup import stored_state as multigroup_state
+from unisono.orders.multigroup import topology_messages as bond
+from unisono.orders.multigroup.storage import foreign_write, own_writes
+from unisono.orders.priority import messages as priority
+from unisono.orders.priority import state_messages as priority_state
+from unisono.wire import beacon, control, door, heartbeat
+from unisono.wire import bundles as parcel
+from unisono.wire import setting_requests as demand
 from unisono.wire.frame import FIRST, LAST, MORE, PIECE, WISH, Frame, Kind, Nested, encode
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 PATH: Final = Path(__file__).with_name("golden.json")
 GROUP: Final = 0xA1B2C3D4

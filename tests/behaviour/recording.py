@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from unisono.model.writes import Write
+from unisono.model.stored_records import Write
 from unisono.sim.disk import SimDisk
-from unisono.sim.node import Node
+from unisono.sim.member import Node
 from unisono.sim.world import World
 from unisono.stack import Datagram
 from unisono.trace.kinds import ABSENT, KINDS

@@ -11,11 +11,11 @@ from tests.behaviour.baseline import FamilyHash, RunHash
 from tests.behaviour.families import FAMILIES
 from tests.behaviour.recording import STREAMS, Recording, detail, played, recorded
 
-from unisono.model.writes import Write
+from unisono.model.stored_records import Write
 from unisono.sim import run
 from unisono.sim.disk import SimDisk
-from unisono.sim.streams import Streams
-from unisono.sim.swarm import churning
+from unisono.sim.random_streams import Streams
+from unisono.sim.swarm.vbr import churning
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Trace

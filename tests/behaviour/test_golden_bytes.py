@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 from tests.behaviour.golden import read, sections
 
-from unisono.model.writes import Write
+from unisono.agreement.paxos import messages as consensus
+from unisono.model.stored_records import Write
 from unisono.runtime.storage import Storage
-from unisono.wire import consensus
 from unisono.wire.frame import Kind
 
 GOLDEN = read()

@@ -14,7 +14,6 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.layers.skew import Skew
 from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
 from unisono.model.faults import Loss, Span
 from unisono.model.ids import group_key
@@ -24,11 +23,12 @@ from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.model.workloads import Offers
-from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
+from unisono.net.clock_check import Skew
+from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.faults import Losing
+from unisono.sim.member import Node
 from unisono.sim.network import Adversary, Network, corners, everything, opposed
-from unisono.sim.node import Node
 from unisono.sim.world import World
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER

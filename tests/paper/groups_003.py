@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.model.topology import Topology
-from unisono.orders.gate import Gate
-from unisono.orders.group_log import GroupLog
-from unisono.wire.multigroup import Cast, Null, encode_value, parcel_of, stamp_of
-from unisono.wire.parcel import Parcel, encode_parcel
-from unisono.wire.run import OwnRun, read_run
+from unisono.orders.multigroup.barriers import Gate
+from unisono.orders.multigroup.group_log import GroupLog
+from unisono.orders.multigroup.messages import Cast, Null, encode_value, parcel_of, stamp_of
+from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.packed_messages import OwnRun, read_run
 
 EVERYBODY = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
 

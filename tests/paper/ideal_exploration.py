@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from unisono.model.message_sets import Origin, Ref
-from unisono.orders.consumable_queue import ConsumableQueue, Queued
-from unisono.orders.insertion import Form, Insertion
+from unisono.model.message_set import Origin, Ref
+from unisono.orders.priority.insertion import Form, Insertion
+from unisono.orders.priority.messages import Ack, Decision, Message, Progress
+from unisono.orders.priority.queue import ConsumableQueue, Queued
 from unisono.sim.ideal_views import Action, Change, IdealGroup, Peer
-from unisono.wire.priority import Ack, Decision, Message, Progress
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
 

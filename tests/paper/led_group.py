@@ -11,18 +11,18 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.layers.skew import Skew
 from unisono.model.faults import Loss, Partition
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.led import Led
+from unisono.net.clock_check import Skew
+from unisono.orders.leader.base import Led
 from unisono.sim.clocks import FixedClock
 from unisono.sim.faults import link_fault
-from unisono.sim.ledger import Ledger
 from unisono.sim.network import Adversary, Network, chosen, mesh
+from unisono.sim.traffic import Ledger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind

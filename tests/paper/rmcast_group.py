@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from unisono.layers.rmcast_message import NOTHING, RmcastMessage, RmcastRules
 from unisono.model.redundancy import Redundancy
+from unisono.net.rmcast.message import NOTHING, RmcastMessage, RmcastRules
 
 MS = 1_000_000
 ORIGINATOR = 1

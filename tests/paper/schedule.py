@@ -13,16 +13,16 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
-from unisono.layers.skew import Skew
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.vbr import Vbr
+from unisono.net.clock_check import Skew
+from unisono.orders.vbr.order import Vbr
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
-from unisono.sim.ledger import Ledger
 from unisono.sim.network import Adversary, Network, corners, everything, opposed
+from unisono.sim.traffic import Ledger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind

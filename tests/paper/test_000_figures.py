@@ -16,10 +16,11 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders import cbr_modes, modes
-from unisono.orders.cbr import Cbr
-from unisono.orders.porder import CYCLE_NS, by_sorting, start_up, update
-from unisono.orders.vbr import Vbr
+from unisono.orders.base import modes
+from unisono.orders.cbr import modes as cbr_modes
+from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.turns import CYCLE_NS, by_sorting, start_up, update
+from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.frame import LAST, Kind, unpack_header
 

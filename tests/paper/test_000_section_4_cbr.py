@@ -18,21 +18,21 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import ReservationRefused
-from unisono.layers.skew import Skew
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver, Unlimited
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.cbr import Cbr
-from unisono.orders.cbr_modes import Action, Mode
-from unisono.orders.cbr_offer import latency_bound_ns, turn_bound_ns
-from unisono.orders.porder import CYCLE_NS, by_sorting, cycle_and_turn, due_ns, period_ns
-from unisono.orders.renegotiation import reservation
-from unisono.orders.rqueue import SlotFrames
+from unisono.net.clock_check import Skew
+from unisono.orders.base.receive_queue import SlotFrames
+from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
+from unisono.orders.cbr.modes import Action, Mode
+from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.rates import reservation
+from unisono.orders.cbr.turns import CYCLE_NS, by_sorting, cycle_and_turn, due_ns, period_ns
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.ledger import Ledger
 from unisono.sim.network import Adversary, corners, everything, opposed, table
+from unisono.sim.traffic import Ledger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind

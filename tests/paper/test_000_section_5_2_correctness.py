@@ -14,7 +14,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
-from unisono.orders.vbr import Vbr
+from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import corners, everything, opposed
 from unisono.wire.frame import Kind, unpack_header
 

@@ -9,7 +9,7 @@ import pytest
 from tests.paper.schedule import MS, Group, figure_8, fixed, random_schedule
 
 from unisono.model.timing import Timing
-from unisono.orders.vbr import latency_bound_ns
+from unisono.orders.vbr.order import latency_bound_ns
 from unisono.sim.network import Network, mesh, opposed, table
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

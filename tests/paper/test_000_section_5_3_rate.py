@@ -14,8 +14,8 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.packing import reservation
-from unisono.orders.vbr import Vbr
+from unisono.orders.base.packing import reservation
+from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import corners, everything, opposed
 from unisono.wire.frame import UDP_IP_BYTES
 

@@ -14,8 +14,8 @@ from tests.paper.schedule import MS, Group, figure_8, fixed
 from unisono.check.verdict import MessageId, Status, Verdict, Witness
 from unisono.model.events import Batch
 from unisono.model.timing import Timing
-from unisono.orders.rqueue import SlotFrames
-from unisono.orders.vbr import Vbr
+from unisono.orders.base.receive_queue import SlotFrames
+from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import Network, everything, mesh, opposed
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

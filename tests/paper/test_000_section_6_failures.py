@@ -18,17 +18,17 @@ from unisono.model.faults import Loss, Partition, Span
 from unisono.model.offers import Ask
 from unisono.model.policy import PROBE_EVERY_NS, Policy
 from unisono.model.rates import Rate
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.signs import outage_ns
-from unisono.orders.vbr_gaps import VbrGaps, latency_bound_ns
-from unisono.qos.planner import lower_bound_ns, plan
+from unisono.orders.leader.timeouts import outage_ns
+from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
+from unisono.qos.plan.planner import lower_bound_ns, plan
 from unisono.sim import run as simulate
 from unisono.sim.clocks import FixedClock, SteppedClock
 from unisono.sim.faults import Dividing, Losing, Window
 from unisono.sim.network import Network, everything, mesh, opposed, table
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 from unisono.stack import build
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -10,7 +10,7 @@ from tests.paper.gapped_group import MS, PLENTY, Gapped, fixed, random_churn
 
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.orders.vbr_gaps import VbrGaps
+from unisono.orders.vbr.failures import VbrGaps
 from unisono.sim.network import Flight, Link, everything, opposed
 from unisono.wire.frame import LAST
 

@@ -10,11 +10,11 @@ from tests.paper.led_group import MS, LedGroup, unrelated_clocks
 from unisono.model.offers import Ask
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.orders import leader as leader_order
-from unisono.orders import timestamp as timestamp_order
-from unisono.orders.leader import Leader
-from unisono.orders.led import Led
-from unisono.orders.timestamp import Timestamp, constant_delay_bound_ns, latency_bound_ns
+from unisono.orders.leader import broadcast as leader_order
+from unisono.orders.leader import timestamp as timestamp_order
+from unisono.orders.leader.base import Led
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.timestamp import Timestamp, constant_delay_bound_ns, latency_bound_ns
 from unisono.sim.network import Adversary, everything
 
 ORDERS: tuple[type[Led], ...] = (Leader, Timestamp)

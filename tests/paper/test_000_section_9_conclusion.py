@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.sim.run import run
 from unisono.trace.table import Trace
 

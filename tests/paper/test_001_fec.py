@@ -13,18 +13,18 @@ from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.layers.fec import Fec, net_avg_per_slot, net_max_burst, order_policy, packets
-from unisono.layers.skew import Skew
 from unisono.model.delays import Chance, Constant
 from unisono.model.faults import Duplication, Loss, Reordering, Span
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.scenario import EPOCH_NS, Network, Scenario, Start, Workload
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.vbr import Vbr
+from unisono.net.clock_check import Skew
+from unisono.net.fec.layer import Fec, net_avg_per_slot, net_max_burst, order_policy, packets
+from unisono.orders.vbr.order import Vbr
 from unisono.sim import run as simulate
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.faults import LinkFault, link_fault

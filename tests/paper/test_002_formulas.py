@@ -11,12 +11,12 @@ from math import e, exp, log, pi, sqrt
 
 import pytest
 
-from unisono.layers.rmcast_timeouts import Exact
 from unisono.model.delays import Constant, DelayModel, Empirical, Exponential, Lognormal, Uniform
 from unisono.model.histogram import Histogram
 from unisono.model.redundancy import Redundancy, Relative, eta_of_all, eta_of_one
-from unisono.qos.agreement import Crashes, crash_within, failure, failure_extended
-from unisono.qos.rmcast import (
+from unisono.net.rmcast.timeouts import Exact
+from unisono.qos.plan.rmcast_agreement import Crashes, crash_within, failure, failure_extended
+from unisono.qos.plan.rmcast_model import (
     FOREVER_NS,
     Network,
     keeps_requirement,

@@ -8,8 +8,7 @@ from unisono.errors import InvalidPolicy
 from unisono.model.delays import DelayModel, Empirical, Exponential, Lognormal, Stretched, Uniform
 from unisono.model.histogram import Histogram
 from unisono.model.redundancy import Redundancy
-from unisono.qos.agreement import Crashes, crash_within, failure_extended
-from unisono.qos.negotiation import (
+from unisono.qos.plan.negotiation import (
     OMEGA_MOST_ETAS,
     Agreement,
     Below,
@@ -22,8 +21,9 @@ from unisono.qos.negotiation import (
     negotiate,
     settings,
 )
-from unisono.qos.rmcast import Network, reached, reached_after_first
-from unisono.qos.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_agreement import Crashes, crash_within, failure_extended
+from unisono.qos.plan.rmcast_model import Network, reached, reached_after_first
+from unisono.qos.plan.rmcast_traffic import expected_broadcasts
 
 MS = 1_000_000
 PAPER = Below(50, Network(Exponential(MS), 0.05))

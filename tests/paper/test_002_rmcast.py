@@ -15,12 +15,12 @@ import pytest
 from tests.paper.rmcast_group import MS, ORIGINATOR, Broadcast, Explorer, Fate, Outcome, run
 
 from unisono.errors import InvalidPolicy
-from unisono.layers.rmcast_message import BROADCASTING, DONE, MAXINT, NEVER, NOTHING, WAITING, ZETA
-from unisono.layers.rmcast_message import RmcastMessage as Message
-from unisono.layers.rmcast_message import RmcastRules as Rules
-from unisono.layers.rmcast_timeouts import FOREVER, Exact, Heuristic
 from unisono.model.delays import Constant, Exponential
 from unisono.model.redundancy import Redundancy, Relative, eta_of_all, eta_of_one
+from unisono.net.rmcast.message import BROADCASTING, DONE, MAXINT, NEVER, NOTHING, WAITING, ZETA
+from unisono.net.rmcast.message import RmcastMessage as Message
+from unisono.net.rmcast.message import RmcastRules as Rules
+from unisono.net.rmcast.timeouts import FOREVER, Exact, Heuristic
 
 ETA, OMEGA, ZETA_NS = 10 * MS, 3 * MS, 4 * MS
 TIMEOUT = ETA + OMEGA

@@ -8,9 +8,9 @@ from unisono.experiments.catalogue import find, run_task
 from unisono.experiments.experiment import Experiment, Row, rows_of, tasks
 from unisono.model.delays import Exponential
 from unisono.model.redundancy import Redundancy
-from unisono.qos.rmcast import Network
-from unisono.qos.rmcast_traffic import expected_broadcasts
-from unisono.sim.draws import generator
+from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import Runs, Setting
 
 MS = 1_000_000

@@ -21,14 +21,14 @@ from unisono.model.scenario import Clocks, Expect, Network, Scenario, Send, Work
 from unisono.model.timing import Timing
 from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.barrier_calls import BarrierCalls
-from unisono.orders.proposals import Proposals
-from unisono.orders.quasi_genuine import QuasiGenuine
+from unisono.orders.multigroup.barrier_requests import BarrierCalls
+from unisono.orders.multigroup.messages import Cast, encode_cast, parcel_of, stamp_of
+from unisono.orders.multigroup.order import QuasiGenuine
+from unisono.orders.multigroup.proposals import Proposals
 from unisono.sim.result import Result
 from unisono.sim.run import run
+from unisono.wire.bundles import Parcel, encode_parcel
 from unisono.wire.frame import Frame, Kind
-from unisono.wire.multigroup import Cast, encode_cast, parcel_of, stamp_of
-from unisono.wire.parcel import Parcel, encode_parcel
 
 MS = NS_PER_MS
 DELTA = 5 * MS

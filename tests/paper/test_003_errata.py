@@ -10,14 +10,14 @@ from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.barrier_calls import BarrierCalls
-from unisono.orders.early import Early, Window
-from unisono.orders.group_leading import GroupLeading
-from unisono.orders.group_log import GroupLog
-from unisono.orders.outward import Outward
-from unisono.orders.proposals import Proposals
-from unisono.orders.sending import Sending
-from unisono.wire.multigroup import Null, decode_value, encode_value, parcel_of, stamp_of, time_of
+from unisono.orders.multigroup.barrier_requests import BarrierCalls
+from unisono.orders.multigroup.group_log import GroupLog
+from unisono.orders.multigroup.messages import Null, decode_value, encode_value, parcel_of, stamp_of, time_of
+from unisono.orders.multigroup.optimistic import Early, Window
+from unisono.orders.multigroup.proposals import Proposals
+from unisono.orders.multigroup.proposer import GroupLeading
+from unisono.orders.multigroup.sender import Sending
+from unisono.orders.multigroup.streams import Outward
 
 LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
 

@@ -11,14 +11,15 @@ from tests.paper.ideal_plays import alike, finish_but, from_, orders, play
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.message_sets import Ref
-from unisono.orders import consumable_queue, insertion
-from unisono.orders.consumable_queue import ConsumableQueue, InsertionPointGone, Joining, Urgency
-from unisono.orders.insertion import Form, Insertion
+from unisono.model.message_set import Ref
+from unisono.orders.priority import insertion
+from unisono.orders.priority import queue as consumable_queue
+from unisono.orders.priority.insertion import Form, Insertion
+from unisono.orders.priority.queue import ConsumableQueue, InsertionPointGone, Joining, Urgency
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.ideal_views import IdealGroup
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 
 LOW, HIGH = 0, 1
 

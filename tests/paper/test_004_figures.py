@@ -7,7 +7,7 @@ import pytest
 from unisono.check.queue_states import drawn, queue_states
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
-from unisono.model.message_sets import Ref
+from unisono.model.message_set import Ref
 from unisono.sim.ideal_figures import NAMES_2, NAMES_3, figure_2, figure_3
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.trace.table import Trace

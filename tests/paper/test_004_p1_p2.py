@@ -6,7 +6,7 @@ Cases are named members x messages. Acknowledgments are FIFO per sender and in n
 import pytest
 from tests.paper.ideal_exploration import explore, p1_and_p2
 
-from unisono.orders.insertion import Form
+from unisono.orders.priority.insertion import Form
 from unisono.sim.ideal_views import IdealGroup
 
 TWO_BY_TWO = [{1: [0], 2: [1]}, {1: [0, 1], 2: []}, {1: [1, 0], 2: []}, {1: [0], 2: [0]}]

@@ -5,11 +5,11 @@ import pytest
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.verdict import Status
 from unisono.check.view_atomicity import view_atomicity
-from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
-from unisono.orders.insertion import Form, Insertion
+from unisono.model.message_set import NO_MESSAGES, MessageSet, Ref
+from unisono.orders.priority.insertion import Form, Insertion
+from unisono.orders.priority.messages import Ack, Body, Message
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.ideal_views import IdealGroup
-from unisono.wire.priority import Ack, Body, Message
 
 LOW, HIGH = 0, 1
 L, H = Ref(1, 1, 0), Ref(2, 1, 0)

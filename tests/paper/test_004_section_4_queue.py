@@ -2,10 +2,10 @@
 
 import pytest
 
-from unisono.model.message_sets import MessageSet, Ref
-from unisono.orders.consumable_queue import TAIL, ConsumableQueue, InsertionPointGone, Joining, urgency
-from unisono.orders.insertion import Form, Insertion
-from unisono.wire.priority import Ack
+from unisono.model.message_set import MessageSet, Ref
+from unisono.orders.priority.insertion import Form, Insertion
+from unisono.orders.priority.messages import Ack
+from unisono.orders.priority.queue import TAIL, ConsumableQueue, InsertionPointGone, Joining, urgency
 
 LOW, MEDIUM, HIGH = 0, 1, 2
 NOBODY: frozenset[Ref] = frozenset()

@@ -1,16 +1,16 @@
 """What members had consumed that have gone counts for every message that is decided after them, or for none (004-4).
 
-Counterexamples to less than that; see `unisono.orders.insertion`.
+Counterexamples to less than that; see `unisono.orders.priority.insertion`.
 """
 
 from tests.paper.ideal_exploration import p1, p2, stuck
 from tests.paper.ideal_plays import alike, finish_but, from_, orders, play
 
-from unisono.model.message_sets import Ref
-from unisono.orders.insertion import Form
+from unisono.model.message_set import Ref
+from unisono.orders.priority.insertion import Form
+from unisono.orders.priority.messages import Decision
 from unisono.sim.ideal_swarm import finish
 from unisono.sim.ideal_views import IdealGroup
-from unisono.wire.priority import Decision
 
 LOW, HIGH = 0, 1
 

@@ -18,9 +18,9 @@ from tests.recorded import record
 
 from unisono.experiments.catalogue import find, run_task
 from unisono.experiments.experiment import rows_of, tasks
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, in_process
-from unisono.trace.tails import latest
+from unisono.trace.metric_tails import latest
 
 DRIVER = """
 import json, sys
@@ -57,10 +57,10 @@ def driver(cluster: Standalone, trace: Path, times: int) -> subprocess.Popen[str
 STREAM = """
 import json, sys
 from pathlib import Path
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, on_spark
 from unisono.pipeline.session import SparkChoice
-from unisono.trace.tails import latest
+from unisono.trace.metric_tails import latest
 
 master, settings, trace, keep, sla = sys.argv[1:6]
 slas = parse_slas(Path(sla).read_text(encoding="utf-8"), sla)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unisono.pipeline.dealing import deal, deal_by_frame
+from unisono.pipeline.distribute import deal, deal_by_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

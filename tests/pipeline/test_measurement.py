@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.measured import SLA, append, interval, worse_between, write_run
 
-from unisono.cli.messenger import Messenger
-from unisono.cluster.local import LocalCluster, Node, Report, free_addresses
+from unisono.cli.reporter_process import Messenger
+from unisono.cluster.supervisor import LocalCluster, Node, Report, free_addresses
 from unisono.errors import UnisonoError
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, Measured, Running, in_process, streaming
-from unisono.trace.tails import latest
+from unisono.trace.metric_tails import latest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

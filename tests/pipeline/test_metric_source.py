@@ -9,7 +9,7 @@ from tests.measured import append, interval, worse_between, write_run
 
 from unisono.pipeline import metric_source
 from unisono.pipeline.metric_source import MetricReader, MetricSource, blocks_of
-from unisono.trace.tails import Block, latest, read_block, stretches
+from unisono.trace.metric_tails import Block, latest, read_block, stretches
 
 LOSS = worse_between(4, 8)
 
@@ -46,7 +46,7 @@ def test_what_is_more_than_a_batch_takes_is_taken_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, 16, LOSS)
-    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 6000)
+    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 6000)
     monkeypatch.setattr(latest, "__defaults__", (1,))
     reader = MetricSource({"path": str(tmp_path)}).streamReader(None)
     at, rows, batches = reader.initialOffset(), 0, 0

@@ -13,7 +13,7 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.pipeline.verify import on_spark, verify
 from unisono.sim.run import run
 from unisono.trace.files import read_trace, write_trace

@@ -15,7 +15,7 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cli.main import main
-from unisono.cluster.judge import ORDER_CHECKS
+from unisono.cluster.report import ORDER_CHECKS
 from unisono.trace.files import read_trace
 
 COMMAND = (sys.executable, "-c", "from unisono.cli.main import run; run()")
@@ -291,7 +291,7 @@ def test_nothing_heavy_is_loaded_while_the_group_runs(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
 from unisono.trace.writer import ParquetWriter
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.errors import EnvironmentLacks, FormationTimeout, InvalidPolicy
 from unisono.runtime.discovery import ByName, by_name
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.stack import Datagram
 
 PATIENCE_S = 30.0

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
-from unisono.orders.packing import reservation
+from unisono.cluster.supervisor import free_addresses
+from unisono.orders.base.packing import reservation
 from unisono.runtime.transport import UdpTransport
 
 PATIENCE_S = 60

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.model.ids import group_key
 from unisono.wire.frame import LAST, PIECE, VERSION, Frame, Kind, encode
 

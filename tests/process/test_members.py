@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 COMMAND = (sys.executable, "-c", "from unisono.cli.main import run; run()", "member")
 PATIENCE_S = 60

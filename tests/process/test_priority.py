@@ -9,7 +9,7 @@ import pytest
 
 import unisono
 from unisono.cli.main import main
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.trace.recorder import Recorder
 
 

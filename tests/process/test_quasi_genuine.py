@@ -11,7 +11,7 @@ import pytest
 from examples.areas import sockets as areas
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.model.grades import Grade
 from unisono.replica import Dict, Replicated
 

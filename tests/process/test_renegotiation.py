@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 
 PATIENCE_S = 90
 MEMBERS = (1, 2, 3, 4, 5)

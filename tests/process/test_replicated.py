@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Sequence
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.errors import GroupClosed, InvalidPolicy
 from unisono.model.grades import Grade
 from unisono.replica import Counter, Dict, Log, Replicated, Set
-from unisono.replica.machine import Machine
+from unisono.replica.state_machine import Machine
 
 PATIENCE_S = 90
 Peers = dict[int, tuple[str, int]]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from unisono.model.scenario_text import parse_scenario
-from unisono.model.sla_text import parse_slas
-from unisono.qos.sla import Kept, evaluate
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
+from unisono.qos.watch.sla import Kept, evaluate
 from unisono.trace.metric_files import read_metrics, read_stream
 
 SLA = """

@@ -9,7 +9,7 @@ import numpy as np
 import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
 from unisono.trace.files import find_group, read_part, read_trace, write_part
 from unisono.trace.kinds import EventKind

@@ -13,12 +13,12 @@ import pytest
 import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.cluster.judge import Judgement, judge
-from unisono.cluster.local import Fate, LocalCluster, free_addresses
+from unisono.cluster.report import Judgement, judge
+from unisono.cluster.supervisor import Fate, LocalCluster, free_addresses
 from unisono.errors import EnvironmentLacks
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.clock import new_incarnation
-from unisono.runtime.injection import Injection
+from unisono.runtime.fault_injection import Injection
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace

@@ -17,16 +17,16 @@ from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.priority_accounts import Window, check_priority
 from unisono.check.priority_ranges import PriorityRun
-from unisono.check.priority_survey import PrioritySurvey, among, survey_priority
+from unisono.check.priority_summary import PrioritySurvey, among, survey_priority
 from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import ViolationKind
-from unisono.model.message_sets import MessageSet
+from unisono.model.message_set import MessageSet
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 from unisono.trace.kinds import ABSENT, OBSERVER, OF_MESSAGES, EventKind
 from unisono.trace.table import Rows, Trace, concatenated
 

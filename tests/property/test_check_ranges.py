@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from unisono.check.ranges import Findings, check_ranges, overlapping
+from unisono.check.shard_summary import Latencies, survey
 from unisono.check.suite import check_all
-from unisono.check.survey import Latencies, survey
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.trace.kinds import CODED, NUMBERS, OBSERVER, EventKind
 from unisono.trace.meta import RunMeta

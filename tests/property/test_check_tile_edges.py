@@ -279,7 +279,7 @@ def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.Mo
             raise TraceDamaged("part", "is damaged")
         return read(of, whole=whole)
 
-    monkeypatch.setattr("unisono.pipeline.tasks.read_range", failing)
+    monkeypatch.setattr("unisono.pipeline.spark_tasks.read_range", failing)
     for after in count(1):
         reads[0] = after
         (report,) = verify("memory", whole_rows=0)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_fec import GROUP, ME, MEMBERS, SLOT, T0, Receiver, Seen, Sender, seen, slot_frames
 
-from unisono.layers.fec import packets
+from unisono.net.fec.layer import packets
+from unisono.net.fec.shares import Share, missing_originals, redundant_shares
 from unisono.wire.control import encode_probe
-from unisono.wire.fec import Share, missing_originals, redundant_shares
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
 
 PROBE = encode(Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)), GROUP)

@@ -13,10 +13,10 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.packing import Load, Packer, frames_per_slot, reservation
-from unisono.orders.vbr import Vbr
+from unisono.orders.base.packing import Load, Packer, frames_per_slot, reservation
+from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import HEADER_BYTES, LAST, MORE, PIECE, UDP_IP_BYTES, Frame, Kind, encode
-from unisono.wire.run import HEAD_BYTES
+from unisono.wire.packed_messages import HEAD_BYTES
 
 MS = 1_000_000
 T0 = 10**18

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.orders.porder import RATE_MAX, by_sorting, cycle_and_turn, due_ns, start_up, turn_number, update
+from unisono.orders.cbr.turns import RATE_MAX, by_sorting, cycle_and_turn, due_ns, start_up, turn_number, update
 
 MEMBERS = st.integers(1, 0xFFFF)
 RATES = st.dictionaries(MEMBERS, st.integers(1, 40), min_size=1, max_size=6)

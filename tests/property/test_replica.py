@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from unisono.replica.machine import Key, UndeclaredObject, View
 from unisono.replica.replica import MessageName, Replica
+from unisono.replica.state_machine import Key, UndeclaredObject, View
 from unisono.replica.structures import Counter, Dict, Log, Set, pack, unpack
 
 

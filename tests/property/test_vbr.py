@@ -12,8 +12,8 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.packing import frames_per_slot
-from unisono.orders.vbr import Vbr
+from unisono.orders.base.packing import frames_per_slot
+from unisono.orders.vbr.order import Vbr
 from unisono.stack import build
 from unisono.wire.door import Door
 from unisono.wire.frame import FINAL, LAST, Kind

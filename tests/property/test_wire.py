@@ -13,9 +13,9 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.modes import Mode
-from unisono.orders.rate_exchange import members_key
-from unisono.orders.vbr import Vbr
+from unisono.orders.base.formation import members_key
+from unisono.orders.base.modes import Mode
+from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.control import (
     Heard,
@@ -29,7 +29,7 @@ from unisono.wire.control import (
 )
 from unisono.wire.door import Door
 from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

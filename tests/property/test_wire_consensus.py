@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.wire import consensus as wire
-from unisono.wire.consensus import (
+from unisono.agreement.paxos import messages as wire
+from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
     Accepted,

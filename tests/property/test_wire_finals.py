@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.extents import Extent
-from unisono.model.message_sets import MessageSet
-from unisono.wire import finals as wire
-from unisono.wire.finals import Give, Holdings, State, Value, Want
+from unisono.model.message_range import Extent
+from unisono.model.message_set import MessageSet
+from unisono.orders.final import messages as wire
+from unisono.orders.final.messages import Give, Holdings, State, Value, Want
 from unisono.wire.frame import Kind
 
 u16, u32, u62 = st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**62)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.wire import membership as wire
-from unisono.wire.frame import Kind
-from unisono.wire.membership import (
+from unisono.agreement.membership import messages as wire
+from unisono.agreement.membership.messages import (
     Acks,
     Cut,
     Enter,
@@ -23,6 +22,7 @@ from unisono.wire.membership import (
     decode_next_view,
     encode_next_view,
 )
+from unisono.wire.frame import Kind
 
 members = st.integers(1, 0xFFFF)
 numbers = st.integers(1, 2**63 - 1)

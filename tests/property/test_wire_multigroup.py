@@ -5,19 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.wire.bond import (
-    Bond,
-    Confirm,
-    Control,
-    Relate,
-    What,
-    control_body,
-    control_of,
-    decode_bond,
-    encode_bond,
-)
-from unisono.wire.frame import Kind
-from unisono.wire.multigroup import (
+from unisono.orders.multigroup.messages import (
     DECODERS,
     Ack,
     Cast,
@@ -42,7 +30,7 @@ from unisono.wire.multigroup import (
     stamp_of,
     time_of,
 )
-from unisono.wire.multigroup_state import (
+from unisono.orders.multigroup.stored_state import (
     GroupState,
     RelationState,
     StreamState,
@@ -51,8 +39,20 @@ from unisono.wire.multigroup_state import (
     encode_foreign,
     encode_state,
 )
-from unisono.wire.parcel import Parcel, encode_parcel
-from unisono.wire.run import OwnRun
+from unisono.orders.multigroup.topology_messages import (
+    Bond,
+    Confirm,
+    Control,
+    Relate,
+    What,
+    control_body,
+    control_of,
+    decode_bond,
+    encode_bond,
+)
+from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.frame import Kind
+from unisono.wire.packed_messages import OwnRun
 
 numbers = st.integers(0, 2**40)
 members = st.integers(1, 65_535)

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.model.message_sets import MessageSet, Ref
+from unisono.model.message_set import MessageSet, Ref
 from unisono.model.priorities import PRIORITY_MAX
-from unisono.sim.ideal_swarm import drawn_group, run_by_lot
-from unisono.sim.streams import Streams
-from unisono.wire.priority import (
+from unisono.orders.priority.messages import (
     Ack,
     Body,
     Decision,
@@ -18,7 +16,9 @@ from unisono.wire.priority import (
     decode_body,
     encode_body,
 )
-from unisono.wire.priority_state import decode_state, encode_state
+from unisono.orders.priority.state_messages import decode_state, encode_state
+from unisono.sim.ideal_swarm import drawn_group, run_by_lot
+from unisono.sim.random_streams import Streams
 
 REFS = st.builds(Ref, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 NEAR = st.builds(Ref, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))

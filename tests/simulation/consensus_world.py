@@ -10,11 +10,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
+from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.paxos.decisions import Restored
 from unisono.check.consensus import Proposed, Told, consensus
 from unisono.check.verdict import Verdict
-from unisono.layers.consensus import Consensus
-from unisono.model.decisions import Restored
-from unisono.model.writes import Memory
+from unisono.model.stored_records import Memory
 from unisono.sim.disk import SimDisk
 from unisono.wire.frame import Frame
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
+from unisono.agreement.membership.contract import NewView, Out, Receive, StateGiven, StateWanted, Told
+from unisono.agreement.membership.views import Membership
 from unisono.check.fifo import fifo
 from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
-from unisono.layers.membership import Membership
-from unisono.layers.view_contract import NewView, Out, Receive, StateGiven, StateWanted, Told
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras

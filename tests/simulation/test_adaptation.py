@@ -12,16 +12,16 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
-from unisono.layers.rmcast import Rmcast
 from unisono.model.events import Gap, Notice, SlaViolation, StackEvent, ViewChange, ViolationKind
 from unisono.model.faults import Fault, Loss, Partition, Pause, Span
 from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
-from unisono.model.scenario_text import parse_scenario
-from unisono.model.sla_text import parse_slas
-from unisono.qos.estimate import Estimate
-from unisono.qos.oversight import Oversight
-from unisono.sim.node import Node
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
+from unisono.net.rmcast.layer import Rmcast
+from unisono.qos.adapt.estimate import Estimate
+from unisono.qos.watch.observer import Oversight
+from unisono.sim.member import Node
 from unisono.sim.run import meta_of, prepare
 from unisono.sim.world import World
 from unisono.stack import Stack

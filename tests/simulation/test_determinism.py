@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from unisono.sim import run
-from unisono.sim.swarm import calm, stormy
+from unisono.sim.swarm.vbr import calm, stormy
 
 SEEDS = range(50)
-DIGEST = "from unisono.sim import run; from unisono.sim.swarm import stormy; print(run(stormy({})).trace.digest())"
+DIGEST = "from unisono.sim import run; from unisono.sim.swarm.vbr import stormy; print(run(stormy({})).trace.digest())"
 
 
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 10))

@@ -16,9 +16,9 @@ from unisono.model.offers import Ask
 from unisono.model.rates import Rate
 from unisono.model.scenario import Network, SlotChange, Workload
 from unisono.model.timing import Timing
-from unisono.orders import final
-from unisono.orders.final_offer import background_datagrams_per_s
-from unisono.qos.planner import plan
+from unisono.orders.final import order as final
+from unisono.orders.final.bounds import background_datagrams_per_s
+from unisono.qos.plan.planner import plan
 from unisono.sim.disk import DurableStack
 from unisono.sim.run import drain_ns, meta_of, prepare, run
 from unisono.sim.world import World

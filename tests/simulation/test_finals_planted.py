@@ -15,17 +15,17 @@ from tests.simulation.test_finals_swarm import judged
 
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_MS
-from unisono.model.extents import Extent
 from unisono.model.faults import Fault, Loss, Partition, Span
+from unisono.model.message_range import Extent
 from unisono.model.scenario import Scenario, Workload
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
-from unisono.orders.cbr import Cbr
-from unisono.orders.cbr_offer import turn_bound_ns
-from unisono.orders.final import Final
-from unisono.orders.final_log import Agreed, FinalLog
-from unisono.orders.final_recovery import Recovery
-from unisono.sim.swarm_finals import finals
+from unisono.orders.cbr.bounds import turn_bound_ns
+from unisono.orders.cbr.order import Cbr
+from unisono.orders.final.log import Agreed, FinalLog
+from unisono.orders.final.order import Final
+from unisono.orders.final.recovery import Recovery
+from unisono.sim.swarm.final import finals
 
 Rule = Callable[..., Any]
 

@@ -22,9 +22,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
-from unisono.sim.finals_at_rest import FinalsAtRest
 from unisono.sim.run import run
-from unisono.sim.swarm_finals import cbr_finals, finals
+from unisono.sim.swarm.final import cbr_finals, finals
+from unisono.sim.swarm.final_at_rest import FinalsAtRest
 
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
 FULL_EVERY = 100

@@ -23,16 +23,16 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import Leave, Network, RateChange, Scenario, Start, Workload
 from unisono.model.timing import Timing
-from unisono.orders.leader import Leader
-from unisono.orders.led import Led
-from unisono.orders.packing import Load
-from unisono.orders.signs import gap_bound_ns
-from unisono.orders.stream import Entry
-from unisono.orders.timestamp import Granted, Timestamp
+from unisono.orders.base.packing import Load
+from unisono.orders.leader.base import Led
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.stream import Entry
+from unisono.orders.leader.timeouts import gap_bound_ns
+from unisono.orders.leader.timestamp import Granted, Timestamp
 from unisono.sim import run
+from unisono.sim.member import PayloadDiffers
 from unisono.sim.network import everything
-from unisono.sim.node import PayloadDiffers
-from unisono.sim.swarm import calm
+from unisono.sim.swarm.vbr import calm
 from unisono.wire.frame import Frame
 
 ORDERS: tuple[type[Led], ...] = (Leader, Timestamp)

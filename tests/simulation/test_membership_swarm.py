@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
 from tests.simulation.membership_world import calm_after, stormy
 from tests.simulation.seed_ranges import run_ranges
 
-from unisono.layers.view_multicast import ViewMulticast
-from unisono.wire.membership import Vector
+from unisono.agreement.membership.messages import Vector
+from unisono.agreement.membership.multicast import ViewMulticast
 
 CHUNK = 500
 

@@ -16,18 +16,18 @@ import pytest
 from tests.simulation.test_orders_swarm import judged, problems
 
 from unisono.check.verdict import Status
-from unisono.layers.fec import Fec
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.scenario import Scenario
-from unisono.orders.cbr import Cbr
-from unisono.orders.election import Succession
-from unisono.orders.leader import Leader
-from unisono.orders.porder import period_ns
-from unisono.orders.timestamp import Timestamp
-from unisono.orders.vbr import Vbr
-from unisono.orders.vbr_gaps import VbrGaps
-from unisono.sim.node import PayloadDiffers
-from unisono.sim.swarm_orders import KINDS, any_order
+from unisono.net.fec.layer import Fec
+from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.turns import period_ns
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.election import Succession
+from unisono.orders.leader.timestamp import Timestamp
+from unisono.orders.vbr.failures import VbrGaps
+from unisono.orders.vbr.order import Vbr
+from unisono.sim.member import PayloadDiffers
+from unisono.sim.swarm.orders import KINDS, any_order
 from unisono.wire.frame import LAST
 
 FOREVER_NS = 60 * NS_PER_S

@@ -17,9 +17,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Leave, Scenario
-from unisono.orders.vbr_gaps import VbrGaps
+from unisono.orders.vbr.failures import VbrGaps
 from unisono.sim.run import meta_of, prepare
-from unisono.sim.swarm_orders import KINDS, any_order
+from unisono.sim.swarm.orders import KINDS, any_order
 from unisono.sim.world import World
 from unisono.stack import Stack
 

@@ -8,7 +8,7 @@ import pytest
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.sim.run import drain_ns, meta_of, prepare, run
 from unisono.trace.kinds import EventKind
 

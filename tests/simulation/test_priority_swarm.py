@@ -19,7 +19,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
 from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 
 SEEDS, SLOW_SEEDS = range(120), range(10_000, 30_000)
 CHUNK = 20

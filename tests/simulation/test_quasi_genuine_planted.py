@@ -14,15 +14,15 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Loss, Span
 from unisono.model.scenario import Expect, SendsChange, Workload
-from unisono.model.scenario_text import parse_scenario
-from unisono.orders import group_log
-from unisono.orders.gate import Gate, Source
-from unisono.orders.proposals import Proposals
-from unisono.orders.relation import Relation, Tie
+from unisono.model.text.scenario import parse_scenario
+from unisono.orders.multigroup import group_log
+from unisono.orders.multigroup.barriers import Gate, Source
+from unisono.orders.multigroup.messages import Cast, Entry, stamp_of
+from unisono.orders.multigroup.proposals import Proposals
+from unisono.orders.multigroup.topology_messages import Control
+from unisono.orders.multigroup.topology_state import Relation, Tie
 from unisono.sim.run import run
-from unisono.wire.bond import Control
-from unisono.wire.multigroup import Cast, Entry, stamp_of
-from unisono.wire.parcel import Parcel
+from unisono.wire.bundles import Parcel
 
 SEEDS = range(1, 8)
 

@@ -21,11 +21,11 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.events import NoticeKind
 from unisono.model.faults import Pause
 from unisono.model.scenario import Workload
-from unisono.orders import quasi_genuine
-from unisono.sim.groups_at_rest import AtRest
+from unisono.orders.multigroup import order as quasi_genuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.sim.swarm_groups import groups_scenario
+from unisono.sim.swarm.multigroup import groups_scenario
+from unisono.sim.swarm.multigroup_at_rest import AtRest
 
 CHUNK, SLOW_CHUNK = 12, 500
 FULL_EVERY = 100

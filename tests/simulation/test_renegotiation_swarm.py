@@ -19,9 +19,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
 from unisono.model.scenario import Scenario, SlotChange
-from unisono.orders.vbr import Vbr
+from unisono.orders.vbr.order import Vbr
 from unisono.sim.run import meta_of, prepare
-from unisono.sim.swarm import renegotiated
+from unisono.sim.swarm.vbr import renegotiated
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind

@@ -17,7 +17,6 @@ from unisono.check.causal import causal
 from unisono.check.fifo import fifo
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.layers.rmcast import Rmcast
 from unisono.model.delays import DelayModel, Exponential, Uniform, within
 from unisono.model.faults import Crash, Duplication, Loss, Span
 from unisono.model.rates import Rate
@@ -25,6 +24,7 @@ from unisono.model.redundancy import Redundancy, Relative, eta_of_all
 from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Send, Start, Workload
 from unisono.model.services import SERVICES
 from unisono.model.timing import Timing
+from unisono.net.rmcast.layer import Rmcast
 from unisono.sim import run
 from unisono.sim.result import Result
 from unisono.sim.world import World

@@ -14,8 +14,8 @@ from unisono.model.durations import NS_PER_MS
 from unisono.model.events import NoticeKind
 from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expect, Scenario, Send, SendsChange, Workload
-from unisono.model.scenario_text import parse_scenario
-from unisono.orders import bonding
+from unisono.model.text.scenario import parse_scenario
+from unisono.orders.multigroup import topology_exchange as bonding
 from unisono.sim.result import Result
 from unisono.sim.run import run
 

@@ -14,9 +14,9 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
 from unisono.model.scenario import Scenario
-from unisono.orders.vbr_gaps import VbrGaps
+from unisono.orders.vbr.failures import VbrGaps
 from unisono.sim.run import prepare
-from unisono.sim.swarm import churning
+from unisono.sim.swarm.vbr import churning
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.meta import RunMeta

@@ -14,7 +14,7 @@ from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_MS
 from unisono.model.scenario import Leave, Scenario
 from unisono.sim import run
-from unisono.sim.swarm import calm, stormy
+from unisono.sim.swarm.vbr import calm, stormy
 
 SAFETY = ("total_order", "integrity", "fifo")
 CALM_SEEDS, STORMY_SEEDS = range(160), range(1000, 1080)

@@ -13,10 +13,10 @@ from unisono.model.metrics import MetricRow, Side
 from unisono.model.redundancy import Redundancy
 from unisono.model.sla import Hysteresis
 from unisono.model.timing import Timing
-from unisono.qos.adaptation import CannotHold, Change, Controller
-from unisono.qos.estimate import Estimate, Estimator, estimate
-from unisono.qos.negotiation import Target
-from unisono.qos.remedies import Copies, Remedy, Setting, Shares, SlotLength, cheapest
+from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
+from unisono.qos.adapt.hysteresis import CannotHold, Change, Controller
+from unisono.qos.adapt.mechanisms import Copies, Remedy, Setting, Shares, SlotLength, cheapest
+from unisono.qos.plan.negotiation import Target
 
 MS = 1_000_000
 PROMISE = Target(0.999, 40 * MS)

@@ -15,10 +15,10 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.settings import Settings
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.qos.adapter import GONE_NS, Adapter
+from unisono.qos.adapt.controller import GONE_NS, Adapter
 
 MS = 1_000_000
 S = 1000 * MS

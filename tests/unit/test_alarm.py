@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from unisono.runtime.alarm import Alarm
 from unisono.runtime.clock import WallClock
+from unisono.runtime.timers import Alarm
 
 MS = 1_000_000
 SECOND = 1000 * MS

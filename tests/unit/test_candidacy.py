@@ -1,7 +1,7 @@
 """A promise that comes in parts, from several answers, in any order."""
 
-from unisono.layers.candidacy import Candidacy
-from unisono.wire.consensus import CHOSEN, Promise
+from unisono.agreement.paxos.candidate import Candidacy
+from unisono.agreement.paxos.messages import CHOSEN, Promise
 
 BALLOT = 7
 

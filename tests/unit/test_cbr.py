@@ -14,12 +14,12 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.cbr import HORIZON_NS, Cbr
-from unisono.orders.cbr_modes import CHANGES, RUNNING, TAKES, Action, Input, Mode
-from unisono.orders.cbr_offer import offer
-from unisono.orders.porder import CYCLE_NS, RATE_MAX, by_sorting, cycle_and_turn, due_ns, turn_number
-from unisono.orders.rate_exchange import members_key
-from unisono.orders.renegotiation import reservation
+from unisono.orders.base.formation import members_key
+from unisono.orders.cbr.bounds import offer
+from unisono.orders.cbr.modes import CHANGES, RUNNING, TAKES, Action, Input, Mode
+from unisono.orders.cbr.order import HORIZON_NS, Cbr
+from unisono.orders.cbr.rates import reservation
+from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, by_sorting, cycle_and_turn, due_ns, turn_number
 from unisono.stack import build
 from unisono.wire.control import (
     Hello,
@@ -31,7 +31,7 @@ from unisono.wire.control import (
 )
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18

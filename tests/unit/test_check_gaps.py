@@ -15,7 +15,7 @@ from unisono.model.events import Violation, ViolationKind
 from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.sim import run
-from unisono.sim.swarm import churning
+from unisono.sim.swarm.vbr import churning
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, told_extras, view_extras

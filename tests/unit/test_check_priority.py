@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
-from unisono.check.lives import without_crashed
+from unisono.check.member_runs import without_crashed
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.suite import check_all
 from unisono.check.total_order import total_order

@@ -15,7 +15,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_S
 from unisono.model.rates import Rate
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.pipeline.verify import verify
 from unisono.sim.run import run
 from unisono.trace.files import read_trace

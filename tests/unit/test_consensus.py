@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.simulation.consensus_world import EVERY, MS, RETRY, ConsensusWorld
 
-from unisono.check.verdict import Status
-from unisono.errors import InvalidPolicy, StorageError
-from unisono.layers.acceptor import MARK_EVERY, Acceptor
-from unisono.layers.candidacy import Candidacy, Role
-from unisono.layers.consensus import Consensus
-from unisono.model.decisions import Decision, Offered, Restored
-from unisono.model.writes import Memory
-from unisono.wire.consensus import (
+from unisono.agreement.paxos.acceptor import MARK_EVERY, Acceptor
+from unisono.agreement.paxos.candidate import Candidacy, Role
+from unisono.agreement.paxos.consensus import Consensus
+from unisono.agreement.paxos.decisions import Decision, Offered, Restored
+from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
     Accepted,
@@ -27,6 +24,9 @@ from unisono.wire.consensus import (
     encode,
     owner_of,
 )
+from unisono.check.verdict import Status
+from unisono.errors import InvalidPolicy, StorageError
+from unisono.model.stored_records import Memory
 from unisono.wire.frame import Frame, Kind
 
 

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 import pytest
 
+from unisono.agreement.paxos.decisions import Restored
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidPolicy, MessageTooLarge, StorageError
-from unisono.model.decisions import Restored
 from unisono.model.durations import NS_PER_MS
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.stored_records import Memory
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.model.writes import Memory
-from unisono.orders.agreed_log import AgreedLog
-from unisono.orders.consensus_log import PARCELS_MAX, ConsensusLog
+from unisono.orders.log.delivery import AgreedLog
+from unisono.orders.log.order import PARCELS_MAX, ConsensusLog
 from unisono.sim import run
 from unisono.stack import build
+from unisono.wire.bundles import Parcel, decode_log_value, decode_parcel, encode_log_value, encode_parcel
 from unisono.wire.frame import FIRST, MORE, PIECE
-from unisono.wire.parcel import Parcel, decode_log_value, decode_parcel, encode_log_value, encode_parcel
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = NS_PER_MS
 

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
-from unisono.model.grid import Grid
 from unisono.model.metrics import METRICS
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.settings import Settings, strongest
+from unisono.model.slot_schedule import Grid
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.demands import Demands, counts_from
-from unisono.orders.slot_change import change_slot
-from unisono.orders.vbr import Vbr
+from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.setting_requests import Demands, counts_from
+from unisono.orders.vbr.slot_change import change_slot
 from unisono.stack import build
 from unisono.wire.control import encode_wish, join_wishes, split_wishes
-from unisono.wire.demand import (
+from unisono.wire.setting_requests import (
     DEMAND_MAX,
     NAME_MAX,
     Demand,

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
+from unisono.agreement.failure_detector import GENERATION, Arrivals, Detector
 from unisono.errors import InvalidPolicy
-from unisono.layers.detector import GENERATION, Arrivals, Detector
 from unisono.wire.frame import Frame, Kind
 from unisono.wire.heartbeat import Heartbeat, encode_heartbeat
 

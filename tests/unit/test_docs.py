@@ -14,18 +14,18 @@ from benchmarks import figures
 from unisono.check.suite import check_all
 from unisono.check.verdict import overall
 from unisono.cli.main import main, parser
-from unisono.layers.fec import packets, residual_loss
 from unisono.model.durations import NS_PER_S
 from unisono.model.metrics import METRICS
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
-from unisono.model.scenario_text import parse_scenario
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.packing import reservation
-from unisono.orders.vbr import latency_bound_ns
+from unisono.net.fec.layer import packets, residual_loss
+from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.orders.base.packing import reservation
+from unisono.orders.vbr.order import latency_bound_ns
 from unisono.sim.run import run
 
 PROJECT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> Non
 
 def fields_read() -> set[str]:
     """The names of fields that the reader of scenarios asks a table for."""
-    tree = ast.parse((PROJECT / "src/unisono/model/scenario_text.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PROJECT / "src/unisono/model/text/scenario.py").read_text(encoding="utf-8"))
     asking = {"text", "flag", "whole", "wholes", "number", "duration", "choice", "member", "taken", "table", "tables"}
     return {
         node.args[0].value

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.model.events import ViolationKind
-from unisono.orders.consensus_log import ConsensusLog
+from unisono.orders.log.order import ConsensusLog
 from unisono.runtime import driver as driver_module
 from unisono.stack import Datagram
 

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from unisono.errors import EnvironmentLacks, InvalidPolicy
-from unisono.layers.fec import (
+from unisono.model.ids import group_key
+from unisono.model.offers import Ask, Offer
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.model.timing import Timing
+from unisono.model.views import View
+from unisono.net.fec import shares as code
+from unisono.net.fec.layer import (
     HELD_BYTES_MAX,
     SILENT_NS,
     Fec,
@@ -26,18 +33,11 @@ from unisono.layers.fec import (
     residual_loss,
     through_fec,
 )
-from unisono.model.ids import group_key
-from unisono.model.offers import Ask, Offer
-from unisono.model.policy import Policy
-from unisono.model.rates import Rate
-from unisono.model.timing import Timing
-from unisono.model.views import View
-from unisono.wire import fec as code
+from unisono.net.fec.shares import Share, pack_place, redundant_shares, unpack_place
 from unisono.wire.control import encode_probe
 from unisono.wire.door import Door, Refusal
-from unisono.wire.fec import Share, pack_place, redundant_shares, unpack_place
 from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18

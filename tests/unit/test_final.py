@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from unisono.agreement.paxos.decisions import Restored
 from unisono.errors import InvalidPolicy
 from unisono.group import join
-from unisono.model.decisions import Restored
-from unisono.model.extents import Cell, Extent
-from unisono.model.message_sets import Range
+from unisono.model.message_range import Cell, Extent
+from unisono.model.message_set import Range
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
-from unisono.model.rest import Rest
+from unisono.model.remaining import Rest
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.final_log import LIVES_KEPT, FinalLog
-from unisono.orders.final_recovery import Recovery
-from unisono.orders.final_reports import Chooser, Report, Reports, segments
-from unisono.orders.final_store import Store
+from unisono.orders.final.log import LIVES_KEPT, FinalLog
+from unisono.orders.final.messages import GONE, Give, Message, Value, Want, encode_messages, encode_value
+from unisono.orders.final.recovery import Recovery
+from unisono.orders.final.reports import Chooser, Report, Reports, segments
+from unisono.orders.final.store import Store
 from unisono.stack import build
-from unisono.wire.finals import GONE, Give, Message, Value, Want, encode_messages, encode_value
 
 CELL = (7, 1, 1)
 PATIENCE_NS = 100

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from unisono.model.timing import Timing
-from unisono.orders.early import Early, Window
-from unisono.orders.gate import Gate
-from unisono.orders.group_log import GroupLog
-from unisono.orders.proposals import Proposals
-from unisono.orders.relation import Incoming
-from unisono.wire.multigroup import Cast, Entry, Null, encode_value, stamp_of
-from unisono.wire.multigroup_state import GroupState
-from unisono.wire.parcel import Parcel, encode_parcel
-from unisono.wire.run import OwnRun
+from unisono.orders.multigroup.barriers import Gate
+from unisono.orders.multigroup.group_log import GroupLog
+from unisono.orders.multigroup.messages import Cast, Entry, Null, encode_value, stamp_of
+from unisono.orders.multigroup.optimistic import Early, Window
+from unisono.orders.multigroup.proposals import Proposals
+from unisono.orders.multigroup.stored_state import GroupState
+from unisono.orders.multigroup.topology_state import Incoming
+from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.packed_messages import OwnRun
 
 HERE, THERE, BEYOND = 0, 1, 2
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.layers.gathering import EVERY_NS, Gathering, choose, numbered
+from unisono.agreement.gathering import EVERY_NS, Gathering, choose, numbered
 from unisono.wire.beacon import Applicant, Beacon, decode_beacon, encode_beacon, table_key
 
 MS = 1_000_000

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.model.grid import KEPT, Grid, Segment
+from unisono.model.slot_schedule import KEPT, Grid, Segment
 from unisono.model.timing import Timing
-from unisono.orders.slot_change import SlotChange, change_slot
+from unisono.orders.vbr.slot_change import SlotChange, change_slot
 from unisono.wire.control import decode_wish
 
 MS = 1_000_000

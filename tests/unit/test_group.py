@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.errors import EnvironmentLacks
 from unisono.group import Joining
 

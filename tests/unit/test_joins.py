@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.orders.joins import Joins
+from unisono.orders.vbr.expected_joins import Joins
 
 
 def test_nobody_waits() -> None:

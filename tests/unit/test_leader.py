@@ -13,16 +13,10 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.leader import Leader
-from unisono.orders.led import Led
-from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.signs import gap_bound_ns, outage_ns, poll_ns, silence_ns
-from unisono.orders.stream import WINDOW
-from unisono.orders.timestamp import Timestamp
-from unisono.stack import ORDERS, Stack, build
-from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
-from unisono.wire.succession import (
+from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.orders.leader.base import Led
+from unisono.orders.leader.broadcast import Leader
+from unisono.orders.leader.messages import (
     ORDERED_BYTES,
     Beat,
     Cut,
@@ -48,6 +42,12 @@ from unisono.wire.succession import (
     encode_roll,
     encode_vote,
 )
+from unisono.orders.leader.stream import WINDOW
+from unisono.orders.leader.timeouts import gap_bound_ns, outage_ns, poll_ns, silence_ns
+from unisono.orders.leader.timestamp import Timestamp
+from unisono.stack import ORDERS, Stack, build
+from unisono.wire.door import Door, Refusal
+from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.model.metrics import Side
-from unisono.qos.link_meter import REORDER, TIMED_KEPT, LinkMeter
-from unisono.qos.monitor import Monitor, Window
+from unisono.qos.watch.link_meter import REORDER, TIMED_KEPT, LinkMeter
+from unisono.qos.watch.meters import Monitor, Window
 from unisono.wire.frame import SERIALS
 
 MS = 1_000_000

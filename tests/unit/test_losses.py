@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unisono.model.faults import Duplication, Fault, Loss, Partition, Pause, Span, described
 from unisono.model.ids import group_key
 from unisono.model.losses import Losses, most_lost
-from unisono.runtime.injection import Injection
+from unisono.runtime.fault_injection import Injection
 from unisono.wire.frame import Frame, Kind, encode
 
 KEY = group_key("table")

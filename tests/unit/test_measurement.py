@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.measured import SLA, append, interval, worse_between, write_run
 
 from unisono.errors import InvalidPolicy, UnisonoError
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import CHANCES, Job, Measured, Running, Service, _Query, in_process
 from unisono.pipeline.measurement_store import MeasurementStore, Verdict
-from unisono.qos.system import LinkEstimate
-from unisono.trace.tails import Block, latest, read_block, stretches
+from unisono.qos.watch.group_sla import LinkEstimate
+from unisono.trace.metric_tails import Block, latest, read_block, stretches
 
 SLAS = parse_slas(SLA, "sla.toml")
 LOSS = worse_between(4, 8)

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 from tests.simulation.membership_world import EVERY, MS, RETRY, MembershipWorld
 
+from unisono.agreement.failure_detector import Detector
+from unisono.agreement.membership.contract import NewView, Out, Receive, ViewSynchrony
+from unisono.agreement.membership.messages import Acks, Enter, Message, Sent, encode
+from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, ViewMulticast
+from unisono.agreement.membership.past_views import KEPT
+from unisono.agreement.membership.requests import Wishes
+from unisono.agreement.membership.views import Membership
 from unisono.errors import UnisonoError
-from unisono.layers.detector import Detector
-from unisono.layers.membership import Membership
-from unisono.layers.past_views import KEPT
-from unisono.layers.view_contract import NewView, Out, Receive, ViewSynchrony
-from unisono.layers.view_multicast import WAITING_MAX, WINDOW, ViewMulticast
-from unisono.layers.wishes import Wishes
 from unisono.wire.frame import Frame
-from unisono.wire.membership import Acks, Enter, Message, Sent, encode
 
 
 def formed(members: int = 3, **options: int) -> MembershipWorld:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
+from unisono.model.message_set import NO_MESSAGES, MessageSet, Ref
 
 REFS = st.builds(Ref, st.integers(1, 2), st.integers(1, 2), st.integers(-3, 12))
 SETS = st.frozensets(REFS)

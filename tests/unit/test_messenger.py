@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from tests.measured import SLA, worse_between, write_run
 
-from unisono.cli.messenger import Messenger
-from unisono.cluster import teller
-from unisono.cluster.teller import Teller, estimate_of, estimate_to, verdict_of, verdict_to
+from unisono.cli.reporter_process import Messenger
+from unisono.cluster import sla_reporter as teller
+from unisono.cluster.sla_reporter import Teller, estimate_of, estimate_to, verdict_of, verdict_to
 from unisono.errors import GroupClosed
 from unisono.model.events import SlaVerdict
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Measured, Service
 from unisono.pipeline.measurement_store import MeasurementStore
-from unisono.qos.estimate import Estimate
-from unisono.trace.tails import latest, read_block, stretches
+from unisono.qos.adapt.estimate import Estimate
+from unisono.trace.metric_tails import latest, read_block, stretches
 
 SLAS = parse_slas(SLA, "sla.toml")
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"

@@ -16,7 +16,7 @@ from unisono.model.policy import FRAME_MAX, FRAME_MIN, MESSAGE_MAX, Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)

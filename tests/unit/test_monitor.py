@@ -13,10 +13,10 @@ from unisono.model.events import SlaViolation, StackEvent
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.qos.oversight import Oversight
+from unisono.qos.watch.observer import Oversight
 from unisono.stack import Stack, build
 from unisono.wire.frame import LAST, SERIALS, Frame, Kind
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from unisono.layers.pacer import Pacer
 from unisono.model.rates import Rate
+from unisono.net.pacer import Pacer
 
 THETA_NS = 250_000_000
 """Four slots are the second over which averages are kept."""

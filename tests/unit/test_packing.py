@@ -9,9 +9,9 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.packing import Load, Packer, frames_per_slot, reservation
+from unisono.orders.base.packing import Load, Packer, frames_per_slot, reservation
 from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.run import HEAD_BYTES, TABLE_BYTES
+from unisono.wire.packed_messages import HEAD_BYTES, TABLE_BYTES
 
 MS = 1_000_000
 FRAME = 300

@@ -10,10 +10,10 @@ from unisono.model.delays import Exponential
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.qos.agreement import Crashes
-from unisono.qos.over_rmcast import Wish
-from unisono.qos.planner import Plan, lower_bound_ns, plan
-from unisono.qos.rmcast import Network, reached
+from unisono.qos.plan.over_rmcast import Wish
+from unisono.qos.plan.planner import Plan, lower_bound_ns, plan
+from unisono.qos.plan.rmcast_agreement import Crashes
+from unisono.qos.plan.rmcast_model import Network, reached
 
 MS = 1_000_000
 ASK = Ask(members=5, rate=Rate(50, 8), timing=Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=1 * MS)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from unisono.cluster.local import Fate
-from unisono.cluster.node import timeline
-from unisono.cluster.playable import caution, fates, left_out, refuse_unplayable
+from unisono.cluster.member_process import timeline
+from unisono.cluster.scenario_limits import caution, fates, left_out, refuse_unplayable
+from unisono.cluster.supervisor import Fate
 from unisono.errors import InvalidPolicy
 from unisono.model.delays import Chance
 from unisono.model.scenario import Leave, Scenario
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 
 
 def scenario(group: str, rest: str = "") -> Scenario:

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from unisono.orders.porder import (
+from unisono.orders.cbr.turns import (
     CYCLE_NS,
     RATE_MAX,
     by_sorting,

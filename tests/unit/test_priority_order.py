@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from unisono.layers.view_contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
+from unisono.agreement.membership.contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
 from unisono.model.events import Batch, Left, Rejoining, Step, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.insertion import Form
-from unisono.orders.priority import REST_NS, Priority
+from unisono.orders.priority.insertion import Form
+from unisono.orders.priority.order import REST_NS, Priority
+from unisono.orders.priority.state_messages import decode_handover
 from unisono.wire.frame import Frame
-from unisono.wire.priority_state import decode_handover
 
 MS = 1_000_000
 LOW, HIGH = 0, 1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import InvalidPolicy
-from unisono.model.references import Reference, parse_reference
+from unisono.model.text.references import Reference, parse_reference
 
 ADDRESS = st.sampled_from(["10.0.0.7:9001", "host.example:1", "[fe80::1]:65535"])
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.orders.gate import Gate
-from unisono.orders.group_log import GroupLog
-from unisono.orders.relation import Tie
-from unisono.wire.bond import Bond, Confirm, Control, Relate, What, control_body
-from unisono.wire.multigroup import Cast, Heard, Item, Null, encode_value, parcel_of, stamp_of, time_of
-from unisono.wire.multigroup_state import GroupState
-from unisono.wire.parcel import Parcel, encode_parcel
-from unisono.wire.run import OwnRun, read_run
+from unisono.orders.multigroup.barriers import Gate
+from unisono.orders.multigroup.group_log import GroupLog
+from unisono.orders.multigroup.messages import Cast, Heard, Item, Null, encode_value, parcel_of, stamp_of, time_of
+from unisono.orders.multigroup.stored_state import GroupState
+from unisono.orders.multigroup.topology_messages import Bond, Confirm, Control, Relate, What, control_body
+from unisono.orders.multigroup.topology_state import Tie
+from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.packed_messages import OwnRun, read_run
 
 A, B = 0, 1
 MATES = {A: (1, 2), B: (3, 4)}

@@ -4,7 +4,7 @@ import pytest
 
 from unisono.errors import InvalidPolicy, ReservationRefused
 from unisono.model.rates import Reservation
-from unisono.qos.reservation import Link, capacity_bytes_per_s
+from unisono.qos.plan.admission import Link, capacity_bytes_per_s
 
 THETA_NS = 10_000_000
 

@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidPolicy
-from unisono.layers import numbers, rmcast
-from unisono.layers.contract import Lost
-from unisono.layers.rmcast import Rmcast, copies_reservation
-from unisono.model.chance import SplitMix
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.redundancy import Redundancy
+from unisono.model.seeded_stream import SplitMix
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.honours import HONOURS
+from unisono.net.layer import Lost
+from unisono.net.rmcast import layer as rmcast
+from unisono.net.rmcast.copies import RMCAST_BYTES, Copy
+from unisono.net.rmcast.layer import Rmcast, copies_reservation
+from unisono.net.services import sequence_window as numbers
+from unisono.orders.base.capabilities import HONOURS
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import LAST, Frame, Kind, encode
-from unisono.wire.rmcast import RMCAST_BYTES, Copy
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18

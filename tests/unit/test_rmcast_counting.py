@@ -2,8 +2,8 @@
 
 import pytest
 
-from unisono.layers.rmcast_message import DONE, NOTHING, WAITING, RmcastMessage, RmcastRules
 from unisono.model.redundancy import Adaptive, Redundancy
+from unisono.net.rmcast.message import DONE, NOTHING, WAITING, RmcastMessage, RmcastRules
 
 ETA, RHO = 10_000, 2
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from unisono.errors import InvalidPolicy
-from unisono.layers.rmcast_message import NEVER, RmcastMessage, RmcastRules
 from unisono.model.delays import Constant, DelayModel, Empirical, Exponential, Lognormal, Uniform
 from unisono.model.redundancy import Adaptive, Redundancy, Relative
-from unisono.sim.draws import delays, generator
+from unisono.net.rmcast.message import NEVER, RmcastMessage, RmcastRules
+from unisono.sim.random_delays import delays, generator
 from unisono.sim.rmcast_runs import NOT_REACHED, ORIGINATOR, Runs, Scenario, Setting
 
 MS = 1_000_000

@@ -22,29 +22,42 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "model": ("errors",),
     "wire": ("errors", "model"),
-    "layers": ("errors", "model", "wire"),
-    "orders": ("errors", "model", "wire", "layers"),
-    "stack": ("errors", "model", "wire", "layers", "orders"),
-    "qos": ("errors", "model", "wire", "layers", "orders"),
+    "net": ("errors", "model", "wire"),
+    "agreement": ("errors", "model", "wire", "net"),
+    "orders": ("errors", "model", "wire", "net", "agreement"),
+    "stack": ("errors", "model", "wire", "net", "agreement", "orders"),
+    "qos": ("errors", "model", "wire", "net", "agreement", "orders"),
     "trace": ("errors", "model"),
     "check": ("errors", "model", "trace"),
-    "sim": ("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace"),
-    "runtime": ("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace"),
-    "group": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "runtime"),
-    "replica": ("errors", "model", "layers", "orders", "group"),
-    "experiments": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check"),
-    "pipeline": ("errors", "model", "layers", "orders", "stack", "qos", "trace", "sim", "check", "experiments"),
+    "sim": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace"),
+    "runtime": ("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace"),
+    "group": ("errors", "model", "net", "agreement", "orders", "stack", "qos", "trace", "runtime"),
+    "replica": ("errors", "model", "net", "agreement", "orders", "group"),
+    "experiments": ("errors", "model", "net", "agreement", "orders", "stack", "qos", "trace", "sim", "check"),
+    "pipeline": (
+        "errors",
+        "model",
+        "net",
+        "agreement",
+        "orders",
+        "stack",
+        "qos",
+        "trace",
+        "sim",
+        "check",
+        "experiments",
+    ),
     "cluster": ("errors", "model", "stack", "qos", "trace", "check", "runtime", "group", "replica"),
     "__init__": ("errors", "model", "qos", "group"),
     "cli": (
-        *("errors", "model", "wire", "layers", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
+        *("errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "trace", "check", "sim", "runtime"),
         *("group", "cluster", "replica", "experiments", "pipeline", "__init__"),
     ),
     "__main__": ("cli", "__init__"),
 }
 
 # Here time and chance are arguments, and nothing is read from or written to the world.
-PURE_ROOMS = frozenset({"errors", "model", "wire", "layers", "orders", "stack", "qos", "check"})
+PURE_ROOMS = frozenset({"errors", "model", "wire", "net", "agreement", "orders", "stack", "qos", "check"})
 IMPURE_MODULES = frozenset(
     {
         *("time", "datetime", "random", "secrets", "uuid"),
@@ -59,7 +72,9 @@ ORDER_KEEPING_CALLS = frozenset({"list", "tuple", "enumerate", "reversed", "iter
 
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "manager", "managers", "common"})
 UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")
-LONGEST_FILE_LINES = 450
+LONGEST_FUNCTION_LINES = 70
+# Functions that are longer until their part of the package is rewritten.
+LONG_FUNCTIONS = frozenset({"join", "_all_equal", "_same_everywhere", "_run_once", "_one"})
 
 
 @dataclass(frozen=True)
@@ -145,8 +160,13 @@ def loops(tree: ast.Module) -> Iterator[ast.expr]:
 
 def text_breaches(tree: ast.Module, path: PurePosixPath, source: str) -> Iterator[Breach]:
     lines = source.splitlines()
-    if len(lines) > LONGEST_FILE_LINES:
-        yield Breach(path, len(lines), "length", f"{len(lines)} lines, at most {LONGEST_FILE_LINES} fit in a head")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > LONGEST_FUNCTION_LINES and node.name not in LONG_FUNCTIONS:
+                yield Breach(
+                    path, node.lineno, "length", f"{node.name} has {length} lines, not {LONGEST_FUNCTION_LINES}"
+                )
     for number, line in enumerate(lines, start=1):
         if mark := UNFINISHED.search(line):
             yield Breach(path, number, "unfinished", f"{mark[0]} in the source: finish it or file it")
@@ -202,8 +222,8 @@ PLANTED = [
     ("model/ids.py", "import unisono\n", 1, "imports"),
     ("model/ids.py", "from unisono import Group\n", 1, "imports"),
     ("errors.py", "from .model import Rate\n", 1, "imports"),
-    ("layers/fifo.py", "from unisono.orders.vbr import Vbr\n", 1, "imports"),
-    ("layers/fifo.py", "def late():\n    from unisono.stack import Stack\n", 2, "imports"),
+    ("net/services/fifo.py", "from unisono.orders.vbr.order import Vbr\n", 1, "imports"),
+    ("net/services/fifo.py", "def late():\n    from unisono.stack import Stack\n", 2, "imports"),
     ("sim/world.py", "import unisono.runtime.driver\n", 1, "imports"),
     ("runtime/driver.py", "import unisono.sim.world as world\n", 1, "imports"),
     ("runtime/driver.py", "x = importlib.import_module('unisono.cli.main')\n", 1, "imports"),
@@ -213,8 +233,8 @@ PLANTED = [
     ("__init__.py", '"""Face."""\nfrom .runtime.driver import Driver\n', 2, "imports"),
     ("bridge/map.py", "x = 1\n", 1, "rooms"),
     ("transport.py", "x = 1\n", 1, "rooms"),
-    ("orders/vbr.py", "import time\n", 1, "purity"),
-    ("orders/vbr.py", "x = 1\nfrom random import Random\n", 2, "purity"),
+    ("orders/vbr/order.py", "import time\n", 1, "purity"),
+    ("orders/vbr/order.py", "x = 1\nfrom random import Random\n", 2, "purity"),
     ("stack.py", "import os.path\n", 1, "purity"),
     ("check/order.py", "import logging\n", 1, "purity"),
     ("wire/seal.py", "from secrets import token_bytes\n", 1, "purity"),
@@ -228,12 +248,12 @@ PLANTED = [
     ("sim/world.py", "x = 1\n# TODO later\n", 2, "unfinished"),
     ("cli/demo.py", "x = 'FIXME'\n", 1, "unfinished"),
     ("wire/__init__.py", "from .frame import Frame\n", 1, "docstring"),
-    ("sim/world.py", "x = 1\n" * 451, 451, "length"),
-    ("orders/vbr.py", "for x in {1, 2}:\n    pass\n", 1, "hash order"),
-    ("orders/vbr.py", "for x in set(y):\n    pass\n", 1, "hash order"),
+    ("sim/world.py", "x = 1\ndef f():\n" + "    x = 1\n" * 70, 2, "length"),
+    ("orders/vbr/order.py", "for x in {1, 2}:\n    pass\n", 1, "hash order"),
+    ("orders/vbr/order.py", "for x in set(y):\n    pass\n", 1, "hash order"),
     ("stack.py", "def f(y):\n    for x in frozenset(y) - {1}:\n        pass\n", 2, "hash order"),
     ("sim/world.py", "for n, x in enumerate({z for z in y}):\n    pass\n", 1, "hash order"),
-    ("layers/fifo.py", "x = [y for y in set(z)]\n", 1, "hash order"),
+    ("net/services/fifo.py", "x = [y for y in set(z)]\n", 1, "hash order"),
 ]
 
 
@@ -246,16 +266,16 @@ def test_a_planted_breach_is_found_and_named(path: str, source: str, line: int, 
 
 LAWFUL = [
     ("model/ids.py", "from .rates import Rate\nfrom ..errors import UnisonoError\nimport enum\n"),
-    ("orders/vbr.py", "from unisono.layers import contract\nfrom unisono import errors, model\n"),
+    ("orders/vbr/order.py", "from unisono.net import layer\nfrom unisono import errors, model\n"),
     ("sim/world.py", "import heapq\nimport random\nfrom unisono.stack import Stack\n"),
     ("runtime/driver.py", "import asyncio, socket, time, os, logging\nfrom unisono.trace import rows\n"),
     ("pipeline/verify.py", "from pyspark.sql import functions\nfrom unisono.check import order\n"),
     ("cli/demo.py", "import unisono\nfrom unisono.runtime import cluster\nprint(cluster)\n"),
-    ("orders/vbr.py", "for x in sorted({1, 2}):\n    pass\n"),
-    ("orders/vbr.py", "for x in {1: 2}:\n    pass\nfor y in dict(a=1) | {2: 3}:\n    pass\n"),
-    ("orders/vbr.py", "x = {y for y in set(z)}\nq = any(y for y in set(z))\n"),
+    ("orders/vbr/order.py", "for x in sorted({1, 2}):\n    pass\n"),
+    ("orders/vbr/order.py", "for x in {1: 2}:\n    pass\nfor y in dict(a=1) | {2: 3}:\n    pass\n"),
+    ("orders/vbr/order.py", "x = {y for y in set(z)}\nq = any(y for y in set(z))\n"),
     ("runtime/driver.py", "for x in set(y):\n    pass\n"),
-    ("sim/world.py", "x = 1\n" * 450),
+    ("sim/world.py", "x = 1\n" * 900 + "def f():\n" + "    x = 1\n" * 69),
     ("replica/rollback.py", "console.print('a method, not the builtin')\n"),
 ]
 

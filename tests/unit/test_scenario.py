@@ -9,7 +9,7 @@ from unisono.model.delays import Constant, Exponential, Uniform
 from unisono.model.faults import Crash, Duplication, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
 from unisono.model.scenario import Leave, LinkDelay, RateChange, Scenario, Send, Start
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))

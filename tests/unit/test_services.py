@@ -9,11 +9,6 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidPolicy, MessageTooLarge
-from unisono.layers.causal import Causal
-from unisono.layers.contract import Lost
-from unisono.layers.fifo import Fifo
-from unisono.layers.service import Service
-from unisono.layers.uniform import Uniform
 from unisono.model.events import Batch, Left, ViewChange, Violation
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
@@ -22,11 +17,16 @@ from unisono.model.redundancy import Redundancy
 from unisono.model.services import PROMISES, SERVICES
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.net.layer import Lost
+from unisono.net.services.causal import Causal
+from unisono.net.services.fifo import Fifo
+from unisono.net.services.service import Service
+from unisono.net.services.uniform import Uniform
+from unisono.net.services.uniform_messages import ASK, HAVE, Have, decode_haves, encode_haves
 from unisono.stack import Stack, build
 from unisono.wire.door import Door
 from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
-from unisono.wire.run import OwnRun
-from unisono.wire.uniform import ASK, HAVE, Have, decode_haves, encode_haves
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18
@@ -120,7 +120,7 @@ def test_fifo_goes_on_when_a_messages_life_is_over_and_never_back() -> None:
 
 
 def test_fifo_keeps_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.layers.fifo.WAITING_MAX", 3)
+    monkeypatch.setattr("unisono.net.services.fifo.WAITING_MAX", 3)
     one, two = Member(Fifo, 1), Member(Fifo, 2)
     one.send("lost")
     assert [two.take(one.send(f"m{n}")) for n in range(4)] == [[], [], [], ["m0", "m1", "m2", "m3"]]
@@ -192,7 +192,7 @@ def test_vector_clocks_go_on_beyond_32_bits() -> None:
 
 
 def test_causal_keeps_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.layers.causal.WAITING_MAX", 2)
+    monkeypatch.setattr("unisono.net.services.causal.WAITING_MAX", 2)
     one, two = Member(Causal, 1), Member(Causal, 2)
     one.send("lost")
     assert [two.take(one.send(f"m{n}")) for n in range(3)] == [[], [], ["m0", "m1", "m2"]]

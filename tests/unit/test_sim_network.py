@@ -8,7 +8,7 @@ import pytest
 from unisono.errors import InvalidPolicy
 from unisono.model.delays import Constant, DelayModel, Exponential, Uniform
 from unisono.sim.network import Draw, Link, Network, corners, drawn, everything, modelled, opposed, table
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict, overall
 from unisono.errors import ScenarioError
 from unisono.model.scenario import Scenario
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.sim import Result, run
 
 FOLDER = Path(__file__).parents[2] / "scenarios"

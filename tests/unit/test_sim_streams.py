@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from unisono.sim.streams import Streams, below
+from unisono.sim.random_streams import Streams, below
 
 
 def test_a_name_gives_the_same_numbers_on_every_python() -> None:
@@ -21,7 +21,7 @@ def test_names_are_not_confused() -> None:
 
 
 def test_hash_randomization_changes_nothing() -> None:
-    code = "from unisono.sim.streams import Streams; print(Streams(5).stream('x', 'y', 3).random())"
+    code = "from unisono.sim.random_streams import Streams; print(Streams(5).stream('x', 'y', 3).random())"
     answers = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -12,10 +12,10 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.model.workloads import cbr
 from unisono.sim.clocks import Clock, FixedClock
-from unisono.sim.ledger import Ledger
+from unisono.sim.member import PayloadDiffers
 from unisono.sim.network import Network, everything, opposed
-from unisono.sim.node import PayloadDiffers
-from unisono.sim.streams import Streams
+from unisono.sim.random_streams import Streams
+from unisono.sim.traffic import Ledger
 from unisono.sim.world import World
 from unisono.stack import Datagram, build
 from unisono.trace.kinds import OBSERVER, EventKind

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from unisono.layers.skew import QUIET_NS, ROUND_TRIPS, SAMPLES_KEPT, Differs, Skew, SkewSample
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
+from unisono.net.clock_check import QUIET_NS, ROUND_TRIPS, SAMPLES_KEPT, Differs, Skew, SkewSample
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
 from unisono.wire.frame import LAST, Frame, Kind
 

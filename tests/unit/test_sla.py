@@ -12,7 +12,7 @@ from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 from unisono.model.sla import Sla
-from unisono.qos.sla import Evaluation, Kept, by_chance, evaluate, surely_at_least
+from unisono.qos.watch.sla import Evaluation, Kept, by_chance, evaluate, surely_at_least
 
 MS = 1_000_000
 S = 1000 * MS

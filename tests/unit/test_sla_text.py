@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import SlaError
-from unisono.model.sla_text import parse_slas
-from unisono.model.toml_lines import key_lines
+from unisono.model.text.sla import parse_slas
+from unisono.model.text.toml_lines import key_lines
 
 MS = 1_000_000
 PROJECT = Path(__file__).parents[2]

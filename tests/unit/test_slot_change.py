@@ -11,7 +11,6 @@ from unisono.check.slot_bounds import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidPolicy, ReservationRefused
-from unisono.layers.pacer import Pacer
 from unisono.model.delays import Constant
 from unisono.model.events import TimingChange, ViewChange, Violation
 from unisono.model.faults import Crash, Fault, Loss, Partition, Span
@@ -32,11 +31,12 @@ from unisono.model.scenario import (
 )
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.slotted import Slotted
-from unisono.orders.vbr import Vbr
-from unisono.orders.vbr_joins import VbrJoins
-from unisono.qos.reservation import Link
-from unisono.sim import node as sim_node
+from unisono.net.pacer import Pacer
+from unisono.orders.vbr.joins import VbrJoins
+from unisono.orders.vbr.order import Vbr
+from unisono.orders.vbr.slots import Slotted
+from unisono.qos.plan.admission import Link
+from unisono.sim import member as sim_node
 from unisono.sim.run import meta_of, prepare
 from unisono.sim.world import World
 from unisono.stack import Stack, build

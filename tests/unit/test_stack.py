@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import pytest
 
 from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
-from unisono.layers.contract import Layer
-from unisono.layers.skew import Skew
 from unisono.model.events import Batch, Left, ViewChange
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.vbr import Vbr
+from unisono.net.clock_check import Skew
+from unisono.net.layer import Layer
+from unisono.orders.vbr.order import Vbr
 from unisono.stack import ORDERS, Datagram, Stack, build
 from unisono.wire.door import Refusal
 from unisono.wire.frame import Frame, Kind, encode

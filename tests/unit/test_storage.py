@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import InvalidPolicy, StorageError
-from unisono.model.writes import Write
+from unisono.model.stored_records import Write
 from unisono.runtime.storage import BATCH_NS, Storage
 
 ACTED = 24

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import unisono
-from unisono.cluster.local import free_addresses
+from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.submissions import Submission, Submissions
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace

@@ -15,7 +15,7 @@ from unisono.experiments.catalogue import find, run_task
 from unisono.experiments.experiment import Experiment, Row, Tally, Task, rows_of, run_block, tasks
 from unisono.experiments.mistakes import Mistakes, mistakes_of
 from unisono.experiments.sweeps import changed, crossed, read_sweep, sweep, toml
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.pipeline.experiments import read_tally, tally_path, write_tally
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace

@@ -13,9 +13,9 @@ from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.model.sla import Sla
-from unisono.model.sla_text import parse_slas
-from unisono.qos.sla import Kept
-from unisono.qos.system import Judged, System, verdict_id, worst_finding
+from unisono.model.text.sla import parse_slas
+from unisono.qos.watch.group_sla import Judged, System, verdict_id, worst_finding
+from unisono.qos.watch.sla import Kept
 
 SLAS = parse_slas(SLA, "sla.toml").slas
 MEMBERS = (1, 2, 3)

@@ -8,8 +8,8 @@ import pytest
 from tests.measured import append, interval, stream_path, text_of, worse_between
 
 from unisono.model.metrics import MetricRow
+from unisono.trace.metric_tails import Stretch, ended, latest, metric_streams, read_block, shared_out, stretches
 from unisono.trace.metrics import of_line, rows_of_text
-from unisono.trace.tails import Stretch, ended, latest, metric_streams, read_block, shared_out, stretches
 
 ROWS = interval(1, (1, 2, 3), 0, worse_between(0, 0))
 
@@ -49,7 +49,7 @@ def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
 
 def test_pieces_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = append(tmp_path, 2, ROWS * 20)
-    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 5000)
+    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 5000)
     end = latest(tmp_path, {}, budget=1)[str(path)]
     assert 0 < end <= 5000
     assert not read_block(Stretch(str(path), 0, end)).to_the_end
@@ -59,7 +59,7 @@ def test_all_streams_together_are_within_the_budget(tmp_path: Path, monkeypatch:
     size = append(tmp_path, 1, ROWS * 20).stat().st_size
     for member in (2, 3, 4):
         append(tmp_path, member, ROWS * 20)
-    monkeypatch.setattr("unisono.trace.tails.LEAST_BYTES", 1000)
+    monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 1000)
     first = latest(tmp_path, {}, budget=2 * size)
     assert 1.5 * size < sum(first.values()) <= 2 * size
     # What has been read takes no share of it.

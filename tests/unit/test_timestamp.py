@@ -7,8 +7,8 @@ from tests.unit.test_leader import MS, START, TIMING, Bench
 
 from unisono.model.events import Batch, Left
 from unisono.model.rates import Rate
-from unisono.orders.signs import gap_bound_ns
-from unisono.orders.timestamp import Timestamp
+from unisono.orders.leader.timeouts import gap_bound_ns
+from unisono.orders.leader.timestamp import Timestamp
 from unisono.wire.frame import LAST, Kind, unpack_header
 
 

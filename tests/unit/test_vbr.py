@@ -13,14 +13,14 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.packing import reservation
-from unisono.orders.rate_exchange import members_key
-from unisono.orders.vbr import HORIZON_NS, Vbr
+from unisono.orders.base.formation import members_key
+from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.orders.base.packing import reservation
+from unisono.orders.vbr.order import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
 from unisono.wire.frame import FINAL, LAST, MORE, PIECE, Frame, Kind
 from unisono.wire.frame import FIRST as FIRST_PIECE
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from unisono.layers.skew import Differs
 from unisono.model.events import Batch, ClockViolation, Left, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Unlimited
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders import vbr
-from unisono.orders.modes import Mode
-from unisono.orders.vbr_gaps import LAPSES, VbrGaps, latency_bound_ns
+from unisono.net.clock_check import Differs
+from unisono.orders.base.modes import Mode
+from unisono.orders.vbr import order as vbr
+from unisono.orders.vbr.failures import LAPSES, VbrGaps, latency_bound_ns
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
 from unisono.wire.frame import FINAL, LAST, Frame, Kind
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 MS = 1_000_000
 T0 = 10**18

@@ -18,7 +18,7 @@ from tests.recorded_priority import outpaced, record_priority
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.cli.main import main
-from unisono.pipeline.prioritized import GatherTask
+from unisono.pipeline.priority_runs import GatherTask
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.files import read_part, read_trace, write_part, write_trace
 from unisono.trace.kinds import EventKind
@@ -279,7 +279,7 @@ def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_who
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_priority(tmp_path, members=3, messages=600, range_slots=64, run="clean")
-    monkeypatch.setattr("unisono.pipeline.prioritized.WINDOW_ROWS", 1000)
+    monkeypatch.setattr("unisono.pipeline.priority_runs.WINDOW_ROWS", 1000)
     planted = outpaced(record_priority(tmp_path, members=3, messages=600, range_slots=64, run="outpaced"), 0.8)
     whole = {report.run: report for report in verify(tmp_path)}
     gather, read = GatherTask.run, []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.model.grid import Segment
+from unisono.model.slot_schedule import Segment
 from unisono.wire.control import (
     Heard,
     Hello,
@@ -39,7 +39,7 @@ from unisono.wire.frame import (
     Kind,
     encode,
 )
-from unisono.wire.run import MIXED, OwnRun, PackedRun, WholeMessage, read_run
+from unisono.wire.packed_messages import MIXED, OwnRun, PackedRun, WholeMessage, read_run
 
 GROUP = 0xCAFEBABE
 ME, PEER, STRANGER = 1, 2, 9

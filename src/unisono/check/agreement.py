@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.member_runs import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated

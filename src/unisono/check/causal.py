@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.member_runs import hidden_rows, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 

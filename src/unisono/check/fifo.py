@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import log_codes, message_at, packed, position_at, starts
-from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.member_runs import hidden_rows, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Trace
 

@@ -23,7 +23,7 @@ from unisono.check.codes import (
     starts,
     stream_codes,
 )
-from unisono.check.lives import FOREVER, Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.member_runs import FOREVER, Life, hidden_rows, incomplete_logs, lives, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated

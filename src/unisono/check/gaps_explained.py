@@ -34,7 +34,7 @@ import numpy as np
 
 from unisono.check.codes import Codes, key_codes, message_at, message_codes, packed, position_at
 from unisono.check.gap_freedom import as_delivered, dense, passed_over
-from unisono.check.lives import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.member_runs import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.model.events import ViolationKind
 from unisono.trace.kinds import EventKind

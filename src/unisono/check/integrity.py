@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import log_codes, message_at, message_codes, packed, position_at, starts
-from unisono.check.lives import Origin, Reached, hidden_rows, nothing_recorded, origins
+from unisono.check.member_runs import Origin, Reached, hidden_rows, nothing_recorded, origins
 from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace
 

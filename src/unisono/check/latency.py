@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.lives import Origin, hidden_rows, nothing_recorded, origins
+from unisono.check.member_runs import Origin, hidden_rows, nothing_recorded, origins
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 

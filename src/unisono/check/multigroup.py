@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import Codes, message_at, message_codes, position_at
-from unisono.check.lives import Life, hidden_rows, lives, nothing_recorded
+from unisono.check.member_runs import Life, hidden_rows, lives, nothing_recorded
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology

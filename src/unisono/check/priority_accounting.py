@@ -22,7 +22,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from unisono.check.lives import Life, hidden_rows, lives, unbound
+from unisono.check.member_runs import Life, hidden_rows, lives, unbound
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows, Trace

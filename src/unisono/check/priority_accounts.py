@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from unisono.check.lives import lives
+from unisono.check.member_runs import lives
 from unisono.check.priority_accounting import (
     NAME,
     NO_RECEPTIONS,
@@ -33,12 +33,12 @@ from unisono.check.priority_ranges import (
     latency_in_windows,
     looked_at,
 )
-from unisono.check.priority_survey import NOTHING_CAME, Came, Who, by_log, of_logs, united
+from unisono.check.priority_summary import NOTHING_CAME, Came, Who, by_log, of_logs, united
 from unisono.check.priority_windows import ALWAYS, Broken, LogFacts, Pair, WindowFinding
+from unisono.check.shard_summary import Latencies
 from unisono.check.suite import SOME_UNGRADED
-from unisono.check.survey import Latencies
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
-from unisono.model.message_sets import MessageSet, Ref
+from unisono.model.message_set import MessageSet, Ref
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows
 

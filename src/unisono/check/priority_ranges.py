@@ -28,16 +28,16 @@ from unisono.check.fifo import NAME as FIFO
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.integrity import integrity
 from unisono.check.latency import sends_not_recorded
-from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, origins, unbound, without_crashed
-from unisono.check.priority_survey import Line, PrioritySurvey, Who, united
+from unisono.check.member_runs import NOTHING, Origin, hidden_rows, lives, origins, unbound, without_crashed
+from unisono.check.priority_summary import Line, PrioritySurvey, Who, united
 from unisono.check.ranges import Findings, check_ranges, latency_verdict, overlapping
+from unisono.check.shard_summary import Latencies
 from unisono.check.suite import NO_BOUND, unpromised
-from unisono.check.survey import Latencies
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
 from unisono.check.view_atomicity import in_their_views, same_when_going_on, verdict_of, views_installed
-from unisono.model.message_sets import MessageSet, Ref
-from unisono.model.message_sets import Origin as Origins
+from unisono.model.message_set import MessageSet, Ref
+from unisono.model.message_set import Origin as Origins
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Log, Rows, Trace, concatenated

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from unisono.check.codes import message_at, message_codes
 from unisono.check.latency import latencies
-from unisono.check.priority_survey import Who, of_logs
-from unisono.check.survey import Latencies
+from unisono.check.priority_summary import Who, of_logs
+from unisono.check.shard_summary import Latencies
 from unisono.check.verdict import MessageId
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated

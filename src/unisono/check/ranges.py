@@ -21,9 +21,9 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.lives import NOTHING, Origin, hidden_rows, lives, origins
+from unisono.check.member_runs import NOTHING, Origin, hidden_rows, lives, origins
 from unisono.check.order_kernel import LogSpan
-from unisono.check.survey import FifoSpan, Latencies, Survey, reached
+from unisono.check.shard_summary import FifoSpan, Latencies, Survey, reached
 from unisono.check.total_order import index_twice, total_order
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.meta import RunMeta

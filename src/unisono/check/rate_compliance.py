@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import message_codes, packed, starts, stream_codes
-from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.member_runs import hidden_rows, nothing_recorded
 from unisono.check.verdict import Doubt, MessageId, Status, Verdict, Witness, kept
 from unisono.model.rates import Rate
 from unisono.trace.kinds import EventKind

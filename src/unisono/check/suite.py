@@ -8,7 +8,7 @@ from dataclasses import replace
 from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
 from unisono.check.fifo import fifo
-from unisono.check.finals import (
+from unisono.check.final import (
     AGREEMENT,
     CONTAINS,
     EARLY,
@@ -23,7 +23,7 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
-from unisono.check.lives import Reached, unbound, without_crashed
+from unisono.check.member_runs import Reached, unbound, without_crashed
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.rate_compliance import judged, rate_compliance

@@ -18,7 +18,7 @@ from unisono.check.codes import (
     starts,
 )
 from unisono.check.cycles import precedence_cycle
-from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.member_runs import hidden_rows, nothing_recorded
 from unisono.check.order_kernel import from_zero, summarize
 from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from unisono.check.lives import hidden_rows, nothing_recorded
+from unisono.check.member_runs import hidden_rows, nothing_recorded
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
-from unisono.model.message_sets import NO_MESSAGES, MessageSet, Ref
+from unisono.model.message_set import NO_MESSAGES, MessageSet, Ref
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import Rows, Trace

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.check.suite import latency_of
 from unisono.check.verdict import Status
-from unisono.cli.bargain import NEGOTIATED, USUAL, Bargain, add_options, reliable_table, strike
-from unisono.cli.grades_shown import grades_shown
+from unisono.cli.demo_negotiation import NEGOTIATED, USUAL, Bargain, add_options, reliable_table, strike
+from unisono.cli.grades_text import grades_shown
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, print_json, read_text
-from unisono.cli.second_opinion import ask_spark
-from unisono.cluster.judge import Judgement, judge, note_crashes
-from unisono.cluster.local import LocalCluster, Node, Report, free_addresses
-from unisono.cluster.node import member_joining
-from unisono.cluster.playable import caution, fates, left_out, refuse_unplayable
+from unisono.cli.spark_verdict import ask_spark
+from unisono.cluster.member_process import member_joining
+from unisono.cluster.report import Judgement, judge, note_crashes
+from unisono.cluster.scenario_limits import caution, fates, left_out, refuse_unplayable
+from unisono.cluster.supervisor import LocalCluster, Node, Report, free_addresses
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ms
 from unisono.model.grades import GRADES
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
-from unisono.model.scenario_text import parse_scenario
-from unisono.model.sla_text import parse_slas
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
 from unisono.trace.meta import group_folder
 
 if TYPE_CHECKING:

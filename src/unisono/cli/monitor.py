@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
-from unisono.cli.messenger import Messenger
 from unisono.cli.options import add_json, add_spark, duration, make_folder, print_json, read_text, spark_choice
 from unisono.cli.progress import told
+from unisono.cli.reporter_process import Messenger
 from unisono.errors import InvalidPolicy
 from unisono.model.durations import NS_PER_S, duration_text, ms
 from unisono.model.events import SlaViolation
 from unisono.model.metrics import METRICS, Unit
-from unisono.model.scenario_text import parse_scenario
-from unisono.model.sla_text import parse_slas
-from unisono.trace.tails import ended, latest, metric_streams
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
+from unisono.trace.metric_tails import ended, latest, metric_streams
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from unisono.pipeline.measurement import Job, Measured, Running
     from unisono.pipeline.measurement_store import Verdict
-    from unisono.qos.system import LinkEstimate
+    from unisono.qos.watch.group_sla import LinkEstimate
 
 QUIET_S = 5.0
 """With --until-end: a member that died never says that it has ended; the run is over after so long without a row."""

@@ -14,10 +14,10 @@ from unisono.model.grades import GRADES
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import DELTA_DEFAULT, Timing
-from unisono.qos.agreement import Crashes
-from unisono.qos.negotiation import Target
-from unisono.qos.over_rmcast import Wish
-from unisono.qos.planner import Plan, plan
+from unisono.qos.plan.negotiation import Target
+from unisono.qos.plan.over_rmcast import Wish
+from unisono.qos.plan.planner import Plan, plan
+from unisono.qos.plan.rmcast_agreement import Crashes
 
 DELTA_QUANTILE = 0.9999
 

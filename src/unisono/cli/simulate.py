@@ -16,7 +16,7 @@ from unisono.errors import InvalidPolicy
 from unisono.model.durations import ms
 from unisono.model.faults import Pause
 from unisono.model.scenario import Scenario
-from unisono.model.scenario_text import parse_scenario
+from unisono.model.text.scenario import parse_scenario
 from unisono.model.topology import Topology
 from unisono.sim.result import Result
 from unisono.sim.run import run as simulate

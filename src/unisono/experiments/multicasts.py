@@ -12,8 +12,8 @@ from unisono.experiments.intervals import Interval, Z, mean_interval, share_inte
 from unisono.model.delays import Exponential
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Adaptive, Redundancy
-from unisono.qos.rmcast import Network
-from unisono.sim.draws import generator
+from unisono.qos.plan.rmcast_model import Network
+from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import Outcomes, Runs, Scenario, Setting
 
 GRID = tuple(half / 2 for half in range(1, 51))

@@ -25,8 +25,8 @@ from unisono.errors import InvalidPolicy
 from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
 from unisono.experiments.intervals import mean_interval
 from unisono.experiments.mistakes import EARLY, FINAL, mistakes_of
-from unisono.model.scenario_text import parse_scenario
-from unisono.sim.draws import generator
+from unisono.model.text.scenario import parse_scenario
+from unisono.sim.random_delays import generator
 from unisono.sim.result import Result
 from unisono.sim.run import run
 

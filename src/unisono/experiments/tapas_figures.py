@@ -35,9 +35,9 @@ from unisono.experiments.tapas_values import (
 from unisono.model.delays import Exponential
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Redundancy
-from unisono.qos.agreement import failure, failure_extended
-from unisono.qos.rmcast import reached, reached_after_first, shortest_d, shortest_s
-from unisono.sim.draws import generator
+from unisono.qos.plan.rmcast_agreement import failure, failure_extended
+from unisono.qos.plan.rmcast_model import reached, reached_after_first, shortest_d, shortest_s
+from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import Runs, Setting
 
 TARGETS = (0.8, 0.9, 0.99)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from unisono.errors import InvalidPolicy, SlaError
 from unisono.model.durations import duration_text
 from unisono.model.metrics import METRICS, MetricKind, Shape, Unit
-from unisono.model.toml_lines import nearest_line
+from unisono.model.text.toml_lines import nearest_line
 
 RELIABILITY, RHO_MOST, FEC_MOST = 0.999, 4, 8
 """What adaptation holds, and how far it goes for that, unless told."""

@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
-from unisono.layers.pacer import Pacer
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reservation, Reserver
 from unisono.model.services import SERVICES
 from unisono.model.views import View
-from unisono.orders.modes import TAKES, Input, Mode
-from unisono.orders.packing import Load, Packer, reservation
-from unisono.orders.rate_exchange import RateExchange
+from unisono.net.pacer import Pacer
+from unisono.orders.base.formation import RateExchange
+from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.orders.base.packing import Load, Packer, reservation
 from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind
-from unisono.wire.run import WholeMessage
+from unisono.wire.packed_messages import WholeMessage
 
 HORIZON_NS = NS_PER_S
 """A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from unisono.experiments.catalogue import run_task
 from unisono.experiments.experiment import Experiment, Tally, Task
-from unisono.pipeline.dealing import deal
+from unisono.pipeline.distribute import deal
 from unisono.pipeline.session import parallelism
 from unisono.trace.meta import TraceDamaged
 

@@ -1,7 +1,7 @@
 """Measurement as Structured Streaming (paper 002 §2.4, §4): members' metric rows in, estimates and verdicts out.
 
 Spark tails the members' streams (`metric_source`), parses them on its executors and hands each micro-batch to
-`Service`, which puts the rows of each group together (`qos.system`) and judges its agreements (`qos.sla`, the one
+`Service`, which puts the rows of each group together (`qos.watch.group_sla`) and judges its agreements (`qos.watch.sla`, the one
 implementation).
 
 Why the state is not Spark's own: it is a few hundred bytes per group, since what is pending can be read again from the
@@ -28,10 +28,10 @@ from unisono.model.durations import NS_PER_S
 from unisono.model.sla import SlaSet
 from unisono.pipeline.measurement_store import MeasurementStore, Verdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
-from unisono.qos.estimate import Estimate
-from unisono.qos.system import PATIENCE_NS, LinkEstimate, System, verdict_id
+from unisono.qos.adapt.estimate import Estimate
+from unisono.qos.watch.group_sla import PATIENCE_NS, LinkEstimate, System, verdict_id
 from unisono.trace.meta import read_json, write_json
-from unisono.trace.tails import Block, Stretch, latest, read_block, stretches
+from unisono.trace.metric_tails import Block, Stretch, latest, read_block, stretches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from unisono.trace.tails import Block, Stretch, latest, read_values, shared_out, stretches, with_rows
+from unisono.trace.metric_tails import Block, Stretch, latest, read_values, shared_out, stretches, with_rows
 
 NAME = "unisono_metrics"
 _SCHEMA = "block binary"

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from unisono.check.finals import FINAL
+from unisono.check.final import FINAL
 from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
+from unisono.check.shard_summary import Survey
 from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
-from unisono.check.survey import Survey
 from unisono.check.verdict import Reason, Status, Verdict, graded_name, overall, unknown
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.pipeline.prioritized import by_windows
-from unisono.pipeline.tasks import Runner, in_process, on_spark, survey_task, surveyed
-from unisono.pipeline.tiled import Recorded, by_tiles
+from unisono.pipeline.message_shards import Recorded, by_tiles
+from unisono.pipeline.priority_runs import by_windows
+from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, survey_task, surveyed
 from unisono.trace.files import closed_times, find_groups
 from unisono.trace.kinds import EventKind
 from unisono.trace.layout import Layout, layout, meets, read_range, silent_members

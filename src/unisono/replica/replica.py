@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.replica.machine import Key, Machine, View
+from unisono.replica.state_machine import Key, Machine, View
 
 MessageName = tuple[int, int, int]
 """Sender, incarnation and sequence: names a message for ever."""

@@ -21,8 +21,8 @@ from unisono.group import Group
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import Batch, Notice, TimingChange, ViewChange, Violation
 from unisono.model.grades import Grade
-from unisono.replica.machine import Key, Machine
 from unisono.replica.replica import MessageName, Mistakes, Replica
+from unisono.replica.state_machine import Key, Machine
 
 Happening: TypeAlias = ViewChange | TimingChange | Violation | Notice
 _COMMAND, _ASK, _STATE = 1, 2, 3

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.replica.machine import Key, View
+from unisono.replica.state_machine import Key, View
 
 _LENGTH = struct.Struct("!I")
 _AMOUNT = struct.Struct("!q")

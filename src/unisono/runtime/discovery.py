@@ -1,7 +1,7 @@
 """Finding the other members: by IP multicast beacon or by a DNS name (paper 002 §4.2: the group manager, without a
 registry that can fail).
 
-The beacon's protocol is `layers.gathering`; here are its sockets and its time. A member that has found the others goes
+The beacon's protocol is `agreement.gathering`; here are its sockets and its time. A member that has found the others goes
 on answering beacons for as long as its group is open, so that whoever restarts can learn the table from anybody who
 runs.
 """
@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unisono.agreement.gathering import Gathering, numbered
 from unisono.errors import EnvironmentLacks, FormationTimeout, InvalidPolicy
-from unisono.layers.gathering import Gathering, numbered
 from unisono.model.ids import group_key
 from unisono.runtime.sockets import open_bound, open_multicast
 from unisono.wire.beacon import APPLICANTS_MAX, Applicant, decode_beacon, encode_beacon

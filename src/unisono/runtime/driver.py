@@ -37,13 +37,13 @@ from unisono.model.events import (
 )
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
-from unisono.qos.estimate import Estimate
-from unisono.qos.oversight import Oversight
-from unisono.runtime.alarm import Alarm
+from unisono.qos.adapt.estimate import Estimate
+from unisono.qos.watch.observer import Oversight
 from unisono.runtime.clock import WallClock
-from unisono.runtime.notes import Notes
 from unisono.runtime.storage import Storage
 from unisono.runtime.submissions import Submission, Submissions
+from unisono.runtime.timers import Alarm
+from unisono.runtime.trace_notes import Notes
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack
 from unisono.trace.recorder import Recorder

@@ -15,18 +15,18 @@ from unisono.model.policy import PROBE_EVERY_NS, Policy
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
-from unisono.model.references import Reference
 from unisono.model.sla import SlaSet
-from unisono.model.sla_text import parse_slas
 from unisono.model.state_holder import StateHolder
+from unisono.model.text.references import Reference
+from unisono.model.text.sla import parse_slas
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.topology import Multigroup
 from unisono.model.views import View
-from unisono.orders.priority import Priority
-from unisono.qos.oversight import Oversight
-from unisono.qos.reservation import Link
+from unisono.orders.priority.order import Priority
+from unisono.qos.plan.admission import Link
+from unisono.qos.watch.observer import Oversight
 from unisono.runtime.discovery import ByBeacon, ByName, Found, discover
-from unisono.runtime.injection import Injection
+from unisono.runtime.fault_injection import Injection
 from unisono.runtime.storage import Storage, check_fsync
 from unisono.stack import Stack, build, durable
 

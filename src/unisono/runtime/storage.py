@@ -27,7 +27,7 @@ from typing import Literal, TypeAlias, get_args
 
 from unisono.errors import InvalidPolicy, StorageError
 from unisono.model.durations import NS_PER_MS
-from unisono.model.writes import Memory, Write
+from unisono.model.stored_records import Memory, Write
 
 Fsync: TypeAlias = Literal["always", "batch", "never"]
 BATCH_NS = 20 * NS_PER_MS

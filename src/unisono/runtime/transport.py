@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unisono.errors import EnvironmentLacks, InvalidPolicy
 from unisono.runtime.batching import Address, Inbox, Outbox, Receive, Run, Traffic, cut_runs
-from unisono.runtime.injection import Injection
+from unisono.runtime.fault_injection import Injection
 from unisono.runtime.sockets import (
     Addresses,
     grow_buffers,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from unisono.model.events import StackEvent
-from unisono.model.grid import Grid
-from unisono.model.writes import Memory, Write
-from unisono.sim.streams import below
+from unisono.model.slot_schedule import Grid
+from unisono.model.stored_records import Memory, Write
+from unisono.sim.random_streams import below
 from unisono.stack import Datagram, Stack
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.model.message_sets import Ref
+from unisono.model.message_set import Ref
 from unisono.sim.ideal_views import IdealGroup
 
 _LOW, _MEDIUM, _HIGH = 0, 1, 2

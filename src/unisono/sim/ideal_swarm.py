@@ -6,9 +6,9 @@ from bisect import bisect
 from itertools import accumulate
 from random import Random
 
-from unisono.orders.insertion import Form
+from unisono.orders.priority.insertion import Form
 from unisono.sim.ideal_views import Action, IdealGroup
-from unisono.sim.streams import below
+from unisono.sim.random_streams import below
 
 MEMBERS_MOST = 8
 LEVELS_MOST = 5

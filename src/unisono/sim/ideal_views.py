@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from unisono.model.message_sets import Origin, Ref
-from unisono.orders.consumable_queue import Joining
-from unisono.orders.insertion import Form, Insertion, Received
-from unisono.wire.priority import Ack, Body
-from unisono.wire.priority_state import State, decode_state, encode_state
+from unisono.model.message_set import Origin, Ref
+from unisono.orders.priority.insertion import Form, Insertion, Received
+from unisono.orders.priority.messages import Ack, Body
+from unisono.orders.priority.queue import Joining
+from unisono.orders.priority.state_messages import State, decode_state, encode_state
 
 Action: TypeAlias = tuple[str | int, ...]
 """What may happen, and to whom: ("receive", member, sender), ("crash", member, how much of it counts), …"""

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from unisono.model.events import Violation
 from unisono.model.scenario import Scenario
-from unisono.sim.ledger import Load
+from unisono.sim.traffic import Load
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.table import Trace

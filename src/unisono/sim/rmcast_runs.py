@@ -1,4 +1,4 @@
-"""Many independent RMCasts among n processes, for counting: the automaton of layers/rmcast_message.py and nothing else.
+"""Many independent RMCasts among n processes, for counting: the automaton of net/rmcast/message.py and nothing else.
 
 Here is only the network (who loses a copy, how long it takes), crashes, and one loop over arrivals and deadlines. The
 scenarios are paper 002's (§5.2): nobody crashes; the originator crashes after copy 0; it crashes in the middle of
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.errors import InvalidPolicy
-from unisono.layers.rmcast_message import MAXINT, NEVER, ZETA, RmcastMessage, RmcastRules
 from unisono.model.delays import DelayModel
 from unisono.model.redundancy import Redundancy
-from unisono.sim.draws import delays
+from unisono.net.rmcast.message import MAXINT, NEVER, ZETA, RmcastMessage, RmcastRules
+from unisono.sim.random_delays import delays
 
 Scenario = Literal["no crash", "originator crashes", "direct receivers", "anybody crashes"]
 

@@ -13,15 +13,15 @@ from unisono.model.faults import Crash, Loss, Pause, described
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SendsChange, SlotChange, Start
 from unisono.model.workloads import offers
-from unisono.orders.priority import WINDOW
+from unisono.orders.priority.order import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.disk import DurableStack, SimDisk
 from unisono.sim.faults import LinkFault, Losing, link_fault
-from unisono.sim.ledger import Ledger
+from unisono.sim.member import Machine
 from unisono.sim.network import Draw, Network, chosen, corners, drawn, everything, mesh
-from unisono.sim.node import Machine
+from unisono.sim.random_streams import Streams, below
 from unisono.sim.result import Result
-from unisono.sim.streams import Streams, below
+from unisono.sim.traffic import Ledger
 from unisono.sim.world import World
 from unisono.stack import Stack, build, durable
 from unisono.trace.meta import RunMeta

@@ -17,11 +17,11 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.workloads import Offers
 from unisono.sim.clocks import Clock
-from unisono.sim.ledger import Ledger
+from unisono.sim.member import Machine, Node
 from unisono.sim.network import Link, Network
-from unisono.sim.node import Machine, Node
-from unisono.sim.pulling import PullingNode
-from unisono.sim.routed import RoutedNode
+from unisono.sim.pulling_member import PullingNode
+from unisono.sim.routed_member import RoutedNode
+from unisono.sim.traffic import Ledger
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 
-from unisono.model.grid import KEPT, Segment
+from unisono.model.slot_schedule import KEPT, Segment
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
-from unisono.wire.demand import Demand, decode_demands, encode_demands
+from unisono.wire.setting_requests import Demand, decode_demands, encode_demands
 
 _HELLO = struct.Struct("!QQQIdIQQBHBHHIII")
 _HEARD = struct.Struct("!HIB")

@@ -32,7 +32,7 @@ from unisono.wire.frame import (
     unpack_header,
 )
 from unisono.wire.heartbeat import decode_heartbeat
-from unisono.wire.run import read_run
+from unisono.wire.packed_messages import read_run
 
 
 class Refusal(StrEnum):

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from unisono.model.events import Run
 from unisono.model.ids import EVERYONE
-from unisono.wire.run import OwnRun
+from unisono.wire.packed_messages import OwnRun
 
 VERSION = 2
 _HEADER = struct.Struct("!BBBBHHIIIIQQQ")

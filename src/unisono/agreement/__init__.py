@@ -1,0 +1,1 @@
+"""Agreement among members: Paxos, membership with virtual synchrony, failure detection, numbering of members."""

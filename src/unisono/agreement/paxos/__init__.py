@@ -1,0 +1,1 @@
+"""Consensus on a sequence of values: leader, candidate, follower, acceptor and catch-up."""

@@ -1,0 +1,79 @@
+"""One member's attempt to lead: the promises that it collects, and what they oblige it to propose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from unisono.agreement.paxos.acceptor import Acceptor
+from unisono.agreement.paxos.catch_up import packed
+from unisono.agreement.paxos.messages import CHOSEN, Prepare, Promise
+
+STAGGER = 3
+"""Candidates of following ranks wait so many retries longer each, so that the first has the time to succeed."""
+PATIENCE = 8
+"""A candidacy is given up after so many retries."""
+
+
+class Role(StrEnum):
+    """What a member does."""
+
+    FOLLOWING = "following"
+    TRYING = "trying"
+    PREPARING = "preparing"
+    LEADING = "leading"
+
+
+class Candidacy:
+    """Promises for one ballot, from `first` on; a promise may come in several frames, in any order."""
+
+    def __init__(self, ballot: int, first: int, ends_at: int) -> None:
+        self.ballot = ballot
+        self.first = first
+        self.ends_at = ends_at
+        self.willing: set[int] = set()
+        """Who would promise."""
+        self._lasts: dict[int, int] = {}
+        self._entries: dict[int, dict[int, tuple[int, bytes]]] = {}
+
+    def add(self, member: int, promise: Promise) -> None:
+        """A part of a member's promise."""
+        if promise.first != self.first:
+            return
+        # Whoever gave it accepts nothing below this ballot, but may learn what is decided, and say more the next time.
+        self._lasts[member] = max(promise.last, self._lasts.get(member, 0))
+        entries = self._entries.setdefault(member, {})
+        entries.update(enumerate(promise.entries, promise.at))
+
+    def promised(self) -> int:
+        """How many promises are whole."""
+        return sum(len(self._entries[member]) >= last - self.first + 1 for member, last in self._lasts.items())
+
+    def found(self) -> list[tuple[int, bytes]]:
+        """By instance from `first` on, the value accepted under the highest ballot, and that ballot.
+
+        Whatever may have been decided is among them (one of any majority has accepted it), under a ballot that no
+        other value has exceeded. Who knows that an instance is decided knows it of all before it, though the part of
+        its promise that tells of those may be from an earlier answer, in which it did not yet: their ballot is CHOSEN.
+        """
+        whole = [
+            self._entries[member]
+            for member, last in self._lasts.items()
+            if len(self._entries[member]) >= last - self.first + 1
+        ]
+        highest = [
+            max((entries[k] for entries in whole if k in entries), key=lambda entry: entry[0])
+            for k in range(self.first, self.first + max(map(len, whole), default=0))
+        ]
+        chosen = max((at for at, (ballot, _) in enumerate(highest, 1) if ballot == CHOSEN), default=0)
+        return [(CHOSEN, value) for _, value in highest[:chosen]] + highest[chosen:]
+
+
+def promises(acceptor: Acceptor, prepare: Prepare, room: int) -> Iterator[Promise]:
+    """What a member that has promised says to the candidate, in as many frames as it takes."""
+    at, last = prepare.first, acceptor.last
+    while at <= last or at == prepare.first:
+        values = packed(acceptor, at, last, room)
+        entries = tuple((acceptor.entry(k)[0], value) for k, value in enumerate(values, at))
+        yield Promise(prepare.ballot, False, acceptor.decided, prepare.first, last, at, entries)
+        at += max(1, len(values))

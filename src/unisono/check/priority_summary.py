@@ -1,0 +1,288 @@
+"""One range of slots of a run of the priority order, surveyed: which messages it shows where, and small.
+
+Deliveries and the steps before them are numbered by their place in the agreed order, sends by time: so a message's rows
+lie in several ranges, and a survey says which messages those are. Sets of messages are ranges of numbers
+(`model.message_set`), since members send, receive and consume nearly in sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts
+from unisono.check.shard_summary import Survey, survey
+from unisono.model.message_set import MessageSet, Ref
+from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
+
+Who = tuple[int, int]
+"""A member in one of its lives."""
+_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one log delivered in a range."""
+
+    who: Who
+    count: int
+    first_index: int
+    last_index: int
+    first_slot: int
+    last_slot: int
+    indices: MessageSet
+    """All indices, as if they were numbers of this log."""
+    distinct: bool
+    """Whether no index is there twice."""
+    last_ns: int
+    last: Ref
+    """The message with the last key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What one log received in a range."""
+
+    most_consumed: int
+    """The largest number of messages that it had consumed then."""
+    counted: bool
+    """Whether every reception says how many."""
+    last_ns: int
+
+    def joined(self, other: Came) -> Came:
+        """What the log received in this range and in another."""
+        most_consumed = max(self.most_consumed, other.most_consumed)
+        return Came(most_consumed, self.counted and other.counted, max(self.last_ns, other.last_ns))
+
+
+NOTHING_CAME = Came(0, True, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PrioritySurvey:
+    """What a range shows."""
+
+    plain: Survey
+    """As of any order, without the messages that are unmatched."""
+    other_ns: int
+    """When the last thing happened that is no delivery."""
+    lines: tuple[Line, ...]
+    ungraded: bool
+    """Whether some delivery has no grade."""
+    ordered: bool
+    """Whether keys and messages are one to one, and keys grow with the index of each log."""
+    even: bool
+    """Whether, besides, each log's slots follow one another as its indices do, and a message has one priority."""
+    again: MessageSet
+    """What some log delivered twice."""
+    delivered: dict[Who, MessageSet]
+    sent: dict[Who, MessageSet]
+    received: dict[tuple[Who, int], MessageSet]
+    """By log, and by the view in which it came."""
+    times: dict[tuple[Who, int], tuple[int, int]]
+    """When the first and the last of them came."""
+    twice: MessageSet
+    """What some log received twice in one view."""
+    queued: MessageSet
+    """What anybody put into its queue."""
+    came: dict[Who, Came]
+    levels: dict[int, tuple[int, int]]
+    """By priority, the first and the last slot in which such a message was delivered."""
+    tops: dict[tuple[Who, int], MessageSet]
+    """By log and priority, the last that it delivered of each sender."""
+
+    def all_delivered(self) -> MessageSet:
+        """What anybody delivered."""
+        return united(self.delivered.values())
+
+    def all_received(self) -> MessageSet:
+        """What anybody received."""
+        return united(self.received.values())
+
+    def has_steps(self) -> bool:
+        """Whether anything was received, queued or delivered."""
+        return bool(self.lines or self.received or self.queued)
+
+    def all_sent(self) -> MessageSet:
+        """What anybody sent."""
+        return united(self.sent.values())
+
+
+def survey_priority(
+    parts: Sequence[Rows], first_slot: int, last_slot: int, without: Collection[Who] = ()
+) -> PrioritySurvey:
+    """Survey the rows of a range, without what some logs delivered."""
+    parts = [rows.select(~((rows.kind == _DELIVER) & of_logs(rows, without))) for rows in parts] if without else parts
+    sends, receives, queued, deliveries, events = ([_of(part, *kinds) for part in parts] for kinds in _SORTS)
+    deliveries = [rows.select(np.argsort(rows.index, kind="stable")) for _, rows in by_log(concatenated(deliveries))]
+    came, sent = concatenated(receives), concatenated(sends)
+    plain = survey([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
+    delivered = concatenated(deliveries)
+    ordered, even = _sequence(delivered)
+    got = _by_view(came)
+    return PrioritySurvey(
+        plain=replace(plain, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
+        other_ns=max(int(part.real_ns[part.kind != _DELIVER].max(initial=0)) for part in (*parts, EMPTY)),
+        lines=tuple(map(_line, deliveries)),
+        ungraded=bool((delivered.grade == ABSENT).any()),
+        ordered=ordered,
+        even=even,
+        again=united(_repeated(rows) for rows in deliveries),
+        delivered={_who(rows): messages(rows) for rows in deliveries},
+        sent={who: messages(rows) for who, rows in by_log(sent)},
+        received={key: messages(rows) for key, rows in got},
+        times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
+        twice=united(_repeated(rows) for (_, view), rows in got if view != ABSENT),
+        queued=messages(concatenated(queued)),
+        came={who: _came(rows) for who, rows in by_log(came)},
+        levels=_levels(delivered),
+        tops={
+            (who, level): _tops(rows.select(rows.priority == level))
+            for who, rows in by_log(delivered)
+            for level in np.unique(rows.priority).tolist()
+        },
+    )
+
+
+_DELIVER = EventKind.DELIVER.code
+_SEND = EventKind.SEND.code
+_SORTS = (
+    (_SEND,),
+    (EventKind.RECEIVE.code,),
+    (EventKind.QUEUE.code,),
+    (_DELIVER,),
+    tuple(kind.code for kind in EventKind if kind.code not in (_SEND, _DELIVER, *_STEPS)),
+)
+
+
+def _of(rows: Rows, *kinds: int) -> Rows:
+    """The rows of some kinds; the messages that steps name are many, and say nothing here."""
+    chosen = rows.select(np.isin(rows.kind, kinds))
+    return replace(chosen, messages=constant(len(chosen), np.int32), message_texts=())
+
+
+def _who(rows: Rows) -> Who:
+    return int(rows.member[0]), int(rows.life[0])
+
+
+def of_logs(rows: Rows, logs: Collection[Who]) -> Mask:
+    """Which rows are of these logs."""
+    found: Mask = np.zeros(len(rows), dtype=bool)
+    for member, life in sorted(logs):
+        found |= (rows.member == member) & (rows.life == life)
+    return found
+
+
+def by_log(rows: Rows) -> list[tuple[Who, Rows]]:
+    """The rows of each log."""
+    code = log_codes(rows)
+    found = [rows.select(code == one) for one in np.unique(code).tolist()]
+    return [(_who(of), of) for of in found]
+
+
+def _by_view(rows: Rows) -> list[tuple[tuple[Who, int], Rows]]:
+    return [
+        ((who, view), of.select(of.view == view)) for who, of in by_log(rows) for view in np.unique(of.view).tolist()
+    ]
+
+
+def united(sets: Iterable[MessageSet]) -> MessageSet:
+    """The union of sets of messages."""
+    whole = MessageSet()
+    for one in sets:
+        whole = whole | one
+    return whole
+
+
+def messages(rows: Rows) -> MessageSet:
+    """The messages of these rows."""
+    if len(rows) == 0:
+        return MessageSet()
+    order = np.lexsort((rows.sequence, rows.incarnation, rows.sender))
+    sender, incarnation = rows.sender[order].astype(np.int64), rows.incarnation[order]
+    number = rows.sequence[order]
+    fresh = np.ones(len(order), dtype=bool)
+    fresh[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(order)) - 1
+    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    columns = (sender[first], incarnation[first], number[first], number[last])
+    for whose, life, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault((whose, life), []).append((begin, end))
+    return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
+
+
+def among(rows: Rows, wanted: MessageSet) -> Mask:
+    """Which rows are of these messages."""
+    found: Mask = np.zeros(len(rows), dtype=bool)
+    for (sender, incarnation), ranges in wanted.ranges.items():
+        of = np.flatnonzero((rows.sender == sender) & (rows.incarnation == incarnation))
+        firsts, lasts = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
+        at = np.searchsorted(firsts, rows.sequence[of], side="right") - 1
+        found[of[(at >= 0) & (rows.sequence[of] <= lasts[np.maximum(at, 0)])]] = True
+    return found
+
+
+def _repeated(rows: Rows) -> MessageSet:
+    """The messages of which there are several rows."""
+    (message,) = message_codes(rows)
+    order = np.argsort(message, kind="stable")
+    return messages(rows.select(order[~starts(message[order])])) if len(rows) else MessageSet()
+
+
+def _tops(rows: Rows) -> MessageSet:
+    return MessageSet({origin: (ranges[-1][1:] * 2,) for origin, ranges in messages(rows).ranges.items()})
+
+
+def _line(rows: Rows) -> Line:
+    """Of one log, whose rows are in the order of index."""
+    steps = np.diff(rows.index)
+    begins = np.flatnonzero(np.append(True, steps > 1))
+    ends = np.append(begins[1:], len(rows)) - 1
+    indices = zip(rows.index[begins].tolist(), rows.index[ends].tolist(), strict=True)
+    last = int(np.argmax(key_codes(rows)))
+    return Line(
+        who=_who(rows),
+        count=len(rows),
+        first_index=int(rows.index[0]),
+        last_index=int(rows.index[-1]),
+        first_slot=int(rows.slot.min()),
+        last_slot=int(rows.slot.max()),
+        indices=MessageSet({_who(rows): tuple(indices)}),
+        distinct=bool((steps > 0).all()),
+        last_ns=int(rows.real_ns.max()),
+        last=Ref(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
+    )
+
+
+def _came(rows: Rows) -> Came:
+    return Came(int(rows.index.max()), bool((rows.index >= 0).all()), int(rows.real_ns.max()))
+
+
+def _sequence(deliveries: Rows) -> tuple[bool, bool]:
+    """Whether the deliveries, log by log in the order of index, are in one order; and whether they are even."""
+    if len(deliveries) == 0:
+        return True, True
+    key, (message,) = key_codes(deliveries), message_codes(deliveries)
+    inner = ~starts(log_codes(deliveries))[1:]
+    keys = _distinct(key)
+    ordered = bool((np.diff(key)[inner] > 0).all())
+    ordered = ordered and keys == _distinct(message) == _distinct(packed(key, message))
+    follow = [bool((np.diff(column)[inner] == 1).all()) for column in (deliveries.slot, deliveries.index)]
+    even = ordered and all(follow) and bool((deliveries.place == deliveries.place[0]).all())
+    return ordered, even and _distinct(packed(message, deliveries.priority)) == keys
+
+
+def _distinct(code: Codes) -> int:
+    return len(np.unique(code))
+
+
+def _levels(deliveries: Rows) -> dict[int, tuple[int, int]]:
+    found = {}
+    for level in np.unique(deliveries.priority).tolist():
+        slots = deliveries.slot[deliveries.priority == level]
+        found[level] = int(slots.min()), int(slots.max())
+    return found

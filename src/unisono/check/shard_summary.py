@@ -1,0 +1,395 @@
+"""One range of slots, surveyed: enough to show that a run kept every promise, and small however long the range is.
+
+A survey proves a range clean or names it suspect; it explains nothing. Where the surveys of a run do not prove it
+clean, the checkers read the suspect ranges alone (`check.ranges`). Almost always every member delivered the same
+messages in the same order, so that is tried first, by comparing columns; only if it is not so are they sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
+from unisono.check.final import FINAL, FinalRange, survey_finals
+from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
+from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
+from unisono.model.histogram import Histogram, upper_edge
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
+
+_COUNTED_NS = 4_000_000_000
+"""Latencies below this are counted in an array, by units of 1024 ns."""
+_UNIT_BITS = 10
+_FEW = 1 << 16
+_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
+_EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 62], dtype=np.int64)
+"""The largest value of each of a histogram's buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class FifoSpan:
+    """What one log has in a range of one sender's messages of one priority: the first and the last that it delivered,
+    by number (incarnation, sequence) and by index."""
+
+    member: int
+    life: int
+    sender: int
+    priority: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+    first_index: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A delivery past the bound; ordered by when it happened."""
+
+    real_ns: int
+    member: int
+    life: int
+    index: int
+    sender: int
+    incarnation: int
+    sequence: int
+    taken_ns: int
+
+
+@dataclass(slots=True)
+class Latencies:
+    """How long deliveries took, in constant memory."""
+
+    deliveries: int = 0
+    late: int = 0
+    min_ns: int = 0
+    max_ns: int = 0
+    histogram: Histogram = field(default_factory=Histogram)
+    first_late: Late | None = None
+
+    def add(self, taken_ns: Ints, bound_ns: int | None, deliveries: Rows) -> None:
+        """Count the latencies of these deliveries, one each."""
+        if len(taken_ns) == 0:
+            return
+        smallest, largest = int(taken_ns.min()), int(taken_ns.max())
+        part = Latencies(len(taken_ns), 0, smallest, largest, _histogram(taken_ns, largest))
+        if bound_ns is not None and largest > bound_ns:
+            late = np.flatnonzero(taken_ns > bound_ns)
+            part.late = len(late)
+            columns = [deliveries.real_ns, deliveries.member, deliveries.life, deliveries.index]
+            row = int(late[np.lexsort([column[late] for column in reversed(columns)])[0]])
+            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, taken_ns]
+            part.first_late = Late(*(int(column[row]) for column in columns))
+        self.merge(part)
+
+    def merge(self, other: Latencies) -> None:
+        """Count what `other` has counted."""
+        if other.deliveries == 0:
+            return
+        self.min_ns = other.min_ns if self.deliveries == 0 else min(self.min_ns, other.min_ns)
+        self.max_ns = other.max_ns if self.deliveries == 0 else max(self.max_ns, other.max_ns)
+        self.deliveries += other.deliveries
+        self.late += other.late
+        self.histogram.merge(other.histogram)
+        firsts = [late for late in (self.first_late, other.first_late) if late is not None]
+        self.first_late = min(firsts, key=_when, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a range shows."""
+
+    first_slot: int
+    last_slot: int
+    rows: int
+    last_ns: int
+    order: OrderSummary
+    in_fifo: bool
+    fifo: tuple[FifoSpan, ...]
+    keys: int
+    """How many different keys were delivered."""
+    counts: dict[tuple[int, int], int]
+    """How many deliveries each log has."""
+    grades: tuple[str, ...]
+    """The grades in which messages were delivered."""
+    directed: bool
+    """Whether some message was meant for some members only."""
+    latencies: Latencies
+    sends: tuple[StreamSpan, ...]
+    """Between which numbers each sender's sends lie."""
+    delivered: tuple[StreamSpan, ...]
+    """Between which numbers each sender's delivered messages lie."""
+    unmatched_sends: Rows
+    """Sends without a delivery in this range, and deliveries without a send."""
+    unmatched_deliveries: Rows
+    events: Rows
+    """What happened to members; not the steps of messages through their queues."""
+    excesses: tuple[Excess, ...]
+    """Where a sender passed its declared rate within the range; of many, the first."""
+    usage: Usage
+    """What was sent in the slots at the range's edges."""
+    finals: FinalRange | None
+    """Where final deliveries are surveyed, what they show of the agreed sequence."""
+
+
+def survey(
+    parts: Sequence[Rows],
+    first_slot: int,
+    last_slot: int,
+    *,
+    grade: str | None,
+    bound_ns: int | None,
+    promised: Declared | None = None,
+) -> Survey:
+    """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
+    deliveries, sends, events = [], [], []
+    grades: set[str] = set()
+    last_ns = 0
+    for rows in parts:
+        is_delivery = rows.kind == EventKind.DELIVER.code
+        is_send = rows.kind == EventKind.SEND.code
+        others = rows.select(~(is_delivery | is_send))
+        if rows.grades:
+            grades.update(rows.grades[code] for code in np.unique(rows.grade[is_delivery]).tolist() if code >= 0)
+        if grade is not None:
+            is_delivery &= rows.grade == (rows.grades.index(grade) if grade in rows.grades else -2)
+        deliveries.append(rows.select(is_delivery))
+        sends.append(rows.select(is_send))
+        last_ns = max(last_ns, *(int(kept.real_ns.max(initial=0)) for kept in (deliveries[-1], sends[-1], others)))
+        events.append(others.select(~np.isin(others.kind, _STEPS)) if len(others) else others)
+    logs = _logs(deliveries)
+    sent = concatenated(sends)
+    same = _same_everywhere(logs, sent, bound_ns)
+    facts = same or _sorted_out(logs, sent, bound_ns)
+    # Where all logs are the same, one of them shows what was sent.
+    used = NO_USAGE if promised is None else usage(logs[0] if same else concatenated(logs), once=same is not None)
+    return Survey(
+        first_slot=first_slot,
+        last_slot=last_slot,
+        rows=sum(map(len, parts)),
+        last_ns=last_ns,
+        counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
+        grades=tuple(sorted(grades)),
+        directed=any(rows.destination_sets for rows in parts),
+        sends=_number_spans(sent),
+        events=copied(concatenated(events)),
+        excesses=() if promised is None else tuple(excesses(used, promised)[:MOST_TOLD]),
+        usage=used if promised is None else edges(used, first_slot, last_slot, promised),
+        finals=survey_finals(concatenated(logs)) if grade == FINAL else None,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def reached(surveys: Sequence[Survey]) -> dict[tuple[int, int], int]:
+    """The last number that each sender has logged."""
+    found: dict[tuple[int, int], int] = {}
+    for span in (span for survey in surveys for span in survey.sends):
+        who = (span.sender, span.incarnation)
+        found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
+    return found
+
+
+def _number_spans(messages: Rows) -> tuple[StreamSpan, ...]:
+    if len(messages) == 0:
+        return ()
+    (stream,) = stream_codes(messages)
+    _, rows, edges = _grouped(stream)
+    found = []
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        of = rows[first:last]
+        numbers = messages.sequence[of]
+        whose = int(messages.sender[of[0]]), int(messages.incarnation[of[0]])
+        found.append(StreamSpan(*whose, int(numbers.min()), int(numbers.max())))
+    return tuple(found)
+
+
+def _logs(parts: Sequence[Rows]) -> list[Rows]:
+    """The deliveries of each log, in the order of index; files keep a log's rows together, mostly in that order."""
+    pieces: dict[tuple[int, int], list[Rows]] = {}
+    for part in parts:
+        if len(part) == 0:
+            continue
+        code = log_codes(part)
+        for of in [part] if (code == code[0]).all() else [part.select(code == one) for one in np.unique(code)]:
+            pieces.setdefault((int(of.member[0]), int(of.life[0])), []).append(of)
+    found = []
+    for who in sorted(pieces):
+        log = concatenated(pieces[who])
+        if (np.diff(log.index) <= 0).any():  # of two with one index the same is first as in a whole trace
+            log = log.canonical()
+        found.append(log)
+    return found
+
+
+# -- every member delivered the same -------------------------------------------------------------------------
+
+
+def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
+    """The facts of a range in which all logs are the same and clean; None if it is not so."""
+    if not logs:
+        return None
+    one = logs[0]
+    for log in logs:
+        if len(log) != len(one) or int(log.index[-1]) - int(log.index[0]) + 1 != len(log):
+            return None
+        if not (np.diff(log.index) == 1).all():
+            return None
+        if log is not one and not all(
+            np.array_equal(getattr(log, name), getattr(one, name))
+            for name in ("slot", "place", "sequence", "sender", "incarnation")
+        ):
+            return None
+    step = np.diff(one.slot)
+    if not ((step > 0) | ((step == 0) & (np.diff(one.place) > 0))).all():
+        return None
+    (stream,) = stream_codes(one)
+    streams, by_stream, edges = _grouped(stream)
+    sequence = one.sequence[by_stream]
+    inner = np.ones(len(sequence), dtype=bool)
+    inner[edges[:-1]] = False
+    if not (np.diff(sequence)[inner[1:]] > 0).all():
+        return None
+    sent_ns = np.full(len(one), -1, dtype=np.int64)
+    used, spans = np.zeros(len(sends), dtype=bool), []
+    for number in range(len(streams)):
+        at = by_stream[edges[number] : edges[number + 1]]
+        first, last = int(one.sequence[at[0]]), int(one.sequence[at[-1]])
+        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.incarnation[at[0]]), first, last))
+        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.incarnation == spans[-1].incarnation))
+        if len(own) == 0:
+            continue
+        numbers = sends.sequence[own]
+        if not (np.diff(numbers) > 0).all():
+            return None
+        wanted = sequence[edges[number] : edges[number + 1]]
+        if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):  # nothing between is missing
+            found = np.clip(wanted - numbers[0], 0, len(own) - 1)
+        else:
+            found = np.minimum(np.searchsorted(numbers, wanted), len(own) - 1)
+        matched = numbers[found] == wanted
+        sent_ns[at[matched]] = sends.real_ns[own[found[matched]]]
+        used[own[found[matched]]] = True
+    if len(spans) > len({span.sender for span in spans}) or any(np.ptp(log.priority) for log in logs):
+        return None  # several lives of a sender, or several priorities
+    latencies = Latencies()
+    known = sent_ns >= 0
+    everything = bool(known.all())
+    unmatched = []
+    for log in logs:
+        if everything:
+            latencies.add(log.real_ns - sent_ns, bound_ns, log)
+        else:
+            part = log.select(known)
+            latencies.add(part.real_ns - sent_ns[known], bound_ns, part)
+            unmatched.append(log.select(~known))
+    order = OrderSummary(
+        rows=sum(map(len, logs)),
+        first_slot=int(one.slot[0]),
+        last_slot=int(one.slot[-1]),
+        dense=True,
+        distinct=True,
+        ordered=True,
+        logs=tuple(
+            LogSpan(int(log.member[0]), int(log.life[0]), int(log.index[0]), int(log.index[-1])) for log in logs
+        ),
+        streams=tuple(sorted(spans, key=lambda span: (span.sender, span.incarnation))),
+    )
+    return {
+        "order": order,
+        "in_fifo": True,
+        "fifo": tuple(
+            FifoSpan(
+                *(int(log.member[0]), int(log.life[0]), span.sender, int(log.priority[0])),
+                (span.incarnation, span.first_sequence),
+                (span.incarnation, span.last_sequence),
+                *(int(log.index[by_stream[at]]) for at in (edges[number], edges[number + 1] - 1)),
+            )
+            for log in logs
+            for number, span in enumerate(spans)
+        ),
+        "delivered": order.streams,
+        "keys": len(one),
+        "latencies": latencies,
+        "unmatched_sends": copied(sends.select(~used)),
+        "unmatched_deliveries": copied(concatenated(unmatched)),
+    }
+
+
+def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
+    """The distinct codes, the rows by code (in order within one), and where each code's rows begin and end."""
+    largest = int(code.max(initial=0))
+    if largest < _FEW:  # codes begin at 0: counting spares a sort, and few bits make the other one quick
+        counts = np.bincount(code)
+        codes = np.flatnonzero(counts)
+        counts, narrow = counts[codes], code.astype(np.uint8 if largest < 1 << 8 else np.uint16)
+    else:
+        codes, narrow, counts = np.unique(code, return_inverse=True, return_counts=True)
+    edges = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    return codes, np.argsort(narrow, kind="stable"), edges
+
+
+# -- members differ --------------------------------------------------------------------------------------------
+
+
+def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
+    """The facts of any range."""
+    deliveries = concatenated(logs) if logs else EMPTY
+    in_fifo, fifo = _fifo_spans(deliveries)
+    sent, delivered = message_codes(sends, deliveries)
+    by_message = np.argsort(sent, kind="stable")
+    at = np.minimum(np.searchsorted(sent[by_message], delivered), max(len(sent) - 1, 0))
+    matched = sent[by_message][at] == delivered if len(sent) else np.zeros(len(deliveries), dtype=bool)
+    taken = deliveries.select(matched)
+    latencies = Latencies()
+    if len(sent):
+        latencies.add(taken.real_ns - sends.real_ns[by_message][at][matched], bound_ns, taken)
+    return {
+        "order": summarize(deliveries) if len(deliveries) else NOTHING,
+        "in_fifo": in_fifo,
+        "fifo": fifo,
+        "delivered": _number_spans(deliveries),
+        "keys": len(np.unique(key_codes(deliveries))),
+        "latencies": latencies,
+        "unmatched_sends": copied(sends.select(~np.isin(sent, delivered))),
+        "unmatched_deliveries": copied(deliveries.select(~matched)),
+    }
+
+
+def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
+    """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
+    pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
+    order = np.argsort(pair, kind="stable")
+    number = packed(deliveries.incarnation, deliveries.sequence)
+    fresh = starts(pair[order])
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(order)) - 1 if len(order) else first
+    in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
+
+    def numbers(rows: Ints) -> list[tuple[int, int]]:
+        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
+
+    whose = [getattr(deliveries, name)[order[first]].tolist() for name in ("member", "life", "sender", "priority")]
+    ends = (numbers(order[first]), numbers(order[last]))
+    indices = (deliveries.index[order[first]].tolist(), deliveries.index[order[last]].tolist())
+    return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))
+
+
+def _histogram(taken_ns: Ints, largest: int) -> Histogram:
+    """The latencies, counted by units first: there are many of them."""
+    units = np.maximum(taken_ns, 0) >> _UNIT_BITS
+    if largest < _COUNTED_NS:
+        counts = np.bincount(units)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
+    else:
+        values, counts = np.unique(units, return_counts=True)
+    buckets = np.searchsorted(_EDGES, ((values + 1) << _UNIT_BITS) - 1)
+    begins = np.flatnonzero(starts(buckets))
+    times = np.add.reduceat(counts, begins).tolist()
+    return Histogram.of_pairs(list(zip(buckets[begins].tolist(), times, strict=True)), max(largest, 0))
+
+
+def _when(late: Late) -> tuple[int, int, int, int]:
+    return late.real_ns, late.member, late.life, late.index

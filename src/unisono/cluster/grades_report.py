@@ -1,0 +1,123 @@
+"""What a run in both grades shows: how far early deliveries differ, that final ones do not, replicas that converge."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from unisono.check.final import EARLY, FINAL
+from unisono.check.member_runs import lives
+from unisono.check.verdict import Verdict, graded_name
+from unisono.model.durations import ms
+from unisono.model.events import Batch
+from unisono.model.grades import Grade
+from unisono.replica.replica import Mistakes, Replica
+from unisono.replica.structures import Dict
+from unisono.trace.table import Trace
+
+
+class Grading:
+    """One member's replica: of each sender, the last thing that it said."""
+
+    def __init__(self, words: Iterable[bytes] = ()) -> None:
+        self.finals = 0
+        self.replica = Replica(Dict())
+        self._said: dict[bytes, set[int]] = {word: set() for word in words}
+        """By message that matters to whoever wants to leave, those whose is final."""
+
+    def settled(self, word: bytes, members: AbstractSet[int]) -> bool:
+        """Whether all that was early is final, and that these have said the word."""
+        return self.replica.pending == 0 and self._said[word] >= members
+
+    def take(self, batch: Batch) -> None:
+        """Messages were delivered."""
+        final = batch.grade is Grade.FINAL
+        key = b"%d" % batch.sender
+        for number, message in enumerate(batch.messages, batch.first_sequence):
+            name, command = (batch.sender, batch.incarnation, number), Dict.put(key, message)
+            if final:
+                self.replica.final(name, command)
+                if message in self._said:
+                    self._said[message].add(batch.sender)
+            else:
+                self.replica.early(name, command)
+        self.finals += batch.count if final else 0
+
+    def report(self) -> dict[str, Any]:
+        """What is said of it at the end."""
+        replica = self.replica
+        states = [
+            Dict().dump({key: value(key) for key in replica.objects()})
+            for value in (replica.conservative, replica.optimistic)
+        ]
+        return {
+            "delivered": self.finals,
+            "open": replica.pending,
+            "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
+            "converged": states[0] == states[1],
+            "mistakes": _stored_mistakes(replica.mistakes),
+        }
+
+
+def _stored_mistakes(mistakes: Mistakes) -> dict[str, int]:
+    """The counts under the names that reports carry."""
+    return {
+        "lost": mistakes.lost,
+        "out_of_order": mistakes.out_of_order,
+        "retracted": mistakes.retracted,
+        "late": mistakes.late,
+        "rollbacks": mistakes.rollbacks,
+        "reexecuted": mistakes.reexecuted,
+    }
+
+
+def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int, Any]) -> dict[str, Any]:
+    """How the members that lived to the end compare: early, while all of them took part, and finally."""
+    first, end = _together(trace, finals)
+    early = [set(_numbered(trace.in_slots(first, end - 1), EARLY, member).values()) for member in finals]
+    final = {member: _numbered(trace, FINAL, member) for member in finals}
+    ends = {member: max(numbers, default=-1) for member, numbers in final.items()}
+    last = max(ends.values(), default=-1)
+    named = {pair for numbers in final.values() for pair in numbers.items()}
+    differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
+    reports = {member: report["grades"] for member, report in finals.items() if report.get("grades")}
+    figures = verdicts[graded_name("latency", FINAL)].figures
+    return {
+        "early_differ": len(differ),
+        "early_differ_senders": sorted({sender for sender, _, _ in differ}),
+        "final_same": len({number for number, _ in named}) == len(named),
+        "final_left_before": {str(member): last - end for member, end in ends.items() if end < last},
+        "final_delivered": {str(member): report["delivered"] for member, report in reports.items()},
+        "final_open": sum(report["open"] for report in reports.values()),
+        "final_latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+        "replicas_equal": len({report["state"] for member, report in reports.items() if ends[member] == last}) <= 1
+        and all(report["converged"] for report in reports.values() if not report["open"]),
+        "mistakes": {str(member): report["mistakes"] for member, report in reports.items()},
+    }
+
+
+def _together(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
+    """From the first slot in which all of these, in their last lives, took part, up to one of them left."""
+    first, end = 0, int(trace.slot.max(initial=0)) + 1
+    for member in members:
+        known = [life for (who, _), life in lives(trace).items() if who == member and life.started]
+        if known:
+            first, end = max(first, known[-1].first_slot), min(end, known[-1].end_slot)
+    return first, end
+
+
+def _numbered(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
+    """What a member delivered in its last life, by row of early deliveries or by number in the final order."""
+    rows = trace.graded(grade).deliveries()
+    life = rows.life[rows.member == member].max(initial=-1)
+    mine = rows.select((rows.member == member) & (rows.life == life))
+    numbers = mine.place.tolist() if grade == FINAL else range(len(mine))
+    return dict(
+        zip(
+            numbers,
+            zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True),
+            strict=True,
+        )
+    )

@@ -1,0 +1,159 @@
+"""The measurement service's seat in a group, as a process of its own: it joins, and multicasts the service's verdicts.
+
+It is apart from the service so that whatever the service does, this one keeps the pace of the group's slots. Lines of
+JSON go in: first what to join, then what was found. Lines of JSON come out:
+
+    {"kind": "ready", "members": […]}                the group is joined
+    {"kind": "told", "id": …, "slot": …}             everybody has delivered this verdict, at this slot
+    {"kind": "out", "why": …}                        the group went on without it; it joins again
+
+A verdict that was not delivered when the group is left or lost is said again after joining. Members know it by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.cluster.member_process import member_joining, report
+from unisono.errors import FormationTimeout, GroupClosed
+from unisono.group import Group
+from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
+from unisono.model.histogram import Histogram
+from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
+from unisono.model.text.scenario import parse_scenario
+from unisono.model.text.sla import parse_slas
+from unisono.qos.adapt.estimate import Estimate
+
+AGAIN_S = 0.5
+"""After this long one that was left out tries to join again."""
+
+
+class Teller:
+    """One seat."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._scenario = parse_scenario(*setup["scenario"])
+        self._slas = parse_slas(*setup["slas"])
+        self._member: int = setup["member"]
+        self._peers = {int(member): (address[0], int(address[1])) for member, address in setup["peers"].items()}
+        self._untold: dict[str, SlaVerdict] = {}
+        self._network: Estimate | None = None
+        self._group: Group | None = None
+
+    async def run(self, lines: asyncio.Queue[str | None]) -> None:
+        """Until the lines end."""
+        seat = asyncio.create_task(self._sit())
+        try:
+            while (line := await lines.get()) is not None:
+                self._take(json.loads(line))
+                if seat.done():
+                    break
+        finally:
+            seat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await seat
+
+    def _take(self, found: Mapping[str, Any]) -> None:
+        network = None if found.get("network") is None else estimate_of(found["network"])
+        verdicts = [verdict_of(each) for each in found.get("verdicts", ())]
+        self._untold.update({verdict.id: verdict for verdict in verdicts})
+        self._network = network or self._network
+        if self._group is not None:
+            with contextlib.suppress(GroupClosed):  # it is said again after joining
+                self._group.proclaim(network, verdicts)
+
+    async def _sit(self) -> None:
+        while True:
+            try:
+                joining = member_joining(self._scenario, self._member, self._peers, slas=self._slas, monitor=True)
+                async with joining as group:
+                    self._group = group
+                    report("ready", members=group.members)
+                    group.proclaim(self._network, list(self._untold.values()))
+                    await self._follow(group)
+                why = "the group has ended"
+            except (GroupClosed, FormationTimeout) as error:
+                why = str(error)
+            finally:
+                self._group = None
+            report("out", why=why)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _follow(self, group: Group) -> None:
+        async for event in group.batches():
+            if isinstance(event, SlaViolation | SlaCleared) and event.id in self._untold:
+                del self._untold[event.id]
+                report("told", id=event.id, slot=event.slot)
+            if isinstance(event, Violation | Notice):
+                report("event", what=event.kind, text=event.text, slot=event.slot)
+
+
+# -- what is found, as JSON ----------------------------------------------------------------------------------
+
+
+def estimate_to(estimate: Estimate) -> dict[str, Any]:
+    """An estimate of the network for a line."""
+    return {
+        "loss": estimate.loss,
+        "sure": estimate.sure,
+        "burst": estimate.burst,
+        "gamma_ns": estimate.gamma_ns,
+        "delays": estimate.delays.to_pairs(),
+        "largest": estimate.delays.largest,
+    }
+
+
+def estimate_of(fields: Mapping[str, Any]) -> Estimate:
+    """The estimate of a line."""
+    delays = Histogram.of_pairs([(bucket, times) for bucket, times in fields["delays"]], fields["largest"])
+    return Estimate.of(fields["loss"], delays, fields["burst"], fields["gamma_ns"], fields["sure"])
+
+
+def verdict_to(event: SlaVerdict) -> dict[str, Any]:
+    """A verdict for a line."""
+    return fields_of_verdict(event)
+
+
+def verdict_of(fields: Mapping[str, Any]) -> SlaVerdict:
+    """The verdict of a line."""
+    return verdict_of_fields(fields)
+
+
+# -- the process ---------------------------------------------------------------------------------------------
+
+
+async def _run() -> None:
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    reader = asyncio.StreamReader(limit=64 * 1024 * 1024)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    setup = json.loads(await reader.readline())
+
+    async def feed() -> None:
+        while line := await reader.readline():
+            lines.put_nowait(line.decode())
+        lines.put_nowait(None)
+
+    feeding = asyncio.create_task(feed())
+    try:
+        await Teller(setup).run(lines)
+    finally:
+        feeding.cancel()
+
+
+def main() -> int:
+    """Read, join, tell."""
+    try:
+        asyncio.run(_run())
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""A cluster of member processes on this machine: started, watched, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.errors import EnvironmentLacks
+
+Report = dict[str, Any]
+"""One line of JSON that a node has printed; `node.py` says what is in it."""
+
+
+def free_addresses(members: tuple[int, ...], host: str = "127.0.0.1") -> dict[int, tuple[str, int]]:
+    """An address with a free UDP port for each member."""
+    sockets = []
+    try:
+        for _ in members:
+            probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sockets.append(probe)
+            probe.bind((host, 0))
+        return {member: (host, probe.getsockname()[1]) for member, probe in zip(members, sockets, strict=True)}
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+@dataclass(slots=True)
+class Node:
+    """One member process."""
+
+    member: int
+    process: asyncio.subprocess.Process
+    reports: list[Report] = field(default_factory=list)
+    errors: str = ""
+    killed_ns: int | None = None
+    """When it was killed as asked, since the Unix epoch."""
+
+    def final(self) -> Report | None:
+        """The node's last word, if it ended in order."""
+        return self.reports[-1] if self.reports and self.reports[-1].get("kind") == "final" else None
+
+    def begun(self) -> bool:
+        """Whether it has heard everybody whom it expects, and sends."""
+        return any(report["kind"] == "begun" for report in self.reports)
+
+    def life(self) -> int | None:
+        """The incarnation in which it took part last, if it got that far."""
+        lives = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
+        return lives[-1] if lives else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one member, in seconds after all members that are started at once have begun."""
+
+    start_s: float | None = None
+    """When it is started, if not at once."""
+    kills_s: tuple[float, ...] = ()
+    """When it is killed."""
+    pauses_s: tuple[tuple[float, float], ...] = ()
+    """From when until when it is stopped."""
+    restarts_s: tuple[float, ...] = ()
+    """When it is started again; by then it must have ended, or it is waited for."""
+
+
+class LocalCluster:
+    """Runs `python -m unisono.cluster.member_process` once per member, each with its own configuration."""
+
+    def __init__(
+        self,
+        configurations: Mapping[int, Mapping[str, Any]],
+        on_report: Callable[[int, Report], None],
+        *,
+        fates: Mapping[int, Fate] | None = None,
+    ) -> None:
+        self._configurations = configurations
+        self._on_report = on_report
+        self._fates = dict(fates or {})
+        self._begun = asyncio.Event()
+        self._begun_s = 0.0
+        self._begun_ns = 0
+        self.nodes: dict[int, Node] = {}
+        """Every member's process, the latest one."""
+        self.killed: list[Node] = []
+        """The processes that were killed as asked."""
+
+    async def run(self, timeout_s: float) -> dict[int, Node]:
+        """Start all, wait for all; on timeout or cancellation nobody is left behind.
+
+        So long may it take until all have begun, which is up to the machine, and as long again from there to the end.
+        """
+        watchers: list[asyncio.Task[None]] = []
+        try:
+            for member, configuration in self._configurations.items():
+                watchers.append(asyncio.create_task(self._live(member, configuration)))
+            async with asyncio.timeout(timeout_s) as limit:
+                beginning = asyncio.create_task(self._renew(limit, timeout_s))
+                try:
+                    await asyncio.gather(*watchers)
+                finally:
+                    beginning.cancel()
+        except TimeoutError:
+            late = [str(m) for m, node in self.nodes.items() if node.process.returncode is None]
+            raise EnvironmentLacks(
+                f"member {', '.join(late)} did not {'finish' if self._begun.is_set() else 'begin'} within "
+                f"{timeout_s:g} s: it waits for somebody, or this "
+                "machine is too busy for the rate asked for; try a longer slot or fewer members"
+            ) from None
+        finally:
+            await self._end(watchers)
+        return self.nodes
+
+    async def _renew(self, limit: asyncio.Timeout, timeout_s: float) -> None:
+        await self._begun.wait()
+        limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
+
+    async def _live(self, member: int, configuration: Mapping[str, Any]) -> None:
+        """All of one member's lives, begun and ended when it was asked for."""
+        fate = self._fates.get(member, Fate())
+        acting = [asyncio.create_task(act) for act in self._acts(member, fate)]
+        try:
+            if fate.start_s is not None:
+                await self._at(fate.start_s)
+                configuration = self._late(configuration, fate.start_s)
+            await self._watch(await self._start(member, configuration))
+            for again_s in fate.restarts_s:
+                await self._at(again_s)
+                await self._watch(await self._start(member, self._late(configuration, again_s)))
+        finally:
+            for task in acting:
+                task.cancel()
+            await asyncio.gather(*acting, return_exceptions=True)
+
+    def _late(self, configuration: Mapping[str, Any], at_s: float) -> dict[str, Any]:
+        """For a member that comes when the others are there: who waits for nobody."""
+        return {**configuration, "late_ns": int(at_s * 1e9), "begun_ns": self._begun_ns, "expected": []}
+
+    async def _at(self, at_s: float) -> None:
+        await self._begun.wait()
+        await asyncio.sleep(self._begun_s + at_s - time.monotonic())
+
+    def _acts(self, member: int, fate: Fate) -> Iterator[Coroutine[Any, Any, None]]:
+        for at_s in fate.kills_s:
+            yield self._signal(member, at_s, signal.SIGKILL)
+        for from_s, to_s in fate.pauses_s:
+            yield self._signal(member, from_s, signal.SIGSTOP)
+            yield self._signal(member, to_s, signal.SIGCONT)
+
+    async def _signal(self, member: int, at_s: float, number: signal.Signals) -> None:
+        await self._at(at_s)
+        node = self.nodes.get(member)
+        if node is None or node.process.returncode is not None:
+            return
+        if number is signal.SIGKILL:
+            node.killed_ns = time.time_ns()
+            self.killed.append(node)
+        with contextlib.suppress(ProcessLookupError):
+            node.process.send_signal(number)
+
+    async def _start(self, member: int, configuration: Mapping[str, Any]) -> Node:
+        """Standard input stays open: a node that finds it closed knows that nobody watches it any more."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "unisono.cluster.member_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=16 * 1024 * 1024,
+            start_new_session=True,
+        )
+        node = self.nodes[member] = Node(member, process)
+        if process.stdin is not None:
+            process.stdin.write(json.dumps(configuration).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it has ended already, and its watcher will say why
+                await process.stdin.drain()
+        return node
+
+    async def _watch(self, node: Node) -> None:
+        """Follow one node to its end; one that ends without its last word ends the run, for nobody goes on without."""
+        await asyncio.gather(self._watch_reports(node), self._watch_errors(node))
+        status = await node.process.wait()
+        if node.final() is not None or node.killed_ns is not None:
+            return
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        last = node.errors.strip().splitlines()[-1:]
+        raise EnvironmentLacks(f"member {node.member} {how}{': ' + last[0] if last else ''}")
+
+    async def _watch_reports(self, node: Node) -> None:
+        if node.process.stdout is None:
+            return
+        async for line in node.process.stdout:
+            report = json.loads(line)
+            if report["kind"] != "progress":
+                node.reports.append(report)
+            if report["kind"] == "begun":
+                self._note_begun()
+            self._on_report(node.member, report)
+
+    def _note_begun(self) -> None:
+        """Once all that are started at once have begun, nobody waits for anybody any more."""
+        first = [member for member in self._configurations if self._fates.get(member, Fate()).start_s is None]
+        if not self._begun.is_set() and all(m in self.nodes and self.nodes[m].begun() for m in first):
+            self._begun_s, self._begun_ns = time.monotonic(), time.time_ns()
+            self._begun.set()
+
+    async def _watch_errors(self, node: Node) -> None:
+        if node.process.stderr is not None:
+            node.errors = (await node.process.stderr.read()).decode(errors="replace")
+
+    async def _end(self, watchers: list[asyncio.Task[None]]) -> None:
+        for watcher in watchers:
+            watcher.cancel()
+        for node in self.nodes.values():
+            if node.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    node.process.kill()
+        await asyncio.gather(*watchers, *(node.process.wait() for node in self.nodes.values()), return_exceptions=True)
+        for node in self.nodes.values():
+            if node.process.stdin is not None:
+                node.process.stdin.close()

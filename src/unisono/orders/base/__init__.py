@@ -1,0 +1,1 @@
+"""Parts that several orders share: formation, packing, modes, receive queue, order over consensus."""

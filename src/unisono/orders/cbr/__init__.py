@@ -1,0 +1,1 @@
+"""The CBR order (paper 000 §4): turns and rates."""

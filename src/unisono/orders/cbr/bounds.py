@@ -1,0 +1,57 @@
+"""What the CBR order promises, as arithmetic (paper 000 §4.4, erratum 000-6)."""
+
+from __future__ import annotations
+
+from unisono.model.durations import duration_text
+from unisono.model.offers import Ask, Offer
+from unisono.model.timing import Timing
+from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, period_ns
+from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
+from unisono.wire.packed_messages import HEAD_BYTES
+
+
+def turn_bound_ns(timing: Timing) -> int:
+    """Theorem 1: Δ+Γ, from the turn in which a message is sent to its delivery."""
+    return timing.delta_ns + timing.gamma_ns
+
+
+def latency_bound_ns(timing: Timing, rate: int) -> int:
+    """From submission to delivery: a message waits for its sender's next turn, and then takes Δ+Γ."""
+    return turn_bound_ns(timing) + period_ns(rate)
+
+
+def offer(ask: Ask) -> Offer:
+    """What this order gives for what is asked, with the arithmetic in words."""
+    timing, rate = ask.timing, int(ask.rate.avg)
+    why: list[str] = []
+    if rate != ask.rate.avg or not 1 <= rate <= RATE_MAX:
+        why.append(f"the rate must be a whole number of messages per second, 1 to {RATE_MAX:,}, not {ask.rate.avg:g}")
+        rate = min(max(1, -int(-ask.rate.avg // 1)), RATE_MAX)
+    if ask.failures:
+        why.append(f"{ask.failures} failures: none is tolerated, a member that crashes stops the order")
+    through = ask.gets_through(rate)
+    if through < 0.5 or ask.loss_burst or ask.fec:
+        why.append("loss: none is tolerated, a turn that is lost stops the order")
+    wait = ask.rate.burst * period_ns(rate)
+    bound = turn_bound_ns(timing) + wait
+    feasible = not why
+    delta, gamma, period = (duration_text(ns) for ns in (timing.delta_ns, timing.gamma_ns, period_ns(rate)))
+    why += [
+        f"latency from its turn: Δ+Γ = {delta} + {gamma} = {duration_text(turn_bound_ns(timing))} (Theorem 1)",
+        f"before its turn: the last of a burst of {ask.rate.burst} waits {ask.rate.burst} × {period} (1/rate)",
+        f"NetRate = AppRate = {rate} per second; dummies fill the turns that the application leaves empty",
+    ]
+    if ask.loss:
+        why.append(f"{duration_text(ask.session_ns)} pass without a lost turn with probability {through:.6g}")
+    return Offer(
+        "cbr",
+        feasible,
+        bound,
+        float(rate),
+        -(-timing.theta_ns * rate // CYCLE_NS),
+        HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES,
+        gap_free=not ask.failures,
+        loss_tolerance="none",
+        reliability=through,
+        why=tuple(why),
+    )

@@ -1,0 +1,1 @@
+"""Two grades over a slot order: early on time, final by agreement."""

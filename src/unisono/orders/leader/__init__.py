@@ -1,0 +1,1 @@
+"""The leader orders (paper 000 §8): leader broadcast, timestamp leader, election."""

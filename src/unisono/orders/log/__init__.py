@@ -1,0 +1,1 @@
+"""Total order over consensus: one agreed log."""

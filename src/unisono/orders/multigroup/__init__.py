@@ -1,0 +1,1 @@
+"""Quasi-genuine total order between groups (paper 003)."""

@@ -1,0 +1,153 @@
+"""Verdicts over long runs of the priority order: two passes over their ranges, and a third for what is suspect.
+
+The first pass surveys each range by itself. The second judges windows of neighbouring ranges, each with the rows of its
+messages that lie elsewhere. Nothing is sorted, joined or shuffled between tasks, and no more is held in one place than
+the surveys, one window, or what is suspect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from unisono.check.priority_accounts import WINDOW_ROWS, Window, check_priority
+from unisono.check.priority_ranges import PriorityRun
+from unisono.check.priority_summary import PrioritySurvey, among, survey_priority
+from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
+from unisono.check.suite import NO_BOUND
+from unisono.check.verdict import Verdict
+from unisono.model.message_set import MessageSet
+from unisono.pipeline.spark_tasks import Runner, Task
+from unisono.trace.kinds import EventKind
+from unisono.trace.layout import Layout, RangeFiles, read_range
+from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.table import Rows, concatenated, copied
+
+_COLUMNS = ("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class PrioritySurveyTask:
+    """One range, to be surveyed."""
+
+    files: RangeFiles
+    without: frozenset[tuple[int, int]] = frozenset()
+    """The logs whose deliveries do not count."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        return self.files.rows
+
+    def run(self) -> PrioritySurvey:
+        """Survey the range."""
+        files = self.files
+        return survey_priority(read_range(files, checked=True), files.first_slot, files.last_slot, self.without)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherTask:
+    """One range, from which the rows of some messages are wanted."""
+
+    files: RangeFiles
+    wanted: MessageSet
+    kinds: tuple[EventKind, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        return self.files.rows
+
+    def run(self) -> Rows:
+        """Choose them."""
+        found = [part.of_kind(*self.kinds) for part in read_range(self.files, whole=True)]
+        return concatenated([copied(part.select(among(part, self.wanted))) for part in found])
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTask:
+    """One window, to be judged; without facts about the logs only its latencies are told."""
+
+    ranges: tuple[RangeFiles, ...]
+    receptions: tuple[RangeFiles, ...]
+    sends: tuple[RangeFiles, ...]
+    window: Window
+    logs: tuple[LogFacts, ...] | None
+    meta: RunMeta
+    bound_ns: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it reads."""
+        return sum(files.rows for files in {*self.ranges, *self.receptions, *self.sends})
+
+    def run(self) -> WindowFinding:
+        """Judge the window."""
+        kept: dict[EventKind, list[Rows]] = {
+            kind: [] for kind in (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND)
+        }
+        wanted = zip(kept, (self.ranges, self.receptions, self.sends), strict=True)
+        of = {kind: set(files) for kind, files in wanted}
+        for files in dict.fromkeys((*self.ranges, *self.receptions, *self.sends)):
+            for part in read_range(files, columns=_COLUMNS):
+                for kind in (kind for kind in kept if files in of[kind]):
+                    rows = part.of_kind(kind)
+                    kept[kind].append(rows.select(among(rows, self.window.messages)))
+        delivered, received, sent = (concatenated(parts) for parts in kept.values())
+        of_window = delivered, received, sent
+        return judge_window(self.logs, self.window.lower, of_window, self.meta, self.bound_ns)
+
+
+def by_windows(
+    plan: Layout,
+    runner: Runner,
+    bound_ns: int | None,
+    refuse_silence: Callable[[Rows], None],
+    *,
+    looked_at_rows: int,
+) -> dict[str, Verdict]:
+    """One verdict per promise, as `check.suite.check_all` gives over the whole run.
+
+    `refuse_silence` is called with what happened to members, and refuses a run of which files are missing.
+    """
+
+    def load(numbers: Sequence[int]) -> Rows:
+        return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
+
+    def gather(wanted: MessageSet, kinds: Collection[EventKind], numbers: Sequence[int]) -> Rows:
+        tasks = [GatherTask(plan.ranges[number], wanted, tuple(kinds)) for number in numbers]
+        return concatenated(_outcomes(runner, tasks, Rows))
+
+    def judge(cut: Sequence[Window], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
+        limit_ns = NO_BOUND if bound_ns is None else bound_ns
+        return _outcomes(runner, [_task(plan, window, logs, limit_ns) for window in cut], WindowFinding)
+
+    def survey(numbers: Sequence[int], without: frozenset[tuple[int, int]] = frozenset()) -> list[PrioritySurvey]:
+        tasks = [PrioritySurveyTask(plan.ranges[number], without) for number in numbers]
+        return _outcomes(runner, tasks, PrioritySurvey)
+
+    surveys = tuple(survey(range(len(plan.ranges))))
+    refuse_silence(concatenated([survey.plain.events for survey in surveys]))
+    run = PriorityRun(plan.meta, plan.logs, surveys, load, gather, survey, bound_ns, looked_at_rows)
+    return check_priority(run, judge, window_rows=WINDOW_ROWS)
+
+
+def _task(plan: Layout, window: Window, logs: tuple[LogFacts, ...] | None, limit_ns: int) -> WindowTask:
+    def files(numbers: Iterable[int]) -> tuple[RangeFiles, ...]:
+        return tuple(plan.ranges[number] for number in numbers)
+
+    receptions = () if logs is None else files(window.receptions)
+    return WindowTask(files(window.ranges), receptions, files(window.sends), window, logs, plan.meta, limit_ns)
+
+
+def _outcomes(runner: Runner, tasks: Sequence[Task], kind: type[_Found]) -> list[_Found]:
+    """What the tasks found; damage is raised."""
+    kept = []
+    for outcome in runner(tasks):
+        if isinstance(outcome, TraceDamaged):
+            raise outcome
+        assert isinstance(outcome, kind)
+        kept.append(outcome)
+    return kept

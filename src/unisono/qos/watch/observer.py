@@ -1,0 +1,302 @@
+"""One member's QoS management around its stack: collectors, agreements, and who hears of a violation.
+
+The paper's measurement service, evaluation and violation detection service and event channels (002 §2.4, §4.2), in one
+process and without a broker. The stack feeds it; it hands out events for the application and rows for the trace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Protocol, TypeAlias
+
+from unisono.errors import InvalidPolicy, SlaError
+from unisono.model.events import (
+    Demanded,
+    Notice,
+    NoticeKind,
+    SlaCleared,
+    SlaVerdict,
+    SlaViolation,
+    StackEvent,
+    ViewChange,
+)
+from unisono.model.metrics import MetricRow
+from unisono.model.policy import Policy
+from unisono.model.settings import Settings
+from unisono.model.sla import Sla, SlaSet
+from unisono.model.slot_schedule import Grid
+from unisono.net.clock_check import Skew
+from unisono.qos.adapt.controller import Adapter
+from unisono.qos.adapt.estimate import Estimate
+from unisono.qos.watch.meters import WINDOW_NS, Monitor
+from unisono.qos.watch.sla import Evaluation, Finding, collector
+from unisono.wire.frame import Frame
+from unisono.wire.setting_requests import decode_command
+
+ROWS_KEPT = 65_536
+"""Rows that nobody fetches are dropped, the oldest first, and counted."""
+
+REPEAT_NS = 3_000_000_000
+"""So often a demand is said again: somebody may have missed it, where gaps are possible."""
+
+REPEATS = 3
+"""How many times a verdict on the whole group is said again, likewise."""
+HEARD_KEPT = 1024
+"""So many verdicts are remembered, to tell which were heard before."""
+
+Listener: TypeAlias = Callable[[SlaVerdict], None]
+
+
+class Adaptable(Protocol):
+    """What adaptation does to a stack."""
+
+    @property
+    def grid(self) -> Grid:
+        """The slots as they are."""
+
+    def demand(
+        self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
+    ) -> None:
+        """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from."""
+
+    def turn(self, settings: Settings, slot: int) -> None:
+        """Have these settings in force from a slot on."""
+
+    def new_slot(self, now: int, theta_ns: int) -> None:
+        """Ask the group for slots of another length."""
+
+
+class Oversight:
+    """Watches one stack."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        parties: Sequence[str],
+        skew: Skew,
+        slas: SlaSet | None = None,
+        stack: Adaptable | None = None,
+    ) -> None:
+        """`parties` are the stack's order and services; `stack` is what is adapted, where the agreements say so.
+
+        Raises SlaError for agreements that it cannot judge, and knobs that it cannot turn.
+        """
+        self.events: list[StackEvent] = []
+        self.due = 0
+        """When to be woken."""
+        self.dropped = 0
+        self.latest: tuple[MetricRow, ...] = ()
+        """The rows of the last interval."""
+        window_ns = WINDOW_NS if slas is None else slas.collect_ns
+        slots = None if stack is None else lambda: stack.grid
+        self.monitor = Monitor(policy, parties, skew, window_ns, slots)
+        self._members = policy.view.members
+        agreed = () if slas is None else tuple(self._checked(slas, number) for number in range(len(slas.slas)))
+        self.evaluation = Evaluation(agreed, policy.member)
+        self._listeners: dict[str, list[Listener]] = {sla.name: [] for sla in agreed}
+        self._rows: deque[MetricRow] = deque()
+        self._stack = stack
+        self._member = policy.member
+        self._repeat_at = 0
+        self._again = False
+        """Whether this member's demand is to be said again: the group has changed."""
+        self._by_members = slas is None or slas.by_members
+        self._heard: dict[str, None] = {}
+        self._proclaimed: dict[str, tuple[SlaVerdict, int]] = {}
+        """By agreement, the last verdict that this member told the group, and how often it is to be said again."""
+        self.adapter = None
+        if slas is not None and slas.adapt:
+            self.adapter = Adapter(policy, slas, agreed, self.monitor.parties[-2])
+            for sla in agreed:
+                for layer in sla.informs:
+                    name = self.monitor.parties[1] if layer == "order" else layer
+                    self.register(sla.name, self.adapter.informed(name))
+        self.submitted = self.monitor.submitted
+        self.arrived: Callable[[int, Frame, int], None] = self.monitor.arrived
+        self.arrived_together = self.monitor.arrived_together
+        self.raised = self.monitor.raised
+        self.lowered = self.monitor.lowered
+        self.departed = self.monitor.departed
+
+    def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
+        """The order handed these to the application."""
+        self.monitor.delivered(now, events)
+        if self.adapter is not None:
+            for event in events:
+                if isinstance(event, ViewChange):
+                    self.adapter.view(now, event.view.members)
+                    self._again = True
+
+    def _checked(self, slas: SlaSet, number: int) -> Sla:
+        """The agreement with `order` read as the order's name; refuses parties, links and metrics that are not here."""
+        parties, sla = self.monitor.parties, slas.slas[number]
+        order = {"order": parties[1]}
+        provider, consumer = order.get(sla.provider, sla.provider), order.get(sla.consumer, sla.consumer)
+
+        def error(field: str, problem: str) -> SlaError:
+            return slas.error(f"sla[{number + 1}].{field}", f"{problem} ({sla.name!r})")
+
+        for field, party in (("provider", provider), ("consumer", consumer)):
+            if party not in parties:
+                raise error(field, f"{party} is not in this stack, which is {', '.join(parties)}")
+        if parties.index(provider) != parties.index(consumer) + 1:
+            below = parties[parties.index(consumer) + 1] if consumer != parties[-1] else "nobody"
+            raise error("provider", f"under {consumer} there is {below}, not {provider}")
+        for layer in sla.informs:
+            if layer not in {*parties, "order"}:
+                raise error("informs", f"{layer} is not in this stack, which is {', '.join(parties)}")
+        strangers = sorted(set(sla.links).difference(self._members))
+        if strangers:
+            there = ", ".join(map(str, self._members))
+            raise error("links", f"there is no member {strangers[0]} in this group, which is {there}")
+        agreed = replace(sla, provider=provider, consumer=consumer)
+        if not self.monitor.collects(*collector(agreed), agreed.metric):
+            raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
+        return agreed
+
+    # -- channels --------------------------------------------------------------------------------------------
+
+    def register(self, sla: str, listener: Listener) -> None:
+        """Call `listener` with each violation and clearance of one agreement: a layer's negotiation, for one."""
+        if sla not in self._listeners:
+            known = ", ".join(sorted(self._listeners)) or "none"
+            raise InvalidPolicy("sla", f"there is no agreement {sla!r}; known here: {known}")
+        self._listeners[sla].append(listener)
+
+    # -- windows ---------------------------------------------------------------------------------------------
+
+    def wake(self, now: int) -> None:
+        """Close the interval if it is over, and judge what it ends."""
+        rows = self.monitor.roll(now)
+        self.due = self.monitor.due
+        if not rows:
+            return
+        self.latest = tuple(rows)
+        self._rows.extend(rows)
+        while len(self._rows) > ROWS_KEPT:
+            self._rows.popleft()
+            self.dropped += 1
+        until = rows[0].window_start_ns + rows[0].window_ns
+        self._repeat(now)
+        findings, events = self.evaluation.take(rows, until)
+        for event in events:
+            self.tell(event)
+        if self.adapter is not None and self._stack is not None:
+            self._adapt(self.adapter, self._stack, now, (rows, until, findings))
+
+    # -- adaptation ------------------------------------------------------------------------------------------
+
+    def _adapt(
+        self,
+        adapter: Adapter,
+        stack: Adaptable,
+        now: int,
+        interval: tuple[list[MetricRow], int, list[Finding]],
+    ) -> None:
+        wanted, events = adapter.step(*interval) if self._by_members else (None, [])
+        for event in events:
+            self.tell(event)
+        if wanted is None and (self._again or now >= self._repeat_at) and adapter.changed:
+            wanted = adapter.wanted()
+        if wanted is not None:
+            self._again = False
+            self._repeat_at = now + REPEAT_NS
+            stack.demand(now, wanted)
+        for member in adapter.left(now):
+            stack.demand(now, adapter.declared, member=member)
+
+    def demanded(self, now: int, demands: Sequence[Demanded]) -> None:
+        """Everybody goes by what these members need: one change for all demands that count from one slot on."""
+        for slot, together in groupby(demands, lambda demand: demand.slot):
+            self._turn(now, slot, tuple(together))
+
+    def _turn(self, now: int, slot: int, demands: Sequence[Demanded]) -> None:
+        commands = [(demand.sender, decode_command(demand.demand)) for demand in demands]
+        for _, command in commands:
+            if command is not None and command[1] is not None:
+                self._hear(command[1], slot)
+        if self.adapter is None or self._stack is None:
+            return
+        before, senders = self.adapter.in_force, []
+        for sender, command in commands:
+            if command is not None and self.adapter.demanded(sender, command[0]) is not None:
+                senders.append(sender)
+        in_force = self.adapter.in_force
+        if in_force == before:
+            return
+        self._stack.turn(in_force, slot)
+        if (
+            in_force.theta_ns != before.theta_ns
+            and in_force.theta_ns is not None
+            and any(map(self._speaks_for, senders))
+        ):
+            # Slots have an agreement of their own; whoever's demand led to it asks for it.
+            self._stack.new_slot(now, in_force.theta_ns)
+        text = f"from slot {slot} on: {in_force.text()}; until then {before.text()}"
+        if demands[0].entered > slot:
+            text += f", and here until slot {demands[0].entered}, which this member came back in"
+        who = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
+        self.tell(Notice(NoticeKind.ADAPTED, f"{text}; as {who} demanded", self._member, slot))
+
+    def _speaks_for(self, member: int) -> bool:
+        return member == self._member or (self.adapter is not None and self.adapter.gone(member))
+
+    # -- verdicts on the whole group -------------------------------------------------------------------------
+
+    def proclaim(self, now: int, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+        """What the measurement service has found goes into the order: its verdicts, each with the settings that the
+        network calls for, so that all members hear of it and adapt at one place."""
+        if self._stack is None:
+            return
+        wanted = None
+        if self.adapter is not None and network is not None:
+            wanted, events = self.adapter.consider(network)
+            for event in events:
+                self.tell(event)
+        for verdict in verdicts:
+            self._stack.demand(now, self._settings(), verdict)
+            self._proclaimed[verdict.sla] = verdict, REPEATS
+        if wanted is not None and not verdicts:
+            self._stack.demand(now, wanted)
+        if wanted is not None or verdicts:
+            self._repeat_at = now + REPEAT_NS
+
+    def _settings(self) -> Settings:
+        return Settings() if self.adapter is None else self.adapter.wanted()
+
+    def _repeat(self, now: int) -> None:
+        """Somebody may have missed a verdict, where gaps are possible."""
+        if self._stack is None or now < self._repeat_at:
+            return
+        for sla, (verdict, times) in list(self._proclaimed.items()):
+            self._stack.demand(now, self._settings(), verdict)
+            self._repeat_at = now + REPEAT_NS
+            if times > 1:
+                self._proclaimed[sla] = verdict, times - 1
+            else:
+                del self._proclaimed[sla]
+
+    def _hear(self, verdict: SlaVerdict, slot: int) -> None:
+        """Everybody hears of it here; what is said again is heard once."""
+        if verdict.id in self._heard:
+            return
+        self._heard[verdict.id] = None
+        if len(self._heard) > HEARD_KEPT:
+            del self._heard[next(iter(self._heard))]
+        self.tell(replace(verdict, slot=slot))
+
+    def tell(self, event: SlaViolation | Notice | StackEvent) -> None:
+        """To the application, and to whoever has registered for the agreement."""
+        self.events.append(event)
+        if isinstance(event, SlaViolation | SlaCleared):
+            for listener in self._listeners.get(event.sla, ()):
+                listener(event)
+
+    def rows(self) -> list[MetricRow]:
+        """The rows of the intervals that are over; handed out once."""
+        rows = list(self._rows)
+        self._rows.clear()
+        return rows

@@ -1,0 +1,1 @@
+"""Random scenarios of every kind, one per seed."""

@@ -1,0 +1,46 @@
+"""When a run with final deliveries has nothing left to do: everything is final at everybody, and everybody knows.
+
+Members go on beating for as long as they are up: seconds of that show nothing.
+"""
+
+from __future__ import annotations
+
+from unisono.errors import UnisonoError
+from unisono.model.scenario import Scenario
+from unisono.orders.final.bounds import report_every_ns
+from unisono.orders.final.order import Final
+from unisono.sim.disk import DurableStack
+from unisono.sim.member import Node
+from unisono.sim.swarm.multigroup_at_rest import calm_ns
+from unisono.sim.world import World
+
+
+class FinalsAtRest:
+    """Asked of a scenario's world, again and again: whether its trouble is over and nothing is left to become final."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._calm_ns = calm_ns(scenario) + 2 * report_every_ns(scenario.timing)
+
+    def __call__(self, world: World) -> bool:
+        if world.now <= world.start_ns + self._calm_ns:
+            return False
+        orders = {node.member: _order(node) for node in world.nodes.values() if node.up}
+        if any(world.now <= world.start_ns + self._calm_ns + order.bound_ns() for order in orders.values()):
+            return False  # early deliveries may be to come
+        ends = {order.log.k for order in orders.values()} | {order.consensus.next_free - 1 for order in orders.values()}
+        return len(ends) <= 1 and all(
+            order.entered() and all(_settled(order, peer) for peer in orders) for order in orders.values()
+        )
+
+
+def _order(node: Node) -> Final:
+    order = node.stack.stack.order if isinstance(node.stack, DurableStack) else None
+    if not isinstance(order, Final):
+        raise UnisonoError(f"member {node.member} has no final deliveries")
+    return order
+
+
+def _settled(order: Final, peer: int) -> bool:
+    """Whether a peer has told this member that it holds nothing that is not final, and has delivered all that is."""
+    report = order.reports.of.get(peer)
+    return report is not None and not report.cells and report.known == order.log.k
