@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import unisono
-from unisono.orders.log.order import ConsensusLog
+from unisono.orders.log.order import ConsensusOrder
 
 WARM_S = 0.5
 
@@ -32,7 +32,7 @@ async def run(setup: dict[str, Any]) -> dict[str, Any]:
         fsync=setup["fsync"],
     )
     order = group._stack.order
-    assert isinstance(order, ConsensusLog)
+    assert isinstance(order, ConsensusOrder)
     consensus = order.consensus
 
     async def send() -> None:
@@ -56,9 +56,9 @@ async def run(setup: dict[str, Any]) -> dict[str, Any]:
         "batches_per_s": (consensus.decided - decided) / elapsed,
         "messages_per_s": (group.stats().delivered - delivered) / elapsed,
         "cpu_s": (after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime) / elapsed,
-        "leads": consensus.leading,
-        "reigns": consensus.reigns,
-        "syncs_per_s": group._driver._storage.syncs / (elapsed + WARM_S) if group._driver._storage else 0.0,
+        "leads": consensus.is_leader,
+        "reigns": consensus.leader_changes,
+        "syncs_per_s": group._driver._storage.sync_count / (elapsed + WARM_S) if group._driver._storage else 0.0,
     }
     for task in tasks:
         task.cancel()

@@ -22,8 +22,8 @@ from unisono.model.views import View
 from unisono.net.fec.layer import Fec
 from unisono.net.fec.shares import Share, missing_originals, redundant_shares
 from unisono.wire.door import Door
-from unisono.wire.frame import HEADER_BYTES, LAST, Frame, Kind, encode
-from unisono.wire.packed_messages import HEAD_BYTES, OwnRun
+from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, Frame, Kind, encode
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES, OutgoingMessages
 
 GROUP = "fec"
 BLOCKS = 8
@@ -46,7 +46,7 @@ def rate_mb(work: Callable[[], int]) -> float:
 def slot_frames(size: int, count: int, slot: int) -> list[Frame]:
     """A slot of `count` frames of `size` bytes."""
     chance = Random(slot)
-    payload = size - HEADER_BYTES - HEAD_BYTES
+    payload = size - HEADER_BYTES - PACKED_HEADER_BYTES
     return [
         Frame(
             Kind.DATA,
@@ -55,11 +55,11 @@ def slot_frames(size: int, count: int, slot: int) -> list[Frame]:
             0,
             slot,
             number,
-            LAST if number == count - 1 else 0,
+            END_OF_SLOT if number == count - 1 else 0,
             8,
             number,
             1,
-            OwnRun([chance.randbytes(payload)], True),
+            OutgoingMessages([chance.randbytes(payload)], True),
         )
         for number in range(count)
     ]

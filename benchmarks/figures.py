@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import groups
 from unisono.check.latency import latency
-from unisono.model.durations import NS_PER_S, ms
+from unisono.model.durations import NS_PER_S, ns_to_ms
 from unisono.model.offers import Ask
 from unisono.model.rates import Rate
 from unisono.model.scenario import Scenario
@@ -93,9 +93,9 @@ def point(theta_ms: int) -> Point:
     batches = np.unique(first, return_counts=True)[1]
     return Point(
         theta_ms,
-        ms(offered.latency_bound_ns),
-        round(ms(figures["max_ns"]), 3),
-        round(ms(figures["p50_ns"]), 3),
+        ns_to_ms(offered.latency_bound_ns),
+        round(ns_to_ms(figures["max_ns"]), 3),
+        round(ns_to_ms(figures["p50_ns"]), 3),
         offered.avg_rate,
         round(result.overhead.avg_rate * NS_PER_S / timing.theta_ns, 1),
         round(float(batches.mean()), 2),

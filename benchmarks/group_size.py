@@ -18,7 +18,7 @@ from typing import Any
 
 import unisono
 from benchmarks.progress import Say, silence
-from unisono.model.delays import Uniform
+from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import Batch, StackEvent
 from unisono.model.policy import Policy
@@ -26,8 +26,8 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.sim.clocks import FixedClock
-from unisono.sim.network import modelled
-from unisono.sim.random_streams import Streams
+from unisono.sim.network import network_with_model
+from unisono.sim.random_streams import RandomStreams
 from unisono.sim.world import World
 from unisono.stack import Datagram, Stack, build
 
@@ -35,7 +35,7 @@ SIZES = (2, 4, 8, 16, 32)
 MESSAGES_PER_SLOT = (1, 10, 100, 1000)
 MESSAGE_BYTES = 32
 TIMING = Timing(delta_ns=2_000_000, gamma_ns=500_000, theta_ns=5_000_000)
-DELAY = Uniform(50_000, 2_000_000)
+DELAY = UniformDelay(50_000, 2_000_000)
 ONE_FRAME, ETHERNET = 60_000, 1_400
 START_SLOTS = 4
 """Left out at the start: the rate exchange and the first slots."""
@@ -102,8 +102,8 @@ class BusyMember:
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         return 0
 
-    def new_rate(self, now: int, rate: Rate) -> None:
-        self._stack.new_rate(now, rate)
+    def change_rate(self, now: int, rate: Rate) -> None:
+        self._stack.change_rate(now, rate)
 
     def leave(self, now: int) -> None:
         self._stack.leave(now)
@@ -111,8 +111,8 @@ class BusyMember:
 
 def _world(size: int, per_slot: int, max_frame: int) -> tuple[World, list[BusyMember]]:
     members = tuple(range(1, size + 1))
-    streams = Streams(1)
-    network = modelled(members, DELAY, TIMING.delta_ns, lambda a, b: streams.stream("network", a, b))
+    streams = RandomStreams(1)
+    network = network_with_model(members, DELAY, TIMING.delta_ns, lambda a, b: streams.stream("network", a, b))
     world = World(network, start_ns=NS_PER_S)
     # Room for one message more than is sent: the slot ends with its timer, as it does when a member sends less than
     # it declared, and the end-of-slot mark is ordering work whatever the number of messages.

@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.progress import Say, silence
 from unisono.check.latency import latencies
-from unisono.experiments.mistakes import mistakes_of
-from unisono.model.delays import Constant, DelayModel, Uniform
+from unisono.experiments.mistakes import count_mistakes
+from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Network, Scenario, Send, Workload
@@ -102,7 +102,7 @@ def delays_of(way: str, *, contended: bool) -> tuple[float, float]:
     else:
         sends = {m: _script([WARM_NS + (m + 6 * n) * 60 * NS_PER_MS + 777 * m for n in range(3)]) for m in PAIR.members}
         routes = (("a", "b"),)
-    trace = _run(rules, sends, Constant(DELTA_NS), 2_000 * NS_PER_MS, routes=routes).trace
+    trace = _run(rules, sends, ConstantDelay(DELTA_NS), 2_000 * NS_PER_MS, routes=routes).trace
     _, taken = latencies(trace, trace.deliveries())
     return round(float(np.median(taken)) / DELTA_NS, 2), round(float(taken.max()) / DELTA_NS, 2)
 
@@ -114,8 +114,8 @@ def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2
     every = 20 * NS_PER_MS
     workload = Workload("bursts", 50, 50, burst=burst, every_ns=every)
     workloads, run_ns = dict.fromkeys(PAIR.members, workload), WARM_NS + per_member * every
-    result = _run(rules, workloads, Uniform(0, DELTA_NS), run_ns, gamma_ns=gamma_ns)
-    found = mistakes_of(result.trace)
+    result = _run(rules, workloads, UniformDelay(0, DELTA_NS), run_ns, gamma_ns=gamma_ns)
+    found = count_mistakes(result.trace)
     return Mistakes(window_ns / NS_PER_MS, found.deliveries, found.out_of_order + found.lost, found.lost)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.progress import Say, silence
-from unisono.cluster.report import judge, note_crashes
-from unisono.cluster.scenario_limits import fates
+from unisono.cluster.report import check_cluster_run, record_crashes
+from unisono.cluster.scenario_limits import member_schedules
 from unisono.cluster.supervisor import LocalCluster, free_addresses
 from unisono.model.text.scenario import parse_scenario
 
@@ -69,11 +69,11 @@ def measure(killed: int) -> dict[str, Any]:
         configurations = {
             member: {**setup, "member": member, "expected": list(scenario.members)} for member in scenario.members
         }
-        cluster = LocalCluster(configurations, lambda _member, _report: None, fates=fates(scenario))
+        cluster = LocalCluster(configurations, lambda _member, _report: None, schedules=member_schedules(scenario))
         nodes = asyncio.run(cluster.run(SECONDS + START_ALLOWANCE_S))
-        finals = {member: final for member, node in nodes.items() if (final := node.final()) is not None}
-        note_crashes(scenario, run, Path(folder), cluster.killed)
-        judgement = judge(scenario, run, Path(folder), finals, cluster.killed)
+        finals = {member: final for member, node in nodes.items() if (final := node.final_report()) is not None}
+        record_crashes(scenario, run, Path(folder), cluster.killed)
+        judgement = check_cluster_run(scenario, run, Path(folder), finals, cluster.killed)
     at_ns = cluster.killed[0].killed_ns or 0
     timing, rows = scenario.timing, judgement.trace.deliveries()
     gaps = []

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.progress import Say, silence
-from unisono.cluster.report import Judgement, judge
-from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
+from unisono.cluster.report import ClusterReport, check_cluster_run
+from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
 from unisono.model.durations import NS_PER_S
 from unisono.model.text.scenario import parse_scenario
 
@@ -51,7 +51,7 @@ seconds = {seconds}
 """
 
 
-def measure(slot_ms: int, seconds: float) -> Judgement:
+def measure(slot_ms: int, seconds: float) -> ClusterReport:
     """One run, judged."""
     text = _scenario(slot_ms, seconds)
     scenario = parse_scenario(text, SOURCE)
@@ -61,13 +61,13 @@ def measure(slot_ms: int, seconds: float) -> Judgement:
         setup = {"scenario": text, "source": SOURCE, "trace": folder, "run": run, "peers": peers, "multicast": None}
         cluster = LocalCluster({m: {**setup, "member": m} for m in scenario.members}, lambda _member, _report: None)
         nodes = asyncio.run(cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S))
-        finals: dict[int, Report] = {}
+        finals: dict[int, ProcessReport] = {}
         for member, node in nodes.items():
-            final = node.final()
+            final = node.final_report()
             if final is None:
-                raise RuntimeError(f"member {member} did not finish: {node.errors.strip()[-300:]}")
+                raise RuntimeError(f"member {member} did not finish: {node.stderr_text.strip()[-300:]}")
             finals[member] = final
-        return judge(scenario, run, Path(folder), finals)
+        return check_cluster_run(scenario, run, Path(folder), finals)
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:

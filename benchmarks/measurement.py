@@ -28,13 +28,19 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.progress import Say, silence
-from unisono.cli.reporter_process import Messenger
-from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
+from unisono.cli.reporter_process import ReporterProcess
+from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
 from unisono.model.durations import NS_PER_S
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.text.sla import parse_slas
-from unisono.pipeline.measurement import Job, Measured, Running, in_process, streaming
+from unisono.pipeline.measurement import (
+    MeasuredBatch,
+    MeasurementJob,
+    RunningMeasurement,
+    measure_in_process,
+    measure_in_session,
+)
 from unisono.pipeline.session import SparkChoice, spark_session
 from unisono.trace.metric_files import metrics_folder
 from unisono.trace.metrics import MetricRecord, to_line
@@ -75,7 +81,7 @@ window = "1s"
 together = true
 """
 
-Start = Callable[[Job, Callable[[Measured], None]], AbstractContextManager[Running]]
+Start = Callable[[MeasurementJob, Callable[[MeasuredBatch], None]], AbstractContextManager[RunningMeasurement]]
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
@@ -83,7 +89,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     samples, seconds = (8, 6.0) if quick else (40, 30.0)
     found = []
     with spark_session(SparkChoice("local[2]"), "unisono benchmark") as session:
-        for engine, start in (("spark", _on(session)), ("no spark", in_process)):
+        for engine, start in (("spark", _on(session)), ("no spark", measure_in_process)):
             for trigger_ns in TRIGGERS_NS:
                 say(f"measurement, {engine}, trigger {trigger_ns // MS} ms: latency")
                 found.append({"work": "latency", "engine": engine, **_latency(start, trigger_ns, samples)})
@@ -93,15 +99,15 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
 
 
 def _on(session: SparkSession) -> Start:
-    return lambda job, take: streaming(job, session, take)
+    return lambda job, take: measure_in_session(job, session, take)
 
 
 @contextmanager
-def _job(trigger_ns: int) -> Iterator[Job]:
+def _job(trigger_ns: int) -> Iterator[MeasurementJob]:
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         trace = Path(folder) / "trace"
         trace.mkdir()
-        yield Job(trace, parse_slas(SLA, "the benchmark's"), Path(folder) / "keep", trigger_ns)
+        yield MeasurementJob(trace, parse_slas(SLA, "the benchmark's"), Path(folder) / "keep", trigger_ns)
 
 
 def _interval(members: tuple[int, ...], member: int, number: int, loss: float) -> list[MetricRow]:
@@ -165,10 +171,10 @@ def _latency(start: Start, trigger_ns: int, samples: int) -> dict[str, Any]:
         text = _scenario(3600)
         peers = free_addresses((*LISTENERS, len(LISTENERS) + 1))
         seat = {member: f"{host}:{port}" for member, (host, port) in peers.items()}
-        messenger = Messenger("bench", (text, "bench"), (SLA, "bench"), len(LISTENERS) + 1, seat)
+        messenger = ReporterProcess("bench", (text, "bench"), (SLA, "bench"), len(LISTENERS) + 1, seat)
         group = _Group(text, peers, elsewhere, delivered)
-        with start(job, messenger.take) as running, messenger:
-            messenger.begin(running.store)
+        with start(job, messenger.send_measured) as running, messenger:
+            messenger.send_unreported_verdicts(running.store)
             with group:
                 for number in range(samples + WARM):
                     written_ns = _write(job.directory, number)
@@ -199,7 +205,7 @@ def _write(directory: Path, number: int) -> int:
     return time.time_ns()
 
 
-def _awaited(running: Running, delivered: queue.Queue[tuple[str, int, int]], number: int) -> int:
+def _awaited(running: RunningMeasurement, delivered: queue.Queue[tuple[str, int, int]], number: int) -> int:
     """When the first member delivered the verdict of this number; of earlier ones others may still tell."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -233,7 +239,7 @@ class _Group:
         self._task: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._run, name="group", daemon=True)
 
-    def _note(self, member: int, report: Report) -> None:
+    def _note(self, member: int, report: ProcessReport) -> None:
         if report["kind"] == "begun":
             self._begun.release()
         elif report["kind"] == "qos" and report.get("id"):
@@ -273,7 +279,7 @@ def _throughput(start: Start, trigger_ns: int, seconds: float) -> dict[str, Any]
         lags: list[float] = []
         per_interval = CROWD * (1 + 5 * (CROWD - 1))
 
-        def take(measured: Measured) -> None:
+        def take(measured: MeasuredBatch) -> None:
             """How old the newest row was that was judged: its interval's number says when it was written."""
             if measured.rows and began.is_set():
                 intervals = running.service.rows / per_interval

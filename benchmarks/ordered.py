@@ -75,7 +75,7 @@ class MemberRun:
                 done.result()
         self._finish()
         dropped, received, order = transport.dropped(), transport.received, group._stack.order
-        state = {name: getattr(order, name, None) for name in ("_slot", "_deliver_slot", "_closed", "_current")}
+        state = {name: getattr(order, name, None) for name in ("_send_slot", "_deliver_slot", "_slot_closed")}
         tasks[1].cancel()
         watching.cancel()
         in_order = await group.leave()

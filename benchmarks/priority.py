@@ -30,7 +30,7 @@ PAPER_MS = {(6, 1024): 6.0}
 
 async def _inserted(group: unisono.Group, count: int) -> None:
     while group._stack.queued() < count:
-        await group._driver.changed()
+        await group._driver.wait_for_change()
 
 
 async def _send(groups: list[unisono.Group], payload: bytes, priority: int) -> tuple[int, int]:
@@ -50,7 +50,7 @@ async def _send(groups: list[unisono.Group], payload: bytes, priority: int) -> t
 
 async def _delivered(group: unisono.Group, count: int) -> None:
     while group.stats().delivered < count:
-        await group._driver.changed()
+        await group._driver.wait_for_change()
 
 
 async def _join(order: str, members: int) -> list[unisono.Group]:

@@ -17,7 +17,7 @@ from unisono.model.ids import group_key
 from unisono.runtime.sockets import kernel_drops
 from unisono.wire.door import Door
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
-from unisono.wire.packed_messages import HEAD_BYTES, OwnRun
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES, OutgoingMessages
 
 RECEIVE_BUFFER_FORCE = 33
 
@@ -37,7 +37,7 @@ def main() -> None:
     sock.setblocking(False)
     key = group_key("raw")
     door = Door(key, me, tuple(addresses))
-    per_frame = (setup["max_frame"] - HEADER_BYTES - HEAD_BYTES) // (size + 2)
+    per_frame = (setup["max_frame"] - HEADER_BYTES - PACKED_HEADER_BYTES) // (size + 2)
     messages = [bytes([n % 256]) * size for n in range(per_frame)]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -53,9 +53,19 @@ def main() -> None:
             except BlockingIOError:
                 break
             frame = door.admit(data, 0, len(data), 1)
-            if frame is not None and frame.run is not None:
-                received += len(frame.run.messages())
-        frame = Frame(Kind.DATA, me, 1, 0, 1, 0, first_sequence=sent, sent_ns=1, run=OwnRun(messages[:], True))
+            if frame is not None and frame.packed_messages is not None:
+                received += len(frame.packed_messages.messages())
+        frame = Frame(
+            Kind.DATA,
+            me,
+            1,
+            0,
+            1,
+            0,
+            first_sequence=sent,
+            sent_ns=1,
+            packed_messages=OutgoingMessages(messages[:], True),
+        )
         packed = encode(frame, key)
         for address in others:
             try:

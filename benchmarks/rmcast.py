@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks.progress import Say, silence
 from unisono.check.codes import message_codes
-from unisono.cluster.report import Judgement, judge
-from unisono.cluster.supervisor import LocalCluster, Report, free_addresses
-from unisono.model.delays import Empirical
+from unisono.cluster.report import ClusterReport, check_cluster_run
+from unisono.cluster.supervisor import LocalCluster, ProcessReport, free_addresses
+from unisono.model.delays import EmpiricalDelay
 from unisono.model.histogram import Histogram, bucket_middle
 from unisono.model.redundancy import Redundancy
 from unisono.model.text.scenario import parse_scenario
-from unisono.qos.plan.negotiation import Agreement, Below, Required, Target, negotiate
-from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Target, negotiate
+from unisono.qos.plan.rmcast_model import NetworkModel
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Trace
 
@@ -82,7 +82,9 @@ seconds = {seconds}
 {fault}"""
 
 
-def measure(redundancy: Redundancy, delta_ns: int, loss: float, seconds: float) -> tuple[Judgement, dict[int, Report]]:
+def measure(
+    redundancy: Redundancy, delta_ns: int, loss: float, seconds: float
+) -> tuple[ClusterReport, dict[int, ProcessReport]]:
     """One run, judged."""
     text = _scenario(redundancy, delta_ns, loss, seconds)
     scenario = parse_scenario(text, SOURCE)
@@ -98,13 +100,13 @@ def measure(redundancy: Redundancy, delta_ns: int, loss: float, seconds: float) 
         }
         cluster = LocalCluster({m: {**setup, "member": m} for m in scenario.members}, lambda _member, _report: None)
         nodes = asyncio.run(cluster.run(seconds + START_ALLOWANCE_S))
-        finals: dict[int, Report] = {}
+        finals: dict[int, ProcessReport] = {}
         for member, node in nodes.items():
-            final = node.final()
+            final = node.final_report()
             if final is None:
-                raise RuntimeError(f"member {member} did not finish: {node.errors.strip()[-300:]}")
+                raise RuntimeError(f"member {member} did not finish: {node.stderr_text.strip()[-300:]}")
             finals[member] = final
-        return judge(scenario, "rmcast", Path(folder), finals), finals
+        return check_cluster_run(scenario, "rmcast", Path(folder), finals), finals
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def reached(trace: Trace, within_ns: int) -> Reached:
     return Reached(len(sends), int((in_time == everyone).sum()), len(whole), time_ns)
 
 
-def delay_now(seconds: float) -> Empirical:
+def delay_now(seconds: float) -> EmpiricalDelay:
     """What a copy takes on this machine with as many datagrams under way as later, none lost on purpose.
 
     From when it is due: the datagram's delay and the timer's lateness, taken for independent.
@@ -156,7 +158,7 @@ def delay_now(seconds: float) -> Empirical:
     for late, times in lateness.to_pairs() or [(0, 1)]:
         for delay, count in delays.to_pairs():
             both.add(bucket_middle(late) + bucket_middle(delay), times * count)
-    return Empirical.of_histogram(both)
+    return EmpiricalDelay.of_histogram(both)
 
 
 def share_between(good: int, total: int) -> tuple[float, float]:
@@ -172,12 +174,12 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     multicasts = MULTICASTS // 20 if quick else MULTICASTS
     load = os.getloadavg()[0]
     say("rmcast: what one datagram takes")
-    below = Below(MEMBERS, Network(delay_now(3.0 if quick else CALIBRATION_S), LOSS, dependent=True))
+    below = Environment(MEMBERS, NetworkModel(delay_now(3.0 if quick else CALIBRATION_S), LOSS, delays_dependent=True))
     say(f"rmcast: {below.network.text()}")
-    agreed = negotiate(Required(Target(SHARE, DEADLINE_NS)), below)
-    if not isinstance(agreed, Agreement) or agreed.at_rmcast.latency is None:
+    agreed = negotiate(Requirement(Target(SHARE, DEADLINE_NS)), below)
+    if not isinstance(agreed, Agreement) or agreed.rmcast_guarantee.latency is None:
         raise RuntimeError(f"nothing was agreed: {agreed}")
-    redundancy, offered_ns = agreed.redundancy, agreed.at_rmcast.latency.within_ns
+    redundancy, offered_ns = agreed.redundancy, agreed.rmcast_guarantee.latency.within_ns
     if offered_ns is None:
         raise RuntimeError("no time was offered")
     seconds = multicasts / (MEMBERS * RATE)

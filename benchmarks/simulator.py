@@ -21,7 +21,7 @@ from typing import Any
 import simpy
 
 from benchmarks.progress import Say, silence
-from unisono.model.delays import Uniform
+from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import StackEvent
 from unisono.model.policy import Policy
@@ -29,14 +29,14 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.sim.clocks import FixedClock
-from unisono.sim.network import Link, Network, modelled
-from unisono.sim.random_streams import Streams
+from unisono.sim.network import SimulatedLink, SimulatedNetwork, network_with_model
+from unisono.sim.random_streams import RandomStreams
 from unisono.sim.world import World
 from unisono.stack import Datagram, build
 
 MEMBERS = tuple(range(1, 9))
 TIMING = Timing(delta_ns=4_000_000, gamma_ns=0, theta_ns=5_000_000)
-DELAY = Uniform(100_000, 4_000_000)
+DELAY = UniformDelay(100_000, 4_000_000)
 PAYLOAD = bytes(100)
 
 
@@ -77,7 +77,7 @@ class Beacon:
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         return 0
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         return None
 
     def leave(self, now: int) -> None:
@@ -88,9 +88,9 @@ Run = tuple[float, int, list[int]]
 """CPU seconds, events, and the machines' checksums."""
 
 
-def _network() -> Network:
-    streams = Streams(1)
-    return modelled(MEMBERS, DELAY, TIMING.delta_ns, lambda a, b: streams.stream("network", a, b))
+def _network() -> SimulatedNetwork:
+    streams = RandomStreams(1)
+    return network_with_model(MEMBERS, DELAY, TIMING.delta_ns, lambda a, b: streams.stream("network", a, b))
 
 
 def by_world(slots: int) -> Run:
@@ -105,11 +105,11 @@ def by_world(slots: int) -> Run:
     return time.process_time() - begin, world.steps - len(MEMBERS), [b.checksum for b in beacons]
 
 
-Fly = Callable[[Any, Link, bytes], None]
+Fly = Callable[[Any, SimulatedLink, bytes], None]
 """Lets a datagram fly, in SimPy's environment (which types its time as int or float; here it is int)."""
 
 
-def _timers(env: Any, beacon: Beacon, links: Sequence[Link], fly: Fly) -> Generator[Any, Any, None]:
+def _timers(env: Any, beacon: Beacon, links: Sequence[SimulatedLink], fly: Fly) -> Generator[Any, Any, None]:
     theta = TIMING.theta_ns
     while True:
         yield env.timeout(theta)
@@ -143,7 +143,7 @@ def by_callbacks(slots: int) -> Run:
             for member, beacon in beacons.items()
         }
 
-        def fly(env: Any, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: SimulatedLink, data: bytes) -> None:
             env.timeout(link.arrival(env.now) - env.now, data).callbacks.append(receivers[link.receiver])
 
         return fly
@@ -163,7 +163,7 @@ def by_members(slots: int) -> Run:
     def flier(_: Any, beacons: dict[int, Beacon]) -> Fly:
         receivers = {member: partial(arrive, beacon, FixedClock()) for member, beacon in beacons.items()}
 
-        def fly(env: Any, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: SimulatedLink, data: bytes) -> None:
             env.timeout(link.arrival(env.now) - env.now, data).callbacks.append(receivers[link.receiver])
 
         return fly
@@ -189,7 +189,7 @@ def by_processes(slots: int) -> Run:
             yield env.timeout(delay)
             store.put(data)
 
-        def fly(env: Any, link: Link, data: bytes) -> None:
+        def fly(env: Any, link: SimulatedLink, data: bytes) -> None:
             env.process(flight(link.arrival(env.now) - env.now, data, stores[link.receiver]))
 
         return fly
@@ -205,11 +205,11 @@ def full_stack(slots: int) -> Run:
     for member in MEMBERS:
         policy = Policy("bench", member, View(MEMBERS), TIMING, rate)
         offers = ((number * period, (100,)) for number in range(slots))
-        world.add(member, build(policy), FixedClock(), TIMING, offers=offers)
+        world.add(member, build(policy), FixedClock(), TIMING, workload=offers)
     begin = time.process_time()
     world.run(NS_PER_S + slots * period)
     seconds = time.process_time() - begin
-    delivered = [node.delivered for node in world.nodes.values()]
+    delivered = [node.delivered for node in world.members.values()]
     if min(delivered) < (slots - 20) * len(MEMBERS):
         raise RuntimeError(f"the simulated group has delivered only {delivered}")
     return seconds, world.steps, delivered

@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.process_tree import cpu_s
 from benchmarks.progress import Say, silence
-from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import Row, rows_of, tasks
-from unisono.pipeline.experiments import run_on_spark
+from unisono.experiments.catalogue import find_experiment, run_task
+from unisono.experiments.experiment import Row, result_rows, split_into_tasks
+from unisono.pipeline.experiments import run_experiment
 from unisono.pipeline.session import parallelism, spark_session
 
 EXPERIMENT = "tapas-fig23"
@@ -30,20 +30,22 @@ TIMES = 7
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
     """A row for each; the tables that they give are compared."""
-    experiment = find(EXPERIMENT)
-    work = tasks(experiment, QUICK_RUNS if quick else RUNS)
+    experiment = find_experiment(EXPERIMENT)
+    work = split_into_tasks(experiment, QUICK_RUNS if quick else RUNS)
     worked: list[float] = []
 
     def on_spark() -> list[Row]:
         told: list[float] = []
-        table = rows_of(experiment, run_on_spark(session, experiment, work, None, lambda *now: told.append(now[2])))
+        table = result_rows(
+            experiment, run_experiment(session, experiment, work, None, lambda *now: told.append(now[2]))
+        )
         worked.append(told[-1])
         return table
 
     with spark_session() as session, multiprocessing.get_context("spawn").Pool(cores := parallelism(session)) as pool:
         systems: dict[str, Callable[[], list[Row]]] = {
-            "one process": lambda: rows_of(experiment, map(run_task, work)),
-            f"{cores} processes": lambda: rows_of(experiment, pool.map(run_task, work, chunksize=1)),
+            "one process": lambda: result_rows(experiment, map(run_task, work)),
+            f"{cores} processes": lambda: result_rows(experiment, pool.map(run_task, work, chunksize=1)),
             f"Spark, {cores} cores": on_spark,
         }
         for run in systems.values():

@@ -17,7 +17,7 @@ class Switch:
     def __init__(self, group: unisono.Group) -> None:
         self.phases: list[dict[str, Any]] = []
         """Those that were counted from beginning to end."""
-        self._driver, self._oversight = group._driver, group._driver.oversight
+        self._driver, self._oversight = group._driver, group._driver.qos_observer
         self._number = -1
         self._whole = False
         self._messages = 0
@@ -54,4 +54,4 @@ class Switch:
             watched.monitor._awaited.clear()
             watched.monitor._sequence = self._driver.sent
             watched.monitor._links.clear()
-        self._driver.stack.watcher = watched
+        self._driver.stack.observer = watched

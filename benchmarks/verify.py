@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.planted import PLANTS, rushed
-from tests.recorded import record
+from tests.planted import PLANTS, plant_rate_violation
+from tests.recorded import record_run
 
 from benchmarks.process_tree import Peak
 from benchmarks.progress import Say, silence
@@ -23,7 +23,7 @@ QUICK = (400_000,)
 RANGE_SLOTS = 4096
 JITTER_NS = 3_000_000
 PLANTED_SLOTS = 1000
-COMPARED = tuple(plant for plant in PLANTS if plant is not rushed)
+COMPARED = tuple(plant for plant in PLANTS if plant is not plant_rate_violation)
 """Without that of the rates: nothing was declared, since the other engines do not judge that."""
 
 
@@ -39,7 +39,7 @@ def _run(engine: str, folders: list[Path]) -> tuple[list[dict[str, Any]], int]:
 
 def _planted(directory: Path) -> list[Path]:
     """A clean run, and one for each violation that is planted."""
-    clean = record(directory, members=MEMBERS, slots=PLANTED_SLOTS, burst=BURST, jitter_ns=JITTER_NS, declare=False)
+    clean = record_run(directory, members=MEMBERS, slots=PLANTED_SLOTS, burst=BURST, jitter_ns=JITTER_NS, declare=False)
     folders = [clean]
     for plant in COMPARED:
         folder = directory / f"run={plant.__name__}" / "group=g"
@@ -73,7 +73,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
             say(f"verify: recording {deliveries:,} deliveries")
             directory = Path(scratch) / str(deliveries)
             slots = deliveries // (BURST * MEMBERS**2)
-            folder = record(
+            folder = record_run(
                 directory,
                 members=MEMBERS,
                 slots=slots,

@@ -52,12 +52,12 @@ from joined
 @contextmanager
 def spark() -> Iterator[Engine]:
     """The pipeline, in local mode on all cores."""
-    from unisono.pipeline.distribute import deal  # noqa: PLC0415 - each engine in its own process
+    from unisono.pipeline.distribute import run_on_spark  # noqa: PLC0415 - each engine in its own process
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
     from unisono.pipeline.verify import on_spark, verify  # noqa: PLC0415
 
     with spark_session() as session:
-        list(deal(session, [[0], [0]], abs))  # the first task starts Python on the workers
+        list(run_on_spark(session, [[0], [0]], abs))  # the first task starts Python on the workers
 
         def ask(folder: Path, meta: RunMeta) -> Found:
             (report,) = verify(folder, partial(on_spark, session), bound_ns=meta.bound_ns)

@@ -15,7 +15,7 @@ from typing import Any
 import unisono
 from unisono.agreement.membership.views import Membership
 from unisono.model.events import ViewChange
-from unisono.orders.priority.order import Priority
+from unisono.orders.priority.order import PriorityOrder
 
 LOOK_EVERY_S = 0.02
 
@@ -38,7 +38,7 @@ async def live(setup: dict[str, Any]) -> None:
         timeout="60s",
     )
     order = group._stack.order
-    assert isinstance(order, Priority)
+    assert isinstance(order, PriorityOrder)
     views = order._views
     assert isinstance(views, Membership)
     timeouts: dict[int, int] = {}
@@ -51,13 +51,13 @@ async def live(setup: dict[str, Any]) -> None:
     async def look() -> None:
         while True:
             if not views.blocked():
-                timeouts.update({m: views.detector.timeout_ns(m) for m in views.lives if m != group.member})
+                timeouts.update({m: views.detector.timeout_ns(m) for m in views.incarnations if m != group.member})
             await asyncio.sleep(LOOK_EVERY_S)
 
     tasks = [asyncio.create_task(send()), asyncio.create_task(look())]
     async for event in group.batches():
         if isinstance(event, ViewChange):
-            said = {"at_ns": time.time_ns(), "members": event.view.members, "gap_ns": event.gap_ns}
+            said = {"at_ns": time.time_ns(), "members": event.view.members, "gap_ns": event.blocked_ns}
             sys.stdout.write(json.dumps({**said, "timeouts_ns": timeouts}) + "\n")
             sys.stdout.flush()
     for task in tasks:

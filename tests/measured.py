@@ -12,7 +12,7 @@ from unisono.trace.metrics import MetricRecord, to_line
 
 MS = 1_000_000
 COLLECT_NS = 250 * MS
-BEGIN_NS = 1_000_000 * 1000 * MS
+START_NS = 1_000_000 * 1000 * MS
 SLA = """
 collect = "250ms"
 
@@ -36,13 +36,15 @@ window = "500ms"
 together = true
 """
 
-Loss = Callable[[int, int, int], float]
+LossByInterval = Callable[[int, int, int], float]
 """How much is lost at a member from a peer in an interval, by its number."""
 
 
-def interval(member: int, members: Sequence[int], number: int, loss: Loss, delay_ns: int = MS) -> list[MetricRow]:
+def interval_rows(
+    member: int, members: Sequence[int], number: int, loss: LossByInterval, delay_ns: int = MS
+) -> list[MetricRow]:
     """What a member's collectors give for one interval."""
-    when = BEGIN_NS + number * COLLECT_NS, COLLECT_NS
+    when = START_NS + number * COLLECT_NS, COLLECT_NS
     delays = Histogram()
     delays.add(delay_ns, 50)
     rows = [MetricRow("vbr", Side.ABOVE, EVERY_LINK, "held_back", *when, 10, 0.0)]
@@ -61,29 +63,35 @@ def interval(member: int, members: Sequence[int], number: int, loss: Loss, delay
     return rows
 
 
-def stream_path(directory: Path, member: int, run: str = "r", group: str = "g", life: int = 1) -> Path:
+def stream_path(directory: Path, member: int, run: str = "r", group: str = "g", incarnation: int = 1) -> Path:
     folder = metrics_folder(directory, run, group)
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"member={member}.{life}.jsonl"
+    return folder / f"member={member}.{incarnation}.jsonl"
 
 
-def text_of(rows: Sequence[MetricRow], member: int, run: str = "r", group: str = "g", life: int = 1) -> str:
-    return "".join(to_line(MetricRecord(run, group, member, life, row)) for row in rows)
+def stream_text(rows: Sequence[MetricRow], member: int, run: str = "r", group: str = "g", incarnation: int = 1) -> str:
+    return "".join(to_line(MetricRecord(run, group, member, incarnation, row)) for row in rows)
 
 
-def append(directory: Path, member: int, rows: Sequence[MetricRow], *, run: str = "r", life: int = 1) -> Path:
-    path = stream_path(directory, member, run, life=life)
+def append_rows(
+    directory: Path, member: int, rows: Sequence[MetricRow], *, run: str = "r", incarnation: int = 1
+) -> Path:
+    path = stream_path(directory, member, run, incarnation=incarnation)
     with path.open("a", encoding="utf-8") as stream:
-        stream.write(text_of(rows, member, run, life=life))
+        stream.write(stream_text(rows, member, run, incarnation=incarnation))
     return path
 
 
-def write_run(directory: Path, intervals: int, loss: Loss, members: Sequence[int] = (1, 2, 3), run: str = "r") -> None:
+def write_run(
+    directory: Path, intervals: int, loss: LossByInterval, members: Sequence[int] = (1, 2, 3), run: str = "r"
+) -> None:
     """A whole run."""
     for member in members:
-        append(directory, member, [r for n in range(intervals) for r in interval(member, members, n, loss)], run=run)
+        append_rows(
+            directory, member, [r for n in range(intervals) for r in interval_rows(member, members, n, loss)], run=run
+        )
 
 
-def worse_between(first: int, last: int, share: float = 0.2) -> Loss:
+def lossy_between(first: int, last: int, share: float = 0.2) -> LossByInterval:
     """The link from 1 to 2 loses in these intervals; all others, and at other times, nothing."""
     return lambda member, peer, number: share if (member, peer) == (2, 1) and first <= number < last else 0.0

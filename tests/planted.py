@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.recorded import BOUND_NS, PLACE, listing
+from tests.recorded import BOUND_NS, PLACES_PER_SENDER, listing
 
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.trace.files import read_part, write_end, write_part
@@ -18,7 +18,7 @@ from unisono.trace.table import Ints, Rows, concatenated
 
 
 @dataclass(frozen=True, slots=True)
-class Planted:
+class PlantedViolation:
     """What must be found: the check, and the messages and members of its witness."""
 
     check: str
@@ -26,7 +26,7 @@ class Planted:
     member: int | None
     """Who must be among the witness's members; None where all did the same."""
 
-    def found(self, verdicts: dict[str, Verdict]) -> None:
+    def assert_found(self, verdicts: dict[str, Verdict]) -> None:
         """Fail unless the verdicts have it."""
         verdict = verdicts[self.check]
         assert verdict.status is Status.VIOLATED, verdict
@@ -36,10 +36,10 @@ class Planted:
         assert verdict.witness.text
 
 
-Plant = Callable[[Path], Planted]
+Plant = Callable[[Path], PlantedViolation]
 
 
-def swapped(folder: Path) -> Planted:
+def plant_swapped_deliveries(folder: Path) -> PlantedViolation:
     """Member 2 delivers two messages of different senders the other way round."""
     part = parts_of(folder, 2)[len(parts_of(folder, 2)) // 2]
     rows = read_part(part)
@@ -47,24 +47,28 @@ def swapped(folder: Path) -> Planted:
     change = np.flatnonzero(np.diff(rows.sender[delivered]) > 0)
     one, other = delivered[change[len(change) // 2] :][:2].tolist()
     _write(part, _with(rows, index={one: int(rows.index[other]), other: int(rows.index[one])}))
-    return Planted("total_order", frozenset({_message(rows, one), _message(rows, other)}), 2)
+    return PlantedViolation("total_order", frozenset({_message(rows, one), _message(rows, other)}), 2)
 
 
-def foreign(folder: Path) -> Planted:
+def plant_unsent_message(folder: Path) -> PlantedViolation:
     """Everyone delivers, last, a message that nobody sent."""
     members = read_meta(folder / META_NAME).members
     for member in members:
-        _append(folder, member, lambda last: {"sender": 1, "sequence": 10**9, "place": (len(members) + 1) * PLACE})
-    return Planted("integrity", frozenset({MessageId(1, 0, 10**9)}), None)
+        _append(
+            folder,
+            member,
+            lambda last: {"sender": 1, "sequence": 10**9, "place": (len(members) + 1) * PLACES_PER_SENDER},
+        )
+    return PlantedViolation("integrity", frozenset({MessageId(1, 0, 10**9)}), None)
 
 
-def doubled(folder: Path) -> Planted:
+def plant_duplicate(folder: Path) -> PlantedViolation:
     """Member 3 delivers its last message once more."""
-    rows = _append(folder, 3, lambda last: {"place": 99 * PLACE})
-    return Planted("integrity", frozenset({_message(rows, int(_deliveries(rows)[-1]))}), 3)
+    rows = _append(folder, 3, lambda last: {"place": 99 * PLACES_PER_SENDER})
+    return PlantedViolation("integrity", frozenset({_message(rows, int(_deliveries(rows)[-1]))}), 3)
 
 
-def overtaken(folder: Path) -> Planted:
+def plant_fifo_violation(folder: Path) -> PlantedViolation:
     """Everywhere a message comes before an earlier one of its sender."""
     found: frozenset[MessageId] = frozenset()
     for member in read_meta(folder / META_NAME).members:
@@ -76,10 +80,10 @@ def overtaken(folder: Path) -> Planted:
         one, other = delivered[at : at + 2].tolist()
         _write(part, _with(rows, sequence={one: int(rows.sequence[other]), other: int(rows.sequence[one])}))
         found = frozenset({_message(rows, one), _message(rows, other)})
-    return Planted("fifo", found, None)
+    return PlantedViolation("fifo", found, None)
 
 
-def skipped(folder: Path) -> Planted:
+def plant_gap(folder: Path) -> PlantedViolation:
     """Member 2 does not deliver one message of the last range."""
     part = parts_of(folder, 2)[-1]
     rows = read_part(part)
@@ -88,19 +92,19 @@ def skipped(folder: Path) -> Planted:
     _write(part, replace(rows, index=rows.index - later).select(np.arange(len(rows)) != gone))
     _count(folder, 2, -1)
     check = "gap_freedom" if read_meta(folder / META_NAME).reliable else "gaps_explained"
-    return Planted(check, frozenset({_message(rows, gone)}), 2)
+    return PlantedViolation(check, frozenset({_message(rows, gone)}), 2)
 
 
-def late(folder: Path) -> Planted:
+def plant_late_delivery(folder: Path) -> PlantedViolation:
     """Member 2 delivers one message past the bound."""
     part = parts_of(folder, 2)[len(parts_of(folder, 2)) // 2]
     rows = read_part(part)
     one = int(_deliveries(rows)[len(_deliveries(rows)) // 3])
     _write(part, _with(rows, real_ns={one: int(rows.real_ns[one]) + BOUND_NS}))
-    return Planted("latency", frozenset({_message(rows, one)}), 2)
+    return PlantedViolation("latency", frozenset({_message(rows, one)}), 2)
 
 
-def rushed(folder: Path) -> Planted:
+def plant_rate_violation(folder: Path) -> PlantedViolation:
     """Member 1 sends one message more in a slot than it declared: the first of the next slot."""
     members = read_meta(folder / META_NAME).members
     found: frozenset[MessageId] = frozenset()
@@ -110,13 +114,13 @@ def rushed(folder: Path) -> Planted:
         delivered = _deliveries(rows)
         change = np.flatnonzero(np.diff(rows.slot[delivered]) > 0)
         one = int(delivered[change[len(change) // 2] + 1])
-        key = {"slot": {one: int(rows.slot[one]) - 1}, "place": {one: (len(members) + 1) * PLACE}}
+        key = {"slot": {one: int(rows.slot[one]) - 1}, "place": {one: (len(members) + 1) * PLACES_PER_SENDER}}
         _write(part, _with(rows, **key))
         found = frozenset({_message(rows, one)})
-    return Planted("rate_compliance", found, 1)
+    return PlantedViolation("rate_compliance", found, 1)
 
 
-def gappy(folder: Path) -> None:
+def allow_gaps(folder: Path) -> None:
     """Let the run be one whose order may have gaps, each with a cause: every member had everyone in its list."""
     write_json(folder / META_NAME, {**read_json(folder / META_NAME), "reliable": False})
     members = read_meta(folder / META_NAME).members
@@ -130,7 +134,15 @@ def gappy(folder: Path) -> None:
         _count(folder, member, 2)
 
 
-PLANTS: tuple[Plant, ...] = (swapped, foreign, doubled, overtaken, skipped, late, rushed)
+PLANTS: tuple[Plant, ...] = (
+    plant_swapped_deliveries,
+    plant_unsent_message,
+    plant_duplicate,
+    plant_fifo_violation,
+    plant_gap,
+    plant_late_delivery,
+    plant_rate_violation,
+)
 
 
 def parts_of(folder: Path, member: int) -> list[Path]:

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 
 from unisono.trace.files import member_folder, part_path, write_end, write_part
-from unisono.trace.kinds import CODED, NUMBERS, EventKind
+from unisono.trace.kinds import CODED, NUMBER_COLUMNS, EventKind
 from unisono.trace.meta import RunMeta, write_meta
 from unisono.trace.table import Rows, concatenated
 
 SLOT_NS = 1_000_000
 BOUND_NS = 8 * SLOT_NS
-PLACE = 1 << 32
-RANGE = 256
+PLACES_PER_SENDER = 1 << 32
+RANGE_SLOTS = 256
 
 
-def record(
+def record_run(
     directory: Path,
     *,
     members: int,
     slots: int,
     burst: int,
-    range_slots: int = RANGE,
+    range_slots: int = RANGE_SLOTS,
     run: str = "r",
     jitter_ns: int = 0,
     declare: bool = True,
@@ -68,7 +68,7 @@ def sends(member: int, first: int, slots: int, burst: int) -> Rows:
         sender=np.full(len(slot), member),
         sequence=slot * burst + number,
         slot=slot,
-        place=member * PLACE + number,
+        place=member * PLACES_PER_SENDER + number,
         index=np.full(len(slot), -1),
         real_ns=slot * SLOT_NS + number,
     )
@@ -86,7 +86,7 @@ def deliveries(member: int, members: int, first: int, slots: int, burst: int) ->
         sender=sender,
         sequence=slot * burst + number,
         slot=slot,
-        place=sender * PLACE + number,
+        place=sender * PLACES_PER_SENDER + number,
         index=np.arange(first * per_slot, (first + slots) * per_slot),
         real_ns=slot * SLOT_NS + number + 4 * SLOT_NS + member * 1000,
     )
@@ -96,7 +96,7 @@ def rows_of(kind: EventKind, **given: Any) -> Rows:
     """Rows of one kind; columns that are not given are zero."""
     count = len(given["slot"])
     columns: dict[str, Any] = {
-        name: np.asarray(given.get(name, np.zeros(count)), dtype=dtype) for name, dtype in NUMBERS.items()
+        name: np.asarray(given.get(name, np.zeros(count)), dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()
     }
     columns["kind"] = np.full(count, kind.code, dtype=np.int8)
     for name in ("theta_ns", "bound_ns", "configuration"):

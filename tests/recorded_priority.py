@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tests.planted import Planted, parts_of
+from tests.planted import PlantedViolation, parts_of
 from tests.recorded import listing, rows_of
 
 from unisono.check.verdict import MessageId
@@ -18,10 +18,10 @@ from unisono.trace.meta import META_NAME, RunMeta, read_meta, write_meta
 from unisono.trace.table import Ints, Rows, concatenated, encode
 
 THETA_NS = 5_000_000
-EACH_NS = 1_000_000
+MESSAGE_INTERVAL_NS = 1_000_000
 """A message comes, and is consumed, every so often."""
 FIRST_TIME_SLOT = 340_000_000_000
-LAG = 3
+LAG_MESSAGES = 3
 """Each member is so many messages behind the one before it."""
 
 
@@ -86,7 +86,7 @@ def record_priority(
     return folder
 
 
-def outpaced(folder: Path, share: float) -> Planted:
+def plant_priority_violation(folder: Path, share: float) -> PlantedViolation:
     """Everybody consumes an urgent message behind the one that it should have overtaken, at this share of the run."""
     found: frozenset[MessageId] = frozenset()
     for member in read_meta(folder / META_NAME).members:
@@ -101,7 +101,7 @@ def outpaced(folder: Path, share: float) -> Planted:
             column[[one, other]] = column[[other, one]]
         write_part(part, replace(rows, **columns), read_meta(folder / META_NAME).run, "g")
         found = frozenset(MessageId(int(rows.sender[row]), 0, int(rows.sequence[row])) for row in (one, other))
-    return Planted("priority_accounting", found, None)
+    return PlantedViolation("priority_accounting", found, None)
 
 
 def _written(path: Path, rows: Rows, run: str) -> int:
@@ -111,7 +111,7 @@ def _written(path: Path, rows: Rows, run: str) -> int:
 
 def _sends(made: _Run, member: int) -> Rows:
     came = np.arange(member - 1, made.count, made.members)
-    at_ns = FIRST_TIME_SLOT * THETA_NS + came * EACH_NS
+    at_ns = FIRST_TIME_SLOT * THETA_NS + came * MESSAGE_INTERVAL_NS
     slot = at_ns // THETA_NS
     return rows_of(EventKind.SEND, **_of(made, member, came), slot=slot, index=np.full(len(came), -1), real_ns=at_ns)
 
@@ -123,18 +123,18 @@ def _of(made: _Run, member: int, came: Ints) -> dict[str, Ints]:
 def _deliveries(made: _Run, member: int, first: int, count: int) -> Rows:
     slot = np.arange(first, min(first + count, made.count))
     came = made.consumed[slot]
-    turn = np.maximum(slot + made.backlog + LAG * (member - 1) + 1, came + 1)
-    at_ns = FIRST_TIME_SLOT * THETA_NS + turn * EACH_NS + EACH_NS // 2 + member
+    turn = np.maximum(slot + made.backlog + LAG_MESSAGES * (member - 1) + 1, came + 1)
+    at_ns = FIRST_TIME_SLOT * THETA_NS + turn * MESSAGE_INTERVAL_NS + MESSAGE_INTERVAL_NS // 2 + member
     return rows_of(EventKind.DELIVER, **_of(made, member, came), slot=slot, index=slot, real_ns=at_ns)
 
 
 def _steps(made: _Run, member: int, first: int, end: int) -> Rows:
     """What came, and went into the queue, while the member's next slot was one of these."""
-    behind = made.backlog + LAG * (member - 1)
+    behind = made.backlog + LAG_MESSAGES * (member - 1)
     low = 0 if first == 0 else first + behind
     came = np.arange(low, min(end + behind, made.count) if end < made.count else made.count)
     consumed = np.maximum(came - behind, 0)
-    at_ns = FIRST_TIME_SLOT * THETA_NS + came * EACH_NS + 1000 * member
+    at_ns = FIRST_TIME_SLOT * THETA_NS + came * MESSAGE_INTERVAL_NS + 1000 * member
     turns = list(zip(came.tolist(), consumed.tolist(), (came % 5 == 4).tolist(), strict=True))
     told: list[list[str | None]] = [
         [made.note(turn, slot) if urgent else None for turn, slot, urgent in turns],

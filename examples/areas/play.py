@@ -8,7 +8,7 @@ from random import Random
 
 from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, Populated
 from examples.areas.rules import Area
-from unisono.model.delays import Uniform
+from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import Batch, StackEvent
 from unisono.model.grades import Grade
@@ -19,7 +19,7 @@ from unisono.model.topology import Multigroup
 from unisono.model.views import View
 from unisono.replica import Replica
 from unisono.sim.clocks import FixedClock
-from unisono.sim.network import Draw, Network, drawn, mesh
+from unisono.sim.network import DelaySource, SimulatedNetwork, delays_from_model, full_mesh
 from unisono.sim.world import World
 from unisono.stack import Datagram, build
 
@@ -47,7 +47,7 @@ class Server:
         self.stack = build(policy)
         self._outbox: deque[tuple[bytes, Sequence[str]]] = deque()
         self.receive, self.wake, self.wake_at = self.stack.receive, self.stack.wake, self.stack.wake_at
-        self.new_rate, self.leave = self.stack.new_rate, self.stack.leave
+        self.change_rate, self.leave = self.stack.change_rate, self.stack.leave
 
     def say(self, command: bytes, to: Sequence[str]) -> None:
         """Have a command sent to these areas at the next `submit`."""
@@ -72,7 +72,7 @@ class Server:
         events = self.stack.events()
         for event in events:
             if isinstance(event, Batch):
-                run = self.replica.early if event.grade is Grade.EARLY else self.replica.final
+                run = self.replica.deliver_early if event.grade is Grade.EARLY else self.replica.deliver_final
                 for number, message in enumerate(event.messages, event.first_sequence):
                     run((event.sender, event.incarnation, number), message)
         return events
@@ -86,11 +86,11 @@ class Game(Populated):
         self.servers: dict[int, Server] = {member: Server(member, window_ms * NS_PER_MS) for member in TOPOLOGY.members}
         super().__init__(self.servers, bots, seed)
 
-        def draw(sender: int, receiver: int) -> Draw:
-            delay = Uniform(NS_PER_MS, jitter_ms * NS_PER_MS)
-            return drawn(delay, TIMING.delta_ns, Random(f"{seed} {sender} {receiver}"))
+        def draw(sender: int, receiver: int) -> DelaySource:
+            delay = UniformDelay(NS_PER_MS, jitter_ms * NS_PER_MS)
+            return delays_from_model(delay, TIMING.delta_ns, Random(f"{seed} {sender} {receiver}"))
 
-        self.world = World(Network(mesh(TOPOLOGY.members, draw, fifo=True), []))
+        self.world = World(SimulatedNetwork(full_mesh(TOPOLOGY.members, draw, fifo=True), []))
         for member, server in self.servers.items():
             self.world.add(member, server, FixedClock(), TIMING)
         self._begun_ns = 300 * NS_PER_MS
@@ -98,11 +98,11 @@ class Game(Populated):
             self._later(self._begun_ns, self.servers[AREAS[area][0]], command, (area,))
 
     def _later(self, at: int, server: Server, command: bytes, to: Sequence[str]) -> None:
-        self.world.later(at, lambda now, _: self._send(now, server, command, to), None)
+        self.world.schedule(at, lambda now, _: self._send(now, server, command, to), None)
 
     def _send(self, now: int, server: Server, command: bytes, to: Sequence[str]) -> None:
         server.say(command, to)
-        self.world.nodes[server.stack.policy.member].offer(now, (1,))
+        self.world.members[server.stack.policy.member].submit(now, (1,))
 
     def run(self, seconds: float) -> None:
         """Play for so long, then let everything become final."""
@@ -115,7 +115,7 @@ class Game(Populated):
         end = self._begun_ns + int(seconds * 1e9)
         at = self._begun_ns + 10 * TURN_NS
         while at < end:
-            self.world.later(at, self._turns, None)
+            self.world.schedule(at, self._turns, None)
             at += TURN_NS
         shown = self._begun_ns
         while shown < end:

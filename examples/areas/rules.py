@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.replica import Key, View
+from unisono.replica import Key, ObjectView
 
 WIDTH, HEIGHT = 16, 6
 Spot = tuple[int, int]
@@ -61,7 +61,7 @@ class Area:
         spots = [said["at"], said["grows"]] if said["do"] == "grab" else []
         return [bot_key(said["who"]), *(coin_key(tuple(spot)) for spot in spots)]
 
-    def apply(self, view: View, command: bytes) -> bool:
+    def apply(self, view: ObjectView, command: bytes) -> bool:
         """Whether it had an effect."""
         said = json.loads(command)
         if said["do"] == "begin":

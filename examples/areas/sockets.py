@@ -39,7 +39,7 @@ class Table(Populated):
         """All that anybody of the same area has executed is executed here too."""
         state, mates = self._states[member], AREAS[TOPOLOGY.group_of(member)]
         while state.replica.pending or state.replica.executed < max(self._states[m].replica.executed for m in mates):
-            await state.changed()
+            await state.wait_for_change()
 
 
 async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int = 15) -> Table:

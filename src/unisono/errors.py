@@ -7,7 +7,7 @@ class UnisonoError(Exception):
     """Base of every error that unisono raises on purpose."""
 
 
-class InvalidPolicy(UnisonoError, ValueError):
+class InvalidOption(UnisonoError, ValueError):
     """A rate, duration, size or other declared policy makes no sense; the message names the field."""
 
     def __init__(self, field: str, problem: str) -> None:
@@ -33,9 +33,9 @@ class ReservationRefused(UnisonoError):
 class Infeasible(UnisonoError):
     """The quality of service asked for cannot be had; `offered_ns` is the best bound that can."""
 
-    def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, instead: str = "") -> None:
+    def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, alternative: str = "") -> None:
         """`instead` puts into words what can be offered where that is more than a bound."""
-        offered = instead or f"{offered_ns / 1e6:g} ms"
+        offered = alternative or f"{offered_ns / 1e6:g} ms"
         super().__init__(
             f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; what can be offered is {offered}"
         )
@@ -55,27 +55,27 @@ class MessageTooLarge(UnisonoError, ValueError):
         self.limit = limit
 
 
-class NotRelated(UnisonoError, ValueError):
+class DestinationNotAllowed(UnisonoError, ValueError):
     """A message is for a group that the sender's group may not send to (paper 003, assumption A1)."""
 
-    def __init__(self, source: str, outside: tuple[str, ...], possible: tuple[str, ...]) -> None:
-        what = f"may not send to {', '.join(outside)}" if outside else "was given no group to send to"
+    def __init__(self, source: str, disallowed: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+        what = f"may not send to {', '.join(disallowed)}" if disallowed else "was given no group to send to"
         super().__init__(
-            f"group {source!r} {what}; the topology lets it send to {', '.join(possible) or 'nobody'}, and a member of "
+            f"group {source!r} {what}; the topology lets it send to {', '.join(allowed) or 'nobody'}, and a member of "
             "it can have that changed (change_topology)"
         )
         self.source = source
-        self.outside = outside
-        self.possible = possible
+        self.disallowed = disallowed
+        self.allowed = allowed
 
 
 class FormationTimeout(UnisonoError, TimeoutError):
     """The group did not form in time; `missing` are the members that were not heard from."""
 
-    def __init__(self, group: str, waited_s: float, missing: tuple[int, ...], hint: str = "") -> None:
+    def __init__(self, group: str, timeout_s: float, missing: tuple[int, ...], hint: str = "") -> None:
         who = ", ".join(map(str, missing)) or "nobody, but their answers did not arrive"
         super().__init__(
-            f"group {group!r} did not form within {waited_s:g} s; missing: member {who}{f'; {hint}' if hint else ''}"
+            f"group {group!r} did not form within {timeout_s:g} s; missing: member {who}{f'; {hint}' if hint else ''}"
         )
         self.group = group
         self.missing = missing
@@ -89,7 +89,7 @@ class StorageError(UnisonoError):
     """Stable storage is missing, damaged, read-only or full; the message names the file and says what to do."""
 
 
-class EnvironmentLacks(UnisonoError):
+class MissingDependency(UnisonoError):
     """This machine lacks something that the work needs; the message says what to do."""
 
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from unisono.errors import FormationTimeout, GroupClosed, InvalidPolicy
+from unisono.errors import FormationTimeout, GroupClosed, InvalidOption
 from unisono.model.durations import NS_PER_S, duration_ns
 from unisono.model.events import Batch, Delivery, Notice, TimingChange, ViewChange, Violation, ViolationKind
 from unisono.model.metrics import MetricRow
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
-from unisono.model.remaining import rest_of
+from unisono.model.remaining import remaining
 from unisono.model.sla import SlaSet
 from unisono.model.state_holder import StateHolder
 from unisono.model.stats import Stats
@@ -24,14 +24,14 @@ from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT
 from unisono.model.topology import Multigroup, Topology, group_names, multigroup_of
 from unisono.qos.plan.admission import Link, LinkShare
 from unisono.qos.watch.observer import Listener
-from unisono.runtime.buffers import too_small
+from unisono.runtime.buffers import receive_buffer_violation
 from unisono.runtime.clock import WallClock, new_incarnation
-from unisono.runtime.discovery import Responder
-from unisono.runtime.driver import Driver, Happening
-from unisono.runtime.fault_injection import Injection
-from unisono.runtime.peers import Peers, where
-from unisono.runtime.setup import MetricSink, Setup, address_of, slas_of, timing_for
-from unisono.runtime.sockets import resolve_soon
+from unisono.runtime.discovery import BeaconResponder
+from unisono.runtime.driver import Driver, DriverEvent
+from unisono.runtime.fault_injection import FaultInjection
+from unisono.runtime.peers import Peers, group_location
+from unisono.runtime.setup import MetricSink, Setup, choose_timing, load_slas, parse_address
+from unisono.runtime.sockets import resolve_all_async
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack, build
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Event: TypeAlias = Delivery | ViewChange | TimingChange | Violation | Notice
 """What iterating over a group gives."""
 
-LEAVE_PATIENCE_S = 1.0
+LEAVE_TIMEOUT_S = 1.0
 
 
 def join(
@@ -72,7 +72,7 @@ def join(
     incarnation: int | None = None,
     timeout: str | int = "30s",
     queue_messages: int = 1_000_000,
-    injection: Injection | None = None,
+    injection: FaultInjection | None = None,
     sla: SlaSet | str | os.PathLike[str] | None = None,
     monitor: bool | MetricSink = False,
     storage: str | Path | None = None,
@@ -80,7 +80,7 @@ def join(
     topology: Topology | Multigroup | None = None,
     state: StateHolder | None = None,
     rejoin: bool = True,
-) -> Joining:
+) -> PendingJoin:
     """Join a group: `async with unisono.join(...) as group`, or `group = await unisono.join(...)`.
 
     `group` is a name, or a reference (`Group.reference`). `peers` maps every member's number, this one's included, to
@@ -107,13 +107,13 @@ def join(
     the application, which gives its state to members that come later and takes another's when it comes itself; with
     `rejoin` it comes back by itself when the others went on without it, as after a long pause or in a minority.
 
-    Raises SlaError, InvalidPolicy, Infeasible, ReservationRefused or StorageError, and FormationTimeout in the end.
+    Raises SlaError, InvalidOption, Infeasible, ReservationRefused or StorageError, and FormationTimeout in the end.
     """
-    place = where(group, member, peers, members, beacon=beacon, interface=interface)
+    place = group_location(group, member, peers, members, beacon=beacon, interface=interface)
     if queue_messages < 1:
-        raise InvalidPolicy("queue_messages", f"room for at least one message is needed, not {queue_messages}")
+        raise InvalidOption("queue_messages", f"room for at least one message is needed, not {queue_messages}")
     skew = duration_ns(gamma, "gamma")
-    timing = timing_for(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
+    timing = choose_timing(order, deadline, slot, duration_ns(delta, "delta"), (skew, 2 * skew if failures else skew))
     setup = Setup(
         group=place.group,
         member=place.member,
@@ -131,14 +131,14 @@ def join(
         reliable=reliable,
         grades=grades,
         processing_ns=duration_ns(processing, "processing"),
-        multicast=None if multicast is None else address_of("multicast", multicast),
+        multicast=None if multicast is None else parse_address("multicast", multicast),
         link=link or Link(),
         recorder=recorder,
         incarnation=incarnation if incarnation is not None else new_incarnation(),
         timeout_s=duration_ns(timeout, "timeout") / NS_PER_S,
         queue_messages=queue_messages,
         injection=injection,
-        slas=slas_of(sla),
+        slas=load_slas(sla),
         monitor=monitor,
         storage=None if storage is None else Path(storage),
         state=state,
@@ -148,10 +148,10 @@ def join(
         deadline_ns=None if deadline is None else duration_ns(deadline, "deadline"),
     )
     setup.check()
-    return Joining(setup)
+    return PendingJoin(setup)
 
 
-class Joining:
+class PendingJoin:
     """What `join` gives: enter it or await it."""
 
     def __init__(self, setup: Setup) -> None:
@@ -170,14 +170,14 @@ class Joining:
             await self._group.leave()
 
     async def _open(self) -> Group:
-        setup, found = await self._setup.complete()
+        setup, found = await self._setup.with_discovered_members()
         injection = setup.injection
         clock = WallClock(ahead_ns=0 if injection is None else injection.clock_offset_ns)
         try:
-            addresses = await resolve_soon(setup.addresses, setup.timeout_s)
-            bound = None if found is None else found.bound
+            addresses = await resolve_all_async(setup.addresses, setup.timeout_s)
+            bound = None if found is None else found.bound_socket
             transport = UdpTransport(
-                setup.member, addresses, multicast=setup.multicast, injection=injection, bound=bound
+                setup.member, addresses, multicast=setup.multicast, injection=injection, bound_socket=bound
             )
         except BaseException:
             if found is not None:
@@ -189,14 +189,14 @@ class Joining:
             by_multicast = setup.multicast is not None and transport.multicast_error is None
             share = setup.link.share(1 if by_multicast else max(1, len(setup.addresses) - 1))
             max_frame = setup.max_frame or transport.max_frame()
-            stack = build(setup.policy(max_frame), share, None if storage is None else storage.memory)
-            setup.share_state(stack)
+            stack = build(setup.policy(max_frame), share, None if storage is None else storage.stored_records)
+            setup.attach_application_state(stack)
             driver = Driver(
                 stack,
                 transport,
                 clock,
                 recorder=setup.recorder,
-                oversight=setup.oversight(stack),
+                qos_observer=setup.qos_observer(stack),
                 on_metrics=None if isinstance(setup.monitor, bool) else setup.monitor,
                 storage=storage,
                 queue_messages=setup.queue_messages,
@@ -220,15 +220,15 @@ class Group:
     """A group that this process is a member of."""
 
     def __init__(
-        self, driver: Driver, stack: Stack, share: LinkShare, setup: Setup, responder: Responder | None
+        self, driver: Driver, stack: Stack, link_share: LinkShare, setup: Setup, responder: BeaconResponder | None
     ) -> None:
         self._driver = driver
-        self.proclaim = driver.proclaim
+        self.announce_verdicts = driver.announce_verdicts
         self._setup, self._responder = setup, responder
         self._stack = stack
-        self._share = share
-        self._opened: Batch | None = None
-        self._rest: deque[Delivery] = deque()
+        self._link_share = link_share
+        self._opened_batch: Batch | None = None
+        self._remaining_deliveries: deque[Delivery] = deque()
         """Of the batch that iteration by event has opened, what it has not given yet: it may be broken off."""
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -238,8 +238,8 @@ class Group:
 
         Of this member's messages that wait, those of higher `priority` go first; that is all it does, except in the
         priority order. A message that was not taken when the group ends, or when this is cancelled, is not sent.
-        Where there is a topology, the message goes `to` these groups, or NotRelated says which are possible; unless
-        told, to this member's own group.
+        With a topology, the message goes `to` these groups, by default to this member's own group.
+        DestinationNotAllowed lists the groups that are possible.
         """
         await self.send_many((message,), priority=priority, to=to)
 
@@ -251,7 +251,7 @@ class Group:
             raise TypeError(f"messages are bytes, not {odd}; encode what you send")
         if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
             text = f"0 to {PRIORITY_MAX} are possible, higher is more urgent, not {priority!r}"
-            raise InvalidPolicy("priority", text)
+            raise InvalidOption("priority", text)
         if messages:
             await self._driver.submit(messages, priority, None if to is None else group_names("to", to))
 
@@ -260,13 +260,13 @@ class Group:
 
         The wish for a `slot` travels in the order; awaiting the result waits until slots have that length here, with
         the new `rate` if one was given too. A TimingChange then comes between two slots; GroupClosed if we left.
-        ReservationRefused, InvalidPolicy and Infeasible (our deadline does not allow for it) change nothing.
+        ReservationRefused, InvalidOption and Infeasible (our deadline does not allow for it) change nothing.
         """
         if slot is not None:
-            return self._driver.new_slot(duration_ns(slot, "slot"), rate)
+            return self._driver.change_slot(duration_ns(slot, "slot"), rate)
         if rate is None:
-            raise InvalidPolicy("rate", "a rate, a slot or both are to be changed, and neither was given")
-        self._driver.new_rate(rate)
+            raise InvalidOption("rate", "a rate, a slot or both are to be changed, and neither was given")
+        self._driver.change_rate(rate)
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -277,12 +277,12 @@ class Group:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    async def batches(self) -> AsyncGenerator[Happening, None]:
+    async def batches(self) -> AsyncGenerator[DriverEvent, None]:
         """Deliveries as batches, with view changes and violations between them, in order, until the group is left."""
         driver = self._driver
         while True:
-            event = self._rest_of_batch() or driver.pop()
-            if event is None and self._stack.pulls:
+            event = self._remaining_batch() or driver.pop()
+            if event is None and self._stack.application_pulls:
                 event = driver.consume()
             if event is not None:
                 yield event
@@ -290,14 +290,14 @@ class Group:
                 driver.raise_if_failed()
                 return
             else:
-                await driver.changed()
+                await driver.wait_for_change()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         async for happening in self.batches():
             if isinstance(happening, Batch):
-                self._opened, self._rest = happening, deque(happening.deliveries())
-                while self._rest:
-                    yield self._rest.popleft()
+                self._opened_batch, self._remaining_deliveries = happening, deque(happening.deliveries())
+                while self._remaining_deliveries:
+                    yield self._remaining_deliveries.popleft()
             else:
                 yield happening
 
@@ -309,16 +309,16 @@ class Group:
         driver = self._driver
         while (batch := driver.consume()) is None:
             driver.raise_if_closed()
-            await driver.changed()
+            await driver.wait_for_change()
         return batch.deliveries()[0]
 
-    def _rest_of_batch(self) -> Batch | None:
+    def _remaining_batch(self) -> Batch | None:
         """What an iteration by event that was broken off has left of its batch."""
-        opened, rest = self._opened, self._rest
+        opened, rest = self._opened_batch, self._remaining_deliveries
         if opened is None or not rest:
             return None
-        self._rest = deque()
-        return rest_of(opened, rest)
+        self._remaining_deliveries = deque()
+        return remaining(opened, rest)
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -351,26 +351,26 @@ class Group:
             bound_ns=self.bound_ns,
             delays=stack.delays,
             lateness=driver.alarm.lateness,
-            gamma_ns=stack.skew.gamma_ns(),
+            gamma_ns=stack.clock_check.gamma_ns(),
             refused={reason.value: count for reason, count in stack.door.refused.items()},
             ignored=dict(stack.order.ignored),
             dropped=driver.transport.dropped(),
             errors=dict(driver.transport.errors),
             multicast=stack.order.by_multicast(),
             order=stack.policy.order,
-            gap_free=stack.order.reliable() or stack.policy.grades != "early",
+            gap_free=stack.order.gap_free() or stack.policy.grades != "early",
         )
 
     def metrics(self) -> tuple[MetricRow, ...]:
         """The rows of the last collecting interval that is over; empty where nothing is collected."""
-        oversight = self._driver.oversight
+        oversight = self._driver.qos_observer
         return () if oversight is None else oversight.latest
 
     def on_sla(self, sla: str, listener: Listener) -> None:
         """Call `listener` with each SlaViolation and SlaCleared of one agreement, as it is found."""
-        oversight = self._driver.oversight
+        oversight = self._driver.qos_observer
         if oversight is None:
-            raise InvalidPolicy("sla", "this group was joined without service level agreements")
+            raise InvalidOption("sla", "this group was joined without service level agreements")
         oversight.register(sla, listener)
 
     # -- the beginning and the end ---------------------------------------------------------------------------
@@ -381,30 +381,30 @@ class Group:
             driver.start()
             async with asyncio.timeout(timeout_s):
                 while not order.running() and driver.left is None:
-                    await driver.changed()
+                    await driver.wait_for_change()
             driver.raise_if_failed()
             if not order.running():
-                raise GroupClosed(f"this member could not join: {driver.reason()}")
+                raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
             if self._stack.policy.multicast and not order.by_multicast():
                 # Some peer cannot be reached by multicast, so each gets a copy: what the link must have room for.
-                self._share.leave_in(len(self._stack.policy.view.members) - 1)
+                self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
-            missing, hints = order.waiting_for(), [order.complaint(), self._refusals()]
+            missing, hints = order.waiting_for(), [order.why_not_formed(), self._refused_datagrams_text()]
             self._close()
             hint = "; ".join(filter(None, hints))
             raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
         except BaseException:
             self._close()
             raise
-        small = too_small(self._stack, driver.transport.receive_buffer_granted)
+        small = receive_buffer_violation(self._stack, driver.transport.receive_buffer_granted)
         if small is not None:
-            driver.announce(small)
+            driver.report_violation(small)
         problem = driver.transport.multicast_error
         if problem is not None:
             text = f"{problem}; datagrams go to each peer by itself"
-            driver.announce(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
+            driver.report_violation(Violation(ViolationKind.MULTICAST, text, self._stack.policy.member))
 
-    def _refusals(self) -> str:
+    def _refused_datagrams_text(self) -> str:
         """What was not let in: another group, version or slot length at the same address shows here."""
         refused = [f"{count} × {reason.value}" for reason, count in self._stack.door.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
@@ -419,11 +419,11 @@ class Group:
             return driver.left is not None
         driver.leave()
         try:
-            async with asyncio.timeout(LEAVE_PATIENCE_S + 4 * self.bound_ns / NS_PER_S):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S + 4 * self.bound_ns / NS_PER_S):
                 while driver.left is None and not driver.closed:
-                    await driver.changed()
+                    await driver.wait_for_change()
                 while not driver.closed and not driver.transport.writable():
-                    await driver.changed()
+                    await driver.wait_for_change()
         except TimeoutError:
             return False
         finally:
@@ -434,7 +434,7 @@ class Group:
         self._driver.close()
         if self._responder is not None:
             self._responder.close()
-        self._share.release()
+        self._link_share.release()
 
     async def __aenter__(self) -> Self:
         return self

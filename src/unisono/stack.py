@@ -10,47 +10,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import earliest
-from unisono.model.events import Batch, Left, SlaVerdict, StackEvent
+from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import Policy
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.model.rates import Rate, Reserver, Unlimited
-from unisono.model.services import SERVICES
+from unisono.model.rates import Rate, Reserver, UnlimitedNetwork
+from unisono.model.services import SERVICE_LAYERS
 from unisono.model.settings import Settings
-from unisono.model.slot_schedule import Grid
-from unisono.model.stored_records import Memory, Write
-from unisono.net.clock_check import Skew
+from unisono.model.slot_schedule import SlotGrid
+from unisono.model.stored_records import StoredRecords, Write
+from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
 from unisono.net.fec.layer import Fec
-from unisono.net.layer import Layer, Lost, Order, Watcher
+from unisono.net.layer import Layer, LostMessages, Observer, Order
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.layer import Rmcast
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.service import Service
-from unisono.net.services.uniform import Uniform
-from unisono.orders.base.capabilities import RESIZABLE, check_honoured
-from unisono.orders.base.clock_reports import Clocked
-from unisono.orders.base.over_consensus import Agreeing
+from unisono.net.services.uniform import UniformDelivery
+from unisono.orders.base.capabilities import CHANGEABLE_SLOT_ORDERS, check_capabilities
+from unisono.orders.base.clock_reports import ClockReports
+from unisono.orders.base.over_consensus import ConsensusOrderBase
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.final.bounds import Background
-from unisono.orders.final.order import Final
-from unisono.orders.leader.base import Led
-from unisono.orders.leader.broadcast import Leader
-from unisono.orders.leader.timestamp import Timestamp
-from unisono.orders.log.order import ConsensusLog
+from unisono.orders.final.bounds import BackgroundReserver
+from unisono.orders.final.order import FinalOrder
+from unisono.orders.leader.base import LeaderOrderBase
+from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.timestamp import TimestampLeader
+from unisono.orders.log.order import ConsensusOrder
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.orders.priority.order import Priority, over_views
+from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.slots import Slotted
+from unisono.orders.vbr.slots import SlotOrderBase
 from unisono.wire.door import Door
-from unisono.wire.frame import FLAGS_AT, LAST, SERIAL_AT, SERIALS, Frame, Kind, encode
-from unisono.wire.setting_requests import encode_command
+from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
+from unisono.wire.setting_requests import encode_settings_with_verdict
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
@@ -59,15 +59,15 @@ def _vbr(policy: Policy, reserver: Reserver) -> Order:
 
 ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "cbr": Cbr,
-    "consensus": ConsensusLog,
-    "leader": Leader,
-    **dict.fromkeys(PRIORITY_ORDERS, over_views),
+    "consensus": ConsensusOrder,
+    "leader": LeaderBroadcast,
+    **dict.fromkeys(PRIORITY_ORDERS, build_priority_order),
     "quasi_genuine": QuasiGenuine,
-    "timestamp": Timestamp,
+    "timestamp": TimestampLeader,
     "vbr": _vbr,
-    **dict.fromkeys(SERVICES, Unordered),
+    **dict.fromkeys(SERVICE_LAYERS, Unordered),
 }
-_SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": Uniform}
+_SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": UniformDelivery}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +82,35 @@ class Datagram:
 class Stack:
     """One member's machine."""
 
-    def __init__(self, policy: Policy, order: Order, layers: Sequence[Layer], skew: Skew) -> None:
+    def __init__(self, policy: Policy, order: Order, layers: Sequence[Layer], clock_check: ClockCheck) -> None:
         self.policy = policy
         self.order = order
-        self.skew = skew
+        self.clock_check = clock_check
         self.delays = Histogram()
         """One-way delays of end-of-slot marks, which deliveries wait for, as the clocks show them, skew and all."""
         self._layers = tuple(layers)
         """From the order down to the network."""
-        self._names = tuple(layer.name for layer in layers)
-        self.watcher: Watcher | None = None
+        self._layer_names = tuple(layer.name for layer in layers)
+        self.observer: Observer | None = None
         """Who collects metrics, if anybody does."""
         self._serial = self._now = 0
         self._out: list[Frame] = []
-        self._takers = {kind: self._taker(kind, len(self._layers)) for kind in Kind}
+        self._receivers = {kind: self._receiver_of(kind, len(self._layers)) for kind in Kind}
         self._group = group_key(policy.group)
         layered = frozenset(kind for layer in self._layers for kind in layer.opens)
         self.door = Door(self._group, policy.member, policy.view.members, layered)
         self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
-        self._notices: list[StackEvent] = []
+        self._layer_events: list[StackEvent] = []
         """What layers have to tell the application."""
-        below = order.order if isinstance(order, Final) else order
-        self._slotted = below if isinstance(below, Slotted) else None
-        if isinstance(below, Clocked):
-            skew.differs = below.clock_differs
-        self._durable = order if isinstance(order, Agreeing | Final) else None
-        self._routed = order if isinstance(order, QuasiGenuine) else None
-        self._pulled = order if isinstance(order, Priority) else None
-        self._declared = Grid.of(policy.timing)
-        skew.due = self.wake_at
+        below = order.inner if isinstance(order, FinalOrder) else order
+        self._slot_order = below if isinstance(below, SlotOrderBase) else None
+        if isinstance(below, ClockReports):
+            clock_check.on_clock_difference = below.on_clock_difference
+        self._durable_order = order if isinstance(order, ConsensusOrderBase | FinalOrder) else None
+        self._multigroup_order = order if isinstance(order, QuasiGenuine) else None
+        self._priority_order = order if isinstance(order, PriorityOrder) else None
+        self._declared_grid = SlotGrid.of(policy.timing)
+        clock_check.next_wake = self.wake_at
 
     def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
         """Take application messages; how many, from the first on. The rest is to be offered again later.
@@ -118,105 +118,107 @@ class Stack:
         Only the priority order takes the priority into account.
         """
         self._now = now
-        if self._pulled is None:
+        if self._priority_order is None:
             taken = self.order.submit(now, messages)
         else:
-            taken = self._pulled.submit_at(now, messages, priority)
-        return self._taken(now, messages, taken)
+            taken = self._priority_order.submit_with_priority(now, messages, priority)
+        return self._record_submitted(now, messages, taken)
 
     def submit_to(self, now: int, messages: Sequence[bytes], groups: Sequence[str]) -> int:
-        """Take messages for these groups; NotRelated if this member's group may not send there."""
+        """Take messages for these groups; DestinationNotAllowed if this member's group may not send there."""
         self._now = now
-        return self._taken(now, messages, self._router().submit_to(now, messages, groups))
+        return self._record_submitted(now, messages, self._require_multigroup().submit_to(now, messages, groups))
 
-    def _taken(self, now: int, messages: Sequence[bytes], taken: int) -> int:
-        if self.watcher is not None:
-            self.watcher.submitted(now, messages, taken)
+    def _record_submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> int:
+        if self.observer is not None:
+            self.observer.submitted(now, messages, accepted)
         self._pump(now)
-        return taken
+        return accepted
 
     def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
-        """The members of these groups; NotRelated if this member's group may not send there."""
-        return self._router().destinations(groups)
+        """The members of these groups; DestinationNotAllowed if this member's group may not send there."""
+        return self._require_multigroup().destinations(groups)
 
     def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
         """Ask this member's group to send to these groups and no others; whether it does, in all groups concerned."""
-        return self._router().change_topology(now, sends)
+        return self._require_multigroup().change_topology(now, sends)
 
-    def _router(self) -> QuasiGenuine:
-        if self._routed is None:
-            raise InvalidPolicy("to", f"the order {self.policy.order} has one group; quasi_genuine sends to several")
-        return self._routed
+    def _require_multigroup(self) -> QuasiGenuine:
+        if self._multigroup_order is None:
+            raise InvalidOption("to", f"the order {self.policy.order} has one group; quasi_genuine sends to several")
+        return self._multigroup_order
 
     @property
     def declared_bound_ns(self) -> int | None:
         """The latency bound of delivery that the order declares; None where consumers set the pace."""
-        return None if self.pulls else self.order.bound_ns()
+        return None if self.application_pulls else self.order.bound_ns()
 
     @property
-    def pulls(self) -> bool:
+    def application_pulls(self) -> bool:
         """Whether the application pulls its messages, by `consume`."""
-        return self._pulled is not None
+        return self._priority_order is not None
 
     def queued(self) -> int:
         """How many messages wait to be pulled, locked or not."""
-        return 0 if self._pulled is None else len(self._pulled.core.queue)
+        return 0 if self._priority_order is None else len(self._priority_order.insertion.queue)
 
     def consumable(self) -> bool:
         """Whether `consume` would give a message."""
-        return self._pulled is not None and self._pulled.consumable()
+        return self._priority_order is not None and self._priority_order.consumable()
 
     def consume(self, now: int) -> Batch | None:
         """The next message in the priority order, which is delivered by this; None if none can be had now."""
-        if self._pulled is None:
-            raise InvalidPolicy("order", f"the order {self.policy.order} hands messages out; nothing is to be pulled")
-        batch = self._pulled.consume(now)
+        if self._priority_order is None:
+            raise InvalidOption("order", f"the order {self.policy.order} hands messages out; nothing is to be pulled")
+        batch = self._priority_order.consume(now)
         if batch is not None:
-            if self.watcher is not None:
-                self.watcher.delivered(now, [batch])
+            if self.observer is not None:
+                self.observer.delivered(now, [batch])
             self._pump(now)
         return batch
 
     @property
-    def parties(self) -> tuple[str, ...]:
+    def order_and_service_names(self) -> tuple[str, ...]:
         """The order, and the services under it that take its frames, by name."""
-        services = [name for name, layer in zip(self._names, self._layers, strict=True) if layer.wraps]
+        services = [name for name, layer in zip(self._layer_names, self._layers, strict=True) if layer.wraps]
         return (self.policy.order, *services)
 
     def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
         """Take the datagram in data[start:end]."""
-        frame = self._take(now, data, start, len(data) if end is None else end, multicast)
-        if frame is not None and self.watcher is not None:
-            self.watcher.arrived(now, frame, data[start + SERIAL_AT])
+        frame = self._receive_one(now, data, start, len(data) if end is None else end, multicast)
+        if frame is not None and self.observer is not None:
+            self.observer.arrived(now, frame, data[start + SERIAL_AT])
 
-    def receive_run(self, now: int, data: bytes, start: int, end: int, segment: int, *, multicast: bool) -> None:
+    def receive_segments(self, now: int, data: bytes, start: int, end: int, segment: int, *, multicast: bool) -> None:
         """Take the datagrams in data[start:end], of `segment` bytes each but the last, that one read brought."""
         if end - start <= segment:
             self.receive(now, data, start, end, multicast)
             return
-        frames = [self._take(now, data, at, min(at + segment, end), multicast) for at in range(start, end, segment)]
-        if self.watcher is None:
+        frames = [
+            self._receive_one(now, data, at, min(at + segment, end), multicast) for at in range(start, end, segment)
+        ]
+        if self.observer is None:
             return
         serials, flags = (data[start + at : end : segment] for at in (SERIAL_AT, FLAGS_AT))
         if all(frames):
-            self.watcher.arrived_together(now, cast("list[Frame]", frames), serials, flags)
+            self.observer.arrived_in_batch(now, cast("list[Frame]", frames), serials, flags)
             return
         for frame, serial in zip(frames, serials, strict=False):
             if frame is not None:
-                self.watcher.arrived(now, frame, serial)
+                self.observer.arrived(now, frame, serial)
 
-    def _take(self, now: int, data: bytes, start: int, end: int, multicast: bool) -> Frame | None:
+    def _receive_one(self, now: int, data: bytes, start: int, end: int, multicast: bool) -> Frame | None:
         """Take one datagram; None if it was not let in."""
         frame = self.door.admit(data, start, end, self.order.latest_slot(now))
         if frame is None:
             return None
-        if frame.flags & LAST:
+        if frame.flags & END_OF_SLOT:
             self.delays.add(now - frame.sent_ns)
-            if not self.skew.in_time(now - frame.sent_ns, frame.sender) and self.order.running():
-                self._notices += self.skew.astray(now, frame)
+            if not self.clock_check.is_on_time(now - frame.sent_ns, frame.sender) and self.order.running():
+                self._layer_events += self.clock_check.report_late(now, frame)
         frame.multicast = multicast
         self._now = now
-        taker = self._takers[frame.kind]
+        taker = self._receivers[frame.kind]
         taker.from_below(now, frame)
         if taker is not self.order or self.order.down:
             self._pump(now)
@@ -225,18 +227,18 @@ class Stack:
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""
         self._now = now
-        self.skew.notice(now)
+        self.clock_check.record_own_lateness(now)
         self.order.wake(now)
         for layer in self._layers:
             layer.wake(now)
-        if self.watcher is not None and now >= self.watcher.due:
-            self.watcher.wake(now)
+        if self.observer is not None and now >= self.observer.due:
+            self.observer.wake(now)
         self._pump(now)
 
     def wake_at(self) -> int | None:
         """The clock reading at which to call `wake`."""
         due = [part.wake_at() for part in (self.order, *self._layers)]
-        return earliest(due if self.watcher is None else [*due, self.watcher.due])
+        return earliest(due if self.observer is None else [*due, self.observer.due])
 
     def outgoing(self) -> list[Datagram]:
         """The datagrams to send, in order; they are handed out once."""
@@ -246,7 +248,7 @@ class Stack:
         datagrams, group, serial, size = [], self._group, self._serial, 0
         for frame in self._out:
             if frame.to == EVERYONE:
-                serial = serial % SERIALS + 1
+                serial = serial % SERIAL_MAX + 1
                 data = encode(frame, group, serial)
             else:
                 data = encode(frame, group)
@@ -254,22 +256,22 @@ class Stack:
             datagrams.append(Datagram(frame.to, frame.multicast, data))
         self._serial = serial
         self._out.clear()
-        if self.watcher is not None:
-            self.watcher.departed(len(datagrams), size)
+        if self.observer is not None:
+            self.observer.datagrams_sent(len(datagrams), size)
         return datagrams
 
     def writes(self) -> list[Write]:
         """What is to be durable before `outgoing` and `events` are asked for what they have now; handed out once."""
-        if self._durable is None:
+        if self._durable_order is None:
             return []
         self._flush()
-        writes = self._durable.writes[:]
-        self._durable.writes.clear()
+        writes = self._durable_order.writes[:]
+        self._durable_order.writes.clear()
         return writes
 
     def _flush(self) -> None:
-        order = self._durable
-        if order is not None and order.stirred:
+        order = self._durable_order
+        if order is not None and order.has_pending_input:
             order.flush()
             if order.down:
                 self._pump(order.now)
@@ -277,124 +279,131 @@ class Stack:
     def events(self) -> list[StackEvent]:
         """What has happened for the application, in order; handed out once."""
         self._flush()
-        events = self._notices + self.order.events
-        self._notices.clear()
+        events = self._layer_events + self.order.events
+        self._layer_events.clear()
         self.order.events.clear()
-        if self._pulled is not None and self._pulled.incarnation != self.policy.incarnation:
-            self.policy = replace(self.policy, incarnation=self._pulled.incarnation)
-            self.skew.begin_again(self.policy)
-        if self._rmcast is not None and events and isinstance(events[-1], Left) and self._rmcast.speaking():
+        if self._priority_order is not None and self._priority_order.incarnation != self.policy.incarnation:
+            self.policy = replace(self.policy, incarnation=self._priority_order.incarnation)
+            self.clock_check.change_incarnation(self.policy)
+        if (
+            self._rmcast is not None
+            and events
+            and isinstance(events[-1], LeaveComplete)
+            and self._rmcast.is_broadcasting()
+        ):
             # Whoever leaves stays until the copies of its last messages are out: nobody should have to take over.
             self.order.events.append(events.pop())
-        self._heed()
-        if self.watcher is not None:
-            self.watcher.delivered(self._now, events)
-            if self.watcher.events:
-                events += self.watcher.events
-                self.watcher.events.clear()
+        self._report_settings()
+        if self.observer is not None:
+            self.observer.delivered(self._now, events)
+            if self.observer.events:
+                events += self.observer.events
+                self.observer.events.clear()
         return events
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         """Renegotiate this member's rate; raises ReservationRefused and changes nothing when there is no room."""
-        self.order.new_rate(now, rate)
+        self.order.change_rate(now, rate)
         self._pump(now)
 
-    def new_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
+    def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
         """Ask the group for slots of another length, and for another rate of this member's with them.
 
-        A TimingChange says when it has them. ReservationRefused and InvalidPolicy change nothing.
+        A TimingChange says when it has them. ReservationRefused and InvalidOption change nothing.
         """
-        if self._slotted is None:
-            others = " and ".join(sorted(RESIZABLE))
-            raise InvalidPolicy("slot", f"the order {self.policy.order} keeps its slot length; {others} can change it")
+        if self._slot_order is None:
+            others = " and ".join(sorted(CHANGEABLE_SLOT_ORDERS))
+            raise InvalidOption("slot", f"the order {self.policy.order} keeps its slot length; {others} can change it")
         if self.policy.reliable is not None:
-            raise InvalidPolicy("slot", "over reliable multicast the slot length stays as declared")
-        self._slotted.new_slot(now, theta_ns, rate)
+            raise InvalidOption("slot", "over reliable multicast the slot length stays as declared")
+        self._slot_order.change_slot(now, theta_ns, rate)
         self._pump(now)
 
-    def _heed(self) -> None:
+    def _report_settings(self) -> None:
         """Tell the watcher of the settings that everybody goes by now."""
-        if self._slotted is not None and self._slotted.demanded:
-            demanded, self._slotted.demanded[:] = self._slotted.demanded[:], []
-            if self.watcher is not None:
-                self.watcher.demanded(self._now, demanded)
+        if self._slot_order is not None and self._slot_order.settings_agreed:
+            demanded, self._slot_order.settings_agreed[:] = self._slot_order.settings_agreed[:], []
+            if self.observer is not None:
+                self.observer.settings_agreed(self._now, demanded)
 
-    def demand(
+    def request_settings(
         self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
     ) -> None:
         """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from.
 
         The watcher hears when they count. It calls this while the stack is at work, which carries on what follows.
         """
-        if self._slotted is None:
-            raise InvalidPolicy("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
-        self._slotted.demand(now, encode_command(settings, verdict), member, keep=verdict is not None)
+        if self._slot_order is None:
+            raise InvalidOption("adaptation", f"the order {self.policy.order} agrees on no settings; vbr can")
+        self._slot_order.request_settings(
+            now, encode_settings_with_verdict(settings, verdict), member, keep=verdict is not None
+        )
 
-    def turn(self, settings: Settings, slot: int) -> None:
+    def apply_settings(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on that everybody has agreed on."""
         for layer in self._layers:
-            if isinstance(layer, Rmcast) and settings.copies is not None and self.policy.reliable is not None:
-                rho, eta_ns, omega_ns = settings.copies
-                layer.change(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
+            if isinstance(layer, Rmcast) and settings.redundancy is not None and self.policy.reliable is not None:
+                rho, eta_ns, omega_ns = settings.redundancy
+                layer.change_redundancy(replace(self.policy.reliable, rho=rho, eta_ns=eta_ns, omega_ns=omega_ns), slot)
             elif isinstance(layer, Fec) and settings.fec is not None:
-                layer.change(settings.fec, slot)
+                layer.change_code(settings.fec, slot)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> SlotGrid:
         """The slots as this member knows them."""
-        return self._declared if self._slotted is None else self._slotted.grid
+        return self._declared_grid if self._slot_order is None else self._slot_order.grid
 
     def leave(self, now: int) -> None:
         """Depart in order; a Left event says when it is done."""
         self.order.leave(now)
         self._pump(now)
 
-    def outage_ns(self, died: Sequence[int]) -> int:
+    def outage_ns(self, crashed: Sequence[int]) -> int:
         """How much longer than the bound a message takes at most when these members die; nothing without a leader."""
-        return self.order.outage_ns(died) if isinstance(self.order, Led) else 0
+        return self.order.outage_ns(crashed) if isinstance(self.order, LeaderOrderBase) else 0
 
     def _pump(self, now: int) -> None:
         """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
         order, layers = self.order, self._layers
-        self._heed()  # before anything of the slot from which on it counts goes down
+        self._report_settings()  # before anything of the slot from which on it counts goes down
         moved = True
         while moved:
             moved = False
             if order.down:
                 frames, order.down[:] = order.down[:], []
-                self._lower(now, frames, 0)
+                self._pass_down(now, frames, 0)
             for position, layer in enumerate(layers):
                 if layer.down:
                     frames, layer.down[:] = layer.down[:], []
-                    self._lower(now, frames, position + 1)
+                    self._pass_down(now, frames, position + 1)
                 if layer.up:
                     moved = True
                     frames, layer.up[:] = layer.up[:], []
-                    if self.watcher is not None:
-                        self.watcher.raised(self._names[position], frames)
+                    if self.observer is not None:
+                        self.observer.passed_up(self._layer_names[position], frames)
                     for frame in frames:
-                        if isinstance(frame, Lost):
-                            self._notices.append(frame.violation())
+                        if isinstance(frame, LostMessages):
+                            self._layer_events.append(frame.to_violation())
                             continue
-                        taker = self._taker(frame.kind, position)
-                        if self._rmcast is not None and taker is order and frame.flags & LAST:
+                        taker = self._receiver_of(frame.kind, position)
+                        if self._rmcast is not None and taker is order and frame.flags & END_OF_SLOT:
                             self.delays.add(now - frame.sent_ns)
                         taker.from_below(now, frame)
 
-    def _lower(self, now: int, frames: list[Frame], position: int) -> None:
+    def _pass_down(self, now: int, frames: list[Frame], position: int) -> None:
         """Frames on their way down, to the first layer from `position` on that takes them, or out."""
         below = self._layers[position:]
         for frame in frames:
             for at, layer in enumerate(below, start=position):
                 if frame.kind in layer.wraps:
-                    if self.watcher is not None:
-                        self.watcher.lowered(self._names[at], 1)
+                    if self.observer is not None:
+                        self.observer.passed_down(self._layer_names[at], 1)
                     layer.from_above(now, frame)
                     break
             else:
                 self._out.append(frame)
 
-    def _taker(self, kind: Kind, position: int) -> Layer | Order:
+    def _receiver_of(self, kind: Kind, position: int) -> Layer | Order:
         """Who takes a frame of this kind that comes up from `position`: a layer above it, or the order."""
         for layer in reversed(self._layers[:position]):
             if kind in layer.opens:
@@ -402,49 +411,51 @@ class Stack:
         return self.order
 
 
-def durable(order: str, grades: str = "early") -> bool:
+def needs_storage(order: str, grades: str = "early") -> bool:
     """Whether an order, giving these grades, has something to keep on stable storage."""
-    return ORDERS.get(order) in (ConsensusLog, QuasiGenuine) or grades != "early"
+    return ORDERS.get(order) in (ConsensusOrder, QuasiGenuine) or grades != "early"
 
 
-def build(policy: Policy, reserver: Reserver | None = None, memory: Memory | None = None) -> Stack:
+def build(policy: Policy, reserver: Reserver | None = None, stored_records: StoredRecords | None = None) -> Stack:
     """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate.
 
     `memory` is what a durable order kept in earlier lives; without it, it keeps nothing.
     """
     make = ORDERS.get(policy.order)
     if make is None:
-        raise InvalidPolicy("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
-    check_honoured(policy)
-    skew, reserver = Skew(policy), reserver or Unlimited()
-    if memory is not None and not durable(policy.order, policy.grades):
+        raise InvalidOption("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
+    check_capabilities(policy)
+    skew, reserver = ClockCheck(policy), reserver or UnlimitedNetwork()
+    if stored_records is not None and not needs_storage(policy.order, policy.grades):
         text = f"the order {policy.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
-        raise InvalidPolicy("storage", text)
-    if policy.order in SERVICES or policy.reliable is not None:
-        return _over_rmcast(policy, make, reserver, skew)
-    for keeping in (ConsensusLog, QuasiGenuine):
+        raise InvalidOption("storage", text)
+    if policy.order in SERVICE_LAYERS or policy.reliable is not None:
+        return _build_over_rmcast(policy, make, reserver, skew)
+    for keeping in (ConsensusOrder, QuasiGenuine):
         if make is keeping:
-            return Stack(policy, keeping(policy, reserver, memory), [skew], skew)
+            return Stack(policy, keeping(policy, reserver, stored_records), [skew], skew)
     if policy.grades != "early":
-        reserver = Background(policy, reserver)
+        reserver = BackgroundReserver(policy, reserver)
     layers: list[Layer] = [skew]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Slotted) else None))
+        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, SlotOrderBase) else None))
     if policy.grades != "early" and isinstance(order, Cbr | Vbr):
-        return Stack(policy, Final(order, policy, memory), layers, skew)
+        return Stack(policy, FinalOrder(order, policy, stored_records), layers, skew)
     return Stack(policy, order, layers, skew)
 
 
-def _over_rmcast(policy: Policy, make: Callable[[Policy, Reserver], Order], reserver: Reserver, skew: Skew) -> Stack:
+def _build_over_rmcast(
+    policy: Policy, make: Callable[[Policy, Reserver], Order], reserver: Reserver, clock_check: ClockCheck
+) -> Stack:
     if policy.reliable is None:
-        raise InvalidPolicy("reliable", f"{policy.order} rests on reliable multicast, which needs ρ, η and ω")
-    services = SERVICES.get(policy.order, ())
+        raise InvalidOption("reliable", f"{policy.order} rests on reliable multicast, which needs ρ, η and ω")
+    services = SERVICE_LAYERS.get(policy.order, ())
     if policy.reliable.last_copy is None:
         policy = replace(policy, reliable=replace(policy.reliable, last_copy="uniform" in services))
-    layers: list[Layer] = [Rmcast(policy), skew]
+    layers: list[Layer] = [Rmcast(policy), clock_check]
     above = rmcast.order_policy(policy)
     for service in reversed(services):
         layers.insert(0, _SERVICES[service](above))
         above = _SERVICES[service].order_policy(above)
-    return Stack(policy, make(above, reserver), layers, skew)
+    return Stack(policy, make(above, reserver), layers, clock_check)

@@ -17,24 +17,24 @@ from tests.simulation import consensus_world, membership_world, test_adaptation
 from tests.simulation.test_leader_swarm import busy, crashed, cut_and_struck
 from tests.simulation.test_rmcast_swarm import counted, crashing, lossy
 
-from unisono.model.delays import Exponential
+from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.scenario import Clocks, Leave, Restart, Scenario, Start, Workload
-from unisono.model.services import SERVICES
+from unisono.model.services import SERVICE_LAYERS
 from unisono.model.text.scenario import parse_scenario
-from unisono.orders.leader.broadcast import Leader
-from unisono.orders.leader.timestamp import Timestamp
+from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.sim import run
-from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.random_delays import generator
-from unisono.sim.random_streams import Streams
-from unisono.sim.rmcast_runs import Runs, Setting
-from unisono.sim.rmcast_runs import Scenario as CopyScenario
-from unisono.sim.run import meta_of
+from unisono.sim.random_streams import RandomStreams
+from unisono.sim.rmcast_runs import CrashScenario as CopyScenario
+from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
+from unisono.sim.run import run_meta
 from unisono.sim.swarm import vbr as swarm
 from unisono.sim.swarm.final import cbr_finals, finals
 from unisono.sim.swarm.multigroup import groups_scenario
@@ -44,7 +44,7 @@ from unisono.wire.frame import Frame
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIO_FILES: Final = tuple(sorted((ROOT / "scenarios").glob("*.toml")))
-LEADER_ORDERS: Final = (Leader, Timestamp)
+LEADER_ORDERS: Final = (LeaderBroadcast, TimestampLeader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Family:
 
 
 def _scenario(draw: Callable[[int], Scenario], seed: int, recording: Recording) -> None:
-    result = run(draw(seed), payloads=True)
+    result = run(draw(seed), compare_payloads=True)
     recording.outcome(result.until_ns)
     recording.rows(result.trace)
 
@@ -96,7 +96,7 @@ def final_scenario(seed: int) -> Scenario:
 
 def rmcast_scenario(order: str, seed: int) -> Scenario:
     """An order or a service over reliable multicast: as it is, with crashes, with counting receivers, with a leave."""
-    scenario = crashing(seed, order) if seed % 4 == 1 and order in SERVICES else lossy(seed, order)
+    scenario = crashing(seed, order) if seed % 4 == 1 and order in SERVICE_LAYERS else lossy(seed, order)
     if seed % 4 == 2:
         scenario = counted(scenario)
     if seed % 4 == 3:
@@ -148,7 +148,7 @@ def _led(seed: int, recording: Recording) -> None:
     recording.rows(group.trace())
 
 
-def _left(order: type[Leader | Timestamp], seed: int) -> LedGroup:
+def _left(order: type[LeaderBroadcast | TimestampLeader], seed: int) -> LedGroup:
     chance, group = busy(order, seed)
     group.leave(chance.randint(0, 100 * NS_PER_MS), 1)
     return group
@@ -156,7 +156,7 @@ def _left(order: type[Leader | Timestamp], seed: int) -> LedGroup:
 
 def _consensus_automata(seed: int, recording: Recording) -> None:
     """Consensus alone; frames pass through `ConsensusWorld.transmit`, one call per receiver."""
-    world = consensus_world.stormy(seed)
+    world = consensus_world.faulty_world(seed)
     transmit = world.transmit
 
     def transmitting(sender: int, receiver: int, frame: Frame) -> None:
@@ -165,13 +165,13 @@ def _consensus_automata(seed: int, recording: Recording) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "transmit", transmitting)
-        recording.outcome(consensus_world.calm_after(world))
-    recording.outcome(*[(told.member, told.life, told.k, told.value) for told in world.told])
+        recording.outcome(consensus_world.recovers_after_faults(world))
+    recording.outcome(*[(told.member, told.incarnation, told.instance, told.value) for told in world.reported])
 
 
 def _membership_automata(seed: int, recording: Recording) -> None:
     """Membership alone; frames pass through `MembershipWorld.transmit`, one call per receiver."""
-    world = membership_world.stormy(seed)
+    world = membership_world.faulty_world(seed)
     transmit = world.transmit
 
     def transmitting(sender: int, receiver: int, frame: Frame) -> None:
@@ -180,10 +180,17 @@ def _membership_automata(seed: int, recording: Recording) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "transmit", transmitting)
-        recording.outcome(membership_world.calm_after(world))
+        recording.outcome(membership_world.recovers_after_faults(world))
     for number, member in world.members.items():
-        recording.outcome((number, member.life, len(member.outs), *[(told.sender, told.body) for told in member.told]))
-    recording.rows(world.memory.trace(_meta(world.numbers)))
+        recording.outcome(
+            (
+                number,
+                member.incarnation,
+                len(member.exclusion_reasons),
+                *[(told.sender, told.body) for told in member.unicasts],
+            )
+        )
+    recording.rows(world.memory_trace.trace(_meta(world.numbers)))
 
 
 def _meta(members: Sequence[int]) -> RunMeta:
@@ -204,10 +211,10 @@ def _meta(members: Sequence[int]) -> RunMeta:
 
 def _ideal(seed: int, recording: Recording) -> None:
     """The priority order's algorithm among ideal views."""
-    chance = Streams(seed).stream("priority swarm")
-    group = drawn_group(chance)
-    recording.outcome(*run_by_lot(group, chance))
-    finish(group)
+    chance = RandomStreams(seed).stream("priority swarm")
+    group = random_group(chance)
+    recording.outcome(*run_randomly(group, chance))
+    finish_required(group)
     recording.rows(ideal_trace(group))
 
 
@@ -223,18 +230,18 @@ def _copies(seed: int, recording: Recording) -> None:
     scenario = scenarios[seed % 4]
     mortal = scenario == "anybody crashes"
     redundancy = Redundancy(1 + seed % 3, 4_600_000, NS_PER_MS * (seed % 2), adaptives[seed // 4 % 3])
-    setting = Setting(
+    setting = RmcastCase(
         (3, 8, 20)[seed % 3],
         redundancy,
-        Exponential(NS_PER_MS),
+        ExponentialDelay(NS_PER_MS),
         0.1,
         scenario,
-        direct=2 if scenario == "direct receivers" else 0,
-        in_send=0.02 if mortal else 0.0,
-        before_takeover=0.1 if mortal else 0.0,
+        direct_receivers=2 if scenario == "direct receivers" else 0,
+        crash_in_send_probability=0.02 if mortal else 0.0,
+        crash_before_takeover_probability=0.1 if mortal else 0.0,
     )
-    found = Runs(setting, generator(seed)).run(200)
-    recording.outcome(*[column.tolist() for column in (found.first_ns, found.given_ns, found.last_ns)])
+    found = RmcastRuns(setting, generator(seed)).run(200)
+    recording.outcome(*[column.tolist() for column in (found.first_ns, found.one_receiver_ns, found.last_ns)])
     recording.outcome(found.broadcasts.tolist())
 
 
@@ -242,7 +249,7 @@ def _adaptation(seed: int, recording: Recording) -> None:
     """Members that measure the network and change their settings together."""
     scenario = replace(test_adaptation.troubled(seed), run_ns=3_000 * NS_PER_MS)
     play = test_adaptation.Play(scenario, test_adaptation.agreed(), seed)
-    recording.rows(play.memory.trace(meta_of(scenario, seed, play.bound_ns, True)))
+    recording.rows(play.memory.trace(run_meta(scenario, seed, play.bound_ns, True)))
 
 
 def _game(seed: int, recording: Recording) -> None:
@@ -269,7 +276,7 @@ def _families() -> dict[str, Family]:
         "scenario files": (len(SCENARIO_FILES), scenario_file),
     }
     scenarios |= {order: (30, partial(priority_scenario, order)) for order in PRIORITY_ORDERS}
-    over_rmcast = ("vbr", "cbr", "leader", "timestamp", *sorted(SERVICES))
+    over_rmcast = ("vbr", "cbr", "leader", "timestamp", *sorted(SERVICE_LAYERS))
     scenarios |= {f"{order} over rmcast": (16, partial(rmcast_scenario, order)) for order in over_rmcast}
     families = {name: Family(range(count), partial(_scenario, draw)) for name, (count, draw) in scenarios.items()}
     families["any order"] = replace(families["any order"], quick=len(KINDS))

@@ -17,8 +17,8 @@ from typing import Any, Final
 from unisono.agreement.membership import messages as membership
 from unisono.agreement.paxos import messages as consensus
 from unisono.model.events import SlaViolation, ViolationKind
-from unisono.model.message_range import Extent
-from unisono.model.message_set import MessageSet, Ref
+from unisono.model.message_range import MessageRange
+from unisono.model.message_set import MessageRef, MessageSet
 from unisono.model.settings import Settings
 from unisono.model.slot_schedule import Segment
 from unisono.model.stored_records import Write
@@ -30,14 +30,24 @@ from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.multigroup import stored_state as multigroup_state
 from unisono.orders.multigroup import topology_messages as bond
-from unisono.orders.multigroup.storage import foreign_write, own_writes
+from unisono.orders.multigroup.storage import stream_entries_write, tagged_consensus_writes
 from unisono.orders.priority import messages as priority
 from unisono.orders.priority import state_messages as priority_state
 from unisono.wire import beacon, control, door, heartbeat
 from unisono.wire import bundles as parcel
 from unisono.wire import setting_requests as demand
-from unisono.wire.frame import FIRST, LAST, MORE, PIECE, WISH, Frame, Kind, Nested, encode
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    MORE_FRAGMENTS,
+    SETTING_REQUEST,
+    Frame,
+    Kind,
+    Nested,
+    encode,
+)
+from unisono.wire.packed_messages import OutgoingMessages
 
 PATH: Final = Path(__file__).with_name("golden.json")
 GROUP: Final = 0xA1B2C3D4
@@ -91,7 +101,7 @@ def _body(kind: Kind, value: Any, body: bytes, decode: Decode) -> Example:
 
 
 def _messages(frame: Frame) -> Any:
-    return None if frame.run is None else frame.run.messages()
+    return None if frame.packed_messages is None else frame.packed_messages.messages()
 
 
 def _inner(frame: Frame) -> Any:
@@ -105,21 +115,21 @@ def _inner(frame: Frame) -> Any:
     return header_of(found), _messages(found)
 
 
-def _data(flags: int = 0, run: OwnRun | None = None, body: bytes = b"") -> Frame:
+def _data(flags: int = 0, run: OutgoingMessages | None = None, body: bytes = b"") -> Frame:
     frame = _header(Kind.DATA, flags=flags, body=body)
-    frame.run = run
+    frame.packed_messages = run
     return frame
 
 
 RUN: Final = [b"one", b"three", b""]
 EQUAL: Final = [b"abc", b"def"]
-PARCEL: Final = parcel.Parcel(2, 5, 7, 40, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()))
-PARCEL_BYTES: Final = parcel.encode_parcel(PARCEL)
-ENTRY: Final = multigroup.Entry(multigroup.stamp_of(1000, 2), 0b101, PARCEL_BYTES)
+PARCEL: Final = parcel.Bundle(2, 5, 7, 40, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()))
+PARCEL_BYTES: Final = parcel.encode_bundle(PARCEL)
+ENTRY: Final = multigroup.StampedEntry(multigroup.stamp_of(1000, 2), 0b101, PARCEL_BYTES)
 STAMP: Final = multigroup.stamp_of(2000, 3)
 SET: Final = MessageSet({(1, 4): ((0, 2), (5, 5)), (3, 1): ((7, 9),)})
-EXTENTS: Final = (Extent(SLOT, 1, 4, 10, 2), Extent(SLOT, 2, 5, 0, 1))
-DEMANDS: Final = (demand.Demand(4, 3, b"settings"),)
+EXTENTS: Final = (MessageRange(SLOT, 1, 4, 10, 2), MessageRange(SLOT, 2, 5, 0, 1))
+DEMANDS: Final = (demand.SettingRequest(4, 3, b"settings"),)
 VIOLATION: Final = SlaViolation(
     ViolationKind.SYSTEM_SLA,
     "",
@@ -137,23 +147,27 @@ VIOLATION: Final = SlaViolation(
 
 
 def _data_frames() -> dict[str, Example]:
-    piece = _data(PIECE | FIRST | MORE, body=b"part")
-    wishes = control.join_wishes(control.encode_wish(4_000_000), demand.encode_demands(DEMANDS))
+    piece = _data(FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, body=b"part")
+    wishes = control.encode_mark_requests(
+        control.encode_slot_request(4_000_000), demand.encode_setting_requests(DEMANDS)
+    )
     return {
-        "1 DATA messages of different sizes": _framed(_data(0, OwnRun(RUN, uniform=False)), RUN, _messages),
+        "1 DATA messages of different sizes": _framed(_data(0, OutgoingMessages(RUN, same_size=False)), RUN, _messages),
         "1 DATA messages of one size, last of slot": _framed(
-            _data(LAST, OwnRun(EQUAL, uniform=True)), EQUAL, _messages
+            _data(END_OF_SLOT, OutgoingMessages(EQUAL, same_size=True)), EQUAL, _messages
         ),
-        "1 DATA empty end of slot": _framed(_data(LAST), None, _messages),
+        "1 DATA empty end of slot": _framed(_data(END_OF_SLOT), None, _messages),
         "1 DATA first piece": _framed(piece, b"part", lambda frame: bytes(frame.body)),
         "1 DATA wishes": _framed(
-            _data(LAST | WISH, body=wishes), (4_000_000, DEMANDS), lambda frame: control.split_wishes(frame.body)
+            _data(END_OF_SLOT | SETTING_REQUEST, body=wishes),
+            (4_000_000, DEMANDS),
+            lambda frame: control.decode_mark_requests(frame.body),
         ),
     }
 
 
 def _control_frames() -> dict[str, Example]:
-    heard = (control.Heard(1, 4, True), control.Heard(3, 6, False))
+    heard = (control.SeenPeer(1, 4, True), control.SeenPeer(3, 6, False))
     hello = control.Hello(5_000_000, 10_000_000, 2_000_000, 99, 250.5, 8, 4000, 12, True, heard, True, (1, 4), 2, 3, 17)
     segments = (Segment(10, 50_000_000, 5_000_000), Segment(20, 100_000_000, 4_000_000))
     step = control.JoinStep.MERGE
@@ -179,22 +193,22 @@ def _control_frames() -> dict[str, Example]:
 
 
 def _layer_frames() -> dict[str, Example]:
-    inner = _data(0, OwnRun(EQUAL, uniform=True))
+    inner = _data(0, OutgoingMessages(EQUAL, same_size=True))
     value = header_of(inner), EQUAL
     inner_bytes = encode(inner, GROUP)
-    place = fec.pack_place(len(inner_bytes), 0, 0, 2, 1)
+    place = fec.pack_share_position(len(inner_bytes), 0, 0, 2, 1)
     share = _header(Kind.FEC, number=0, place=place, body=inner_bytes)
     copy = _header(Kind.RMCAST, number=1, body=rmcast.pack_message(inner, 3, 5_000_000, GROUP))
 
     def original(frame: Frame) -> Any:
         if not isinstance(frame, fec.Share) or frame.original is None:
             raise TypeError("not a share with its original")
-        return fec.unpack_place(frame.first_sequence), header_of(frame.original), _messages(frame.original)
+        return fec.unpack_share_position(frame.first_sequence), header_of(frame.original), _messages(frame.original)
 
     def copied(frame: Frame) -> Any:
-        if not isinstance(frame, rmcast.Copy):
+        if not isinstance(frame, rmcast.RmcastCopy):
             raise TypeError("not a copy")
-        return (frame.originator, frame.life, frame.rho, frame.eta_ns), _inner(frame)
+        return (frame.originator, frame.originator_incarnation, frame.rho, frame.eta_ns), _inner(frame)
 
     def nested(kind: Kind, own: bytes) -> Frame:
         return Nested(kind, SENDER, 5, 1, SLOT, 0, 0, 8, 77, 1_700_000_000_000_000_000, None, own, inner=inner)
@@ -218,42 +232,53 @@ def _layer_frames() -> dict[str, Example]:
 
 
 def _leader_frames() -> dict[str, Example]:
-    beat, vote = succession.Beat(3, 40, 38, 1_000, True), succession.Vote(4, 40, 3)
-    need = succession.Need(4, succession.Lack.FRAMES, 12, 3, 2)
-    request = succession.Request(6, 30, 4)
+    beat, vote = succession.StreamHeartbeat(3, 40, 38, 1_000, True), succession.Vote(4, 40, 3)
+    need = succession.RetransmitRequest(4, succession.MissingKind.FRAMES, 12, 3, 2)
+    request = succession.StampRequest(6, 30, 4)
     found = {
-        "32 BEAT": _body(Kind.BEAT, beat, succession.encode_beat(beat), succession.decode_beat),
-        "33 ASK": _body(Kind.ASK, 4, succession.encode_ask(4), succession.decode_ask),
+        "32 BEAT": _body(
+            Kind.STREAM_HEARTBEAT, beat, succession.encode_stream_heartbeat(beat), succession.decode_stream_heartbeat
+        ),
+        "33 ASK": _body(Kind.VOTE_REQUEST, 4, succession.encode_vote_request(4), succession.decode_vote_request),
         "34 VOTE": _body(Kind.VOTE, vote, succession.encode_vote(vote), succession.decode_vote),
-        "35 NEED": _body(Kind.NEED, need, succession.encode_need(need), succession.decode_need),
-        "37 REQUEST": _body(Kind.REQUEST, request, succession.encode_request(request), succession.decode_request),
+        "35 NEED": _body(
+            Kind.RETRANSMIT_REQUEST,
+            need,
+            succession.encode_retransmit_request(need),
+            succession.decode_retransmit_request,
+        ),
+        "37 REQUEST": _body(
+            Kind.STAMP_REQUEST, request, succession.encode_stamp_request(request), succession.decode_stamp_request
+        ),
     }
-    roll = succession.Roll((1, 3), (succession.Cut(2, 5, 1), succession.Cut(3, succession.ALL, 0)))
-    payloads: dict[str, tuple[succession.What, int, int, bytes, Any]] = {
-        "relay": (succession.What.RELAY, 41, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()), EQUAL),
-        "roll": (succession.What.ROLL, 41, 0, succession.encode_roll(roll), roll),
-        "grant": (succession.What.GRANT, 41, 4, b"", None),
-        "copy": (succession.What.COPY, 0, 0, b"".join(OwnRun(EQUAL, uniform=True).parts()), EQUAL),
+    roll = succession.MemberList(
+        (1, 3), (succession.LastFrames(2, 5, 1), succession.LastFrames(3, succession.ALL_REQUESTS, 0))
+    )
+    payloads: dict[str, tuple[succession.EntryType, int, int, bytes, Any]] = {
+        "relay": (succession.EntryType.RELAY, 41, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()), EQUAL),
+        "roll": (succession.EntryType.MEMBER_LIST, 41, 0, succession.encode_member_list(roll), roll),
+        "grant": (succession.EntryType.GRANT, 41, 4, b"", None),
+        "copy": (succession.EntryType.COPY, 0, 0, b"".join(OutgoingMessages(EQUAL, same_size=True).parts()), EQUAL),
     }
     for label, (what, position, count, payload, value) in payloads.items():
-        place = succession.Place(4, position, 4, 3, what, 3, 6, 100, count, 12)
-        frame = _header(Kind.ORDERED, body=succession.encode_place(place) + payload)
+        place = succession.EntryHeader(4, position, 4, 3, what, 3, 6, 100, count, 12)
+        frame = _header(Kind.ORDERED, body=succession.encode_entry_header(place) + payload)
         found[f"36 ORDERED {label}"] = _framed(frame, (place, value), _ordered)
     return found
 
 
 def _ordered(frame: Frame) -> Any:
-    place = succession.decode_place(frame.body)
+    place = succession.decode_entry_header(frame.body)
     payload = frame.body[succession.ORDERED_BYTES :]
-    if place is not None and place.what is succession.What.ROLL:
-        return place, succession.decode_roll(payload)
+    if place is not None and place.entry_type is succession.EntryType.MEMBER_LIST:
+        return place, succession.decode_member_list(payload)
     return place, _messages(frame)
 
 
 def _agreement_frames() -> dict[str, Example]:
     values = (b"value", b"")
     agreed: dict[str, Any] = {
-        "47 REMEMBERED": consensus.Remembered(0xDEADBEEF),
+        "47 REMEMBERED": consensus.StorageMismatch(0xDEADBEEF),
         "48 PREPARE": consensus.Prepare(0x10002, 7, True),
         "49 PROMISE": consensus.Promise(0x10002, False, 6, 7, 9, 8, ((0x2, b"a"), (consensus.CHOSEN, b"bc"))),
         "50 ACCEPT": consensus.Accept(0x10002, 7, 8, 9, values),
@@ -264,22 +289,22 @@ def _agreement_frames() -> dict[str, Example]:
         "55 SNAPSHOT": consensus.Snapshot(6, 40, 10, b"part"),
     }
     viewed: dict[str, Any] = {
-        "56 MCAST": membership.Sent(4, membership.MORE, b"body"),
+        "56 MCAST": membership.Multicast(4, membership.MORE, b"body"),
         "57 ACKS": membership.Acks({1: 4, 3: 5}, {1: 2}),
-        "58 TELL": membership.Said(4, 0, b"body"),
+        "58 TELL": membership.Unicast(4, 0, b"body"),
         "59 FLUSH": membership.Flush(3, {1: 4, 2: 5}),
         "60 FLUSHED": membership.Flushed(3, True, {1: 9, 2: 8}),
-        "61 CUT": membership.Cut(3, {1: 9, 2: 8}, {1: 2, 2: 2}),
-        "62 ENTER": membership.Enter(False, 2, 7, 1, 500),
-        "63 PAST need": membership.Need(3, 2, 6),
-        "63 PAST message": membership.Passed(3, 2, 0, b"body"),
-        "63 PAST view": membership.Went(7, b"next"),
-        "63 PAST state": membership.State(7, 100, 20, 1, b"part"),
+        "61 CUT": membership.LastMessages(3, {1: 9, 2: 8}, {1: 2, 2: 2}),
+        "62 ENTER": membership.MembershipRequest(False, 2, 7, 1, 500),
+        "63 PAST need": membership.MessageRequest(3, 2, 6),
+        "63 PAST message": membership.Relayed(3, 2, 0, b"body"),
+        "63 PAST view": membership.NextViewDecided(7, b"next"),
+        "63 PAST state": membership.StateChunk(7, 100, 20, 1, b"part"),
     }
     final: dict[str, Any] = {
         "72 HOLDINGS": finals.Holdings(SLOT, 6, EXTENTS),
-        "73 WANT": finals.Want(EXTENTS),
-        "74 GIVE": finals.Give(EXTENTS[1], 100, 20, b"part"),
+        "73 WANT": finals.RecoveryRequest(EXTENTS),
+        "74 GIVE": finals.RecoveryReply(EXTENTS[1], 100, 20, b"part"),
     }
     found = {}
     for module, messages in ((consensus, agreed), (membership, viewed), (finals, final)):
@@ -291,15 +316,19 @@ def _agreement_frames() -> dict[str, Example]:
 
 def _group_frames() -> dict[str, Example]:
     cast = multigroup.Cast(1000, 0b11, PARCEL_BYTES)
-    stream = multigroup.Stream(2, 5, 9, STAMP, (ENTRY,))
-    ack, want = multigroup.Ack(2, 9), multigroup.Want(STAMP, 0b110)
-    said = bond.Bond(bond.What.ADMIT, 2, 3, 40, STAMP)
+    stream = multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,))
+    ack, want = multigroup.StreamAck(2, 9), multigroup.BarrierRequest(STAMP, 0b110)
+    said = bond.TopologyMessage(bond.TopologyStep.ADMIT, 2, 3, 40, STAMP)
     bodies: dict[str, tuple[Kind, Any, bytes]] = {
-        "80 CAST": (Kind.CAST, cast, multigroup.encode_cast(cast)),
-        "81 STREAM": (Kind.STREAM, stream, multigroup.encode_stream(stream, [multigroup.encode_entry(ENTRY)])),
-        "82 APPLIED": (Kind.APPLIED, ack, multigroup.encode_ack(ack)),
-        "83 CALL": (Kind.CALL, want, multigroup.encode_want(want)),
-        "84 BOND": (Kind.BOND, said, bond.encode_bond(said)),
+        "80 CAST": (Kind.GROUP_CAST, cast, multigroup.encode_cast(cast)),
+        "81 STREAM": (
+            Kind.GROUP_STREAM,
+            stream,
+            multigroup.encode_stream_segment(stream, [multigroup.encode_entry(ENTRY)]),
+        ),
+        "82 APPLIED": (Kind.GROUP_STREAM_ACK, ack, multigroup.encode_stream_ack(ack)),
+        "83 CALL": (Kind.BARRIER_REQUEST, want, multigroup.encode_barrier_request(want)),
+        "84 BOND": (Kind.TOPOLOGY, said, bond.encode_topology_message(said)),
     }
     return {label: _body(kind, value, body, multigroup.DECODERS[kind]) for label, (kind, value, body) in bodies.items()}
 
@@ -313,26 +342,28 @@ def frames() -> dict[str, Example]:
 
 def agreement_records() -> dict[str, Example]:
     """Records of an agreement on stable storage; a label begins with the number that the record begins with."""
-    notes: dict[str, consensus.Note] = {
-        "1 promised ballot": consensus.NotedPromise(0x10002),
-        "2 accepted value": consensus.NotedValue(7, 0x10002, b"value"),
-        "3 decided up to": consensus.NotedDecision(8),
-        "4 snapshot": consensus.NotedSnapshot(6, b"state"),
-        "5 storage of a member": consensus.NotedMemory(3, 0xDEADBEEF),
+    notes: dict[str, consensus.ConsensusRecord] = {
+        "1 promised ballot": consensus.PromiseRecord(0x10002),
+        "2 accepted value": consensus.ValueRecord(7, 0x10002, b"value"),
+        "3 decided up to": consensus.DecisionRecord(8),
+        "4 snapshot": consensus.SnapshotRecord(6, b"state"),
+        "5 storage of a member": consensus.StorageIdRecord(3, 0xDEADBEEF),
     }
-    return {label: Example(note, consensus.encode_note(note), consensus.decode_note) for label, note in notes.items()}
+    return {
+        label: Example(note, consensus.encode_record(note), consensus.decode_record) for label, note in notes.items()
+    }
 
 
 def group_records() -> dict[str, Example]:
     """Records of a member of a quasi-genuine group; a label begins with the letter that the record begins with."""
-    (own,) = own_writes([Write((consensus.encode_note(consensus.NotedDecision(8)),))])
-    foreign = foreign_write(2, [(5, ENTRY)])
+    (own,) = tagged_consensus_writes([Write((consensus.encode_record(consensus.DecisionRecord(8)),))])
+    foreign = stream_entries_write(2, [(5, ENTRY)])
     return {
         "o own agreement": Example(
-            consensus.NotedDecision(8), own.records[0], lambda data: consensus.decode_note(data[1:])
+            consensus.DecisionRecord(8), own.records[0], lambda data: consensus.decode_record(data[1:])
         ),
         "f entry of another group": Example(
-            (2, 5, ENTRY), foreign.records[0], lambda data: multigroup_state.decode_foreign(data[1:])
+            (2, 5, ENTRY), foreign.records[0], lambda data: multigroup_state.decode_stream_record(data[1:])
         ),
     }
 
@@ -347,26 +378,26 @@ def _group_state() -> multigroup_state.GroupState:
         ((2, 9, ENTRY),),
         (STAMP, 2),
         {(2, 5): b"piece"},
-        multigroup_state.RelationState(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
+        multigroup_state.TopologySnapshot(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
     )
 
 
-def _priority_state() -> priority_state.State:
-    message = priority.Message(4, 3, 17, 2, b"payload")
-    queued, waiting = Ref(1, 4, 3), Ref(2, 5, 4)
+def _priority_state() -> priority_state.PriorityState:
+    message = priority.MessageBody(4, 3, 17, 2, b"payload")
+    queued, waiting = MessageRef(1, 4, 3), MessageRef(2, 5, 4)
     ack = priority.Ack(waiting, SET, SET)
-    return priority_state.State(
+    return priority_state.PriorityState(
         position=10,
         clock=18,
         next_sequences=(((1, 4), 4), ((2, 5), 5)),
-        queue=(priority_state.Entry(priority.Message(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
+        queue=(priority_state.QueueEntry(priority.MessageBody(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
         tail_locks=(waiting,),
-        waiting=(priority_state.Entry(message, waiting.origin, ()),),
+        waiting=(priority_state.QueueEntry(message, waiting.origin, ()),),
         acks=(((1, 4), ack),),
         history=SET,
-        known=(((3, 1), SET),),
-        collected=SET,
-        binding=SET,
+        consumed_by=(((3, 1), SET),),
+        consumed_by_all=SET,
+        fixed_prefix=SET,
     )
 
 
@@ -375,20 +406,23 @@ def contents() -> dict[str, Example]:
     items: list[multigroup.Item] = [
         multigroup.Cast(1000, 0b11, PARCEL_BYTES),
         multigroup.Null(4, STAMP),
-        multigroup.Heard(3, 9),
-        bond.Bond(bond.What.RELEASED, 2, 3),
+        multigroup.ReceivedByAll(3, 9),
+        bond.TopologyMessage(bond.TopologyStep.RELEASED, 2, 3),
     ]
     log_state = parcel.LogState(40, SLOT, {2: parcel.SenderState(5, 8, b"piece")})
     next_view = membership.NextView({1: 4, 3: 6}, {1: 9, 2: 8})
-    final_value, final_state = finals.Value({1: 4}, EXTENTS), finals.State(40, SLOT, {1: 4}, SET, {2: 5})
+    final_value, final_state = (
+        finals.FinalLogValue({1: 4}, EXTENTS),
+        finals.FinalLogState(40, SLOT, {1: 4}, SET, {2: 5}),
+    )
     settings = Settings((3, 5_000_000, 1_000_000), (1, 4), 4_000_000)
     known = (beacon.Applicant(4, "192.0.2.1", 7000, 11, 1), beacon.Applicant(5, "192.0.2.2", 7001, 12))
     told = beacon.Beacon(GROUP, 3, 11, 99, True, False, known)
     group_state, queue_state = _group_state(), _priority_state()
-    bodies: dict[str, priority.Body] = {
-        "message": priority.Message(4, 3, 17, 2, b"payload"),
-        "acknowledgment": priority.Ack(Ref(1, 4, 3), SET, SET),
-        "decision": priority.Decision(Ref(1, 4, 3), 7, SET, SET),
+    bodies: dict[str, priority.PriorityBody] = {
+        "message": priority.MessageBody(4, 3, 17, 2, b"payload"),
+        "acknowledgment": priority.Ack(MessageRef(1, 4, 3), SET, SET),
+        "decision": priority.InsertionDecision(MessageRef(1, 4, 3), 7, SET, SET),
         "progress": priority.Progress(SET),
         "last progress": priority.Progress(SET, True),
     }
@@ -396,18 +430,18 @@ def contents() -> dict[str, Example]:
         f"priority {label}": Example(body, priority.encode_body(body), priority.decode_body)
         for label, body in bodies.items()
     }
-    controls: dict[str, bond.Control] = {"relate": bond.Relate(0b11), "confirm": bond.Confirm(4)}
+    controls: dict[str, bond.TopologyControl] = {"relate": bond.SetReceivers(0b11), "confirm": bond.ConfirmTopology(4)}
     for name, settled in controls.items():
-        data = parcel.encode_parcel(parcel.Parcel(2, 5, 7, 40, 0, bond.control_body(settled)))
-        found[f"group control {name}"] = Example(settled, data, bond.control_of)
+        data = parcel.encode_bundle(parcel.Bundle(2, 5, 7, 40, 0, bond.encode_control(settled)))
+        found[f"group control {name}"] = Example(settled, data, bond.decode_control)
 
     def command(data: bytes) -> Any:
-        read = demand.decode_command(data)
-        return read if read is None else (read[0], demand.encode_command(*read))
+        read = demand.decode_settings_with_verdict(data)
+        return read if read is None else (read[0], demand.encode_settings_with_verdict(*read))
 
-    commanded = demand.encode_command(settings, VIOLATION)
+    commanded = demand.encode_settings_with_verdict(settings, VIOLATION)
     return found | {
-        "parcel": Example(PARCEL, PARCEL_BYTES, parcel.decode_parcel),
+        "parcel": Example(PARCEL, PARCEL_BYTES, parcel.decode_bundle),
         "log value": Example((SLOT, [PARCEL]), parcel.encode_log_value(SLOT, [PARCEL_BYTES]), parcel.decode_log_value),
         "log state": Example(log_state, parcel.encode_log_state(log_state), parcel.decode_log_state),
         "next view": Example(next_view, membership.encode_next_view(next_view), membership.decode_next_view),

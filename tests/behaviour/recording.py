@@ -21,7 +21,7 @@ import pytest
 
 from unisono.model.stored_records import Write
 from unisono.sim.disk import SimDisk
-from unisono.sim.member import Node
+from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 from unisono.stack import Datagram
 from unisono.trace.kinds import ABSENT, KINDS
@@ -104,14 +104,14 @@ def recorded() -> Iterator[Recording]:
     recording = Recording()
     transmit, apply = World.transmit, SimDisk.apply
 
-    def transmitting(self: World, now: int, node: Node, datagrams: Sequence[Datagram]) -> None:
+    def transmitting(self: World, now: int, node: SimulatedMember, datagrams: Sequence[Datagram]) -> None:
         for datagram in datagrams:
             recording.datagram(now, node.member, datagram.to, datagram.multicast, datagram.data)
         transmit(self, now, node, datagrams)
 
     def applying(self: SimDisk, writes: Iterable[Write]) -> None:
         given = list(writes)
-        recording.stored(self, [(write.replace, write.lazy, write.records) for write in given])
+        recording.stored(self, [(write.replaces_all, write.may_be_lost, write.records) for write in given])
         apply(self, given)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ from tests.behaviour.recording import STREAMS, Recording, detail, played, record
 from unisono.model.stored_records import Write
 from unisono.sim import run
 from unisono.sim.disk import SimDisk
-from unisono.sim.random_streams import Streams
+from unisono.sim.random_streams import RandomStreams
 from unisono.sim.swarm.vbr import churning
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import EventKind
@@ -42,7 +42,7 @@ def test_the_baseline_has_the_runs_of_all_families() -> None:
 
 
 def trace() -> Trace:
-    return run(churning(0), payloads=True).trace
+    return run(churning(0), compare_payloads=True).trace
 
 
 def rows_hash(rows: Trace) -> str:
@@ -124,7 +124,7 @@ def test_bytes_times_and_destinations_of_datagrams_are_hashed() -> None:
 def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() -> None:
     def stored(*turns: tuple[int, list[Write]]) -> dict[str, str]:
         with recorded() as recording:
-            disks = [SimDisk(Streams(1).stream("disk", number)) for number in range(2)]
+            disks = [SimDisk(RandomStreams(1).stream("disk", number)) for number in range(2)]
             disks[0].apply([Write((b"first",))])
             for disk, writes in turns:
                 disks[disk].apply(writes)
@@ -132,8 +132,8 @@ def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() ->
 
     one, two = Write((b"a", b"b")), [Write((b"a",)), Write((b"b",))]
     assert stored((0, [one])) == stored((0, two)) == stored((0, two[:1]), (0, two[1:]))
-    others = [(1, [one]), (0, [Write((b"b", b"a"))]), (0, [Write((b"a", b"b"), lazy=True)])]
-    others.append((0, [Write((b"a", b"b"), replace=True)]))
+    others = [(1, [one]), (0, [Write((b"b", b"a"))]), (0, [Write((b"a", b"b"), may_be_lost=True)])]
+    others.append((0, [Write((b"a", b"b"), replaces_all=True)]))
     assert len({stored(turn)["records"] for turn in [(0, [one]), *others]}) == 1 + len(others)
 
 

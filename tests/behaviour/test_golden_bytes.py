@@ -41,7 +41,7 @@ def test_every_kind_of_frame_has_golden_bytes() -> None:
 
 def test_every_type_of_record_has_golden_bytes() -> None:
     examples = SECTIONS["agreement records"]
-    assert {type(example.value) for example in examples.values()} == set(get_args(consensus.Note))
+    assert {type(example.value) for example in examples.values()} == set(get_args(consensus.ConsensusRecord))
     for label, example in examples.items():
         assert example.data[0] == int(label.split()[0])
     for label, example in SECTIONS["group records"].items():
@@ -54,12 +54,12 @@ def test_a_storage_file_has_its_golden_bytes_and_is_read_back(tmp_path: Path, mo
     path = tmp_path / "member-2"
     storage = Storage(path, group="golden", member=2, fsync="always")
     storage.apply([Write((b"first", b"second"))])
-    storage.apply([Write((b"",), lazy=True)])
+    storage.apply([Write((b"",), may_be_lost=True)])
     storage.close()
     golden = bytes.fromhex(GOLDEN["storage file"]["three records"])
     assert path.read_bytes().hex() == golden.hex()
     copy = tmp_path / "copy"
     copy.write_bytes(golden)
     again = Storage(copy, group="golden", member=2)
-    assert (again.memory.number, again.memory.records) == (0x01020304, (b"first", b"second", b""))
+    assert (again.stored_records.storage_id, again.stored_records.records) == (0x01020304, (b"first", b"second", b""))
     again.close()

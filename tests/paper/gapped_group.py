@@ -14,28 +14,28 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.faults import Loss, Span
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.model.workloads import Offers
-from unisono.net.clock_check import Skew
+from unisono.model.workloads import ScheduledSends
+from unisono.net.clock_check import ClockCheck
 from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.faults import Losing
-from unisono.sim.member import Node
-from unisono.sim.network import Adversary, Network, corners, everything, opposed
+from unisono.sim.faults import LossFault
+from unisono.sim.member import SimulatedMember
+from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 from unisono.wire.door import Door
-from unisono.wire.frame import FIRST, MORE, PIECE, Frame, Kind, unpack_header
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, Frame, Kind, unpack_header
 
 MS = 1_000_000
 PLENTY = 1e9
@@ -45,13 +45,13 @@ Message = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Account:
+class MemberRecord:
     """What is known of one life of one member."""
 
     member: int
-    life: int
+    incarnation: int
     order: VbrGaps
-    woken_ns: int = -1
+    started_ns: int = -1
     sent_ns: list[int] = field(default_factory=list)
     """When each message was taken, by its sequence."""
     delivered: dict[Message, tuple[int, int]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Account:
     joins_sent: int = 0
     frames: dict[tuple[int, int, int, int], Frame] = field(default_factory=dict)
     """Data frames that arrived, by sender, life, slot and number in the slot."""
-    left: Left | None = None
+    left: LeaveComplete | None = None
     crashed: bool = False
 
     @property
@@ -80,52 +80,52 @@ class Account:
         """The messages that arrived whole."""
         found: set[Message] = set()
         for (sender, life, slot, number), frame in self.frames.items():
-            if frame.run is not None:
+            if frame.packed_messages is not None:
                 first = frame.first_sequence
-                found.update((sender, life, sequence) for sequence in range(first, first + frame.run.count))
-            if frame.flags & PIECE and not frame.flags & MORE:
+                found.update((sender, life, sequence) for sequence in range(first, first + frame.packed_messages.count))
+            if frame.flags & FRAGMENT and not frame.flags & MORE_FRAGMENTS:
                 at, part = number, frame
-                while not part.flags & FIRST and (sender, life, slot, at - 1) in self.frames:
+                while not part.flags & FIRST_FRAGMENT and (sender, life, slot, at - 1) in self.frames:
                     at, part = at - 1, self.frames[sender, life, slot, at - 1]
-                if part.flags & FIRST:
+                if part.flags & FIRST_FRAGMENT:
                     found.add((sender, life, frame.first_sequence))
         return found
 
 
-class Watched(Stack):
+class RecordingStack(Stack):
     """A stack whose edges are written down."""
 
-    def __init__(self, policy: Policy, order: VbrGaps, account: Account, world: Callable[[], World]) -> None:
-        skew = Skew(policy)
+    def __init__(self, policy: Policy, order: VbrGaps, record: MemberRecord, world: Callable[[], World]) -> None:
+        skew = ClockCheck(policy)
         super().__init__(policy, order, [skew], skew)
-        self.account = account
+        self.record = record
         self.world = world
-        self._look = Door(group_key(policy.group), policy.member, policy.view.members)
+        self._door = Door(group_key(policy.group), policy.member, policy.view.members)
 
     def wake(self, now: int) -> None:
-        if self.account.woken_ns < 0:
-            self.account.woken_ns = self.world().now
+        if self.record.started_ns < 0:
+            self.record.started_ns = self.world().now
         super().wake(now)
 
     def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
         taken = super().submit(now, messages, priority)
-        self.account.sent_ns.extend([self.world().now] * taken)
+        self.record.sent_ns.extend([self.world().now] * taken)
         return taken
 
     def receive(self, now: int, data: bytes, start: int = 0, end: int | None = None, multicast: bool = False) -> None:
-        frame = self._look.admit(data, 0, len(data), 2**62)
+        frame = self._door.admit(data, 0, len(data), 2**62)
         if frame is not None and frame.kind is Kind.DATA:
-            self.account.frames[frame.sender, frame.incarnation, frame.slot, frame.number] = frame
+            self.record.frames[frame.sender, frame.incarnation, frame.slot, frame.number] = frame
         super().receive(now, data, start, end, multicast)
 
     def outgoing(self) -> list[Datagram]:
         datagrams = super().outgoing()
-        self.account.joins_sent += sum(unpack_header(datagram.data, 0)[1] == Kind.JOIN for datagram in datagrams)
+        self.record.joins_sent += sum(unpack_header(datagram.data, 0)[1] == Kind.JOIN for datagram in datagrams)
         return datagrams
 
     def events(self) -> list[StackEvent]:
         found = super().events()
-        account, now = self.account, self.world().now
+        account, now = self.record, self.world().now
         for event in found:
             match event:
                 case Batch():
@@ -137,19 +137,19 @@ class Watched(Stack):
                     account.views.append((now, event))
                 case Violation():
                     account.violations.append(event)
-                case Left():
+                case LeaveComplete():
                     account.left = event
         return found
 
 
-class Gapped:
+class GapGroup:
     """Members with these clocks on this network; they come up at `starts_ns`, or at the start."""
 
     def __init__(
         self,
         timing: Timing,
         clocks: Mapping[int, Clock],
-        network: Network,
+        network: SimulatedNetwork,
         *,
         rates: Mapping[int, Rate] | None = None,
         orders: Mapping[int, type[VbrGaps]] | None = None,
@@ -158,7 +158,7 @@ class Gapped:
         max_frame: int = 1400,
         start_ns: int | None = None,
         starts_ns: Mapping[int, int] | None = None,
-        offers: Mapping[int, Offers] | None = None,
+        workloads: Mapping[int, ScheduledSends] | None = None,
         send_until: int = 2**63,
         probe_every_ns: int = 0,
     ) -> None:
@@ -166,7 +166,7 @@ class Gapped:
         self.members = tuple(sorted(clocks))
         self.bound_ns = latency_bound_ns(timing)
         self.start_ns = EPOCH_NS - EPOCH_NS % timing.theta_ns if start_ns is None else start_ns
-        self.accounts: dict[tuple[int, int], Account] = {}
+        self.records: dict[tuple[int, int], MemberRecord] = {}
         self._memory = MemoryTrace("paper", "paper")
         self._orders = orders or {}
         self._policy = partial(
@@ -177,16 +177,20 @@ class Gapped:
             max_frame=max_frame,
             probe_every_ns=probe_every_ns,
         )
-        self.world = World(network, start_ns=self.start_ns, send_until=send_until, memory=self._memory, payloads=True)
+        self.world = World(
+            network, start_ns=self.start_ns, send_until_ns=send_until, memory_trace=self._memory, compare_payloads=True
+        )
         for member in self.members:
-            starts, offered = (starts_ns or {}).get(member), (offers or {}).get(member)
-            self.world.add(member, self._build(member, 1), clocks[member], timing, starts_ns=starts, offers=offered)
+            starts, offered = (starts_ns or {}).get(member), (workloads or {}).get(member)
+            self.world.add(
+                member, self._build(member, 1), clocks[member], timing, starts_at_ns=starts, workload=offered
+            )
 
     def _make_policy(
         self,
         rates: Mapping[int, Rate],
         member: int,
-        life: int,
+        incarnation: int,
         *,
         loss_burst: int,
         max_message: int,
@@ -199,7 +203,7 @@ class Gapped:
             View(self.members),
             self.timing,
             rates.get(member, Rate(PLENTY, 8)),
-            incarnation=life,
+            incarnation=incarnation,
             max_message=max_message,
             max_frame=max_frame,
             failures=True,
@@ -207,78 +211,78 @@ class Gapped:
             probe_every_ns=probe_every_ns,
         )
 
-    def _build(self, member: int, life: int) -> Watched:
-        policy = self._policy(member, life)
-        order = self._orders.get(member, VbrGaps)(policy, Unlimited())
-        account = self.accounts[member, life] = Account(member, life, order)
-        return Watched(policy, order, account, lambda: self.world)
+    def _build(self, member: int, incarnation: int) -> RecordingStack:
+        policy = self._policy(member, incarnation)
+        order = self._orders.get(member, VbrGaps)(policy, UnlimitedNetwork())
+        account = self.records[member, incarnation] = MemberRecord(member, incarnation, order)
+        return RecordingStack(policy, order, account, lambda: self.world)
 
     # -- what happens to members -----------------------------------------------------------------------------
 
-    def at(self, member: int, slot: int) -> int:
+    def slot_start_ns(self, member: int, slot: int) -> int:
         """The true instant at which a member's clock enters a slot, counted from the run's first."""
         reading = self.start_ns - self.start_ns % self.timing.theta_ns + slot * self.timing.theta_ns
-        return self.world.nodes[member].clock.true_at(reading)
+        return self.world.members[member].clock.true_at(reading)
 
-    def number(self, slot: int) -> int:
+    def slot_number(self, slot: int) -> int:
         """A slot, counted from the run's first, as its number."""
         return self.timing.slot_of(self.start_ns) + slot
 
     def send(self, at: int, member: int, *sizes: int) -> None:
         """A member's application, in whatever life it is then, hands in messages."""
-        self.world.later(at, lambda now, _: self._node(member).offer(now, sizes), None)
+        self.world.schedule(at, lambda now, _: self._node(member).submit(now, sizes), None)
 
     def crash(self, at: int, member: int) -> None:
         def crash(now: int, _: object) -> None:
             node = self._node(member)
             if node.up:
-                self.accounts[member, node.life].crashed = True
+                self.records[member, node.incarnation].crashed = True
             node.crash(now, self._memory.recorder(OBSERVER))
 
-        self.world.later(at, crash, None)
+        self.world.schedule(at, crash, None)
 
     def restart(self, at: int, member: int) -> None:
         def restart(now: int, _: object) -> None:
-            if self.of(member).woken_ns >= 0:  # who has not come up yet does not come back
+            if self.latest_record(member).started_ns >= 0:  # who has not come up yet does not come back
                 self.world.restart(now, member, partial(self._build, member))
 
-        self.world.later(at, restart, None)
+        self.world.schedule(at, restart, None)
 
     def leave(self, at: int, member: int) -> None:
-        self.world.later(at, lambda now, _: self._node(member).leave(now, None), None)
+        self.world.schedule(at, lambda now, _: self._node(member).leave(now, None), None)
 
     def pause(self, from_ns: int, to_ns: int, member: int) -> None:
-        self.world.later(from_ns, lambda now, _: self._node(member).pause(now, to_ns), None)
+        self.world.schedule(from_ns, lambda now, _: self._node(member).pause(now, to_ns), None)
 
-    def _node(self, member: int) -> Node:
-        return self.world.nodes[member]
+    def _node(self, member: int) -> SimulatedMember:
+        return self.world.members[member]
 
-    def run(self, until: int) -> Gapped:
+    def run(self, until: int) -> GapGroup:
         self.world.run(until)
         return self
 
     # -- the account -----------------------------------------------------------------------------------------
 
-    def of(self, member: int) -> Account:
+    def latest_record(self, member: int) -> MemberRecord:
         """The latest life of a member."""
-        return self.accounts[member, max(life for m, life in self.accounts if m == member)]
+        return self.records[member, max(life for m, life in self.records if m == member)]
 
     def violations(self) -> list[str]:
-        return [f"{who}: {v.kind}: {v.text}" for who, account in self.accounts.items() for v in account.violations]
+        return [f"{who}: {v.kind}: {v.text}" for who, account in self.records.items() for v in account.violations]
 
     def latencies(self) -> list[tuple[int, Message, int]]:
         """(how long it took, which message, to whom) of every delivery."""
         return [
-            (at - self.accounts[message[:2]].sent_ns[message[2]], message, account.member)
-            for account in self.accounts.values()
+            (at - self.records[message[:2]].sent_ns[message[2]], message, account.member)
+            for account in self.records.values()
             for message, (_, at) in account.delivered.items()
         ]
 
     def latency(self) -> int:
         return max(self.latencies(), default=(0, (0, 0, 0), 0))[0]
 
-    def correct(self) -> list[Account]:
-        return [account for account in self.accounts.values() if not account.crashed]
+    def correct(self) -> list[MemberRecord]:
+        return [account for account in self.records.values() if not account.crashed]
 
     def undelivered(self) -> list[str]:
         """Liveness where nothing is lost: what a correct member sent, all correct members of its slot deliver.
@@ -288,7 +292,7 @@ class Gapped:
         found, end = [], self.world.now - self.bound_ns
         for sender in self.correct():
             for sequence, sent_ns in enumerate(sender.sent_ns):
-                message = (sender.member, sender.life, sequence)
+                message = (sender.member, sender.incarnation, sequence)
                 if sent_ns > end:
                     continue
                 if message not in sender.delivered:
@@ -296,7 +300,7 @@ class Gapped:
                     continue
                 slot = sender.delivered[message][0]
                 found.extend(
-                    f"member {other.member} in life {other.life} never delivered {message} of slot {slot}"
+                    f"member {other.member} in life {other.incarnation} never delivered {message} of slot {slot}"
                     for other in self.correct()
                     if _takes_part(other, slot) and message not in other.delivered
                 )
@@ -307,7 +311,7 @@ class Gapped:
         found, end = [], self.world.now - self.bound_ns
         for account in self.correct():
             for message in sorted(account.received() - account.delivered.keys()):
-                sender = self.accounts[message[:2]]
+                sender = self.records[message[:2]]
                 slot = sender.delivered[message][0] if message in sender.delivered else -1
                 if not sender.crashed and sender.sent_ns[message[2]] <= end and _takes_part(account, slot):
                     found.append(f"member {account.member} received {message} of slot {slot} and never delivered it")
@@ -326,7 +330,7 @@ class Gapped:
 
     def unordered(self) -> list[str]:
         """Total order, by definition and without keys: every two logs have what they share in the same order."""
-        logs = [list(account.delivered) for account in self.accounts.values()]
+        logs = [list(account.delivered) for account in self.records.values()]
         found = []
         for number, log in enumerate(logs):
             for other in logs[:number]:
@@ -353,16 +357,16 @@ class Gapped:
         )
         return check_all(self._memory.trace(meta), until_ns=self.world.now)
 
-    def broken(self, *, without: Sequence[str] = ()) -> dict[str, Verdict]:
+    def failed_checks(self, *, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
         """The verdicts that are not valid; a run in which nothing was sent has nothing to show."""
-        if not any(account.sent_ns for account in self.accounts.values()):
+        if not any(account.sent_ns for account in self.records.values()):
             return {}
-        return {n: v for n, v in self.verdicts().items() if v.status is not Status.VALID and n not in without}
+        return {n: v for n, v in self.verdicts().items() if v.status is not Status.VALID and n not in ignore}
 
 
-def _takes_part(account: Account, slot: int) -> bool:
-    first = account.first_slot
-    return first is not None and first <= slot and (account.left is None or slot <= account.left.final_slot)
+def _takes_part(record: MemberRecord, slot: int) -> bool:
+    first = record.first_slot
+    return first is not None and first <= slot and (record.left is None or slot <= record.left.final_slot)
 
 
 def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
@@ -371,19 +375,19 @@ def fixed(offsets_ns: Mapping[int, int]) -> dict[int, Clock]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChurnPlan:
     """What a random schedule was made of, for the message of a failing test."""
 
     seed: int
     timing: Timing
     clocks: str
     delays: str
-    happens: tuple[str, ...]
+    events: tuple[str, ...]
 
 
 def random_churn(
     seed: int, *, loss_burst: int = 0, orders: Mapping[int, type[VbrGaps]] | None = None
-) -> tuple[Plan, Gapped]:
+) -> tuple[ChurnPlan, GapGroup]:
     """Two to five members who come, crash, come back and leave, under anything that §2 and §6 allow; it has been run.
 
     With `loss_burst` datagrams are lost too, never more than so many of a link in a row.
@@ -399,7 +403,7 @@ def random_churn(
     span = slots * theta + 3 * (delta + gamma)
     clock_kind, clocks = _random_clocks(chance, timing, members, start, span)
     delay_kind, network = _random_network(chance, timing, members, loss_burst)
-    group = Gapped(
+    group = GapGroup(
         timing,
         clocks,
         network,
@@ -412,7 +416,7 @@ def random_churn(
         starts_ns={m: start + chance.choice((0, 0, 1, chance.randint(0, span // 2))) for m in members},
     )
     happens = []
-    largest = group.of(members[0]).order._policy.max_message
+    largest = group.latest_record(members[0]).order._policy.max_message
     for member in members:
         for _ in range(chance.choice((0, 5, 20))):
             size = chance.choice((0, 1, largest, chance.randint(0, largest)))
@@ -429,7 +433,7 @@ def random_churn(
                 group.restart(at, member)
                 happens.append(f"restart {member} at {at - start}")
     group.run(start + 2 * span + 3 * group.bound_ns)
-    return Plan(seed, timing, clock_kind, delay_kind, tuple(happens)), group
+    return ChurnPlan(seed, timing, clock_kind, delay_kind, tuple(happens)), group
 
 
 def _random_clocks(
@@ -452,21 +456,23 @@ def _random_clocks(
     return kind, clocks
 
 
-def _random_network(chance: Random, timing: Timing, members: Sequence[int], loss_burst: int) -> tuple[str, Network]:
+def _random_network(
+    chance: Random, timing: Timing, members: Sequence[int], loss_burst: int
+) -> tuple[str, SimulatedNetwork]:
     delta = timing.delta_ns
     per_link = {(a, b): chance.choice((0, delta)) for a in members for b in members}
     adversaries: dict[str, Adversary] = {
         "corners": corners(chance, delta),
-        "all Δ": everything(delta),
-        "nothing": everything(0),
+        "all Δ": constant_delay(delta),
+        "nothing": constant_delay(0),
         "uniform": lambda *_: chance.randint(0, delta),
         "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
     }
     kind = chance.choice(tuple(adversaries))
     # Loss is told by FIFO order (§7); without loss the headers' numbers order what the network confuses.
     fifo = loss_burst > 0 or chance.random() < 0.8
-    network = opposed(members, adversaries[kind], delta, fifo=fifo)
+    network = adversarial_network(members, adversaries[kind], delta, fifo=fifo)
     if loss_burst:
         loss = Loss(Span(), chance.choice((0.1, 0.5, 1.0)), loss_burst, loss_burst + 1)
-        network.faults = (Losing((loss,), 0, chance),)
+        network.faults = (LossFault((loss,), 0, chance),)
     return f"{kind}{'' if fifo else ', not FIFO'}", network

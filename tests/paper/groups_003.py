@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.model.topology import Topology
-from unisono.orders.multigroup.barriers import Gate
+from unisono.orders.multigroup.barriers import BarrierQueue
 from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Cast, Null, encode_value, parcel_of, stamp_of
-from unisono.wire.bundles import Parcel, encode_parcel
-from unisono.wire.packed_messages import OwnRun, read_run
+from unisono.orders.multigroup.messages import Cast, Null, checked_bundle, encode_value, stamp_of
+from unisono.wire.bundles import Bundle, encode_bundle
+from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
 
 EVERYBODY = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
 
@@ -30,7 +30,7 @@ class Message:
     null: bool = False
 
 
-class Published:
+class PublishedGroup:
     """Algorithm 1 as printed, line by line, for a group whose members have decided the same."""
 
     def __init__(self, name: str, senders: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class Published:
         return ts < barrier
 
 
-class Patched(Published):
+class CorrectedGroup(PublishedGroup):
     """Algorithm 3 with two patches and no more (erratum 003-8): '<=' in line 44, no discarding in the source group."""
 
     def __init__(self, name: str, senders: Sequence[str]) -> None:
@@ -98,43 +98,43 @@ class Patched(Published):
         return ts <= barrier
 
 
-class Ours:
+class ImplementedGroup:
     """The group log and the gate, as every member has them."""
 
     def __init__(self, name: str, topology: Topology = EVERYBODY) -> None:
         number = topology.index
         self.topology, self.number = topology, number(name)
         self.log = GroupLog(self.number, tuple(map(number, topology.receivers_from(name))))
-        self.gate = Gate(self.number, tuple(map(number, topology.senders_to(name))))
+        self.gate = BarrierQueue(self.number, tuple(map(number, topology.senders_to(name))))
         self.delivered: list[str] = []
 
     def cast(self, m: Message) -> Cast:
-        run = OwnRun([m.name.encode()], uniform=True)
-        parcel = Parcel(m.sender, 1, m.serial, m.serial, 0, b"".join(run.parts()))
-        return Cast(round(m.ts * 1000), self.topology.mask(m.to), encode_parcel(parcel))
+        run = OutgoingMessages([m.name.encode()], same_size=True)
+        parcel = Bundle(m.sender, 1, m.serial, m.serial, 0, b"".join(run.parts()))
+        return Cast(round(m.ts * 1000), self.topology.mask(m.to), encode_bundle(parcel))
 
     def decide(self, *batch: Message) -> None:
         """Decide(k, msgSet)."""
-        items = [Null(self.log.nulls, stamp_of(round(m.ts * 1000), 0)) if m.null else self.cast(m) for m in batch]
-        own = self.log.take(encode_value(items))
+        items = [Null(self.log.null_count, stamp_of(round(m.ts * 1000), 0)) if m.null else self.cast(m) for m in batch]
+        own = self.log.apply(encode_value(items))
         assert own is not None
         for entry in own:
             self.gate.add_own(entry)
         self.deliver()
 
-    def hear(self, other: Ours, upto: int | None = None) -> None:
+    def receive_from(self, other: ImplementedGroup, upto: int | None = None) -> None:
         """All that the other group has decided for this one, or its first entries, and the barrier behind them."""
         stream = other.log.streams[self.number]
         entries = tuple(stream.entries)[:upto]
-        self.gate.hear(other.number, stream.first, entries)
+        self.gate.receive(other.number, stream.first, entries)
         if upto is None:
-            self.gate.promise(other.number, stream.head, other.log.last)
+            self.gate.promise(other.number, stream.head, other.log.last_stamp)
         self.deliver()
 
     def deliver(self) -> None:
-        for _, entry in self.gate.open(self.log.last):
-            parcel = parcel_of(entry.parcel)
-            run = read_run(parcel.body, 0, len(parcel.body))
+        for _, entry in self.gate.pop_deliverable(self.log.last_stamp):
+            parcel = checked_bundle(entry.bundle)
+            run = read_packed_messages(parcel.body, 0, len(parcel.body))
             assert run is not None
             self.delivered += [message.decode() for message in run.messages()]
 

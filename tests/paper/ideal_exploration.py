@@ -10,29 +10,33 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from unisono.model.message_set import Origin, Ref
-from unisono.orders.priority.insertion import Form, Insertion
-from unisono.orders.priority.messages import Ack, Decision, Message, Progress
-from unisono.orders.priority.queue import ConsumableQueue, Queued
-from unisono.sim.ideal_views import Action, Change, IdealGroup, Peer
+from unisono.model.message_set import MessageOrigin, MessageRef
+from unisono.orders.priority.insertion import DecisionMode, Insertion
+from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, Progress
+from unisono.orders.priority.queue import ConsumableQueue, QueuedMessage
+from unisono.sim.ideal_views import Action, IdealGroup, IdealViewChange, Peer
 
 OPTIONAL = frozenset({"crash", "leave", "admit"})
 
 
 @dataclass
-class Explored:
+class Exploration:
     """How many states were seen, how many of them were ends, and what was wrong at ends."""
 
     states: int = 0
     ends: int = 0
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def explore(
-    group: IdealGroup, verdict: Callable[[IdealGroup], str], *, most: int = 1_000_000, faults_shown: int = 3
-) -> Explored:
+    group: IdealGroup,
+    problem_at_end: Callable[[IdealGroup], str],
+    *,
+    max_states: int = 1_000_000,
+    max_problems: int = 3,
+) -> Exploration:
     """Visit every state that can be reached; `verdict` says what is wrong with an end."""
-    found = Explored()
+    found = Exploration()
     seen = {_key(group)}
     todo = [group]
     while todo:
@@ -40,38 +44,38 @@ def explore(
         strides = list(_strides(at))
         if all(stride[0][0] in OPTIONAL for stride in strides):
             found.ends += 1
-            problem = verdict(at)
+            problem = problem_at_end(at)
             if problem:
-                found.wrong.append(problem)
-                if len(found.wrong) >= faults_shown:
+                found.problems.append(problem)
+                if len(found.problems) >= max_problems:
                     break
         for stride in strides:
             following = fork(at)
             for action in stride:
-                following.do(action)
-            _hear_at_once(following)
+                following.perform(action)
+            _receive_unicasts_at_once(following)
             key = _key(following)
             if key not in seen:
                 seen.add(key)
                 todo.append(following)
-        if len(seen) > most:
-            raise AssertionError(f"more than {most} states: the case is too large to be explored")
+        if len(seen) > max_states:
+            raise AssertionError(f"more than {max_states} states: the case is too large to be explored")
     found.states = len(seen)
     return found
 
 
-def _hear_at_once(group: IdealGroup) -> None:
+def _receive_unicasts_at_once(group: IdealGroup) -> None:
     """What is said to a coordinator alone can be heard as soon as it is said: when it is heard makes no difference."""
     heard = True
     while heard:
         told = [action for action in group.enabled() if action[0] == "told"]
         heard = bool(told)
         for action in told[:1]:
-            group.do(action)
+            group.perform(action)
 
 
 def _strides(group: IdealGroup) -> Iterator[list[Action]]:
-    installing = group.change is not None
+    installing = group.view_change is not None
     for action in group.enabled():
         if action[0] == "receive":
             continue
@@ -92,26 +96,26 @@ def _strides(group: IdealGroup) -> Iterator[list[Action]]:
             rest: list[Action] = [
                 ("receive", member, *sender)
                 for sender in senders
-                for _ in range(group.limit(peer.view, sender) - peer.got.get(sender, 0))
+                for _ in range(group.receivable_count(peer.view, sender) - peer.received_counts.get(sender, 0))
             ]
             if rest:
                 yield rest
 
 
-def _up_to(group: IdealGroup, peer: Peer, sender: Origin, ref: Ref | None) -> int:
+def _up_to(group: IdealGroup, peer: Peer, sender: MessageOrigin, ref: MessageRef | None) -> int:
     """How many bodies up to the next message (no `ref`), or up to what is said about one before any message."""
-    got, bodies = peer.got.get(sender, 0), group.bodies[peer.view, sender]
-    for number in range(got, group.limit(peer.view, sender)):
+    got, bodies = peer.received_counts.get(sender, 0), group.bodies[peer.view, sender]
+    for number in range(got, group.receivable_count(peer.view, sender)):
         body = bodies[number]
-        if isinstance(body, Message) or (isinstance(body, Progress) and body.final):
+        if isinstance(body, MessageBody) or (isinstance(body, Progress) and body.final):
             return number + 1 - got if ref is None else 0
-        if ref is not None and isinstance(body, Ack | Decision) and body.ref == ref:
+        if ref is not None and isinstance(body, Ack | InsertionDecision) and body.ref == ref:
             return number + 1 - got
     return 0
 
 
-def _completing(group: IdealGroup, peer: Peer, ref: Ref, senders: list[Origin]) -> Iterator[list[Action]]:
-    if group.form is Form.COORDINATOR:
+def _completing(group: IdealGroup, peer: Peer, ref: MessageRef, senders: list[MessageOrigin]) -> Iterator[list[Action]]:
+    if group.form is DecisionMode.COORDINATOR:
         for sender in senders:
             steps = _up_to(group, peer, sender, ref)
             if steps:
@@ -149,28 +153,34 @@ def _copied(value: Any) -> Any:
         return set(value)
     if isinstance(value, ConsumableQueue):
         queue = ConsumableQueue()
-        queue.restore([Queued(item.message, item.urgency, dict(item.locks)) for item in value], value.tail_locks)
+        queue.restore([QueuedMessage(item.message, item.urgency, dict(item.locks)) for item in value], value.tail_locks)
         return queue
     if isinstance(value, Insertion):
         core = object.__new__(type(value))
         for name, inner in vars(value).items():
             setattr(core, name, _copied(inner))
         return core
-    if isinstance(value, Peer | Change):
+    if isinstance(value, Peer | IdealViewChange):
         return type(value)(**{f.name: _copied(getattr(value, f.name)) for f in fields(value)})
     return value
 
 
 def _key(group: IdealGroup) -> int:
     """A number for what the future depends on, and for what a verdict looks at."""
-    parts: list[object] = [group.view, group.members, group.crashes, group.leaves, tuple(group.can_join)]
-    parts.append(tuple(sorted(group.cuts.items())))
+    parts: list[object] = [
+        group.view,
+        group.members,
+        group.remaining_crashes,
+        group.remaining_leaves,
+        tuple(group.join_scripts),
+    ]
+    parts.append(tuple(sorted(group.surviving_counts.items())))
     parts += [(of, tuple(bodies)) for of, bodies in sorted(group.bodies.items())]
-    change = group.change
+    change = group.view_change
     if change is not None:
-        parts += [tuple(change.stay), tuple(change.newcomers), tuple(change.leavers), tuple(change.installed)]
+        parts += [tuple(change.staying), tuple(change.newcomers), tuple(change.leavers), tuple(change.installed)]
         parts += [(member, state) for member, state in sorted(change.states.items())]
-    parts += [_peer_key(peer) for peer in (*group.past, *(group.peers[m] for m in sorted(group.peers)))]
+    parts += [_peer_key(peer) for peer in (*group.past_incarnations, *(group.peers[m] for m in sorted(group.peers)))]
     return hash(tuple(parts))
 
 
@@ -179,12 +189,12 @@ def _peer_key(peer: Peer) -> tuple[object, ...]:
     return (
         peer.member,
         peer.view,
-        tuple(sorted(peer.got.items())),
-        tuple((teller, tuple(acks)) for teller, acks in sorted(peer.told.items()) if acks),
-        (peer.blocked, peer.fate, peer.leaving, peer.sent),
+        tuple(sorted(peer.received_counts.items())),
+        tuple((teller, tuple(acks)) for teller, acks in sorted(peer.unicasts.items()) if acks),
+        (peer.blocked, peer.outcome, peer.leaving, peer.sent),
         tuple(peer.backlog),
         tuple(peer.consumed),
-        tuple((note.message.ref, note.index) for note in peer.notes if note.kind == "receive"),
+        tuple((note.message.ref, note.index) for note in peer.recorded_steps if note.kind == "receive"),
         tuple((item.ref, tuple(sorted(item.locks))) for item in core.queue),
         tuple(sorted(core.queue.tail_locks)),
         tuple((ref, tuple(sorted(core.bags[ref].items()))) for ref in sorted(core.waiting)),
@@ -199,29 +209,31 @@ def _peer_key(peer: Peer) -> tuple[object, ...]:
 
 def p1_and_p2(group: IdealGroup) -> str:
     """P1 among those that did not crash, P2 in words, and that nothing is stuck; empty if all hold."""
-    return p1(group) or stuck(group) or p2(group)
+    return p1(group) or stuck_messages(group) or p2(group)
 
 
-def everyone(group: IdealGroup) -> list[Peer]:
+def all_incarnations(group: IdealGroup) -> list[Peer]:
     """Every member in every life."""
-    return [*group.past, *(group.peers[member] for member in sorted(group.peers))]
+    return [*group.past_incarnations, *(group.peers[member] for member in sorted(group.peers))]
 
 
 def p1(group: IdealGroup) -> str:
     """One sequence for all who did not crash."""
-    agreed: dict[int, Ref] = {}
-    for peer in everyone(group):
-        if peer.fate == "crashed":
+    agreed: dict[int, MessageRef] = {}
+    for peer in all_incarnations(group):
+        if peer.outcome == "crashed":
             continue
         for number, ref in enumerate(peer.consumed):
             other = agreed.setdefault(peer.first_position + number, ref)
             if other != ref:
-                orders = {p.member: [str(r) for r in p.consumed] for p in everyone(group) if p.fate != "crashed"}
+                orders = {
+                    p.member: [str(r) for r in p.consumed] for p in all_incarnations(group) if p.outcome != "crashed"
+                }
                 return f"P1: {other} and {ref} at place {peer.first_position + number}: {orders}"
     return ""
 
 
-def stuck(group: IdealGroup) -> str:
+def stuck_messages(group: IdealGroup) -> str:
     """At the end of a run nothing may wait."""
     for peer in group.survivors():
         if peer.core.waiting or len(peer.core.queue):
@@ -232,12 +244,12 @@ def stuck(group: IdealGroup) -> str:
 
 def p2(group: IdealGroup) -> str:
     """In words: l delivered nowhere when h was received there means h before l."""
-    peers = everyone(group)
-    levels = {note.message.ref: note.message.priority for peer in peers for note in peer.notes}
-    had_consumed = [{n.message.ref: n.index for n in peer.notes if n.kind == "receive"} for peer in peers]
+    peers = all_incarnations(group)
+    levels = {note.message.ref: note.message.priority for peer in peers for note in peer.recorded_steps}
+    had_consumed = [{n.message.ref: n.index for n in peer.recorded_steps if n.kind == "receive"} for peer in peers]
     places = [{ref: place for place, ref in enumerate(peer.consumed)} for peer in peers]
     for peer, place in zip(peers, places, strict=True):
-        if peer.fate == "crashed":
+        if peer.outcome == "crashed":
             continue
         for low, at in place.items():
             for high, level in levels.items():

@@ -3,25 +3,25 @@
 from unisono.sim.ideal_views import Action, IdealGroup
 
 
-def play(group: IdealGroup, *actions: Action) -> None:
+def perform_all(group: IdealGroup, *actions: Action) -> None:
     for action in actions:
         assert action in group.enabled(), f"{action} cannot happen; {group.enabled()} can"
-        group.do(action)
+        group.perform(action)
 
 
-def from_(sender: int, at: int, times: int = 1) -> list[Action]:
+def receive_from(sender: int, receiver: int, count: int = 1) -> list[Action]:
     """`at` receives the next bodies of `sender`."""
-    return [("receive", at, sender, 1)] * times
+    return [("receive", receiver, sender, 1)] * count
 
 
-def alike(members: tuple[int, ...], order: list[str]) -> dict[int, list[str]]:
+def same_for_all(members: tuple[int, ...], order: list[str]) -> dict[int, list[str]]:
     return dict.fromkeys(members, order)
 
 
-def orders(group: IdealGroup) -> dict[int, list[str]]:
+def consumed_orders(group: IdealGroup) -> dict[int, list[str]]:
     return {peer.member: [str(ref) for ref in peer.consumed] for peer in group.survivors()}
 
 
-def finish_but(group: IdealGroup, kinds: set[str]) -> None:
+def finish_without(group: IdealGroup, kinds: set[str]) -> None:
     while actions := [action for action in group.enabled() if action[0] not in kinds]:
-        group.do(actions[0])
+        group.perform(actions[0])

@@ -13,16 +13,18 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.faults import Loss, Partition
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Skew
-from unisono.orders.leader.base import Led
+from unisono.net.clock_check import ClockCheck
+from unisono.orders.leader.base import LeaderOrderBase
+from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.sim.clocks import FixedClock
 from unisono.sim.faults import link_fault
-from unisono.sim.network import Adversary, Network, chosen, mesh
-from unisono.sim.traffic import Ledger
+from unisono.sim.network import Adversary, SimulatedNetwork, delays_from_adversary, full_mesh
+from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
@@ -32,7 +34,9 @@ from unisono.trace.table import Trace
 
 MS = 1_000_000
 SAFETY = ("total_order", "integrity", "fifo")
-Name = tuple[int, int]
+MessageName = tuple[int, int]
+
+NAMES: dict[type[LeaderOrderBase], str] = {LeaderBroadcast: "leader", TimestampLeader: "timestamp"}
 
 
 class LedGroup:
@@ -40,7 +44,7 @@ class LedGroup:
 
     def __init__(
         self,
-        order: type[Led],
+        order: type[LeaderOrderBase],
         timing: Timing,
         members: int | Sequence[int],
         delays: Adversary,
@@ -48,7 +52,7 @@ class LedGroup:
         processing_ns: int = 0,
         offsets_ns: Mapping[int, int] | None = None,
         rate: Rate | None = None,
-        cuts: Sequence[Partition | Loss] = (),
+        link_faults: Sequence[Partition | Loss] = (),
         fifo: bool = True,
         max_message: int = 1000,
     ) -> None:
@@ -56,16 +60,18 @@ class LedGroup:
         self.members = tuple(range(1, members + 1)) if isinstance(members, int) else tuple(members)
         start = EPOCH_NS - EPOCH_NS % timing.theta_ns
         formed = start + 4 * timing.delta_ns + 20 * MS
-        self.base = -(-formed // timing.theta_ns) * timing.theta_ns
+        self.base_ns = -(-formed // timing.theta_ns) * timing.theta_ns
         delta = timing.delta_ns
-        network = Network(
-            mesh(self.members, lambda a, b: chosen(delays, a, b, delta), fifo=fifo),
-            [link_fault(cut, self.base, delta, Random(1)) for cut in cuts],
+        network = SimulatedNetwork(
+            full_mesh(self.members, lambda a, b: delays_from_adversary(delays, a, b, delta), fifo=fifo),
+            [link_fault(cut, self.base_ns, delta, Random(1)) for cut in link_faults],
         )
         self._memory = MemoryTrace("led", "led")
-        self.ledger = Ledger()
-        self.world = World(network, start_ns=start, memory=self._memory, ledger=self.ledger, payloads=True)
-        self.orders: dict[int, Led] = {}
+        self.ledger = TrafficLedger()
+        self.world = World(
+            network, start_ns=start, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
+        )
+        self.orders: dict[int, LeaderOrderBase] = {}
         for member in self.members:
             policy = Policy(
                 "led",
@@ -73,30 +79,30 @@ class LedGroup:
                 View(self.members),
                 timing,
                 rate or Rate(1e9, 8),
-                order=order.__name__.lower(),
+                order=next(name for kind, name in NAMES.items() if issubclass(order, kind)),
                 max_message=max_message,
                 processing_ns=processing_ns,
             )
-            self.orders[member] = order(policy, Unlimited())
-            skew = Skew(policy)
+            self.orders[member] = order(policy, UnlimitedNetwork())
+            skew = ClockCheck(policy)
             stack = Stack(policy, self.orders[member], [skew], skew)
             self.world.add(member, stack, FixedClock((offsets_ns or {}).get(member, 0)), timing)
         self.bound_ns = self.orders[self.members[0]].bound_ns()
-        self.last_ns = self.base
+        self.last_ns = self.base_ns
 
     def send(self, at: int, member: int, *sizes: int) -> None:
         """A member's application hands in messages, `at` after the base."""
-        self.last_ns = max(self.last_ns, self.base + at)
-        self.world.send(self.base + at, member, sizes)
+        self.last_ns = max(self.last_ns, self.base_ns + at)
+        self.world.send(self.base_ns + at, member, sizes)
 
     def crash(self, at: int, member: int) -> None:
-        self.world.crash(self.base + at, member)
+        self.world.crash(self.base_ns + at, member)
 
     def pause(self, at: int, until: int, member: int) -> None:
-        self.world.pause(self.base + at, self.base + until, member)
+        self.world.pause(self.base_ns + at, self.base_ns + until, member)
 
     def leave(self, at: int, member: int) -> None:
-        self.world.leave(self.base + at, member)
+        self.world.leave(self.base_ns + at, member)
 
     def run(self, extra_ns: int = 0) -> LedGroup:
         """Up to the bound after the last message was handed in, and `extra_ns` more."""
@@ -105,14 +111,14 @@ class LedGroup:
 
     def _rows(self, kind: EventKind) -> Iterator[tuple[int, int, int, int]]:
         """(member, sender, sequence, true time)."""
-        for (member, _), runs in self._memory.runs.items():
+        for (member, _), runs in self._memory.packed_rows.items():
             for code, sender, _, first, count, _, _, _, _, real, _, _ in runs:
                 if code == kind.code:
                     assert isinstance(real, int)
                     for sequence in range(first, first + count):
                         yield member, sender if kind is EventKind.DELIVER else member, sequence, real
 
-    def latencies(self) -> list[tuple[int, Name, int]]:
+    def latencies(self) -> list[tuple[int, MessageName, int]]:
         """(how long it took, which message, to whom) of every delivery."""
         sent = {(sender, sequence): real for _, sender, sequence, real in self._rows(EventKind.SEND)}
         return [
@@ -120,9 +126,9 @@ class LedGroup:
             for member, sender, sequence, real in self._rows(EventKind.DELIVER)
         ]
 
-    def delivered(self) -> dict[int, list[Name]]:
+    def delivered(self) -> dict[int, list[MessageName]]:
         """What each member delivered, in its order."""
-        found: dict[int, list[Name]] = {member: [] for member in self.members}
+        found: dict[int, list[MessageName]] = {member: [] for member in self.members}
         for member, sender, sequence, _ in self._rows(EventKind.DELIVER):
             found[member].append((sender, sequence))
         return found
@@ -133,15 +139,15 @@ class LedGroup:
 
     def longest_gap_ns(self, member: int, after_ns: int) -> int:
         """The longest time between two deliveries of a member, from an instant on."""
-        times = [max(at, self.base + after_ns) for at in self.delivery_times(member)]
+        times = [max(at, self.base_ns + after_ns) for at in self.delivery_times(member)]
         return max((b - a for a, b in pairwise(times)), default=0)
 
-    def kinds(self, member: int) -> list[str]:
+    def violation_kinds(self, member: int) -> list[str]:
         """What a member complained of."""
-        return [violation.kind for violation in self.world.nodes[member].violations]
+        return [violation.kind for violation in self.world.members[member].violations]
 
-    def texts(self, kind: str) -> list[str]:
-        return [v.text for node in self.world.nodes.values() for v in node.violations if v.kind == kind]
+    def violation_texts(self, kind: str) -> list[str]:
+        return [v.text for node in self.world.members.values() for v in node.violations if v.kind == kind]
 
     def trace(self, bound_ns: int | None = None) -> Trace:
         timing = self.timing
@@ -160,7 +166,7 @@ class LedGroup:
             )
         )
 
-    def broken(self, *, bound_ns: int | None = None, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
+    def failed_checks(self, *, bound_ns: int | None = None, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
         """What the project's checkers do not find valid."""
         verdicts = check_all(self.trace(bound_ns), until_ns=self.world.now)
         return {n: v for n, v in verdicts.items() if v.status is not Status.VALID and n not in ignore}

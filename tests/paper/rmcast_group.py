@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from unisono.model.redundancy import Redundancy
-from unisono.net.rmcast.message import NOTHING, RmcastMessage, RmcastRules
+from unisono.net.rmcast.message import NO_COPY, RmcastMessage, RmcastRules
 
 MS = 1_000_000
 ORIGINATOR = 1
@@ -24,14 +24,14 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Fate:
+class BroadcastResult:
     """What becomes of a broadcast: who gets it and after how long, and whether its broadcaster crashes in it."""
 
-    reached: dict[int, int]
-    crash: bool = False
+    delays_ns: dict[int, int]
+    crashes: bool = False
 
 
-Fates = Callable[[Broadcast, list[int]], Fate]
+ChooseResult = Callable[[Broadcast, list[int]], BroadcastResult]
 
 
 @dataclass
@@ -43,24 +43,28 @@ class Outcome:
     crashed: set[int] = field(default_factory=set)
     reached: dict[int, set[int]] = field(default_factory=dict)
     """Broadcaster to those that any of its sends reached."""
-    ended: int = 0
+    ended_ns: int = 0
 
     def correct(self, n: int) -> set[int]:
         return set(range(1, n + 1)) - self.crashed
 
-    def agreed(self, n: int) -> bool:
+    def is_uniform(self, n: int) -> bool:
         """Whether all correct processes have the message, or none has."""
         having = self.correct(n) & set(self.delivered)
         return not having or having == self.correct(n)
 
-    def within_reach(self, n: int, rho: int) -> bool:
+    def finishers_reached_all(self, n: int, rho: int) -> bool:
         """Whether whoever began copy ρ has reached every correct process with one copy of its own at least."""
         finishers = {b.broadcaster for b in self.broadcasts if b.copy == rho}
         return all(self.correct(n) - {f} <= self.reached[f] for f in finishers)
 
 
-def run(
-    n: int, redundancy: Redundancy, fates: Fates, zeta: Callable[[int, int], int], originator: int = ORIGINATOR
+def run_multicast(
+    n: int,
+    redundancy: Redundancy,
+    choose_result: ChooseResult,
+    zeta: Callable[[int, int], int],
+    originator: int = ORIGINATOR,
 ) -> Outcome:
     """One multicast in a group of n; `zeta(member, η)` draws ζ."""
     rules = {
@@ -76,11 +80,11 @@ def run(
         event = Broadcast(now, i, k, made[i])
         made[i] += 1
         outcome.broadcasts.append(event)
-        fate = fates(event, [j for j in processes if j != i])
-        outcome.reached.setdefault(i, set()).update(fate.reached)
-        for j, delay in fate.reached.items():
+        fate = choose_result(event, [j for j in processes if j != i])
+        outcome.reached.setdefault(i, set()).update(fate.delays_ns)
+        for j, delay in fate.delays_ns.items():
             heappush(heap, (now + delay, 0, len(outcome.broadcasts), j, k, i))
-        if fate.crash:
+        if fate.crashes:
             outcome.crashed.add(i)
         else:
             arm(i)
@@ -95,12 +99,12 @@ def run(
         process = processes[i]
         if i in outcome.crashed:
             continue
-        outcome.ended = now
+        outcome.ended_ns = now
         if timer:
-            if process.deadline == now and (copy := process.wake(now)) != NOTHING:
+            if process.deadline == now and (copy := process.wake(now)) != NO_COPY:
                 broadcast(now, i, copy)
                 continue
-        elif process.copy(now, k, source):
+        elif process.on_copy(now, k, source):
             outcome.delivered[i] = now
         arm(i)
     return outcome

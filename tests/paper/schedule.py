@@ -14,15 +14,15 @@ from random import Random
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Skew
+from unisono.net.clock_check import ClockCheck
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
-from unisono.sim.network import Adversary, Network, corners, everything, opposed
-from unisono.sim.traffic import Ledger
+from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
+from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
@@ -34,7 +34,7 @@ MS = 1_000_000
 PLENTY = 1e9
 """An average rate that never binds: bursts alone limit the sender."""
 
-Name = tuple[int, int]
+MessageName = tuple[int, int]
 """A message: its sender and its sequence there."""
 
 
@@ -51,7 +51,7 @@ class Sent:
 class Delivered:
     """One delivery at one member."""
 
-    message: Name
+    message: MessageName
     slot: int
     real_ns: int
 
@@ -66,7 +66,7 @@ class Group:
         self,
         timing: Timing,
         clocks: Mapping[int, Clock],
-        network: Network,
+        network: SimulatedNetwork,
         *,
         rates: Mapping[int, Rate] | None = None,
         orders: Mapping[int, type[Vbr]] | None = None,
@@ -80,8 +80,10 @@ class Group:
         self.bound_ns = timing.delta_ns + timing.gamma_ns + timing.theta_ns
         start = EPOCH_NS - EPOCH_NS % timing.theta_ns if start_ns is None else start_ns
         self._memory = MemoryTrace("paper", "paper")
-        self.ledger = Ledger()
-        self.world = World(network, start_ns=start, memory=self._memory, ledger=self.ledger, payloads=True)
+        self.ledger = TrafficLedger()
+        self.world = World(
+            network, start_ns=start, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
+        )
         self.orders: dict[int, Vbr] = {}
         self.policies: dict[int, Policy] = {}
         for member in self.members:
@@ -94,40 +96,40 @@ class Group:
                 max_message=max_message,
                 max_frame=max_frame,
             )
-            order = (orders or {}).get(member, Vbr)(policy, Unlimited())
-            skew = Skew(policy)
+            order = (orders or {}).get(member, Vbr)(policy, UnlimitedNetwork())
+            skew = ClockCheck(policy)
             self.orders[member], self.policies[member] = order, policy
             stack = Stack(policy, order, [skew], skew)
             starts = (starts_ns or {}).get(member)
-            self.world.add(member, stack, clocks[member], timing, starts_ns=starts)
+            self.world.add(member, stack, clocks[member], timing, starts_at_ns=starts)
         while not all(order.running() for order in self.orders.values()):
             self.world.run(self.world.now + timing.theta_ns)
         first = max(timing.slot_of(self.world.now + timing.gamma_ns) + 1, self.orders[self.members[0]].view.first_slot)
-        self.base = self.last_ns = timing.start_of(first)
+        self.base_ns = self.last_ns = timing.start_of(first)
 
     def slot_start(self, member: int, number: int) -> int:
         """The true instant at which a member's clock enters the slot `number` slots after the base."""
-        reading = self.base + number * self.timing.theta_ns
-        return self.world.nodes[member].clock.true_at(reading)
+        reading = self.base_ns + number * self.timing.theta_ns
+        return self.world.members[member].clock.true_at(reading)
 
     def send(self, at: int, member: int, *sizes: int) -> None:
         """A member's application hands in messages."""
         self.last_ns = max(self.last_ns, at)
         self.world.send(at, member, sizes)
 
-    def new_rate(self, at: int, member: int, rate: Rate) -> None:
+    def change_rate(self, at: int, member: int, rate: Rate) -> None:
         """A member renegotiates."""
-        self.world.new_rate(at, member, rate)
+        self.world.change_rate(at, member, rate)
 
     def run(self, until: int | None = None) -> Group:
         """Up to the bound after the last message was handed in, unless told."""
         self.world.run(self.last_ns + self.bound_ns if until is None else until)
         return self
 
-    def sent(self) -> dict[Name, Sent]:
+    def sent(self) -> dict[MessageName, Sent]:
         """All messages that stacks took."""
-        found: dict[Name, Sent] = {}
-        for (member, _), runs in self._memory.runs.items():
+        found: dict[MessageName, Sent] = {}
+        for (member, _), runs in self._memory.packed_rows.items():
             for kind, _, _, first, count, _, slot, _, _, real, local, _ in runs:
                 if kind == EventKind.SEND.code:
                     assert isinstance(real, int)
@@ -139,7 +141,7 @@ class Group:
     def delivered(self) -> dict[int, list[Delivered]]:
         """What each member delivered, in its order."""
         found: dict[int, list[Delivered]] = {member: [] for member in self.members}
-        for (member, _), runs in self._memory.runs.items():
+        for (member, _), runs in self._memory.packed_rows.items():
             for kind, sender, _, first, count, _, slot, _, _, real, _, _ in runs:
                 if kind == EventKind.DELIVER.code:
                     assert isinstance(real, int)
@@ -147,7 +149,7 @@ class Group:
                         found[member].append(Delivered((sender, sequence), slot, real))
         return found
 
-    def latencies(self) -> list[tuple[int, Name, int]]:
+    def latencies(self) -> list[tuple[int, MessageName, int]]:
         """(how long it took, which message, to whom) of every delivery."""
         sent = self.sent()
         return [
@@ -158,7 +160,7 @@ class Group:
 
     def violations(self) -> dict[int, list[str]]:
         """What members complained of."""
-        return {m: [v.text for v in node.violations] for m, node in self.world.nodes.items() if node.violations}
+        return {m: [v.text for v in node.violations] for m, node in self.world.members.items() if node.violations}
 
     def trace(self) -> Trace:
         """The rows."""
@@ -202,7 +204,7 @@ def figure_8(timing: Timing, members: int, *, orders: Mapping[int, type[Vbr]] | 
     def delay(sender: int, receiver: int, now: int, ordinal: int) -> int:
         return timing.delta_ns if sender == 1 else whim(sender, receiver, now, ordinal)
 
-    group = Group(timing, fixed(offsets), opposed(tuple(offsets), delay, timing.delta_ns), orders=orders)
+    group = Group(timing, fixed(offsets), adversarial_network(tuple(offsets), delay, timing.delta_ns), orders=orders)
     group.send(group.slot_start(members, 1), members, 100)
     return group
 
@@ -261,8 +263,8 @@ def _instants(chance: Random, group: Group, member: int, number: int, count: int
 
     A clock that leaps may have no instant in a slot; then there is none.
     """
-    clock, theta = group.world.nodes[member].clock, group.timing.theta_ns
-    slot = group.base // theta + number
+    clock, theta = group.world.members[member].clock, group.timing.theta_ns
+    slot = group.base_ns // theta + number
     low, high = clock.true_at(slot * theta), clock.true_at((slot + 1) * theta) - 1
     if high < low:
         return []
@@ -295,16 +297,16 @@ def _random_clocks(
     return kind, clocks
 
 
-def _random_network(chance: Random, timing: Timing, members: Sequence[int]) -> tuple[str, Network]:
+def _random_network(chance: Random, timing: Timing, members: Sequence[int]) -> tuple[str, SimulatedNetwork]:
     delta = timing.delta_ns
     per_link = {(a, b): chance.choice((0, delta)) for a in members for b in members}
     adversaries: dict[str, Adversary] = {
         "corners": corners(chance, delta),
-        "all Δ": everything(delta),
-        "nothing": everything(0),
+        "all Δ": constant_delay(delta),
+        "nothing": constant_delay(0),
         "uniform": lambda *_: chance.randint(0, delta),
         "corner links": lambda sender, receiver, *_: per_link[sender, receiver],
     }
     kind = chance.choice(tuple(adversaries))
     fifo = chance.random() < 0.8  # the headers' numbers order what a network without FIFO order confuses
-    return f"{kind}{'' if fifo else ', not FIFO'}", opposed(members, adversaries[kind], delta, fifo=fifo)
+    return f"{kind}{'' if fifo else ', not FIFO'}", adversarial_network(members, adversaries[kind], delta, fifo=fifo)

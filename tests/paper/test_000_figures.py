@@ -13,16 +13,16 @@ import pytest
 
 from unisono.model.events import Batch
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation
+from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.base import modes
 from unisono.orders.cbr import modes as cbr_modes
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.cbr.turns import CYCLE_NS, by_sorting, start_up, update
+from unisono.orders.cbr.turns import CYCLE_NS, initial_porder, porder_by_sorting, update_porder
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
-from unisono.wire.frame import LAST, Kind, unpack_header
+from unisono.wire.frame import END_OF_SLOT, Kind, unpack_header
 
 MS = 1_000_000
 START = 1_700_000_000 * 1000 * MS
@@ -36,7 +36,7 @@ class Network:
     """Grants every reservation, writes it down, and brings what is multicast to everybody else within a millisecond."""
 
     def __init__(self, order: str, *, failures: bool = False) -> None:
-        self.reserved: list[Reservation] = []
+        self.reserved: list[BandwidthReservation] = []
         self.multicast: Counter[Kind] = Counter()
         self.delivered: dict[int, list[bytes]] = {member: [] for member in MEMBERS}
         self.now = START
@@ -48,7 +48,7 @@ class Network:
             for member in MEMBERS
         }
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         self.reserved.append(reservation)
 
     def pass_time(self, ns: int) -> None:
@@ -86,7 +86,7 @@ def test_figure_1_the_network_and_to_service_interfaces(order: str, failures: bo
     network.pass_time(1200 * MS)
     assert network.delivered == {member: [b"m"] for member in MEMBERS}
     assert network.multicast[Kind.HELLO], "rates are made known in band"
-    stack.new_rate(network.now, Rate(20, 2 if order != "cbr" else 1))
+    stack.change_rate(network.now, Rate(20, 2 if order != "cbr" else 1))
     network.pass_time(1200 * MS)
     assert len(network.reserved) >= 2, "new-rate reserves"
     assert network.reserved[-1].avg_bytes_per_s > network.reserved[0].avg_bytes_per_s
@@ -99,13 +99,13 @@ def test_figure_3_signature_and_variables() -> None:
     """Squeue and Rqueues empty, no rate known, Porder of length 0, mode GetRate."""
     order = build(Policy("figure", 1, View(MEMBERS), TIMING, Rate(2, 1), order="cbr")).order
     assert isinstance(order, Cbr)
-    assert order.mode is cbr_modes.Mode.GET_RATE
+    assert order.mode is cbr_modes.CbrMode.GET_RATE
     assert (order.porder, order.current, order.rate) == ((), 0, {})
     assert order._squeue is None
     assert all(not queue.slots for queue in order._rqueues.values())
     figure_3 = {"app-mcast", "new-rate", "net-receive"}
-    assert figure_3 <= {str(each) for each in cbr_modes.Input}
-    assert {"init-rate", "reserve", "start-deliver"} <= {str(each) for each in cbr_modes.Action}
+    assert figure_3 <= {str(each) for each in cbr_modes.CbrInput}
+    assert {"init-rate", "reserve", "start-deliver"} <= {str(each) for each in cbr_modes.CbrAction}
 
 
 def test_figure_4_transitions() -> None:
@@ -123,7 +123,7 @@ def test_figure_4_transitions() -> None:
     assert order.processed - before == pytest.approx(30, abs=3), "dummies take the turns in which nothing was sent"
     assert order.current == order.processed % len(order.porder)
     assert network.delivered == {member: [b"first"] for member in MEMBERS}, "dummies are discarded"
-    stack.new_rate(network.now, Rate(5, 1))
+    stack.change_rate(network.now, Rate(5, 1))
     network.pass_time(2 * CYCLE_NS)
     assert [len(s.order.porder) for s in network.stacks.values() if isinstance(s.order, Cbr)] == [25] * 3, "change-rate"
 
@@ -132,13 +132,13 @@ def test_figure_5_update_puts_turns_in_the_order_of_k_over_rate() -> None:
     """(i,k) before (i',k') if k/rate[i] < k'/rate[i'], whatever the rates and whoever changes its own."""
     for rates in product(range(1, 5), repeat=3):
         rate = dict(zip(MEMBERS, rates, strict=True))
-        porder = start_up(rate)
-        assert porder == by_sorting(rate)
+        porder = initial_porder(rate)
+        assert porder == porder_by_sorting(rate)
         instants = [Fraction(porder[:at].count(m), rate[m]) for at, m in enumerate(porder)]
         assert instants == sorted(instants)
         assert Counter(porder) == rate, "as many turns as each one's rate"
         for member, new in product(MEMBERS, range(1, 5)):
-            assert update(porder, 0, rate, member, new)[0] == start_up(rate | {member: new})
+            assert update_porder(porder, 0, rate, member, new)[0] == initial_porder(rate | {member: new})
 
 
 # -- Figures 6 and 7: VBR ------------------------------------------------------------------------------------------
@@ -162,12 +162,14 @@ def test_figure_7_transitions() -> None:
     order = stack.order
     assert isinstance(order, Vbr)
     network.pass_time(1000 * MS)
-    marks, slot = network.multicast[Kind.DATA], order._slot
+    marks, slot = network.multicast[Kind.DATA], order._send_slot
     network.pass_time(100 * MS)
-    assert network.multicast[Kind.DATA] - marks == 3 * (order._slot - slot) == 60, "a dummy per silent slot and member"
+    assert network.multicast[Kind.DATA] - marks == 3 * (order._send_slot - slot) == 60, (
+        "a dummy per silent slot and member"
+    )
     assert stack.submit(network.now, [b"full"]) == 1
     (datagram,) = stack.outgoing()
-    assert unpack_header(datagram.data, 0)[FLAGS] & LAST, "AppMaxBurst messages need no dummy"
+    assert unpack_header(datagram.data, 0)[FLAGS] & END_OF_SLOT, "AppMaxBurst messages need no dummy"
     for member, other in network.stacks.items():
         if member != 1:
             other.receive(network.now, datagram.data)

@@ -19,20 +19,20 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import ReservationRefused
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Reserver, Unlimited
+from unisono.model.rates import BandwidthReservation, Rate, Reserver, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Skew
+from unisono.net.clock_check import ClockCheck
 from unisono.orders.base.receive_queue import SlotFrames
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
-from unisono.orders.cbr.modes import Action, Mode
+from unisono.orders.cbr.modes import CbrAction, CbrMode
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.cbr.rates import reservation
-from unisono.orders.cbr.turns import CYCLE_NS, by_sorting, cycle_and_turn, due_ns, period_ns
+from unisono.orders.cbr.rates import cbr_reservation
+from unisono.orders.cbr.turns import CYCLE_NS, cycle_and_turn, due_ns, period_ns, porder_by_sorting
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.network import Adversary, corners, everything, opposed, table
-from unisono.sim.traffic import Ledger
+from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
+from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
@@ -56,8 +56,8 @@ class Noting(Cbr):
         """By sequence, when the message's turn was sent, and its sender's rate then."""
         self.true_now: Callable[[], int] = lambda: 0
 
-    def _change(self, action: Action) -> None:
-        super()._change(action)
+    def _change_mode(self, action: CbrAction) -> None:
+        super()._change_mode(action)
         self.modes.append(self.mode)
 
     def _process(self, sender: int, frames: SlotFrames) -> None:
@@ -66,19 +66,19 @@ class Noting(Cbr):
 
     def _send(self, now: int) -> None:
         if self._squeue is not None:
-            self.turns[self._sequence] = (self.true_now(), self._rates.rate)
+            self.turns[self._sequence] = (self.true_now(), self._renegotiation.rate)
         super()._send(now)
 
 
-class Tape(Ledger):
+class Tape(TrafficLedger):
     """Also keeps the kind and the slot of every datagram."""
 
     def __init__(self) -> None:
         super().__init__()
         self.headers: dict[int, list[tuple[int, int]]] = {}
 
-    def note(self, member: int, datagrams: Sequence[Any]) -> None:
-        super().note(member, datagrams)
+    def record(self, member: int, datagrams: Sequence[Any]) -> None:
+        super().record(member, datagrams)
         for datagram in datagrams:
             header = unpack_header(datagram.data, 0)
             self.headers.setdefault(member, []).append((header[1], header[10]))
@@ -107,10 +107,14 @@ class Group:
         max_frame: int = 1400,
     ) -> None:
         self.timing, self.rates, self.members = timing, rates, tuple(sorted(rates))
-        network = opposed(self.members, delays or everything(timing.delta_ns), timing.delta_ns, fifo=fifo)
+        network = adversarial_network(
+            self.members, delays or constant_delay(timing.delta_ns), timing.delta_ns, fifo=fifo
+        )
         self._memory = MemoryTrace("cbr", "cbr")
         self.ledger = Tape()
-        self.world = World(network, start_ns=EPOCH_NS, memory=self._memory, ledger=self.ledger, payloads=True)
+        self.world = World(
+            network, start_ns=EPOCH_NS, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
+        )
         self.orders: dict[int, Noting] = {}
         self.policies: dict[int, Policy] = {}
         for member in self.members:
@@ -120,12 +124,12 @@ class Group:
                 max_frame=max_frame,
                 reservation=by,
             )
-            order = Noting(policy, (reservers or {}).get(member, Unlimited()))
+            order = Noting(policy, (reservers or {}).get(member, UnlimitedNetwork()))
             order.true_now = lambda: self.world.now
-            skew = Skew(policy)
+            skew = ClockCheck(policy)
             clock = (clocks or {}).get(member, FixedClock())
             at = EPOCH_NS + (starts or {}).get(member, 0)
-            self.world.add(member, Stack(policy, order, [skew], skew), clock, timing, starts_ns=at)
+            self.world.add(member, Stack(policy, order, [skew], skew), clock, timing, starts_at_ns=at)
             self.orders[member] = order
         until = EPOCH_NS
         while not all(order.running() for order in self.orders.values()):
@@ -139,20 +143,20 @@ class Group:
     def turn(self, member: int, cycle: int, k: int, rate: int | None = None) -> int:
         """The true instant of a member's turn, `cycle` cycles after the first."""
         reading = due_ns(self.first + cycle, k, rate or self.rates[member])
-        return self.world.nodes[member].clock.true_at(reading)
+        return self.world.members[member].clock.true_at(reading)
 
     def send(self, at: int, member: int, *sizes: int, after_the_turn: bool = False) -> None:
         """The application hands in messages; a turn at the same instant finds them, or has just gone."""
         self.last = max(self.last, at)
         if after_the_turn:
-            self.world.later(at - 1, lambda _now, _: self.world.send(at, member, sizes or (100,)), None)
+            self.world.schedule(at - 1, lambda _now, _: self.world.send(at, member, sizes or (100,)), None)
         else:
             self.world.send(at, member, sizes or (100,))
 
     def new_rate(self, at: int, member: int, rate: int) -> None:
         self.last = max(self.last, at)
         self.slowest = min(self.slowest, rate)
-        self.world.new_rate(at, member, Rate(rate, 1))
+        self.world.change_rate(at, member, Rate(rate, 1))
 
     def leave(self, at: int, member: int) -> None:
         self.last = max(self.last, at)
@@ -165,7 +169,7 @@ class Group:
     def run(self, cycles: int | None = None) -> Group:
         """So many cycles and Δ+Γ, or until what was taken by the last instant of the schedule is delivered."""
         if cycles is None:
-            self.world.send_until = self.last + 1
+            self.world.send_until_ns = self.last + 1
         until = self.last + self.bound if cycles is None else self.epoch + cycles * CYCLE_NS + self.timing.delta_ns
         self.world.run(until + self.timing.gamma_ns)
         return self
@@ -173,7 +177,7 @@ class Group:
     def rows(self, kind: EventKind) -> list[tuple[int, Name, int]]:
         """(at whom, which message, when)."""
         found = []
-        for (member, _), runs in self._memory.runs.items():
+        for (member, _), runs in self._memory.packed_rows.items():
             for code, sender, _, first, count, _, _, _, _, real, _, _ in runs:
                 if code == kind.code:
                     assert isinstance(real, int)
@@ -198,7 +202,7 @@ class Group:
 
     def check(self) -> Group:
         """Nobody complains, and the project's checkers agree."""
-        assert not [node.violations for node in self.world.nodes.values() if node.violations]
+        assert not [node.violations for node in self.world.members.values() if node.violations]
         timing = (self.timing.delta_ns, self.timing.gamma_ns, self.timing.theta_ns)
         meta = RunMeta("cbr", "cbr", "cbr", self.members, *timing, self.bound, True, "sim")
         verdicts = check_all(self._memory.trace(meta), until_ns=self.world.now)
@@ -272,7 +276,7 @@ class Schedule:
         def uniform(*_: int) -> int:
             return chance.randint(0, delta)
 
-        return chance.choice((corners(chance, delta), everything(delta), table(links), uniform))
+        return chance.choice((corners(chance, delta), constant_delay(delta), delay_per_link(links), uniform))
 
 
 # -- Figure 2 ------------------------------------------------------------------------------------------------------
@@ -282,17 +286,23 @@ def test_figure_2_mode_changes() -> None:
     group = Group({1: 2, 2: 2})
     group.new_rate(group.epoch + 100 * MS, 1, 3)
     group.run(3).check()
-    start = [Mode.GET_RATE, Mode.FIRST_RESERVE, Mode.DET_ORDER, Mode.DELIVER_MESSAGES]
-    assert group.orders[1].modes == [*start, Mode.RESERVE, Mode.DELIVER_MESSAGES]
+    start = [CbrMode.GET_RATE, CbrMode.FIRST_RESERVE, CbrMode.DET_ORDER, CbrMode.DELIVER_MESSAGES]
+    assert group.orders[1].modes == [*start, CbrMode.RESERVE, CbrMode.DELIVER_MESSAGES]
     assert group.orders[2].modes == start, "change-rate at a receiver is no change of its mode"
 
 
 def test_figure_2_new_rate_in_det_order_goes_through_first_reserve() -> None:
     policy = Policy("cbr", 1, View((1, 2)), TIMING, Rate(2, 1), "cbr")
-    alone = Noting(policy, Unlimited())
+    alone = Noting(policy, UnlimitedNetwork())
     alone.wake(EPOCH_NS)
-    alone.new_rate(EPOCH_NS + 1, Rate(3, 1))
-    assert alone.modes == [Mode.GET_RATE, Mode.FIRST_RESERVE, Mode.DET_ORDER, Mode.FIRST_RESERVE, Mode.DET_ORDER]
+    alone.change_rate(EPOCH_NS + 1, Rate(3, 1))
+    assert alone.modes == [
+        CbrMode.GET_RATE,
+        CbrMode.FIRST_RESERVE,
+        CbrMode.DET_ORDER,
+        CbrMode.FIRST_RESERVE,
+        CbrMode.DET_ORDER,
+    ]
 
 
 # -- Lemmas 4.1 and 4.2 --------------------------------------------------------------------------------------------
@@ -309,7 +319,7 @@ def test_lemma_4_1_porder_and_current_are_the_same_everywhere_before_the_kth_mes
             assert histories[-1][: len(history)] == history, f"Schedule({seed}, cycles=3)"
         orders = {order for order, _ in histories[-1]}
         changed += len(orders) > 1
-        assert histories[-1][0] == (by_sorting(group.rates), 0)
+        assert histories[-1][0] == (porder_by_sorting(group.rates), 0)
     assert changed > 5, "renegotiations are among them"
 
 
@@ -341,7 +351,7 @@ def never_above(seeds: range) -> tuple[int, int]:
         taken, limit = group.turn_latencies(), turn_bound_ns(group.timing)
         assert max(taken, default=0) <= limit, f"{schedule}: above Δ+Γ from the turn"
         assert max(group.excess(), default=0) <= 0, f"{schedule}: above Δ+Γ and a period from submission"
-        assert not [node.violations for node in group.world.nodes.values() if node.violations], schedule
+        assert not [node.violations for node in group.world.members.values() if node.violations], schedule
         messages += len(taken)
         attained += max(taken, default=-1) == limit
     return messages, attained
@@ -366,7 +376,7 @@ def tight(timing: Timing, members: int = 2, rate: int = 1, *, after_the_turn: bo
     half = timing.gamma_ns // 2
     clocks: dict[int, Clock] = {m: FixedClock() for m in range(1, members + 1)}
     clocks[1], clocks[members] = FixedClock(-half), FixedClock(half)
-    delays = table({(1, m): timing.delta_ns for m in clocks})
+    delays = delay_per_link({(1, m): timing.delta_ns for m in clocks})
     group = Group(dict.fromkeys(clocks, rate), timing=timing, clocks=clocks, delays=delays)
     cycle, k = (0, rate - 1) if after_the_turn else (1, 0)
     group.send(group.turn(members, cycle, k), members, after_the_turn=after_the_turn)
@@ -425,7 +435,7 @@ def test_net_rate_is_app_rate_exactly(load: str) -> None:
         frames = group.ledger.per_cycle(member)
         assert [frames[group.first + cycle] for cycle in range(3)] == [rate] * 3
     if load == "full":
-        assert sum(node.accepted for node in group.world.nodes.values()) == 3 * sum(rates.values())
+        assert sum(node.accepted for node in group.world.members.values()) == 3 * sum(rates.values())
 
 
 def test_in_section_4_1s_example_of_10_and_100_per_second_no_delay_grows() -> None:
@@ -455,7 +465,7 @@ class Counted:
         self.asked: list[int] = []
         self.limit = limit
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         asked = reservation.avg_bytes_per_s
         if asked > self.limit:
             raise ReservationRefused(asked, self.limit, self.limit)
@@ -472,13 +482,13 @@ def test_section_4_2_the_smaller_rate_is_used_until_all_receivers_have_confirmed
         for cycle, k in product(range(7), range(group.rates[member])):
             group.send(group.turn(member, cycle, k), member)
     group.world.run(group.epoch + 3_100 * MS - 1)
-    assert group.orders[1].modes[4:] == [Mode.RESERVE]
+    assert group.orders[1].modes[4:] == [CbrMode.RESERVE]
     group.run(7).check()
     frames = group.ledger.per_cycle(1)
     assert [frames[group.first + cycle] for cycle in range(7)] == [2, 2, 2, 2, 8, 8, 8]
     assert max(group.turn_latencies()) <= turn_bound_ns(timing), "latency is not affected"
-    assert group.orders[1].modes[4:] == [Mode.RESERVE, Mode.DELIVER_MESSAGES]
-    held = reservation(group.policies[2], 8 + 3).avg_bytes_per_s
+    assert group.orders[1].modes[4:] == [CbrMode.RESERVE, CbrMode.DELIVER_MESSAGES]
+    held = cbr_reservation(group.policies[2], 8 + 3).avg_bytes_per_s
     assert networks[2].asked[-1] == max(networks[2].asked) == held, "8 + 3 messages per second are received"
 
 
@@ -497,9 +507,9 @@ def test_section_4_2_a_receiver_without_room_keeps_the_old_rate_in_force() -> No
     network.limit = max(network.asked)
     group.new_rate(group.epoch + 100 * MS, 1, 8)
     group.run(3)
-    assert [v.kind for v in group.world.nodes[1].violations] == ["reservation_refused"]
+    assert [v.kind for v in group.world.members[1].violations] == ["reservation_refused"]
     assert [group.ledger.per_cycle(1)[group.first + cycle] for cycle in range(3)] == [2, 2, 2]
-    assert group.orders[1].mode is Mode.DELIVER_MESSAGES
+    assert group.orders[1].mode is CbrMode.DELIVER_MESSAGES
     assert max(network.asked) == network.limit
 
 
@@ -537,7 +547,7 @@ def test_erratum_000_6_sends_at_the_start_of_the_period_give_delta_plus_gamma(ra
     worst = 0
     for offsets, delays, sender in product(product((-MS, MS), repeat=2), product((0, 10 * MS), repeat=2), (1, 2)):
         clocks: dict[int, Clock] = {m: FixedClock(offset) for m, offset in enumerate(offsets, 1)}
-        links = table({(1, 2): delays[0], (2, 1): delays[1]})
+        links = delay_per_link({(1, 2): delays[0], (2, 1): delays[1]})
         group = Group(dict(enumerate(rates, 1)), clocks=clocks, delays=links)
         for k in range(rates[sender - 1]):
             group.send(group.turn(sender, 1, k), sender)
@@ -561,18 +571,18 @@ def test_erratum_000_7_there_is_one_epoch_whoever_starts_when() -> None:
 def test_erratum_000_8_new_rate_in_first_reserve_is_treated_as_in_det_order() -> None:
     """A receiver is in FirstReserve until it has heard everybody; a new rate does not take it past start-deliver."""
     policy = Policy("cbr", 1, View((1, 2)), TIMING, Rate(2, 1), "cbr", reservation="receiver")
-    order = Noting(policy, Unlimited())
+    order = Noting(policy, UnlimitedNetwork())
     order.wake(EPOCH_NS)
-    assert order.mode is Mode.FIRST_RESERVE
-    order.new_rate(EPOCH_NS + 1, Rate(5, 1))
-    assert order.mode is Mode.FIRST_RESERVE
+    assert order.mode is CbrMode.FIRST_RESERVE
+    order.change_rate(EPOCH_NS + 1, Rate(5, 1))
+    assert order.mode is CbrMode.FIRST_RESERVE
     assert order.porder == ()
 
 
 def test_erratum_000_8_the_new_rate_holds_from_the_second_cycle_on() -> None:
     group = Group({1: 2, 2: 3})
     order = group.orders[1]
-    assert order.porder == by_sorting({1: 2, 2: 3})
+    assert order.porder == porder_by_sorting({1: 2, 2: 3})
     group.new_rate(group.epoch - 1, 1, 6)
     group.run(3).check()
     assert [group.ledger.per_cycle(1)[group.first + cycle] for cycle in range(3)] == [2, 6, 6]

@@ -15,7 +15,7 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import corners, everything, opposed
+from unisono.sim.network import adversarial_network, constant_delay, corners
 from unisono.wire.frame import Kind, unpack_header
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -101,9 +101,9 @@ class Observed(Vbr):
         self.max_rate_of: dict[tuple[int, int], int] = {}
         super().__init__(policy, reserver)
 
-    def _open(self, slot: int) -> None:
-        self.max_send_of[self._slot] = self.max_send()
-        super()._open(slot)
+    def _open_slot(self, slot: int) -> None:
+        self.max_send_of[self._send_slot] = self.max_send()
+        super()._open_slot(slot)
 
     def _finish_slot(self, now: int) -> None:
         for member in self.view.members:
@@ -120,11 +120,11 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
     group = Group(
         TIMING,
         fixed(offsets),
-        opposed(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
+        adversarial_network(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
         rates={member: Rate(PLENTY, chance.randint(1, 9)) for member in members},
         orders=dict.fromkeys(members, Observed),
     )
-    first = group.base // TIMING.theta_ns
+    first = group.base_ns // TIMING.theta_ns
     asked: dict[int, list[tuple[int, int]]] = {
         member: [(first, group.policies[member].rate.burst)] for member in members
     }
@@ -133,12 +133,12 @@ def test_lemma_5_1_max_send_of_a_slot_is_max_rate_of_that_slot_at_every_member(s
             # The slot's first instant, its last, and any other; twice in some slots.
             at = group.slot_start(member, number) + chance.choice((0, TIMING.theta_ns - 1, 2 * MS))
             for burst in chance.sample(range(1, 10), chance.choice((1, 1, 2))):
-                group.new_rate(at, member, Rate(PLENTY, burst))
+                group.change_rate(at, member, Rate(PLENTY, burst))
                 asked[member].append((first + number + 1, burst))
         for number in range(slots):
             for _ in range(chance.choice((0, 1, 9))):
                 group.send(group.slot_start(member, number) + chance.randrange(TIMING.theta_ns), member, 10)
-    group.run(group.base + slots * TIMING.theta_ns + group.bound_ns)
+    group.run(group.base_ns + slots * TIMING.theta_ns + group.bound_ns)
 
     compared = 0
     for sender in members:
@@ -198,10 +198,10 @@ def test_000_15_16_17_full_load_with_rate_changes_misattributes_nothing_and_spil
         group = Group(
             TIMING,
             fixed({1: -MS, 2: 0, 3: MS}),
-            opposed(members, everything(delay), TIMING.delta_ns),
+            adversarial_network(members, constant_delay(delay), TIMING.delta_ns),
             rates=dict.fromkeys(members, Rate(PLENTY, burst)),
         )
-        first, offered = group.base // TIMING.theta_ns, 0
+        first, offered = group.base_ns // TIMING.theta_ns, 0
         due: dict[tuple[int, int], tuple[int, int]] = {}
         for member in members:
             in_force, sequence = burst, 0
@@ -213,36 +213,36 @@ def test_000_15_16_17_full_load_with_rate_changes_misattributes_nothing_and_spil
                     sequence += 1
                 if number % 3 == member % 3:
                     in_force = burst + (number % 2)
-                    group.new_rate(at + MS, member, Rate(PLENTY, in_force))
+                    group.change_rate(at + MS, member, Rate(PLENTY, in_force))
             offered += sequence
         sent = group.run().sent()
         assert {message: (row.slot, row.real_ns) for message, row in sent.items()} == due, "all taken when handed in"
-        assert all(node.waiting == 0 for node in group.world.nodes.values())
+        assert all(node.waiting_count == 0 for node in group.world.members.values())
         for rows in group.delivered().values():
             assert len(rows) == offered == len(due)
             misattributed = [row for row in rows if row.slot != due[row.message][0]]
             assert misattributed == []
         # One frame carries all that a slot has, the rate and the end-of-slot mark included.
-        for load in group.ledger.loads.values():
-            assert {n for slot, n in load.frames.items() if first <= slot < first + slots} == {1}
+        for load in group.ledger.traffic.values():
+            assert {n for slot, n in load.frames_by_slot.items() if first <= slot < first + slots} == {1}
 
 
 def test_000_17_the_burst_travels_in_every_header_dummies_included() -> None:
-    group = Group(TIMING, fixed({1: 0, 2: 0}), opposed((1, 2), everything(0), TIMING.delta_ns))
+    group = Group(TIMING, fixed({1: 0, 2: 0}), adversarial_network((1, 2), constant_delay(0), TIMING.delta_ns))
     seen: list[tuple[int, int]] = []
     inner = group.world.transmit
 
-    def tapped(now: int, node: object, datagrams: object) -> None:
+    def tapped(now: int, sender: object, datagrams: object) -> None:
         for datagram in datagrams:  # type: ignore[attr-defined]
             header = unpack_header(datagram.data, 0)
             if header[1] == Kind.DATA and header[4] == 1:
                 seen.append((header[10], header[9]))
-        inner(now, node, datagrams)  # type: ignore[arg-type]
+        inner(now, sender, datagrams)  # type: ignore[arg-type]
 
     group.world.transmit = tapped  # type: ignore[method-assign]
-    first = group.base // TIMING.theta_ns
-    group.new_rate(group.base + MS, 1, Rate(PLENTY, 5))
-    group.run(group.base + 4 * TIMING.theta_ns)
+    first = group.base_ns // TIMING.theta_ns
+    group.change_rate(group.base_ns + MS, 1, Rate(PLENTY, 5))
+    group.run(group.base_ns + 4 * TIMING.theta_ns)
     # Nothing is ever sent: all frames are dummies.
     assert [burst for slot, burst in seen if slot in range(first, first + 3)] == [8, 5, 5]
 
@@ -253,7 +253,9 @@ def test_000_17_the_burst_travels_in_every_header_dummies_included() -> None:
 @pytest.mark.parametrize("members", [(1, 2, 3), (2, 3, 4), (5,), (7, 9, 65535), (3, 10, 11, 400)])
 def test_000_13_every_member_is_served_whatever_its_number(members: tuple[int, ...]) -> None:
     """`current := (current+1) mod n` with processes 1..n never serves n."""
-    group = Group(TIMING, fixed(dict.fromkeys(members, 0)), opposed(members, everything(MS), TIMING.delta_ns))
+    group = Group(
+        TIMING, fixed(dict.fromkeys(members, 0)), adversarial_network(members, constant_delay(MS), TIMING.delta_ns)
+    )
     for number in range(1, 4):
         for member in members:
             group.send(group.slot_start(member, number), member, 10)
@@ -267,7 +269,7 @@ def test_000_19_slots_are_absolute_members_that_come_up_at_different_times_numbe
     group = Group(
         TIMING,
         fixed({1: -MS, 2: 0, 3: MS}),
-        opposed(members, everything(MS), TIMING.delta_ns),
+        adversarial_network(members, constant_delay(MS), TIMING.delta_ns),
         start_ns=start,
         starts_ns={1: start, 2: start + 7 * MS + 1, 3: start + 133 * MS + 3},
     )

@@ -10,7 +10,7 @@ from tests.paper.schedule import MS, Group, figure_8, fixed, random_schedule
 
 from unisono.model.timing import Timing
 from unisono.orders.vbr.order import latency_bound_ns
-from unisono.sim.network import Network, mesh, opposed, table
+from unisono.sim.network import SimulatedNetwork, adversarial_network, delay_per_link, full_mesh
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 BOUND_NS = 17 * MS
@@ -71,7 +71,7 @@ def test_theorem_2_figure_8_attains_the_bound_exactly(timing: Timing) -> None:
 
 def corner_run(offsets: Mapping[int, int], delays: Mapping[tuple[int, int], int]) -> Group:
     """Every member sends at the first instant, in the middle and at the last instant of a slot of its clock."""
-    group = Group(TIMING, fixed(offsets), opposed(tuple(offsets), table(delays), TIMING.delta_ns))
+    group = Group(TIMING, fixed(offsets), adversarial_network(tuple(offsets), delay_per_link(delays), TIMING.delta_ns))
     for number, (member, into) in enumerate(product(offsets, (0, TIMING.theta_ns // 2, TIMING.theta_ns - 1)), 1):
         group.send(group.slot_start(member, number) + into, member, 10)
     return group.run()
@@ -138,9 +138,9 @@ def late_by(extra_ns: int) -> Group:
         return TIMING.delta_ns + extra_ns * (now >= threshold)
 
     threshold = 2**63
-    network = Network(mesh((1, 2), lambda *_: delay))
+    network = SimulatedNetwork(full_mesh((1, 2), lambda *_: delay))
     group = Group(TIMING, fixed({1: -MS, 2: MS}), network)
-    threshold = group.base
+    threshold = group.base_ns
     group.send(group.slot_start(1, 1), 1, 10)
     return group.run()
 

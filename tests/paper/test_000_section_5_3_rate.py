@@ -11,12 +11,12 @@ from tests.paper.schedule import MS, PLENTY, Group, figure_8, fixed
 
 from unisono.model.durations import NS_PER_S
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.base.packing import reservation
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import corners, everything, opposed
+from unisono.sim.network import adversarial_network, constant_delay, corners
 from unisono.wire.frame import UDP_IP_BYTES
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -31,7 +31,7 @@ def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int =
     group = Group(
         TIMING,
         fixed({member: chance.randint(-MS, MS) for member in members}),
-        opposed(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
+        adversarial_network(members, corners(chance, TIMING.delta_ns), TIMING.delta_ns),
         rates=dict.fromkeys(members, Rate(PLENTY, burst)),
         max_message=FILLS,
     )
@@ -41,13 +41,13 @@ def loaded(per_slot: Mapping[int, list[int]], *, size: int = FILLS, burst: int =
             for at in sorted(start + chance.randrange(TIMING.theta_ns) for _ in range(count)):
                 group.send(at, member, size)
     slots = max(len(counts) for counts in per_slot.values())
-    return group.run(group.base + slots * TIMING.theta_ns + group.bound_ns)
+    return group.run(group.base_ns + slots * TIMING.theta_ns + group.bound_ns)
 
 
 def frames(group: Group, member: int, slots: int) -> list[int]:
     """Frames per slot, as the network saw them."""
-    first = group.base // TIMING.theta_ns
-    return [group.ledger.loads[member].frames[slot] for slot in range(first, first + slots)]
+    first = group.base_ns // TIMING.theta_ns
+    return [group.ledger.traffic[member].frames_by_slot[slot] for slot in range(first, first + slots)]
 
 
 def test_theorem_3_a_silent_member_attains_the_one_extra_frame_per_slot() -> None:
@@ -71,13 +71,13 @@ def test_theorem_3_over_any_k_slots_at_most_k_frames_are_added_to_the_messages()
 def test_theorem_3_net_max_burst_is_app_max_burst_attained_at_full_load() -> None:
     group = loaded({1: [BURST] * 40, 2: [0] * 40, 3: [BURST - 1, BURST] * 20})
     assert frames(group, 1, 40) == [BURST] * 40, "a full burst takes no frame for its end-of-slot mark"
-    assert all(load.max_burst <= BURST for load in group.ledger.loads.values())
+    assert all(load.max_burst <= BURST for load in group.ledger.traffic.values())
 
 
 def test_theorem_3_packing_takes_fewer_frames_than_messages() -> None:
     group = loaded({1: [BURST] * 40, 2: [3] * 40}, size=100)
     assert frames(group, 1, 40) == [1] * 40, "six messages of 100 bytes, one frame, mark included"
-    assert group.ledger.loads[1].avg_rate == 1 < BURST
+    assert group.ledger.traffic[1].avg_rate == 1 < BURST
 
 
 @pytest.mark.parametrize("member", [1, 2, 3])
@@ -87,7 +87,7 @@ def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
     group = Group(
         TIMING,
         fixed(dict.fromkeys(members, 0)),
-        opposed(members, everything(TIMING.delta_ns), TIMING.delta_ns),
+        adversarial_network(members, constant_delay(TIMING.delta_ns), TIMING.delta_ns),
         rates=dict.fromkeys(members, Rate(PLENTY, 3)),
         max_message=FILLS,
     )
@@ -98,7 +98,7 @@ def test_theorem_3_holds_in_every_slot_while_rates_change(member: int) -> None:
         group.send(group.slot_start(member, number), member, *[FILLS] * burst)
         if chance.random() < 0.5:
             burst = chance.randint(1, 6)
-            group.new_rate(group.slot_start(member, number) + MS, member, Rate(PLENTY, burst))
+            group.change_rate(group.slot_start(member, number) + MS, member, Rate(PLENTY, burst))
     assert frames(group.run(), member, 40) == in_force, "no frame for the change of rate either"
 
 
@@ -109,7 +109,7 @@ def test_theorem_3_a_full_burst_of_messages_in_pieces_takes_no_frame_for_its_mar
     group = Group(
         TIMING,
         fixed({1: 0, 2: 0}),
-        opposed((1, 2), everything(0), TIMING.delta_ns),
+        adversarial_network((1, 2), constant_delay(0), TIMING.delta_ns),
         rates=dict.fromkeys((1, 2), Rate(PLENTY, 3)),
         max_message=pieces * 1300,
     )
@@ -123,7 +123,7 @@ def test_section_5_1_a_full_slot_ends_at_once_and_need_not_wait_for_its_end() ->
     group = Group(
         TIMING,
         fixed({1: 0, 2: 0}),
-        opposed((1, 2), everything(3 * MS), TIMING.delta_ns),
+        adversarial_network((1, 2), constant_delay(3 * MS), TIMING.delta_ns),
         rates=dict.fromkeys((1, 2), Rate(PLENTY, 2)),
     )
     for member in (1, 2):
@@ -144,7 +144,7 @@ def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: i
     group = Group(
         TIMING,
         fixed({1: 0}),
-        opposed((1,), everything(0), TIMING.delta_ns),
+        adversarial_network((1,), constant_delay(0), TIMING.delta_ns),
         rates={1: rate},
         max_message=max_message,
     )
@@ -152,9 +152,11 @@ def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: i
     for number in range(slots):
         sizes = [chance.choice((0, max_message, chance.randint(0, max_message))) for _ in range(5)]
         group.send(group.slot_start(1, number) + chance.randrange(TIMING.theta_ns), 1, *sizes)
-    load = group.run().ledger.loads[1]
-    first = group.base // TIMING.theta_ns
-    on_wire = [load.bytes.get(s, 0) + UDP_IP_BYTES * load.frames.get(s, 0) for s in range(first, first + slots)]
+    load = group.run().ledger.traffic[1]
+    first = group.base_ns // TIMING.theta_ns
+    on_wire = [
+        load.bytes_by_slot.get(s, 0) + UDP_IP_BYTES * load.frames_by_slot.get(s, 0) for s in range(first, first + slots)
+    ]
     reserved = reservation(policy, rate)
     assert max(on_wire) <= reserved.burst_bytes_per_slot
     k = rate.averaging_slots(TIMING.theta_ns)
@@ -171,10 +173,10 @@ def test_theorem_3_the_reservation_covers_every_byte_that_is_sent(max_message: i
 
 
 def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
-    asked: list[Reservation] = []
+    asked: list[BandwidthReservation] = []
 
-    class Noting(Unlimited):
-        def reserve(self, reservation: Reservation) -> None:
+    class Noting(UnlimitedNetwork):
+        def reserve(self, reservation: BandwidthReservation) -> None:
             asked.append(reservation)
 
     policy = Policy("g", 1, View((1,)), TIMING, Rate(100, 2))
@@ -182,9 +184,9 @@ def test_theorem_3_reserve_is_asked_at_the_start_and_at_every_change() -> None:
     order.wake(0)
     start = TIMING.start_of(order.view.first_slot)
     small, large = Rate(100, 2), Rate(500, 9)
-    order.new_rate(start, large)
+    order.change_rate(start, large)
     order.wake(start + TIMING.theta_ns)
-    order.new_rate(start + TIMING.theta_ns, small)
+    order.change_rate(start + TIMING.theta_ns, small)
     order.wake(start + 2 * TIMING.theta_ns)
     less, more = reservation(policy, small), reservation(policy, large)
     # While both rates are in play the larger one is held; only then is anything given back.
@@ -206,11 +208,11 @@ def test_after_theorem_3_a_longer_slot_gives_more_delay_and_fewer_marks() -> Non
     for theta in thetas:
         timing = Timing(10 * MS, 2 * MS, theta)
         latencies.append(max(figure_8(timing, 3).run().latencies())[0])
-        quiet = Group(timing, fixed({1: 0, 2: 0}), opposed((1, 2), everything(0), timing.delta_ns))
+        quiet = Group(timing, fixed({1: 0, 2: 0}), adversarial_network((1, 2), constant_delay(0), timing.delta_ns))
         fifth = NS_PER_S // 5
-        load = quiet.run(quiet.base + fifth).ledger.loads[1]
-        first, last = quiet.base // theta, (quiet.base + fifth) // theta
-        marks.append(5 * sum(load.frames[slot] for slot in range(first, last)))
+        load = quiet.run(quiet.base_ns + fifth).ledger.traffic[1]
+        first, last = quiet.base_ns // theta, (quiet.base_ns + fifth) // theta
+        marks.append(5 * sum(load.frames_by_slot[slot] for slot in range(first, last)))
     assert latencies == [12 * MS + theta for theta in thetas]
     assert marks == [NS_PER_S / theta for theta in thetas]
     assert latencies == sorted(latencies)

@@ -16,7 +16,7 @@ from unisono.model.events import Batch
 from unisono.model.timing import Timing
 from unisono.orders.base.receive_queue import SlotFrames
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.network import Network, everything, mesh, opposed
+from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay, full_mesh
 
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 MEMBERS = (1, 2, 3, 4)
@@ -61,7 +61,14 @@ class DeliversTwice(Planted):
         last = self.events[-1] if self.events else None
         if self._is_wrong() and sender == 2 and isinstance(last, Batch):
             again = Batch(
-                2, last.incarnation, last.slot, last.first_sequence, last.first_place, self._index, 1, last.runs
+                2,
+                last.incarnation,
+                last.slot,
+                last.first_sequence,
+                last.first_position,
+                self._index,
+                1,
+                last.packed_messages,
             )
             self._index += 1
             self.events.append(again)
@@ -101,10 +108,10 @@ def run_with(bug: type[Planted]) -> tuple[dict[str, Verdict], int]:
     group = Group(
         TIMING,
         fixed({1: MS, 2: -MS, 3: 0, 4: MS // 2}),
-        opposed(MEMBERS, everything(MS), TIMING.delta_ns),
+        adversarial_network(MEMBERS, constant_delay(MS), TIMING.delta_ns),
         orders={BUGGY: bug},
     )
-    wrong = group.base // TIMING.theta_ns + 2
+    wrong = group.base_ns // TIMING.theta_ns + 2
     buggy = group.orders[BUGGY]
     assert isinstance(buggy, Planted)
     buggy.wrong_slot = wrong
@@ -192,7 +199,7 @@ def test_a_link_slower_than_delta_is_caught_as_latency_to_the_nanosecond(excess_
     def delay(sender: int) -> int:
         return TIMING.delta_ns + excess_ns * (sender == 1)
 
-    network = Network(mesh((1, 2), lambda sender, _: lambda now: delay(sender)))
+    network = SimulatedNetwork(full_mesh((1, 2), lambda sender, _: lambda now: delay(sender)))
     group = Group(TIMING, fixed({1: -MS, 2: MS}), network)
     group.send(group.slot_start(2, 1), 2, 10)
     verdicts = group.run(group.last_ns + 2 * group.bound_ns).verdicts()

@@ -14,13 +14,13 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_grades.toml"
 
 
 def sequence(trace: Trace, grade: str, member: int) -> list[tuple[int, int]]:
-    rows = trace.graded(grade).deliveries()
+    rows = trace.with_grade(grade).deliveries()
     mine = rows.select(rows.member == member)
     return list(zip(mine.sender.tolist(), mine.sequence.tolist(), strict=True))
 
 
 def test_early_deliveries_are_in_time_with_gaps_and_final_ones_are_the_same_everywhere() -> None:
-    result = run(parse_scenario(SCENARIO.read_text("utf-8"), str(SCENARIO)), payloads=True)
+    result = run(parse_scenario(SCENARIO.read_text("utf-8"), str(SCENARIO)), compare_payloads=True)
     trace = result.trace
     verdicts = check_all(trace, until_ns=result.until_ns)
     assert overall(verdicts) is Status.VALID, verdicts

@@ -12,12 +12,12 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.delays import Constant
+from unisono.model.delays import ConstantDelay
 from unisono.model.events import ClockViolation, Violation
 from unisono.model.rates import Rate
 from unisono.model.scenario import Clocks, Network, Scenario, Workload
 from unisono.model.timing import Timing
-from unisono.sim.run import meta_of, prepare
+from unisono.sim.run import build_world, run_meta
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -37,18 +37,18 @@ def played(order: str, offset_ns: int, delay_ns: int, *, begins: bool | None = N
         timing=TIMING,
         rates=dict.fromkeys(MEMBERS, rate),
         workloads=dict.fromkeys(MEMBERS, Workload("cbr", 10, 10, rate=40.0)),
-        network=Network(Constant(delay_ns)),
+        network=Network(ConstantDelay(delay_ns)),
         run_ns=run_ns,
         seed=1,
         clocks=Clocks("perfect", offsets_ns={WRONG: offset_ns}),
     )
-    world, memory, bound_ns, reliable = prepare(scenario, 1, payloads=True)
-    world.run(world.send_until + bound_ns)
-    verdicts = check_all(memory.trace(meta_of(scenario, 1, bound_ns, reliable)), until_ns=world.now)
+    world, memory, bound_ns, reliable = build_world(scenario, 1, compare_payloads=True)
+    world.run(world.send_until_ns + bound_ns)
+    verdicts = check_all(memory.trace(run_meta(scenario, 1, bound_ns, reliable)), until_ns=world.now)
     assert all(verdicts[name].status is Status.VALID for name in ("total_order", "integrity", "fifo"))
     if begins is not None:
-        assert any(node.delivered for node in world.nodes.values()) is begins
-    return {member: node.violations for member, node in world.nodes.items()}
+        assert any(node.delivered for node in world.members.values()) is begins
+    return {member: node.violations for member, node in world.members.items()}
 
 
 def clocks(found: dict[int, list[Violation]], member: int) -> list[ClockViolation]:

@@ -13,22 +13,22 @@ from tests.unit.test_fec import GROUP, SLOT, Receiver, Sender, seen, slot_frames
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.delays import Chance, Constant
+from unisono.model.delays import ConstantDelay, RandomSource
 from unisono.model.faults import Duplication, Loss, Reordering, Span
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.scenario import EPOCH_NS, Network, Scenario, Start, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Skew
-from unisono.net.fec.layer import Fec, net_avg_per_slot, net_max_burst, order_policy, packets
+from unisono.net.clock_check import ClockCheck
+from unisono.net.fec.layer import Fec, datagrams_per_slot, net_avg_per_slot, net_max_burst, order_policy
 from unisono.orders.vbr.order import Vbr
 from unisono.sim import run as simulate
 from unisono.sim.clocks import Clock, FixedClock
 from unisono.sim.faults import LinkFault, link_fault
-from unisono.sim.network import Adversary, corners, everything, opposed
+from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners
 from unisono.sim.world import World
 from unisono.stack import Stack, build
 from unisono.trace.kinds import EventKind
@@ -102,7 +102,7 @@ def test_001_4_a_control_frame_between_the_shares_of_a_block_would_let_more_than
         fec.from_above(0, Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)))
         fec.from_above(0, frame)
     kinds = "".join(frame.kind.name[0] for frame in fec.down)
-    assert kinds.replace("P", "") == "F" * packets(5, 1, 3)
+    assert kinds.replace("P", "") == "F" * datagrams_per_slot(5, 1, 3)
     assert all(len(run) in {0, 3, 5} for run in kinds.split("P")), "whole blocks between the others"
 
 
@@ -134,16 +134,16 @@ def test_001_2_rates_are_kept_and_net_max_burst_is_attained() -> None:
         for slot, count in enumerate(sent, SLOT):
             # The order's dummy is the layer's: a slot without messages has one frame.
             counts.append(len(sender.send(slot_frames([0] * count or [-1], slot))))
-        assert max(counts) == net_max_burst(burst, a, b) == packets(burst, a, b)
+        assert max(counts) == net_max_burst(burst, a, b) == datagrams_per_slot(burst, a, b)
         assert sum(counts) / len(counts) <= net_avg_per_slot(sum(sent) / len(sent), a, b)
 
 
 def test_001_2_net_avg_rate_is_approached() -> None:
     """Empty slots attain the bound; full ones with one original more than fills blocks stay 1+a/(b-a) below it."""
     for a, b in ((1, 3), (2, 10)):
-        assert packets(0, a, b) == net_avg_per_slot(0, a, b)
+        assert datagrams_per_slot(0, a, b) == net_avg_per_slot(0, a, b)
         many = 1000 * (b - a) + 1
-        assert net_avg_per_slot(many, a, b) - packets(many, a, b) == pytest.approx(1 + a / (b - a))
+        assert net_avg_per_slot(many, a, b) - datagrams_per_slot(many, a, b) == pytest.approx(1 + a / (b - a))
 
 
 # -- 001-6: a crashed sender ---------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Run:
 def group(
     fec: tuple[int, int],
     faults: Sequence[Loss | Duplication | Reordering],
-    chance: Chance,
+    chance: RandomSource,
     *,
     adversary: Adversary,
     offsets: dict[int, int],
@@ -204,8 +204,8 @@ def group(
     members = tuple(offsets)
     start = EPOCH_NS - EPOCH_NS % TIMING.theta_ns
     memory = MemoryTrace("fec", "g")
-    network = opposed(members, adversary, TIMING.delta_ns)
-    world = World(network, start_ns=start, memory=memory, payloads=True)
+    network = adversarial_network(members, adversary, TIMING.delta_ns)
+    world = World(network, start_ns=start, memory_trace=memory, compare_payloads=True)
     fecs, orders = {}, []
     for member in members:
         policy = Policy(
@@ -219,7 +219,7 @@ def group(
             probe_every_ns=7 * MS,
             fec=fec,
         )
-        order, layer, skew = Vbr(order_policy(policy), Unlimited()), Fec(policy), Skew(policy)
+        order, layer, skew = Vbr(order_policy(policy), UnlimitedNetwork()), Fec(policy), ClockCheck(policy)
         stack = Stack(policy, order, [layer, skew], skew)
         stack.door = Door(group_key("g"), member, members, layered=frozenset({Kind.FEC}))
         fecs[member] = layer
@@ -264,10 +264,10 @@ def test_001_a_group_over_a_lossy_network_delivers_everything_in_one_order_and_o
     verdicts = run.verdicts()
     assert {name: v.status for name, v in verdicts.items()} == dict.fromkeys(verdicts, Status.VALID), verdicts
     assert {"gap_freedom", "latency", "total_order"} <= verdicts.keys()
-    nodes = run.world.nodes.values()
+    nodes = run.world.members.values()
     assert len({node.delivered for node in nodes}) == 1
     assert {node.delivered for node in nodes} == {sum(node.accepted for node in nodes)}
-    assert sum(fec.recovered for fec in run.fecs.values()) > 20
+    assert sum(fec.recovered_originals for fec in run.fecs.values()) > 20
     assert not any(node.violations for node in nodes)
 
 
@@ -286,14 +286,14 @@ def test_001_4_what_goes_outside_fec_is_sent_a_plus_1_times_so_that_a_group_begi
         timing=TIMING,
         rates=dict.fromkeys(members, Rate(1000, 5)),
         workloads=dict.fromkeys(members, Workload("cbr", 10, 10, rate=200)),
-        network=Network(Constant(10 * MS)),
+        network=Network(ConstantDelay(10 * MS)),
         run_ns=150 * MS,
         fec=fec,
         failures=failures,
         faults=(Loss(Span(), 1.0, *fec),),
         steps=(Start(2, 3 * MS), Start(3, 11 * MS)),
     )
-    result = simulate(scenario, payloads=True)
+    result = simulate(scenario, compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     assert {v.status for v in verdicts.values()} == {Status.VALID}, verdicts
     assert not any(result.violations.values()), result.violations
@@ -306,11 +306,11 @@ def test_001_4_what_goes_outside_fec_is_sent_a_plus_1_times_so_that_a_group_begi
 def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> None:
     """The negative: lose one more than a of b, and something stays lost; nothing false is delivered."""
     chance = Random(1)
-    run = group((1, 4), [losing(3, 4)], chance, adversary=everything(MS), offsets={1: 0, 2: 0})
+    run = group((1, 4), [losing(3, 4)], chance, adversary=constant_delay(MS), offsets={1: 0, 2: 0})
     for number in range(20):
         run.world.send(run.base + number * MS, 1 + number % 2, [300, 300])
     run.world.run(run.base + 40 * TIMING.theta_ns)
-    assert any(node.violations for node in run.world.nodes.values())
+    assert any(node.violations for node in run.world.members.values())
     verdicts = run.verdicts()
     assert verdicts["gap_freedom"].status is Status.VIOLATED
     assert verdicts["total_order"].status is Status.VALID
@@ -320,13 +320,15 @@ def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> N
 def test_001_7_holding_back_leaves_the_latency_bound_as_it_is_and_the_tight_schedule_attains_it() -> None:
     """Figure 8's schedule of paper 000 with a loss in every block: Δ+Γ+Θ, exactly."""
     half = TIMING.gamma_ns // 2
-    run = group((1, 3), [losing(1, 3)], Random(3), adversary=everything(TIMING.delta_ns), offsets={1: -half, 2: half})
-    at = run.world.nodes[2].clock.true_at(run.base)
+    run = group(
+        (1, 3), [losing(1, 3)], Random(3), adversary=constant_delay(TIMING.delta_ns), offsets={1: -half, 2: half}
+    )
+    at = run.world.members[2].clock.true_at(run.base)
     run.world.send(at, 2, [100])
     run.world.run(at + BOUND - 1)
-    assert run.world.nodes[2].delivered == 0
+    assert run.world.members[2].delivered == 0
     run.world.run(at + BOUND)
-    assert run.world.nodes[2].delivered == 1
+    assert run.world.members[2].delivered == 1
     assert run.verdicts()["latency"].status is Status.VALID
 
 
@@ -358,7 +360,7 @@ def test_001_figures_of_the_ordering_automaton_end_and_leave_come_through_fec(fe
             run.world.send(run.base + number * TIMING.theta_ns + member, member, [10] * chance.randint(0, 5))
     run.world.leave(run.base + 3 * TIMING.theta_ns + TIMING.theta_ns // 2, 5)
     run.world.run(run.base + 6 * TIMING.theta_ns + BOUND)
-    assert sum(layer.recovered for layer in run.fecs.values()) > 0
+    assert sum(layer.recovered_originals for layer in run.fecs.values()) > 0
     views = run.trace().of_kind(EventKind.VIEW)
     last = {m: views.select((views.member == m).nonzero()[0]) for m in (1, 2)}
     assert last[1].slot[-1] == last[2].slot[-1], "it is gone from the same slot on"
@@ -383,14 +385,14 @@ def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network(
 
 def test_001_data_goes_in_shares_and_in_no_other_way() -> None:
     sent: list[bytes] = []
-    run = group((2, 5), [], Random(1), adversary=everything(0), offsets={1: 0, 2: 0})
-    arrive = run.world.nodes[2].stack.receive
+    run = group((2, 5), [], Random(1), adversary=constant_delay(0), offsets={1: 0, 2: 0})
+    arrive = run.world.members[2].stack.receive
 
     def spy(now: int, data: bytes) -> None:
         sent.append(data)
         arrive(now, data)
 
-    run.world.nodes[2]._receive = spy
+    run.world.members[2]._receive = spy
     run.world.send(run.base, 1, [900] * 3)
     run.world.run(run.base + 3 * TIMING.theta_ns)
     kinds = {unpack_header(data, 0)[1] for data in sent}

@@ -11,33 +11,40 @@ from math import e, exp, log, pi, sqrt
 
 import pytest
 
-from unisono.model.delays import Constant, DelayModel, Empirical, Exponential, Lognormal, Uniform
+from unisono.model.delays import (
+    ConstantDelay,
+    DelayModel,
+    EmpiricalDelay,
+    ExponentialDelay,
+    LognormalDelay,
+    UniformDelay,
+)
 from unisono.model.histogram import Histogram
-from unisono.model.redundancy import Redundancy, Relative, eta_of_all, eta_of_one
-from unisono.net.rmcast.timeouts import Exact
-from unisono.qos.plan.rmcast_agreement import Crashes, crash_within, failure, failure_extended
+from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
+from unisono.net.rmcast.timeouts import ExactOmega
+from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure, agreement_failure_extended, crash_within
 from unisono.qos.plan.rmcast_model import (
     FOREVER_NS,
-    Network,
-    keeps_requirement,
+    NetworkModel,
     longest_omega,
-    may_stay_silent,
-    missed,
-    missed_of_started,
-    missed_of_takeover,
-    none_within,
-    not_within,
-    reached,
-    reached_after_copy,
-    reached_after_first,
-    reached_limit,
+    meets_requirement,
+    miss_probability,
+    miss_probability_of_started,
+    miss_probability_of_takeover,
+    needs_no_takeover,
+    none_arrived_probability,
+    not_arrived_probability,
+    reach_probability,
+    reach_probability_after_copy,
+    reach_probability_after_first,
+    reach_probability_limit,
     shortest_d,
     shortest_s,
 )
 
 MS = 1_000_000
 Q, N, ETA = 0.05, 50, 4.6
-NETWORK = Network(Exponential(MS), Q)
+NETWORK = NetworkModel(ExponentialDelay(MS), Q)
 RHO_1 = Redundancy(1, int(ETA * MS))
 RHO_2 = Redundancy(2, int(ETA * MS))
 
@@ -65,18 +72,18 @@ def test_equation_1_by_integrating_the_density() -> None:
     def density(x: float) -> float:
         return exp(-(log(x / median) ** 2) / (2 * sigma**2)) / (x * sigma * sqrt(2 * pi))
 
-    network = Network(Lognormal(at(median), sigma), 0.02)
+    network = NetworkModel(LognormalDelay(at(median), sigma), 0.02)
     for x in (0.5, 1.7, 2.0, 4.0, 9.0):
         beyond = 1 - integral(density, 1e-9, x)
-        assert not_within(network, at(x)) == pytest.approx(0.02 + 0.98 * beyond, abs=1e-7)
+        assert not_arrived_probability(network, at(x)) == pytest.approx(0.02 + 0.98 * beyond, abs=1e-7)
 
 
 def test_equation_1_of_measured_delays() -> None:
-    network = Network(Empirical.of_samples([at(1), at(2), at(2), at(9)]), 0.1)
-    assert not_within(network, at(1) - 1) == pytest.approx(1.0)
-    assert not_within(network, at(1)) == pytest.approx(0.1 + 0.9 * 3 / 4)
-    assert not_within(network, at(2)) == pytest.approx(0.1 + 0.9 * 1 / 4)
-    assert not_within(network, at(9)) == pytest.approx(0.1)
+    network = NetworkModel(EmpiricalDelay.of_samples([at(1), at(2), at(2), at(9)]), 0.1)
+    assert not_arrived_probability(network, at(1) - 1) == pytest.approx(1.0)
+    assert not_arrived_probability(network, at(1)) == pytest.approx(0.1 + 0.9 * 3 / 4)
+    assert not_arrived_probability(network, at(2)) == pytest.approx(0.1 + 0.9 * 1 / 4)
+    assert not_arrived_probability(network, at(9)) == pytest.approx(0.1)
 
 
 def test_equation_1_of_a_histogram_never_flatters_the_network() -> None:
@@ -84,30 +91,34 @@ def test_equation_1_of_a_histogram_never_flatters_the_network() -> None:
     histogram = Histogram()
     for delay in seen:
         histogram.add(delay)
-    measured = Network(Empirical.of_histogram(histogram), Q)
-    exact = Network(Empirical.of_samples(seen), Q)
+    measured = NetworkModel(EmpiricalDelay.of_histogram(histogram), Q)
+    exact = NetworkModel(EmpiricalDelay.of_samples(seen), Q)
     for x in (0.5, 1.0, 3.3, 6.0):
-        assert not_within(measured, at(x)) >= not_within(exact, at(x)) - 1e-12
-        assert not_within(measured, at(x)) == pytest.approx(not_within(exact, at(x)), abs=0.06)
+        assert not_arrived_probability(measured, at(x)) >= not_arrived_probability(exact, at(x)) - 1e-12
+        assert not_arrived_probability(measured, at(x)) == pytest.approx(
+            not_arrived_probability(exact, at(x)), abs=0.06
+        )
 
 
-@pytest.mark.parametrize("delay", [Exponential(MS), Uniform(0, MS), Constant(0), Empirical.of_samples([0, MS])])
+@pytest.mark.parametrize(
+    "delay", [ExponentialDelay(MS), UniformDelay(0, MS), ConstantDelay(0), EmpiricalDelay.of_samples([0, MS])]
+)
 def test_equation_1_nothing_arrives_in_no_time(delay: DelayModel) -> None:
-    assert not_within(Network(delay, Q), 0) == 1
-    assert not_within(Network(delay, Q), -MS) == 1
+    assert not_arrived_probability(NetworkModel(delay, Q), 0) == 1
+    assert not_arrived_probability(NetworkModel(delay, Q), -MS) == 1
 
 
 def test_equation_2_by_hand() -> None:
-    assert not_within(NETWORK, MS) == pytest.approx(0.05 + 0.95 / e, rel=1e-12)
-    assert not_within(NETWORK, at(2.5)) == pytest.approx(0.05 + 0.95 * 0.0820849986238988, rel=1e-12)
+    assert not_arrived_probability(NETWORK, MS) == pytest.approx(0.05 + 0.95 / e, rel=1e-12)
+    assert not_arrived_probability(NETWORK, at(2.5)) == pytest.approx(0.05 + 0.95 * 0.0820849986238988, rel=1e-12)
 
 
 def test_equation_3_by_hand() -> None:
     # D = 5: copy 0 has had 5, copy 1 has had 0.4, copy 2 is not sent yet.
     g = (0.05 + 0.95 * exp(-5)) * (0.05 + 0.95 * exp(-0.4))
-    assert missed(NETWORK, RHO_1, at(5)) == pytest.approx(g, rel=1e-9)
-    assert missed(NETWORK, RHO_2, at(5)) == pytest.approx(g, rel=1e-9)
-    assert missed(NETWORK, RHO_2, at(10)) == pytest.approx(h(10) * h(5.4) * h(0.8), rel=1e-9)
+    assert miss_probability(NETWORK, RHO_1, at(5)) == pytest.approx(g, rel=1e-9)
+    assert miss_probability(NETWORK, RHO_2, at(5)) == pytest.approx(g, rel=1e-9)
+    assert miss_probability(NETWORK, RHO_2, at(10)) == pytest.approx(h(10) * h(5.4) * h(0.8), rel=1e-9)
 
 
 def test_equation_4_by_integrating_over_the_first_copys_delay() -> None:
@@ -116,54 +127,56 @@ def test_equation_4_by_integrating_over_the_first_copys_delay() -> None:
     second = (1 - Q) * integral(lambda y: exp(-y), 0, d - ETA)
     first = (1 - Q) * integral(lambda x: exp(-x), 0, d)
     one = first + (1 - first) * second
-    assert reached(N, NETWORK, RHO_1, at(d)) == pytest.approx(one ** (N - 1), rel=1e-6)
+    assert reach_probability(N, NETWORK, RHO_1, at(d)) == pytest.approx(one ** (N - 1), rel=1e-6)
 
 
 def test_equation_4_limits_erratum_11() -> None:
-    assert reached_limit(N, NETWORK, RHO_1) == pytest.approx(0.88457, abs=5e-6)
-    assert reached_limit(N, NETWORK, RHO_2) == pytest.approx(0.99389, abs=5e-6)
-    assert reached(N, NETWORK, RHO_1, at(10_000)) <= reached_limit(N, NETWORK, RHO_1) + 1e-12
+    assert reach_probability_limit(N, NETWORK, RHO_1) == pytest.approx(0.88457, abs=5e-6)
+    assert reach_probability_limit(N, NETWORK, RHO_2) == pytest.approx(0.99389, abs=5e-6)
+    assert reach_probability(N, NETWORK, RHO_1, at(10_000)) <= reach_probability_limit(N, NETWORK, RHO_1) + 1e-12
     assert shortest_d(N, NETWORK, RHO_1, 0.9) is None
 
 
 def test_equation_5_by_hand_has_k_plus_1_factors() -> None:
-    assert missed_of_started(NETWORK, RHO_2, 0, at(3)) == pytest.approx(h(3), rel=1e-9)
-    assert missed_of_started(NETWORK, RHO_2, 2, at(3)) == pytest.approx(h(3) * h(7.6) * h(12.2), rel=1e-9)
+    assert miss_probability_of_started(NETWORK, RHO_2, 0, at(3)) == pytest.approx(h(3), rel=1e-9)
+    assert miss_probability_of_started(NETWORK, RHO_2, 2, at(3)) == pytest.approx(h(3) * h(7.6) * h(12.2), rel=1e-9)
 
 
 def test_equation_6_by_hand_and_one_by_definition_at_rho() -> None:
     # The receiver of copy 0 sends copies 0, 1 and 2 at 2η, 3η and 4η, ζ taken as η.
-    assert missed_of_takeover(NETWORK, RHO_2, 0, at(20)) == pytest.approx(h(10.8) * h(6.2) * h(1.6), rel=1e-9)
-    assert missed_of_takeover(NETWORK, RHO_2, 1, at(20)) == pytest.approx(h(10.8) * h(6.2), rel=1e-9)
-    assert missed_of_takeover(NETWORK, RHO_2, 2, at(20)) == 1
+    assert miss_probability_of_takeover(NETWORK, RHO_2, 0, at(20)) == pytest.approx(h(10.8) * h(6.2) * h(1.6), rel=1e-9)
+    assert miss_probability_of_takeover(NETWORK, RHO_2, 1, at(20)) == pytest.approx(h(10.8) * h(6.2), rel=1e-9)
+    assert miss_probability_of_takeover(NETWORK, RHO_2, 2, at(20)) == 1
     later = replace(RHO_2, omega_ns=at(1.5))
-    assert missed_of_takeover(NETWORK, later, 0, at(20)) == pytest.approx(h(9.3) * h(4.7) * h(0.1), rel=1e-9)
-    assert missed_of_takeover(NETWORK, RHO_2, 0, at(2 * ETA)) == 1
+    assert miss_probability_of_takeover(NETWORK, later, 0, at(20)) == pytest.approx(h(9.3) * h(4.7) * h(0.1), rel=1e-9)
+    assert miss_probability_of_takeover(NETWORK, RHO_2, 0, at(2 * ETA)) == 1
 
 
 def test_equation_7_by_hand() -> None:
     g, g_takeover = h(12), h(12 - 9.2) * h(12 - 13.8)
-    assert reached_after_copy(N, NETWORK, RHO_1, 0, at(12)) == pytest.approx((1 - g * g_takeover) ** 48, rel=1e-9)
-    assert reached_after_copy(2, NETWORK, RHO_1, 0, at(12)) == 1
+    assert reach_probability_after_copy(N, NETWORK, RHO_1, 0, at(12)) == pytest.approx(
+        (1 - g * g_takeover) ** 48, rel=1e-9
+    )
+    assert reach_probability_after_copy(2, NETWORK, RHO_1, 0, at(12)) == 1
 
 
 @pytest.mark.parametrize(("redundancy", "from_s"), [(RHO_1, 14), (RHO_2, 19)])
 def test_equation_8_erratum_4_the_minimum_moves_to_rho(redundancy: Redundancy, from_s: int) -> None:
     for s in range(1, 41):
-        each = [reached_after_copy(N, NETWORK, redundancy, k, at(s)) for k in range(redundancy.rho + 1)]
+        each = [reach_probability_after_copy(N, NETWORK, redundancy, k, at(s)) for k in range(redundancy.rho + 1)]
         smallest = min(range(len(each)), key=each.__getitem__)
         assert smallest == (redundancy.rho if s >= from_s else 0)
-        assert reached_after_first(N, NETWORK, redundancy, at(s)) == each[smallest]
+        assert reach_probability_after_first(N, NETWORK, redundancy, at(s)) == each[smallest]
 
 
 def test_equations_9_and_10_include_equality_erratum_6() -> None:
     s = at(6)
-    silent = (1 - missed_of_started(NETWORK, RHO_2, 1, s)) ** (N - 2)
-    assert may_stay_silent(N, NETWORK, RHO_2, 1, s, share=silent)
-    assert not may_stay_silent(N, NETWORK, RHO_2, 1, s, share=silent + 1e-12)
-    with_takeover = reached_after_copy(N, NETWORK, RHO_2, 0, at(20))
-    assert keeps_requirement(N, NETWORK, RHO_2, 0, at(20), share=with_takeover)
-    assert not keeps_requirement(N, NETWORK, RHO_2, 0, at(20), share=with_takeover + 1e-12)
+    silent = (1 - miss_probability_of_started(NETWORK, RHO_2, 1, s)) ** (N - 2)
+    assert needs_no_takeover(N, NETWORK, RHO_2, 1, s, share=silent)
+    assert not needs_no_takeover(N, NETWORK, RHO_2, 1, s, share=silent + 1e-12)
+    with_takeover = reach_probability_after_copy(N, NETWORK, RHO_2, 0, at(20))
+    assert meets_requirement(N, NETWORK, RHO_2, 0, at(20), share=with_takeover)
+    assert not meets_requirement(N, NETWORK, RHO_2, 0, at(20), share=with_takeover + 1e-12)
 
 
 def test_equation_11_is_the_root_in_omega() -> None:
@@ -181,8 +194,8 @@ def test_equation_11_is_the_root_in_omega() -> None:
     assert found is not None
     assert found / MS == pytest.approx(low, abs=1e-5)
     # The rule that a running receiver follows is the same, in steps of S/1024.
-    relative = Relative(share, at(s), Q, Exponential(MS))
-    followed = Exact(replace(RHO_2, adaptive="exact", relative=relative), relative, N).first(0)
+    relative = RelativeRequirement(share, at(s), Q, ExponentialDelay(MS))
+    followed = ExactOmega(replace(RHO_2, adaptive="exact", relative=relative), relative, N).first_omega(0)
     assert found - at(s) / 1024 <= followed <= found
 
 
@@ -194,7 +207,7 @@ def test_equation_11_at_its_ends() -> None:
 def test_equation_12_by_hand() -> None:
     assert crash_within(at(9.2), at(9.2)) == pytest.approx(1 - 1 / e, rel=1e-12)
     # A receiver waits η + ω and ζ, at most 2η + ω.
-    crashes = Crashes(at(1000), 1e-3)
+    crashes = CrashModel(at(1000), 1e-3)
     assert crashes.before_takeover(replace(RHO_1, omega_ns=at(0.8))) == pytest.approx(1 - exp(-10 / 1000), rel=1e-12)
     # With B.2's time-outs, which counting has too, ω may grow by ρη.
     counting = replace(RHO_2, adaptive="counting")
@@ -202,15 +215,15 @@ def test_equation_12_by_hand() -> None:
 
 
 def test_equation_13_base_erratum_7() -> None:
-    assert failure(1, Q, 0.3, 0.2) == failure(2, Q, 0.3, 0.2) == 0
-    assert failure_extended(1, Q, 0.3, 0.2) == failure_extended(2, Q, 0.3, 0.2) == 0
+    assert agreement_failure(1, Q, 0.3, 0.2) == agreement_failure(2, Q, 0.3, 0.2) == 0
+    assert agreement_failure_extended(1, Q, 0.3, 0.2) == agreement_failure_extended(2, Q, 0.3, 0.2) == 0
 
 
 def test_equation_13_by_hand_for_three_and_four() -> None:
     q, v, b = 0.1, 0.3, 0.2
     r = 1 - q
     three = b * r * v + (1 - b) * b * (2 * r * q * v + r**2 * v**2)
-    assert failure(3, q, v, b) == pytest.approx(three, rel=1e-12)
+    assert agreement_failure(3, q, v, b) == pytest.approx(three, rel=1e-12)
     one = v + (1 - v) * three
     two = v**2  # f_2 = 0
     four = (
@@ -218,7 +231,7 @@ def test_equation_13_by_hand_for_three_and_four() -> None:
         + (1 - b) * b * (2 * r * q * one + r**2 * two)
         + (1 - b) ** 2 * b * (3 * r * q**2 * one + 3 * r**2 * q * two + r**3 * v**3)
     )
-    assert failure(4, q, v, b) == pytest.approx(four, rel=1e-12)
+    assert agreement_failure(4, q, v, b) == pytest.approx(four, rel=1e-12)
 
 
 def enumerated(members: int, q: float, v: float, b: float, survivors_counted: Callable[[int], bool]) -> float:
@@ -251,24 +264,28 @@ def enumerated(members: int, q: float, v: float, b: float, survivors_counted: Ca
 @pytest.mark.parametrize("members", [3, 4, 5, 6])
 def test_equation_13_and_its_extension_by_enumeration(members: int) -> None:
     q, v, b = 0.1, 0.3, 0.2
-    assert failure(members, q, v, b) == pytest.approx(enumerated(members, q, v, b, lambda m: m == 1), rel=1e-12)
-    assert failure_extended(members, q, v, b) == pytest.approx(enumerated(members, q, v, b, lambda _: True), rel=1e-12)
+    assert agreement_failure(members, q, v, b) == pytest.approx(
+        enumerated(members, q, v, b, lambda m: m == 1), rel=1e-12
+    )
+    assert agreement_failure_extended(members, q, v, b) == pytest.approx(
+        enumerated(members, q, v, b, lambda _: True), rel=1e-12
+    )
 
 
 def test_figure_17_plateau_errata_8_and_9() -> None:
-    assert failure(50, Q, 1e-4, 1e-3) == pytest.approx(1.05374e-7, abs=5e-13)
-    assert failure_extended(50, Q, 1e-4, 1e-3) == pytest.approx(1.05374e-7, abs=5e-13)
-    assert failure(50, Q, 0.95e-4, 1e-3) == pytest.approx(1.001e-7, abs=5e-11)
-    assert failure(50, Q, 1e-4, 1e-3) == pytest.approx(1e-7 / (1 - Q), rel=2e-3)
+    assert agreement_failure(50, Q, 1e-4, 1e-3) == pytest.approx(1.05374e-7, abs=5e-13)
+    assert agreement_failure_extended(50, Q, 1e-4, 1e-3) == pytest.approx(1.05374e-7, abs=5e-13)
+    assert agreement_failure(50, Q, 0.95e-4, 1e-3) == pytest.approx(1.001e-7, abs=5e-11)
+    assert agreement_failure(50, Q, 1e-4, 1e-3) == pytest.approx(1e-7 / (1 - Q), rel=2e-3)
     # None at n = 2, then growing, and from n = 5 within half a per cent of where it stays.
-    by_size = [failure(n, Q, 0.95e-4, 1e-3) for n in range(2, 51)]
+    by_size = [agreement_failure(n, Q, 0.95e-4, 1e-3) for n in range(2, 51)]
     assert 0 == by_size[0] < by_size[1] < by_size[2] < by_size[3]
     assert by_size[3:] == [pytest.approx(by_size[-1], rel=5e-3)] * len(by_size[3:])
 
 
 def test_eta_of_section_3_3() -> None:
-    assert eta_of_one(Exponential(MS), 0.99) / MS == pytest.approx(-log(0.01), abs=1e-6)
-    assert eta_of_all(Exponential(MS), 0.99, N) / MS == pytest.approx(-log(1 - 0.99 ** (1 / 49)), abs=1e-6)
+    assert eta_of_one(ExponentialDelay(MS), 0.99) / MS == pytest.approx(-log(0.01), abs=1e-6)
+    assert eta_of_all(ExponentialDelay(MS), 0.99, N) / MS == pytest.approx(-log(1 - 0.99 ** (1 / 49)), abs=1e-6)
 
 
 def test_the_time_at_which_a_share_is_reached() -> None:
@@ -276,11 +293,15 @@ def test_the_time_at_which_a_share_is_reached() -> None:
     s_ns = shortest_s(N, NETWORK, RHO_2, 0.99)
     assert d_ns is not None
     assert s_ns is not None
-    assert reached(N, NETWORK, RHO_2, d_ns - 1) < 0.99 <= reached(N, NETWORK, RHO_2, d_ns)
-    assert reached_after_first(N, NETWORK, RHO_2, s_ns - 1) < 0.99 <= reached_after_first(N, NETWORK, RHO_2, s_ns)
+    assert reach_probability(N, NETWORK, RHO_2, d_ns - 1) < 0.99 <= reach_probability(N, NETWORK, RHO_2, d_ns)
+    assert (
+        reach_probability_after_first(N, NETWORK, RHO_2, s_ns - 1)
+        < 0.99
+        <= reach_probability_after_first(N, NETWORK, RHO_2, s_ns)
+    )
 
 
-def worst_of_all_couplings(network: Network, times: list[int], delays: list[int]) -> float:
+def worst_of_all_couplings(network: NetworkModel, times: list[int], delays: list[int]) -> float:
     """None of two sends in time: the largest probability over all joint distributions of two delays, each as likely.
 
     The corners of all joint distributions with such marginals are the permutations (Birkhoff), and a probability is
@@ -299,35 +320,43 @@ def worst_of_all_couplings(network: Network, times: list[int], delays: list[int]
 @pytest.mark.parametrize("times", [[3, 2], [9, 1], [4, 4], [0, 9], [9, 9], [2, 7]], ids=str)
 def test_equation_3_for_dependent_delays_is_the_worst_of_all_joint_distributions(times: list[int]) -> None:
     delays = [1, 2, 2, 4, 7, 9]
-    network = Network(Empirical.of_samples(delays), 0.1, dependent=True)
-    assert none_within(network, times) == pytest.approx(worst_of_all_couplings(network, times, delays), rel=1e-12)
+    network = NetworkModel(EmpiricalDelay.of_samples(delays), 0.1, delays_dependent=True)
+    assert none_arrived_probability(network, times) == pytest.approx(
+        worst_of_all_couplings(network, times, delays), rel=1e-12
+    )
 
 
 def test_equation_3_for_dependent_delays_by_hand() -> None:
     # Half of all delays are 1, half 10: copies at 0 and 2, and D = 4. Independent: (q + (1-q)/2)². Together: half the
     # time both are late; else both are lost.
-    network = Network(Empirical.of_samples([at(1), at(10)]), 0.1, dependent=True)
+    network = NetworkModel(EmpiricalDelay.of_samples([at(1), at(10)]), 0.1, delays_dependent=True)
     setting = Redundancy(1, at(2))
-    assert missed(network, setting, at(4)) == pytest.approx(0.5 + 0.5 * 0.01, rel=1e-12)
-    assert missed(replace(network, dependent=False), setting, at(4)) == pytest.approx(0.55**2, rel=1e-12)
+    assert miss_probability(network, setting, at(4)) == pytest.approx(0.5 + 0.5 * 0.01, rel=1e-12)
+    assert miss_probability(replace(network, delays_dependent=False), setting, at(4)) == pytest.approx(
+        0.55**2, rel=1e-12
+    )
 
 
 def test_equations_4_and_7_for_dependent_delays_take_each_destination_for_itself() -> None:
-    network = Network(Constant(at(1)), 0.1, dependent=True)
-    assert reached(4, network, RHO_1, at(10)) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
-    assert reached_limit(4, network, RHO_1) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
+    network = NetworkModel(ConstantDelay(at(1)), 0.1, delays_dependent=True)
+    assert reach_probability(4, network, RHO_1, at(10)) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
+    assert reach_probability_limit(4, network, RHO_1) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
     # The receiver of copy 0 takes over and sends two at 2η and 3η: three copies in all.
-    assert reached_after_copy(4, network, RHO_1, 0, at(20)) == pytest.approx(1 - 2 * 0.001, rel=1e-12)
-    assert reached(400, network, RHO_1, at(10)) == 0
+    assert reach_probability_after_copy(4, network, RHO_1, 0, at(20)) == pytest.approx(1 - 2 * 0.001, rel=1e-12)
+    assert reach_probability(400, network, RHO_1, at(10)) == 0
 
 
-@pytest.mark.parametrize("delay", [Exponential(MS), Lognormal(at(2), 0.5), Uniform(0, at(7)), Constant(MS)])
+@pytest.mark.parametrize(
+    "delay", [ExponentialDelay(MS), LognormalDelay(at(2), 0.5), UniformDelay(0, at(7)), ConstantDelay(MS)]
+)
 def test_dependent_delays_never_offer_more_and_one_copy_to_one_member_offers_the_same(delay: DelayModel) -> None:
-    free, bound = Network(delay, Q), Network(delay, Q, dependent=True)
+    free, bound = NetworkModel(delay, Q), NetworkModel(delay, Q, delays_dependent=True)
     for rho, d in product(range(4), (0.3, 1, 3, 5, 8, 14, 30)):
         setting = Redundancy(rho, at(2))
-        assert reached(5, bound, setting, at(d)) <= reached(5, free, setting, at(d)) + 1e-12
+        assert reach_probability(5, bound, setting, at(d)) <= reach_probability(5, free, setting, at(d)) + 1e-12
         for k in range(rho + 1):
-            ours, papers = (reached_after_copy(5, network, setting, k, at(d)) for network in (bound, free))
+            ours, papers = (reach_probability_after_copy(5, network, setting, k, at(d)) for network in (bound, free))
             assert ours <= papers + 1e-12
-    assert reached(2, bound, Redundancy(0, MS), at(3)) == pytest.approx(reached(2, free, Redundancy(0, MS), at(3)))
+    assert reach_probability(2, bound, Redundancy(0, MS), at(3)) == pytest.approx(
+        reach_probability(2, free, Redundancy(0, MS), at(3))
+    )

@@ -4,36 +4,36 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import DelayModel, Empirical, Exponential, Lognormal, Stretched, Uniform
+from unisono.errors import InvalidOption
+from unisono.model.delays import DelayModel, EmpiricalDelay, ExponentialDelay, LognormalDelay, ScaledDelay, UniformDelay
 from unisono.model.histogram import Histogram
 from unisono.model.redundancy import Redundancy
 from unisono.qos.plan.negotiation import (
     OMEGA_MOST_ETAS,
     Agreement,
-    Below,
-    Counter,
-    Offered,
-    Required,
+    CounterOffer,
+    Environment,
+    Guarantee,
+    Requirement,
     Target,
+    candidate_settings,
     meets,
-    need_of,
     negotiate,
-    settings,
+    worst_network_for,
 )
-from unisono.qos.plan.rmcast_agreement import Crashes, crash_within, failure_extended
-from unisono.qos.plan.rmcast_model import Network, reached, reached_after_first
+from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure_extended, crash_within
+from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability, reach_probability_after_first
 from unisono.qos.plan.rmcast_traffic import expected_broadcasts
 
 MS = 1_000_000
-PAPER = Below(50, Network(Exponential(MS), 0.05))
+PAPER = Environment(50, NetworkModel(ExponentialDelay(MS), 0.05))
 
 
-def histogram(*samples_ms: float) -> Empirical:
+def histogram(*samples_ms: float) -> EmpiricalDelay:
     counted = Histogram()
     for sample in samples_ms:
         counted.add(round(sample * MS))
-    return Empirical.of_histogram(counted)
+    return EmpiricalDelay.of_histogram(counted)
 
 
 @dataclass(frozen=True)
@@ -44,137 +44,141 @@ class Adds:
     takes_ns: int
     multicasts: int = 1
 
-    def needs(self, required: Required) -> Required | None:
-        if required.latency is None:
-            return required
-        within_ns = required.latency.within_ns
+    def needs(self, requirement: Requirement) -> Requirement | None:
+        if requirement.latency is None:
+            return requirement
+        within_ns = requirement.latency.within_ns
         if within_ns is not None and within_ns < self.takes_ns:
             return None
         left = None if within_ns is None else within_ns - self.takes_ns
-        return replace(required, latency=Target(required.latency.share ** (1 / self.multicasts), left))
+        return replace(requirement, latency=Target(requirement.latency.share ** (1 / self.multicasts), left))
 
-    def offers(self, below: Offered) -> Offered:
-        if below.latency is None or below.latency.within_ns is None:
-            return below
-        latency = Target(below.latency.share**self.multicasts, below.latency.within_ns + self.takes_ns)
-        return replace(below, latency=latency)
+    def guarantee(self, guarantee_below: Guarantee) -> Guarantee:
+        if guarantee_below.latency is None or guarantee_below.latency.within_ns is None:
+            return guarantee_below
+        latency = Target(
+            guarantee_below.latency.share**self.multicasts, guarantee_below.latency.within_ns + self.takes_ns
+        )
+        return replace(guarantee_below, latency=latency)
 
 
-def agreed(answer: Agreement | Counter) -> Agreement:
+def agreed(answer: Agreement | CounterOffer) -> Agreement:
     assert isinstance(answer, Agreement), answer
     return answer
 
 
-def refused(answer: Agreement | Counter) -> Counter:
-    assert isinstance(answer, Counter), answer
+def refused(answer: Agreement | CounterOffer) -> CounterOffer:
+    assert isinstance(answer, CounterOffer), answer
     return answer
 
 
 DELAYS = [
-    pytest.param(Exponential(MS), id="exponential"),
-    pytest.param(Lognormal(2 * MS, 0.6), id="lognormal"),
-    pytest.param(Uniform(0, 4 * MS), id="uniform"),
+    pytest.param(ExponentialDelay(MS), id="exponential"),
+    pytest.param(LognormalDelay(2 * MS, 0.6), id="lognormal"),
+    pytest.param(UniformDelay(0, 4 * MS), id="uniform"),
     pytest.param(histogram(0.3, 0.5, 0.9, 1.0, 1.1, 1.3, 2.2, 5.9, 0.8, 0.7), id="measured"),
 ]
 
 
 @pytest.mark.parametrize("delay", DELAYS)
 def test_what_is_agreed_holds_for_any_distribution(delay: DelayModel) -> None:
-    below = Below(20, Network(delay, 0.03))
-    answer = agreed(negotiate(Required(Target(0.99, 60 * MS), Target(0.95, 120 * MS)), below))
-    assert reached(20, below.network, answer.redundancy, 60 * MS) >= 0.99
-    assert reached_after_first(20, below.network, answer.redundancy, 120 * MS) >= 0.95
-    given = answer.offered.latency
+    below = Environment(20, NetworkModel(delay, 0.03))
+    answer = agreed(negotiate(Requirement(Target(0.99, 60 * MS), Target(0.95, 120 * MS)), below))
+    assert reach_probability(20, below.network, answer.redundancy, 60 * MS) >= 0.99
+    assert reach_probability_after_first(20, below.network, answer.redundancy, 120 * MS) >= 0.95
+    given = answer.guarantee.latency
     assert given is not None
     assert given.within_ns is not None
     assert given.within_ns <= 60 * MS
-    assert reached(20, below.network, answer.redundancy, given.within_ns) >= 0.99
+    assert reach_probability(20, below.network, answer.redundancy, given.within_ns) >= 0.99
 
 
 @pytest.mark.parametrize("delay", DELAYS)
 def test_no_setting_is_cheaper(delay: DelayModel) -> None:
-    below = Below(20, Network(delay, 0.03))
-    required = Required(Target(0.99, 60 * MS), Target(0.95, 80 * MS))
+    below = Environment(20, NetworkModel(delay, 0.03))
+    required = Requirement(Target(0.99, 60 * MS), Target(0.95, 80 * MS))
     answer = agreed(negotiate(required, below))
-    for rho, eta_ns in settings(below):
+    for rho, eta_ns in candidate_settings(below):
         for fifths in range(5 * OMEGA_MOST_ETAS + 1):
             other = Redundancy(rho, eta_ns, fifths * eta_ns // 5)
             if meets(required, below, other):
-                assert expected_broadcasts(20, below.network, other) >= answer.broadcasts * (1 - 1e-9)
+                assert expected_broadcasts(20, below.network, other) >= answer.expected_broadcasts * (1 - 1e-9)
 
 
 def test_achievable_means_at_least_erratum_6() -> None:
     network, redundancy = PAPER.network, Redundancy(2, 4_600_000)
-    exactly = reached(50, network, redundancy, 12 * MS)
-    assert meets(Required(Target(exactly, 12 * MS)), PAPER, redundancy)
-    assert not meets(Required(Target(exactly + 1e-12, 12 * MS)), PAPER, redundancy)
-    relative = reached_after_first(50, network, redundancy, 15 * MS)
-    assert meets(Required(relative=Target(relative, 15 * MS)), PAPER, redundancy)
-    assert not meets(Required(relative=Target(relative + 1e-12, 15 * MS)), PAPER, redundancy)
+    exactly = reach_probability(50, network, redundancy, 12 * MS)
+    assert meets(Requirement(Target(exactly, 12 * MS)), PAPER, redundancy)
+    assert not meets(Requirement(Target(exactly + 1e-12, 12 * MS)), PAPER, redundancy)
+    relative = reach_probability_after_first(50, network, redundancy, 15 * MS)
+    assert meets(Requirement(relative=Target(relative, 15 * MS)), PAPER, redundancy)
+    assert not meets(Requirement(relative=Target(relative + 1e-12, 15 * MS)), PAPER, redundancy)
 
 
 def test_erratum_11_nine_tenths_are_not_achievable_with_one_repetition() -> None:
     limited = replace(PAPER, rho_most=1)
-    answer = refused(negotiate(Required(Target(0.9, 3_600_000 * MS)), limited))
-    assert len(answer.offers) == 1, "there is no D at which 0.9 is reached, only a share that is"
-    assert answer.offers[0].latency is not None
-    assert answer.offers[0].latency.share == pytest.approx(0.88457, abs=5e-6)
-    assert agreed(negotiate(Required(Target(0.9, 60 * MS)), PAPER)).redundancy.rho == 2
+    answer = refused(negotiate(Requirement(Target(0.9, 3_600_000 * MS)), limited))
+    assert len(answer.alternatives) == 1, "there is no D at which 0.9 is reached, only a share that is"
+    assert answer.alternatives[0].latency is not None
+    assert answer.alternatives[0].latency.share == pytest.approx(0.88457, abs=5e-6)
+    assert agreed(negotiate(Requirement(Target(0.9, 60 * MS)), PAPER)).redundancy.rho == 2
 
 
 def test_a_counter_offer_is_accepted_when_it_is_asked_for() -> None:
-    answer = refused(negotiate(Required(Target(0.99, 6 * MS)), PAPER))
-    assert len(answer.offers) == 2
-    by_share, by_time = (offer.latency for offer in answer.offers)
+    answer = refused(negotiate(Requirement(Target(0.99, 6 * MS)), PAPER))
+    assert len(answer.alternatives) == 2
+    by_share, by_time = (offer.latency for offer in answer.alternatives)
     assert by_share is not None
     assert by_time is not None
     assert by_share.within_ns == 6 * MS
     assert by_share.share < 0.99 <= by_time.share
     assert by_time.within_ns is not None
-    agreed(negotiate(Required(by_share), PAPER))
-    agreed(negotiate(Required(Target(0.99, by_time.within_ns)), PAPER))
-    refused(negotiate(Required(Target(0.99, by_time.within_ns - 1)), PAPER))
+    agreed(negotiate(Requirement(by_share), PAPER))
+    agreed(negotiate(Requirement(Target(0.99, by_time.within_ns)), PAPER))
+    refused(negotiate(Requirement(Target(0.99, by_time.within_ns - 1)), PAPER))
 
 
 def test_a_relative_counter_offer_is_accepted_too() -> None:
-    answer = refused(negotiate(Required(relative=Target(0.95, 10 * MS)), PAPER))
-    (offer,) = answer.offers
+    answer = refused(negotiate(Requirement(relative=Target(0.95, 10 * MS)), PAPER))
+    (offer,) = answer.alternatives
     assert offer.relative is not None
     assert offer.relative.within_ns is not None
-    agreed(negotiate(Required(relative=Target(0.95, offer.relative.within_ns)), PAPER))
-    refused(negotiate(Required(relative=Target(0.95, offer.relative.within_ns - 1)), PAPER))
+    agreed(negotiate(Requirement(relative=Target(0.95, offer.relative.within_ns)), PAPER))
+    refused(negotiate(Requirement(relative=Target(0.95, offer.relative.within_ns - 1)), PAPER))
 
 
 def test_what_is_needed_of_the_network_is_the_edge_of_what_is_enough() -> None:
-    required = Required(Target(0.99, 30 * MS))
+    required = Requirement(Target(0.99, 30 * MS))
     answer = agreed(negotiate(required, PAPER))
-    need = answer.need
+    need = answer.worst_network
     assert need.loss is not None
-    assert need.stretch is not None
+    assert need.delay_factor is not None
     assert need.loss > 0.05
-    assert need.stretch > 1
+    assert need.delay_factor > 1
     delay, setting = PAPER.network.delay, answer.redundancy
-    assert meets(required, replace(PAPER, network=Network(delay, need.loss)), setting)
-    assert not meets(required, replace(PAPER, network=Network(delay, need.loss + 2e-6)), setting)
-    assert meets(required, replace(PAPER, network=Network(Stretched(delay, need.stretch), 0.05)), setting)
-    assert not meets(required, replace(PAPER, network=Network(Stretched(delay, need.stretch + 2e-3), 0.05)), setting)
-    assert need_of(required, PAPER, setting) == need
+    assert meets(required, replace(PAPER, network=NetworkModel(delay, need.loss)), setting)
+    assert not meets(required, replace(PAPER, network=NetworkModel(delay, need.loss + 2e-6)), setting)
+    assert meets(required, replace(PAPER, network=NetworkModel(ScaledDelay(delay, need.delay_factor), 0.05)), setting)
+    assert not meets(
+        required, replace(PAPER, network=NetworkModel(ScaledDelay(delay, need.delay_factor + 2e-3), 0.05)), setting
+    )
+    assert worst_network_for(required, PAPER, setting) == need
 
 
 def test_a_network_as_good_as_the_counter_says_is_accepted() -> None:
-    required = Required(Target(0.9, 5 * MS))
+    required = Requirement(Target(0.9, 5 * MS))
     answer = refused(negotiate(required, PAPER))
-    assert answer.need is not None
-    assert answer.need.stretch is not None
-    assert answer.need.stretch < 1
-    faster = Network(Stretched(Exponential(MS), answer.need.stretch), 0.05)
+    assert answer.worst_network is not None
+    assert answer.worst_network.delay_factor is not None
+    assert answer.worst_network.delay_factor < 1
+    faster = NetworkModel(ScaledDelay(ExponentialDelay(MS), answer.worst_network.delay_factor), 0.05)
     agreed(negotiate(required, replace(PAPER, network=faster)))
 
 
 def test_figure_2_the_walk_goes_down_to_the_network_and_back_up() -> None:
     layers = (Adds("order", 7 * MS), Adds("fifo", 2 * MS, multicasts=2))
-    answer = agreed(negotiate(Required(Target(0.99, 60 * MS)), PAPER, layers))
-    assert [(step.layer, step.way) for step in answer.steps] == [
+    answer = agreed(negotiate(Requirement(Target(0.99, 60 * MS)), PAPER, layers))
+    assert [(step.layer, step.direction) for step in answer.steps] == [
         ("order", "down"),
         ("fifo", "down"),
         ("rmcast", "down"),
@@ -183,9 +187,9 @@ def test_figure_2_the_walk_goes_down_to_the_network_and_back_up() -> None:
         ("fifo", "up"),
         ("order", "up"),
     ]
-    assert "within 53ms" in answer.steps[0].says
-    assert "within 51ms" in answer.steps[1].says
-    bottom, top = answer.at_rmcast.latency, answer.offered.latency
+    assert "within 53ms" in answer.steps[0].text
+    assert "within 51ms" in answer.steps[1].text
+    bottom, top = answer.rmcast_guarantee.latency, answer.guarantee.latency
     assert bottom is not None
     assert top is not None
     assert bottom.within_ns is not None
@@ -196,39 +200,39 @@ def test_figure_2_the_walk_goes_down_to_the_network_and_back_up() -> None:
 
 def test_figure_2_the_counter_offer_is_stated_at_the_top() -> None:
     layers = (Adds("order", 7 * MS),)
-    answer = refused(negotiate(Required(Target(0.99, 13 * MS)), PAPER, layers))
-    top = answer.offers[-1].latency
+    answer = refused(negotiate(Requirement(Target(0.99, 13 * MS)), PAPER, layers))
+    top = answer.alternatives[-1].latency
     assert top is not None
     assert top.within_ns is not None
-    assert [step.way for step in answer.steps[:3]] == ["down", "down", "up"]
-    again = agreed(negotiate(Required(Target(0.99, top.within_ns)), PAPER, layers))
-    assert again.offered.latency is not None
+    assert [step.direction for step in answer.steps[:3]] == ["down", "down", "up"]
+    again = agreed(negotiate(Requirement(Target(0.99, top.within_ns)), PAPER, layers))
+    assert again.guarantee.latency is not None
 
 
 def test_a_layer_that_alone_is_too_slow_is_named_and_still_answered() -> None:
-    answer = refused(negotiate(Required(Target(0.99, 5 * MS)), PAPER, (Adds("order", 7 * MS),)))
+    answer = refused(negotiate(Requirement(Target(0.99, 5 * MS)), PAPER, (Adds("order", 7 * MS),)))
     assert "order alone takes longer" in answer.reason
-    assert answer.need is None
-    top = answer.offers[-1].latency
+    assert answer.worst_network is None
+    top = answer.alternatives[-1].latency
     assert top is not None
     assert top.within_ns is not None
     assert top.within_ns > 7 * MS
 
 
 def test_agreement_limits_how_long_a_receiver_may_wait() -> None:
-    below = Below(10, Network(Exponential(MS), 0.05), Crashes(3_600_000 * MS, 1e-3))
-    patient = agreed(negotiate(Required(Target(0.99)), below))
+    below = Environment(10, NetworkModel(ExponentialDelay(MS), 0.05), CrashModel(3_600_000 * MS, 1e-3))
+    patient = agreed(negotiate(Requirement(Target(0.99)), below))
     assert patient.redundancy.omega_ns == OMEGA_MOST_ETAS * patient.redundancy.eta_ns
-    given = patient.offered.agreement
+    given = patient.guarantee.agreement
     assert given is not None
     stricter = 1 - (1 - given) * 0.6
-    answer = agreed(negotiate(Required(Target(0.99), agreement=stricter), below))
+    answer = agreed(negotiate(Requirement(Target(0.99), agreement=stricter), below))
     setting = answer.redundancy
     assert setting.omega_ns < patient.redundancy.omega_ns
     v = crash_within(2 * setting.eta_ns + setting.omega_ns, 3_600_000 * MS)
-    assert 1 - failure_extended(10, 0.05, v, 1e-3) >= stricter
+    assert 1 - agreement_failure_extended(10, 0.05, v, 1e-3) >= stricter
     longer = replace(setting, omega_ns=setting.omega_ns + MS)
-    assert not meets(Required(Target(0.99), agreement=stricter), below, longer)
+    assert not meets(Requirement(Target(0.99), agreement=stricter), below, longer)
 
 
 @pytest.mark.parametrize(
@@ -237,24 +241,24 @@ def test_agreement_limits_how_long_a_receiver_may_wait() -> None:
         (lambda: Target(1.0, MS), "share"),
         (lambda: Target(-0.1, MS), "share"),
         (lambda: Target(0.5, -1), "within"),
-        (lambda: Below(1, PAPER.network), "members"),
-        (lambda: Network(Exponential(MS), 1.0), "loss"),
-        (lambda: Crashes(0, 0.1), "mttf"),
-        (lambda: Crashes(1, 1.1), "crash_in_broadcast"),
-        (lambda: negotiate(Required(Target(0.9), agreement=0.99), PAPER), "agreement"),
-        (lambda: Stretched(Exponential(MS), 0), "delay"),
+        (lambda: Environment(1, PAPER.network), "members"),
+        (lambda: NetworkModel(ExponentialDelay(MS), 1.0), "loss"),
+        (lambda: CrashModel(0, 0.1), "mttf"),
+        (lambda: CrashModel(1, 1.1), "crash_in_broadcast"),
+        (lambda: negotiate(Requirement(Target(0.9), agreement=0.99), PAPER), "agreement"),
+        (lambda: ScaledDelay(ExponentialDelay(MS), 0), "delay"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(make, field: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InvalidPolicy, match=field):
+    with pytest.raises(InvalidOption, match=field):
         make()
 
 
 def test_receivers_count_copies_where_nothing_rests_on_their_take_overs() -> None:
     """r_D counts on the originator alone; u_S counts on receivers that take over after η+ω."""
-    within = negotiate(Required(Target(0.99, 60_000_000)), PAPER)
+    within = negotiate(Requirement(Target(0.99, 60_000_000)), PAPER)
     assert isinstance(within, Agreement)
     assert within.redundancy.adaptive == "counting"
-    relative = negotiate(Required(Target(0.99, 60_000_000), Target(0.99, 60_000_000)), PAPER)
+    relative = negotiate(Requirement(Target(0.99, 60_000_000), Target(0.99, 60_000_000)), PAPER)
     assert isinstance(relative, Agreement)
     assert relative.redundancy.adaptive == "none"

@@ -12,15 +12,15 @@ from math import log
 from random import Random
 
 import pytest
-from tests.paper.rmcast_group import MS, ORIGINATOR, Broadcast, Explorer, Fate, Outcome, run
+from tests.paper.rmcast_group import MS, ORIGINATOR, Broadcast, BroadcastResult, Explorer, Outcome, run_multicast
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Constant, Exponential
-from unisono.model.redundancy import Redundancy, Relative, eta_of_all, eta_of_one
-from unisono.net.rmcast.message import BROADCASTING, DONE, MAXINT, NEVER, NOTHING, WAITING, ZETA
+from unisono.errors import InvalidOption
+from unisono.model.delays import ConstantDelay, ExponentialDelay
+from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
+from unisono.net.rmcast.message import BROADCASTING, DONE, MAXINT, NEVER, NO_COPY, WAITING, ZETA
 from unisono.net.rmcast.message import RmcastMessage as Message
 from unisono.net.rmcast.message import RmcastRules as Rules
-from unisono.net.rmcast.timeouts import FOREVER, Exact, Heuristic
+from unisono.net.rmcast.timeouts import FOREVER, ExactOmega, HeuristicOmega
 
 ETA, OMEGA, ZETA_NS = 10 * MS, 3 * MS, 4 * MS
 TIMEOUT = ETA + OMEGA
@@ -33,7 +33,7 @@ def message(me: int = 3, rho: int = 2, *, last_copy: bool = False, originator: i
 
 def expired(m: Message) -> int:
     """Let the time-out and ζ run out; the time of the take-over."""
-    assert m.wake(m.deadline) == NOTHING
+    assert m.wake(m.deadline) == NO_COPY
     return m.deadline
 
 
@@ -61,7 +61,7 @@ def test_the_originator_ignores_rebroadcasts() -> None:
     m = message(me=5, rho=3)
     m.originate(0)
     for k in (0, 1, 2, 3):
-        assert not m.copy(1, k, broadcaster=1)
+        assert not m.on_copy(1, k, broadcaster=1)
     assert (m.phase, m.deadline, m.wake(ETA)) == (BROADCASTING, ETA, 1)
 
 
@@ -70,22 +70,22 @@ def test_the_originator_ignores_rebroadcasts() -> None:
 
 def test_a_message_is_delivered_once() -> None:
     m = message()
-    assert m.copy(0, 1, 5)
-    assert not any(m.copy(1, k, j) for k in (0, 1, 2) for j in (5, 1, 4))
+    assert m.on_copy(0, 1, 5)
+    assert not any(m.on_copy(1, k, j) for k in (0, 1, 2) for j in (5, 1, 4))
 
 
 def test_the_next_copy_from_the_broadcaster_renews_the_timeout() -> None:
     m = message(rho=3)
-    m.copy(0, 0, 5)
+    m.on_copy(0, 0, 5)
     assert m.deadline == TIMEOUT
-    m.copy(9, 1, 5)
+    m.on_copy(9, 1, 5)
     assert (m.phase, m.deadline, m.max_recd, m.leader) == (WAITING, 9 + TIMEOUT, 1, 5)
 
 
 def test_takeover_waits_eta_omega_then_zeta_and_resumes_at_copy_k() -> None:
     m = message(rho=3)
-    m.copy(0, 1, 5)
-    assert m.wake(TIMEOUT) == NOTHING
+    m.on_copy(0, 1, 5)
+    assert m.wake(TIMEOUT) == NO_COPY
     assert (m.phase, m.deadline, m.leader) == (ZETA, TIMEOUT + ZETA_NS, MAXINT)
     sent = []
     while m.deadline != NEVER:
@@ -102,7 +102,7 @@ def test_zeta_is_drawn_from_eta() -> None:
         return 1
 
     m = Message(Rules(3, 5, Redundancy(1, ETA, OMEGA), zeta), 5)
-    m.copy(0, 0, 5)
+    m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
     assert asked == [ETA]
 
@@ -111,17 +111,17 @@ def test_zeta_is_drawn_from_eta() -> None:
 def test_any_copy_from_k_on_ends_zeta(k: int, broadcaster: int) -> None:
     """Line 21: during ζ every broadcaster is as good as any other."""
     m = message(rho=3)
-    m.copy(0, 1, 2)
+    m.on_copy(0, 1, 2)
     m.wake(TIMEOUT)
-    m.copy(TIMEOUT + 1, k, broadcaster)
+    m.on_copy(TIMEOUT + 1, k, broadcaster)
     assert (m.phase, m.leader, m.deadline) == (WAITING, broadcaster, TIMEOUT + 1 + TIMEOUT)
 
 
 def test_a_lower_copy_does_not_end_zeta() -> None:
     m = message(rho=3)
-    m.copy(0, 1, 2)
+    m.on_copy(0, 1, 2)
     m.wake(TIMEOUT)
-    m.copy(TIMEOUT + 1, 0, 5)
+    m.on_copy(TIMEOUT + 1, 0, 5)
     assert (m.phase, m.deadline) == (ZETA, TIMEOUT + ZETA_NS)
 
 
@@ -129,7 +129,7 @@ def test_a_lower_copy_does_not_end_zeta() -> None:
 def test_the_first_copy_sets_the_timeout_whoever_broadcast_it(broadcaster: int) -> None:
     """Erratum 002-2: lines 14 to 16 alone would set none for a copy that is not the originator's."""
     m = message()
-    m.copy(0, 0, broadcaster)
+    m.on_copy(0, 0, broadcaster)
     assert m.deadline == TIMEOUT
 
 
@@ -138,16 +138,16 @@ def test_copy_rho_ends_the_matter(broadcaster: int) -> None:
     """Line 13, whatever the process was doing."""
     for phase in (WAITING, ZETA, BROADCASTING):
         m = message()
-        m.copy(0, 0, 5)
+        m.on_copy(0, 0, 5)
         if phase != WAITING:
             begun = expired(m)
             if phase == BROADCASTING:
                 m.wake(begun)
         assert m.phase == phase
-        m.copy(100 * MS, 2, broadcaster)
+        m.on_copy(100 * MS, 2, broadcaster)
         assert (m.phase, m.deadline) == (DONE, NEVER)
     new = message()
-    assert new.copy(0, 2, broadcaster)
+    assert new.on_copy(0, 2, broadcaster)
     assert (new.phase, new.deadline) == (DONE, NEVER)
 
 
@@ -157,7 +157,7 @@ def test_copy_rho_ends_the_matter(broadcaster: int) -> None:
 def broadcasting(me: int = 3, rho: int = 3) -> Message:
     """A process that has just broadcast copy 1 of the originator's message."""
     m = message(me, rho)
-    m.copy(0, 1, 5)
+    m.on_copy(0, 1, 5)
     assert m.wake(expired(m)) == 1
     return m
 
@@ -165,45 +165,45 @@ def broadcasting(me: int = 3, rho: int = 3) -> Message:
 @pytest.mark.parametrize("broadcaster", [1, 2, 5])
 def test_an_equal_copy_from_a_senior_or_the_originator_relinquishes(broadcaster: int) -> None:
     m = broadcasting()
-    m.copy(30 * MS, 1, broadcaster)
+    m.on_copy(30 * MS, 1, broadcaster)
     assert (m.phase, m.leader, m.deadline) == (WAITING, broadcaster, 30 * MS + TIMEOUT)
 
 
 def test_an_equal_copy_from_a_junior_does_not_relinquish() -> None:
     m = broadcasting()
     before = m.deadline
-    m.copy(before - 1, 1, 4)
+    m.on_copy(before - 1, 1, 4)
     assert (m.phase, m.leader, m.deadline) == (BROADCASTING, 3, before)
 
 
 def test_a_later_copy_from_anyone_relinquishes() -> None:
     m = broadcasting()
-    m.copy(30 * MS, 2, 4)
+    m.on_copy(30 * MS, 2, 4)
     assert (m.phase, m.leader, m.max_recd) == (WAITING, 4, 2)
 
 
 def test_who_relinquished_waits_anew_for_seniors_and_for_later_copies_only() -> None:
     m = broadcasting(me=4)
-    m.copy(30 * MS, 1, 3)
-    m.copy(31 * MS, 1, 3)
+    m.on_copy(30 * MS, 1, 3)
+    m.on_copy(31 * MS, 1, 3)
     assert m.deadline == 30 * MS + TIMEOUT
-    m.copy(32 * MS, 1, 2)
+    m.on_copy(32 * MS, 1, 2)
     assert (m.leader, m.deadline) == (2, 32 * MS + TIMEOUT)
-    m.copy(33 * MS, 1, 5)
+    m.on_copy(33 * MS, 1, 5)
     assert (m.leader, m.deadline) == (5, 33 * MS + TIMEOUT)
-    m.copy(34 * MS, 0, 1)
+    m.on_copy(34 * MS, 0, 1)
     assert m.deadline == 33 * MS + TIMEOUT
-    m.copy(35 * MS, 2, 4)
+    m.on_copy(35 * MS, 2, 4)
     assert (m.leader, m.deadline) == (4, 35 * MS + TIMEOUT)
 
 
 def test_a_second_takeover_goes_on_behind_its_last_own_broadcast() -> None:
     """Line 26: max{last_own_bcast + 1, max_recd}."""
     m = broadcasting()
-    m.copy(30 * MS, 1, 2)
+    m.on_copy(30 * MS, 1, 2)
     assert m.wake(expired(m)) == 2
     later = broadcasting(rho=4)
-    later.copy(30 * MS, 3, 2)
+    later.on_copy(30 * MS, 3, 2)
     assert later.wake(expired(later)) == 3
 
 
@@ -212,10 +212,10 @@ def test_a_second_takeover_goes_on_behind_its_last_own_broadcast() -> None:
 
 def test_a_new_timer_cancels_the_old_one_and_a_pending_zeta() -> None:
     m = message(rho=3)
-    m.copy(0, 0, 5)
+    m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
     pending = m.deadline
-    m.copy(pending - 1, 1, 5)
+    m.on_copy(pending - 1, 1, 5)
     assert m.deadline == pending - 1 + TIMEOUT
     assert m.phase == WAITING
 
@@ -226,11 +226,11 @@ def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta()
     for seed in range(300):
         chance = Random(seed)
 
-        def lossy(_: Broadcast, others: list[int], chance: Random = chance) -> Fate:
+        def lossy(_: Broadcast, others: list[int], chance: Random = chance) -> BroadcastResult:
             reached = {j: chance.randrange(1, 3 * ETA) for j in others if chance.random() > 0.3}
-            return Fate(reached, crash=chance.random() < 0.1)
+            return BroadcastResult(reached, crashes=chance.random() < 0.1)
 
-        outcome = run(6, redundancy, lossy, lambda i, eta, chance=chance: chance.randrange(eta))  # type: ignore[misc]
+        outcome = run_multicast(6, redundancy, lossy, lambda i, eta, chance=chance: chance.randrange(eta))  # type: ignore[misc]
         own: dict[int, list[Broadcast]] = {}
         for b in outcome.broadcasts:
             own.setdefault(b.broadcaster, []).append(b)
@@ -239,7 +239,7 @@ def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta()
                 assert second.copy > first.copy
                 assert second.at - first.at >= ETA
         # What bounded memory rests on: nothing happens after the life of a message.
-        assert outcome.ended <= redundancy.life_ns(6, 3 * ETA)
+        assert outcome.ended_ns <= redundancy.message_lifetime_ns(6, 3 * ETA)
 
 
 # -- 002-2 and 002-3: counterexamples ------------------------------------------------------------------------
@@ -248,14 +248,14 @@ def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta()
 def chain(outcome_of: Redundancy) -> Outcome:
     """1 reaches only 2 and crashes; 2 takes over, reaches only 3 and crashes; 3 and 4 are correct."""
 
-    def fates(b: Broadcast, others: list[int]) -> Fate:
+    def fates(b: Broadcast, others: list[int]) -> BroadcastResult:
         if b.broadcaster == 1:
-            return Fate({2: MS}, crash=True)
+            return BroadcastResult({2: MS}, crashes=True)
         if b.broadcaster == 2:
-            return Fate({3: MS}, crash=True)
-        return Fate(dict.fromkeys(others, MS))
+            return BroadcastResult({3: MS}, crashes=True)
+        return BroadcastResult(dict.fromkeys(others, MS))
 
-    return run(4, outcome_of, fates, lambda i, eta: eta // 2)
+    return run_multicast(4, outcome_of, fates, lambda i, eta: eta // 2)
 
 
 def test_002_2_two_crashes_in_a_row_leave_nobody_out() -> None:
@@ -267,18 +267,18 @@ def test_002_2_two_crashes_in_a_row_leave_nobody_out() -> None:
 def last_copy_only(redundancy: Redundancy) -> Outcome:
     """The originator's copy 0 is lost on all links, and it crashes in copy 1 = ρ, having reached 2 alone."""
 
-    def fates(b: Broadcast, others: list[int]) -> Fate:
+    def fates(b: Broadcast, others: list[int]) -> BroadcastResult:
         if b.broadcaster == 1:
-            return Fate({2: MS} if b.copy == 1 else {}, crash=b.copy == 1)
-        return Fate(dict.fromkeys(others, MS))
+            return BroadcastResult({2: MS} if b.copy == 1 else {}, crashes=b.copy == 1)
+        return BroadcastResult(dict.fromkeys(others, MS))
 
-    return run(4, redundancy, fates, lambda i, eta: eta * (5 - i) // 5)
+    return run_multicast(4, redundancy, fates, lambda i, eta: eta * (5 - i) // 5)
 
 
 def test_002_3_a_process_with_copy_rho_alone_rebroadcasts_if_asked_to() -> None:
     silent = last_copy_only(Redundancy(1, ETA, OMEGA))
     assert set(silent.delivered) == {1, 2}
-    assert not silent.agreed(4)
+    assert not silent.is_uniform(4)
     repeated = last_copy_only(Redundancy(1, ETA, OMEGA, last_copy=True))
     assert set(repeated.delivered) == {1, 2, 3, 4}
     # 3 and 4 hear copy ρ for the first time from 2: each is armed, and the first of them to speak silences the other.
@@ -287,10 +287,10 @@ def test_002_3_a_process_with_copy_rho_alone_rebroadcasts_if_asked_to() -> None:
 
 def test_002_3_stands_down_for_another_broadcaster_but_not_for_a_duplicate() -> None:
     m = message(last_copy=True)
-    m.copy(0, 2, 5)
-    m.copy(1, 2, 5)
+    m.on_copy(0, 2, 5)
+    m.on_copy(1, 2, 5)
     assert (m.phase, m.deadline) == (WAITING, TIMEOUT)
-    m.copy(2, 2, 4)
+    m.on_copy(2, 2, 4)
     assert m.phase == DONE
 
 
@@ -326,7 +326,7 @@ def explore(n: int, redundancy: Redundancy, budget: Budget, turns: Sequence[int]
     for _ in explorer.paths():
         left = [budget.crashes, budget.losses, budget.late]
 
-        def fates(b: Broadcast, others: list[int], left: list[int] = left) -> Fate:
+        def fates(b: Broadcast, others: list[int], left: list[int] = left) -> BroadcastResult:
             kinds = []
             for reached in subsets(others):
                 missed = len(others) - len(reached)
@@ -340,19 +340,19 @@ def explore(n: int, redundancy: Redundancy, budget: Budget, turns: Sequence[int]
             ways = [late for late in subsets(list(reached)) if len(late) <= left[2]]
             late = ways[explorer.choose(len(ways))]
             left[2] -= len(late)
-            return Fate({j: LATE if j in late else MS for j in reached}, crash)
+            return BroadcastResult({j: LATE if j in late else MS for j in reached}, crash)
 
-        outcome = run(n, redundancy, fates, zeta, originator)
+        outcome = run_multicast(n, redundancy, fates, zeta, originator)
         seen["runs"] += 1
-        assert outcome.ended <= redundancy.life_ns(n, LATE if budget.late else MS)
-        within_reach = outcome.within_reach(n, redundancy.rho)
+        assert outcome.ended_ns <= redundancy.message_lifetime_ns(n, LATE if budget.late else MS)
+        within_reach = outcome.finishers_reached_all(n, redundancy.rho)
         if within_reach and redundancy.adaptive in ("none", "heuristic"):
-            assert outcome.agreed(n), outcome
+            assert outcome.is_uniform(n), outcome
         seen["out of reach"] += not within_reach
-        seen["apart"] += not outcome.agreed(n)
+        seen["apart"] += not outcome.is_uniform(n)
         if not budget.losses and redundancy.adaptive in ("none", "heuristic"):
             # Crashes alone never separate correct processes: whoever began copy ρ had completed a broadcast before.
-            assert outcome.agreed(n), outcome
+            assert outcome.is_uniform(n), outcome
     return seen
 
 
@@ -415,29 +415,33 @@ def test_counting_bears_rho_plus_1_crashes_in_the_middle_of_a_broadcast_and_not_
         assert explore(5, counting, Budget(2), turns, 1)["apart"] == 0
     reached = {1: {2, 3, 4}, 2: {3, 4}, 3: {4}}
 
-    def cut_short(b: Broadcast, others: list[int]) -> Fate:
-        return Fate(dict.fromkeys(sorted(reached.get(b.broadcaster, others)), MS), crash=b.broadcaster in reached)
+    def cut_short(b: Broadcast, others: list[int]) -> BroadcastResult:
+        return BroadcastResult(
+            dict.fromkeys(sorted(reached.get(b.broadcaster, others)), MS), crashes=b.broadcaster in reached
+        )
 
-    three_crashed = run(5, counting, cut_short, lambda i, eta: eta * i // 7)
+    three_crashed = run_multicast(5, counting, cut_short, lambda i, eta: eta * i // 7)
     assert set(three_crashed.delivered) == {1, 2, 3, 4}, "4 knows of three broadcasts, and 5 of none"
-    assert set(run(5, replace(counting, adaptive="none"), cut_short, lambda i, eta: eta * i // 7).delivered) == {
-        *range(1, 6)
-    }
+    assert set(
+        run_multicast(5, replace(counting, adaptive="none"), cut_short, lambda i, eta: eta * i // 7).delivered
+    ) == {*range(1, 6)}
 
 
 def test_the_exact_rule_may_leave_everything_to_an_originator_that_crashed() -> None:
     """ω = ∞ by (9) counts on a broadcast that was not cut short."""
-    relative = Relative(0.8, 40 * MS, 0.001, NETWORK)
+    relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
     rule = Redundancy(1, ETA, OMEGA, "exact", relative)
-    outcome = run(3, rule, lambda b, o: Fate({2: MS}, crash=b.broadcaster == 1), lambda i, eta: eta // 2)
-    assert not outcome.agreed(3)
+    outcome = run_multicast(
+        3, rule, lambda b, o: BroadcastResult({2: MS}, crashes=b.broadcaster == 1), lambda i, eta: eta // 2
+    )
+    assert not outcome.is_uniform(3)
 
 
 # -- §3.3: the two choices of η ------------------------------------------------------------------------------
 
 
 def test_eta_by_one_delay_and_by_the_largest_of_all() -> None:
-    delay = Exponential(MS)
+    delay = ExponentialDelay(MS)
     assert eta_of_one(delay, 0.99) == pytest.approx(-MS * log(1 - 0.99), abs=1)
     assert eta_of_one(delay, 0.99) / MS == pytest.approx(4.6, abs=0.01)  # §5.2
     assert eta_of_all(delay, 0.99, 50) == pytest.approx(-MS * log(1 - 0.99 ** (1 / 49)), abs=1)
@@ -451,31 +455,31 @@ def test_bad_redundancy_is_refused_by_name() -> None:
         "redundancy.omega": lambda: Redundancy(1, ETA, -1),
         "redundancy.adaptive": lambda: Redundancy(1, ETA, adaptive="often"),  # type: ignore[arg-type]
         "redundancy.relative": lambda: Redundancy(1, ETA, adaptive="exact"),
-        "relative.success": lambda: Relative(1.0, MS, 0.1, Constant(1)),
-        "relative.within": lambda: Relative(0.9, 0, 0.1, Constant(1)),
-        "relative.loss": lambda: Relative(0.9, MS, 1.0, Constant(1)),
-        "alpha": lambda: eta_of_one(Constant(1), 1.0),
-        "members": lambda: eta_of_all(Constant(1), 0.9, 1),
+        "relative.success": lambda: RelativeRequirement(1.0, MS, 0.1, ConstantDelay(1)),
+        "relative.within": lambda: RelativeRequirement(0.9, 0, 0.1, ConstantDelay(1)),
+        "relative.loss": lambda: RelativeRequirement(0.9, MS, 1.0, ConstantDelay(1)),
+        "alpha": lambda: eta_of_one(ConstantDelay(1), 1.0),
+        "members": lambda: eta_of_all(ConstantDelay(1), 0.9, 1),
     }
     for field, make in bad.items():
-        with pytest.raises(InvalidPolicy) as refused:
+        with pytest.raises(InvalidOption) as refused:
             make()
         assert refused.value.field == field
 
 
 # -- appendix B: adaptive time-outs --------------------------------------------------------------------------
 
-NETWORK = Exponential(MS)
-PAPER = Relative(0.8, 20 * MS, 0.05, NETWORK)
+NETWORK = ExponentialDelay(MS)
+PAPER = RelativeRequirement(0.8, 20 * MS, 0.05, NETWORK)
 
 
-def exact(rho: int = 2, omega: int = 0, relative: Relative = PAPER) -> Exact:
-    return Exact(Redundancy(rho, 4_600_000, omega, "exact", relative), relative, 50)
+def exact(rho: int = 2, omega: int = 0, relative: RelativeRequirement = PAPER) -> ExactOmega:
+    return ExactOmega(Redundancy(rho, 4_600_000, omega, "exact", relative), relative, 50)
 
 
-def success(rule: Exact, k: int, left: int, omega: int) -> float:
+def success(rule: ExactOmega, k: int, left: int, omega: int) -> float:
     """u_k(S) by (7)."""
-    return float((1 - rule.by_originator(k, left) * rule.by_this(k, left, omega)) ** 48)
+    return float((1 - rule.missed_from_originator(k, left) * rule.missed_from_this_process(k, left, omega)) ** 48)
 
 
 @pytest.mark.parametrize("k", [0, 1])
@@ -484,9 +488,9 @@ def test_the_exact_rule_takes_the_largest_omega_that_keeps_the_requirement(k: in
     seen = set()
     for left in range(MS, 40 * MS, 700_000):
         rule = exact()
-        rounded = left // rule._step * rule._step  # what is left of S is rounded down
-        omega = rule.largest(k, left)
-        if (1 - rule.by_originator(k, rounded)) ** 48 >= 0.8:
+        rounded = left // rule._step_ns * rule._step_ns  # what is left of S is rounded down
+        omega = rule.largest_omega(k, left)
+        if (1 - rule.missed_from_originator(k, rounded)) ** 48 >= 0.8:
             assert omega == FOREVER
             seen.add("∞")
         elif omega > 0:
@@ -500,59 +504,61 @@ def test_the_exact_rule_takes_the_largest_omega_that_keeps_the_requirement(k: in
 
 def test_the_exact_rule_never_goes_below_the_negotiated_omega() -> None:
     rule = exact(omega=5 * MS)
-    assert min(rule.largest(0, left) for left in range(-MS, 30 * MS, 700_000)) == 5 * MS
+    assert min(rule.largest_omega(0, left) for left in range(-MS, 30 * MS, 700_000)) == 5 * MS
 
 
 def test_omega_of_infinity_leaves_the_broadcasting_to_others_until_the_next_copy() -> None:
-    relative = Relative(0.8, 40 * MS, 0.001, NETWORK)
+    relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
     redundancy = Redundancy(3, ETA, OMEGA, "exact", relative)
     m = Message(Rules(3, 5, redundancy, lambda eta: ZETA_NS), 5)
-    m.copy(0, 1, 5)
+    m.on_copy(0, 1, 5)
     assert (m.phase, m.deadline) == (WAITING, NEVER)
-    m.copy(45 * MS, 2, 5)  # S is over: the negotiated ω
+    m.on_copy(45 * MS, 2, 5)  # S is over: the negotiated ω
     assert m.deadline == 45 * MS + TIMEOUT
 
 
 def test_the_exact_rule_measures_s_from_the_first_copy() -> None:
     rule = exact()
-    assert rule.next(0, 0, 1, 7 * MS, True) == rule.largest(1, 13 * MS)
+    assert rule.next_omega(0, 0, 1, 7 * MS, True) == rule.largest_omega(1, 13 * MS)
 
 
 def test_g_tilde_is_1_at_rho_by_definition() -> None:
     """Erratum 002-4."""
-    assert exact().by_this(2, 10**12, 0) == 1.0
+    assert exact().missed_from_this_process(2, 10**12, 0) == 1.0
 
 
 def test_heuristic_missed_copies_lengthen_omega() -> None:
     m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
-    m.copy(0, 2, 5)
+    m.on_copy(0, 2, 5)
     assert m.deadline == TIMEOUT + 2 * ETA
-    m.copy(5, 2, 5)
+    m.on_copy(5, 2, 5)
     assert m.deadline == 5 + TIMEOUT + 2 * ETA
 
 
 def test_heuristic_copy_1_in_time_lengthens_omega_once_and_for_good() -> None:
     m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
-    m.copy(0, 0, 5)
+    m.on_copy(0, 0, 5)
     assert m.deadline == TIMEOUT
-    m.copy(1, 1, 4)
+    m.on_copy(1, 1, 4)
     assert m.deadline == 1 + TIMEOUT + ETA
-    m.copy(2, 1, 5)
-    m.copy(3, 2, 5)
+    m.on_copy(2, 1, 5)
+    m.on_copy(3, 2, 5)
     assert m.deadline == 3 + TIMEOUT + ETA
 
 
 def test_heuristic_copy_1_during_zeta_does_not_count() -> None:
     """Erratum 002-16: the text has "before the timeout expires"."""
     m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
-    m.copy(0, 0, 5)
+    m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
-    m.copy(TIMEOUT + 1, 1, 5)
+    m.on_copy(TIMEOUT + 1, 1, 5)
     assert m.deadline == TIMEOUT + 1 + TIMEOUT
-    assert Heuristic(Redundancy(3, ETA, OMEGA, "heuristic")).next(OMEGA, 0, 1, 5, False) == OMEGA
+    assert HeuristicOmega(Redundancy(3, ETA, OMEGA, "heuristic")).next_omega(OMEGA, 0, 1, 5, False) == OMEGA
 
 
 def test_the_originators_message_reaches_everyone_without_faults() -> None:
-    outcome = run(5, Redundancy(2, ETA, OMEGA), lambda b, o: Fate(dict.fromkeys(o, MS)), lambda i, eta: eta // 2)
+    outcome = run_multicast(
+        5, Redundancy(2, ETA, OMEGA), lambda b, o: BroadcastResult(dict.fromkeys(o, MS)), lambda i, eta: eta // 2
+    )
     assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(ORIGINATOR, k) for k in range(3)]
     assert set(outcome.delivered) == {1, 2, 3, 4, 5}

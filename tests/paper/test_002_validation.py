@@ -4,22 +4,22 @@ from typing import cast
 
 import pytest
 
-from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import Experiment, Row, rows_of, tasks
-from unisono.model.delays import Exponential
+from unisono.experiments.catalogue import find_experiment, run_task
+from unisono.experiments.experiment import Experiment, Row, result_rows, split_into_tasks
+from unisono.model.delays import ExponentialDelay
 from unisono.model.redundancy import Redundancy
-from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.rmcast_model import NetworkModel
 from unisono.qos.plan.rmcast_traffic import expected_broadcasts
 from unisono.sim.random_delays import generator
-from unisono.sim.rmcast_runs import Runs, Setting
+from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 MS = 1_000_000
 LENGTHS = [600, pytest.param(10_000, marks=pytest.mark.slow)]
 
 
 def rows(name: str, runs: int) -> list[Row]:
-    experiment = find(name)
-    return rows_of(experiment, map(run_task, tasks(experiment, runs=runs)))
+    experiment = find_experiment(name)
+    return result_rows(experiment, map(run_task, split_into_tasks(experiment, runs=runs)))
 
 
 def number(row: Row, name: str) -> float:
@@ -99,11 +99,15 @@ def test_the_published_counts_stand_in_the_table_and_decide_nothing() -> None:
 def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: int, rho: int, omega: int) -> None:
     """Takeovers that answer takeovers are left out of it, so it is below what is seen, by up to two fifths."""
     redundancy = Redundancy(rho, 4_600_000, omega * MS)
-    estimate = expected_broadcasts(members, Network(Exponential(MS), 0.05), redundancy)
-    seen = Runs(Setting(members, redundancy, Exponential(MS), 0.05), generator(1, members)).run(400).broadcasts.mean()
+    estimate = expected_broadcasts(members, NetworkModel(ExponentialDelay(MS), 0.05), redundancy)
+    seen = (
+        RmcastRuns(RmcastCase(members, redundancy, ExponentialDelay(MS), 0.05), generator(1, members))
+        .run(400)
+        .broadcasts.mean()
+    )
     assert 0.6 * seen < estimate < 1.1 * seen
 
 
 def test_every_named_experiment_says_what_it_shows() -> None:
-    shown: list[Experiment] = [find(f"tapas-fig{figure}") for figure in range(17, 25)]
+    shown: list[Experiment] = [find_experiment(f"tapas-fig{figure}") for figure in range(17, 25)]
     assert [one.title.split(":")[0] for one in shown] == [f"Figure {figure}" for figure in range(17, 25)]

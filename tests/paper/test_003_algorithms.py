@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.paper.groups_003 import EVERYBODY, Message, Ours
+from tests.paper.groups_003 import EVERYBODY, ImplementedGroup, Message
 
 from unisono.check.latency import latency
 from unisono.check.multigroup import genuineness
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.errors import NotRelated
-from unisono.model.delays import Constant
+from unisono.errors import DestinationNotAllowed
+from unisono.model.delays import ConstantDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash, Partition, Span
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
-from unisono.model.scenario import Clocks, Expect, Network, Scenario, Send, Workload
+from unisono.model.rates import Rate, UnlimitedNetwork
+from unisono.model.scenario import Clocks, Expectation, Network, Scenario, Send, Workload
 from unisono.model.timing import Timing
 from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.multigroup.barrier_requests import BarrierCalls
-from unisono.orders.multigroup.messages import Cast, encode_cast, parcel_of, stamp_of
+from unisono.orders.multigroup.barrier_requests import BarrierRequests
+from unisono.orders.multigroup.messages import Cast, checked_bundle, encode_cast, stamp_of
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.orders.multigroup.proposals import Proposals
+from unisono.orders.multigroup.proposals import PendingProposals
 from unisono.sim.result import Result
 from unisono.sim.run import run
-from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.frame import Frame, Kind
 
 MS = NS_PER_MS
@@ -52,7 +52,7 @@ def scripted(
             member: Workload("script", sends=tuple(Send(at, (20,)) for at in sends.get(member, ())))
             for member in members
         },
-        network=Network(Constant(DELTA)),
+        network=Network(ConstantDelay(DELTA)),
         run_ns=run_ms * MS,
         clocks=Clocks("perfect"),
         multigroup=rules,
@@ -60,9 +60,9 @@ def scripted(
             member: (routes.get(member, rules.topology.receivers_from(rules.topology.group_of(member))),)
             for member in members
         },
-        expect=Expect(bound_ns=100 * MS),
+        expect=Expectation(bound_ns=100 * MS),
     )
-    result = run(scenario, 1, payloads=True)
+    result = run(scenario, 1, compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     assert {name: v.witness for name, v in verdicts.items() if v.status is not Status.VALID} == {}
     return result
@@ -72,7 +72,7 @@ def scripted(
 
 
 def test_lines_2_to_4_nothing_is_delivered_before_every_sender_has_a_barrier() -> None:
-    ours = Ours("0")
+    ours = ImplementedGroup("0")
     ours.decide(Message("m", 5, 1))
     assert ours.delivered == []
     ours.gate.promise(1, 0, stamp_of(5000, 9))
@@ -81,34 +81,34 @@ def test_lines_2_to_4_nothing_is_delivered_before_every_sender_has_a_barrier() -
 
 
 def test_line_8_to_13_the_first_copy_counts_and_raises_the_barrier() -> None:
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(Message("m", 5, 4), Message("n", 6, 5))
     ours.decide(Message("own", 9, 1))
     for _ in range(3):  # three members of the other group have sent it
-        ours.hear(theirs, upto=2)
+        ours.receive_from(theirs, upto=2)
     assert ours.delivered == ["m", "n"]
     assert ours.gate.sources[1].applied == 2
 
 
 def test_lines_14_to_18_what_is_pending_is_proposed_as_a_batch_without_what_is_decided() -> None:
-    ours, proposals = Ours("0"), Proposals()
+    ours, proposals = ImplementedGroup("0"), PendingProposals()
     for serial in range(4):
         cast = ours.cast(Message(f"m{serial}", serial, 1, serial))
-        proposals.add(parcel_of(cast.parcel), cast, 0)
-    proposals.settle(1, 1, 2)
-    taken, top = proposals.take(horizon=10_000, room=1000)
-    assert [parcel_of(cast.parcel).serial for cast in taken] == [2, 3]
+        proposals.add(checked_bundle(cast.bundle), cast, 0)
+    proposals.discard_decided(1, 1, 2)
+    taken, top = proposals.pop_until(horizon=10_000, max_bytes=1000)
+    assert [checked_bundle(cast.bundle).serial for cast in taken] == [2, 3]
     assert top == stamp_of(3000, 1)
-    assert proposals.take(horizon=10_000, room=1000) == ([], 0)
+    assert proposals.pop_until(horizon=10_000, max_bytes=1000) == ([], 0)
 
 
 def test_lines_21_to_25_a_decided_batch_goes_out_in_ascending_order() -> None:
-    ours = Ours("0")
+    ours = ImplementedGroup("0")
     ours.decide(Message("c", 9, 3), Message("a", 2, 1), Message("b", 2, 2, to=("1",)))
-    theirs = Ours("1")
+    theirs = ImplementedGroup("1")
     theirs.decide(Message("own", 30, 4))
     theirs.gate.promise(0, 3, stamp_of(30_000, 9))
-    theirs.hear(ours)
+    theirs.receive_from(ours)
     assert theirs.delivered == ["a", "b", "c", "own"]
 
 
@@ -135,8 +135,8 @@ def test_a_message_outside_the_relation_is_an_error_at_the_sender() -> None:
         "quasi_genuine",
         multigroup=Multigroup(one_way),
     )
-    order = QuasiGenuine(policy, Unlimited())
-    with pytest.raises(NotRelated, match="'1' may not send to 0"):
+    order = QuasiGenuine(policy, UnlimitedNetwork())
+    with pytest.raises(DestinationNotAllowed, match="'1' may not send to 0"):
         order.submit_to(0, [b"m"], ("0", "1"))
 
 
@@ -176,7 +176,7 @@ def test_on_demand_nothing_passes_between_groups_while_nobody_sends() -> None:
     for liveness in LIVENESS:
         result = scripted(Multigroup(groups, liveness, 20 * MS), {2: [WARM]}, {}, run_ms=1_500)
         between[liveness] = sum(
-            count for (a, b), count in result.pairs.items() if groups.group_of(a) != groups.group_of(b)
+            count for (a, b), count in result.datagrams_by_pair.items() if groups.group_of(a) != groups.group_of(b)
         )
     assert between["on_demand"] < 40
     assert between["periodic"] > 10 * between["on_demand"]
@@ -186,29 +186,29 @@ def test_algorithm_3_line_7_the_sender_tells_its_destinations_and_blockers() -> 
     """blockers(m), as far as the sender's group is related to them; the others are asked by the destination."""
     line = Topology({"a": (1,), "b": (2,), "c": (3,), "d": (4,)}, {"a": ("b",), "b": ("a",), "c": ("b",), "d": ("a",)})
     assert line.blockers(("b",)) == ("a", "c")
-    a, b = BarrierCalls(line, "a"), BarrierCalls(line, "b")
-    assert [line.names[group] for group in a.hints(line.mask(("b",)))] == ["b"]
-    unreached = b.called(line.index("a"), 77, line.mask(("b",)))
+    a, b = BarrierRequests(line, "a"), BarrierRequests(line, "b")
+    assert [line.names[group] for group in a.groups_to_notify(line.mask(("b",)))] == ["b"]
+    unreached = b.requested(line.index("a"), 77, line.mask(("b",)))
     assert [line.names[group] for group in unreached] == ["c"]
-    assert b.wanted(0, 0) == 77
-    c = BarrierCalls(line, "c")
-    c.called(line.index("b"), 77, line.mask(("b",)))
-    assert c.wanted(0, 0) == 77
-    assert [line.names[group] for group in c.due(77, {1: None})] == ["b"]
-    assert c.due(99, {1: None}) == []
+    assert b.largest_requested(0, 0) == 77
+    c = BarrierRequests(line, "c")
+    c.requested(line.index("b"), 77, line.mask(("b",)))
+    assert c.largest_requested(0, 0) == 77
+    assert [line.names[group] for group in c.due_receivers(77, {1: None})] == ["b"]
+    assert c.due_receivers(99, {1: None}) == []
 
 
 def test_the_bound_holds_where_a_blocker_is_not_related_to_the_sender() -> None:
     three = Topology({"a": (1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}, {"a": ("b",), "b": ("b",), "c": ("b",)})
     result = scripted(Multigroup(three), {2: [WARM]}, {})
-    assert genuineness(three, result.pairs).status is Status.VALID
+    assert genuineness(three, result.datagrams_by_pair).status is Status.VALID
     assert latency(result.trace).figures["max_ns"] == 4 * DELTA
 
 
 def test_algorithm_3_lines_15_to_24_early_by_time_stamp_then_for_good() -> None:
     rules = Multigroup(EVERYBODY, window_ns=12 * MS, optimistic=True)
     result = scripted(rules, {1: [WARM, WARM + 4 * MS], 4: [WARM + 1 * MS], 6: [WARM + 2 * MS]}, {})
-    early, final = (result.trace.graded(grade).deliveries() for grade in ("early", "final"))
+    early, final = (result.trace.with_grade(grade).deliveries() for grade in ("early", "final"))
     assert early.sender.tolist() == final.sender.tolist() == [1, 4, 6, 1] * 6
     sent = {1: WARM, 4: WARM + MS, 6: WARM + 2 * MS}
     first = early.select(early.member == 5)
@@ -229,14 +229,14 @@ def test_what_is_handed_in_again_does_not_lengthen_the_measured_window() -> None
         "quasi_genuine",
         multigroup=Multigroup(EVERYBODY, window_ns=None),
     )
-    order = QuasiGenuine(policy, Unlimited())
-    cast = Cast(WARM, 1, encode_parcel(Parcel(1, 1, 0, 0, 0, b"")))
+    order = QuasiGenuine(policy, UnlimitedNetwork())
+    cast = Cast(WARM, 1, encode_bundle(Bundle(1, 1, 0, 0, 0, b"")))
     for late_ns in (0, 10 * DELTA):
         sent_ns = WARM + late_ns
         order.from_below(
-            sent_ns + 4 * MS, Frame(Kind.CAST, 1, 1, policy.epoch, 0, 0, sent_ns=sent_ns, body=encode_cast(cast))
+            sent_ns + 4 * MS, Frame(Kind.GROUP_CAST, 1, 1, policy.epoch, 0, 0, sent_ns=sent_ns, body=encode_cast(cast))
         )
-        assert order.window.ns == 5 * MS
+        assert order.wait_window.ns == 5 * MS
 
 
 def test_with_a_window_contention_costs_nothing() -> None:
@@ -262,8 +262,10 @@ def test_figures_of_a_ring_do_not_grow_with_it() -> None:
         sends = {3 * number + 1: [WARM + 10 * MS * n + number * MS for n in range(3)] for number in range(count)}
         idle = scripted(Multigroup(ring), {}, {}, run_ms=360)
         result = scripted(Multigroup(ring), sends, {}, run_ms=360)
-        assert genuineness(ring, result.pairs).status is Status.VALID
-        per_multicast[count] = (sum(result.pairs.values()) - sum(idle.pairs.values())) / (3 * count)
+        assert genuineness(ring, result.datagrams_by_pair).status is Status.VALID
+        per_multicast[count] = (sum(result.datagrams_by_pair.values()) - sum(idle.datagrams_by_pair.values())) / (
+            3 * count
+        )
     assert per_multicast[16] <= 1.05 * per_multicast[8]
 
 
@@ -275,7 +277,7 @@ def test_a_message_in_pieces_is_delivered_whole() -> None:
         max_frame=300,
         workloads={**result.scenario.workloads, 2: Workload("script", sends=(Send(WARM, (3000, 10)),))},
     )
-    again = run(scenario, 1, payloads=True)
+    again = run(scenario, 1, compare_payloads=True)
     assert again.delivered == dict.fromkeys(EVERYBODY.members, 2)
 
 
@@ -286,7 +288,7 @@ def test_003_16_validity_is_promised_to_senders_that_do_not_crash(crashes: bool)
     others = tuple(member for member in EVERYBODY.members if member != 2)
     alone = Partition(Span(WARM - MS, WARM + 60 * MS), ((2,), others))
     faults = (alone, Crash(2, WARM + 30 * MS)) if crashes else (alone,)
-    result = run(replace(quiet, faults=faults, expect=Expect(bound_ns=400 * MS)), 1, payloads=True)
+    result = run(replace(quiet, faults=faults, expect=Expectation(bound_ns=400 * MS)), 1, compare_payloads=True)
     assert result.sent[2] == 1
     assert {result.delivered[member] for member in others} == {0 if crashes else 1}
     verdicts = check_all(result.trace, until_ns=result.until_ns)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from tests.paper.groups_003 import EVERYBODY, Message, Ours, Patched, Published, agree
+from tests.paper.groups_003 import EVERYBODY, CorrectedGroup, ImplementedGroup, Message, PublishedGroup, agree
 
 from unisono.model.durations import NS_PER_MS
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.multigroup.barrier_requests import BarrierCalls
+from unisono.orders.multigroup.barrier_requests import BarrierRequests
 from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Null, decode_value, encode_value, parcel_of, stamp_of, time_of
-from unisono.orders.multigroup.optimistic import Early, Window
-from unisono.orders.multigroup.proposals import Proposals
-from unisono.orders.multigroup.proposer import GroupLeading
-from unisono.orders.multigroup.sender import Sending
-from unisono.orders.multigroup.streams import Outward
+from unisono.orders.multigroup.messages import Null, checked_bundle, decode_value, encode_value, stamp_of, time_of
+from unisono.orders.multigroup.optimistic import OptimisticDelivery, WaitWindow
+from unisono.orders.multigroup.proposals import PendingProposals
+from unisono.orders.multigroup.proposer import GroupProposer
+from unisono.orders.multigroup.sender import MulticastSender
+from unisono.orders.multigroup.streams import GroupStreams
 
 LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
 
@@ -26,8 +26,8 @@ def null(ts: float) -> Message:
     return Message("null", ts, 0, to=("0", "1"), null=True)
 
 
-def published_pair() -> tuple[Published, Published]:
-    return Published("0", ("0", "1")), Published("1", ("0", "1"))
+def published_pair() -> tuple[PublishedGroup, PublishedGroup]:
+    return PublishedGroup("0", ("0", "1")), PublishedGroup("1", ("0", "1"))
 
 
 def test_003_1_a_message_decided_behind_a_larger_time_stamp_breaks_the_barrier() -> None:
@@ -42,15 +42,15 @@ def test_003_1_a_message_decided_behind_a_larger_time_stamp_breaks_the_barrier()
     one.receive("0", null(20))
     assert zero.delivered[:2] == ["late", "x"]
     assert one.delivered[:2] == ["x", "late"]
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(X)
     ours.decide(OTHER)
-    theirs.hear(ours)
+    theirs.receive_from(ours)
     ours.decide(LATE)
     for group in (ours, theirs):
         group.decide(null(20))
-    ours.hear(theirs)
-    theirs.hear(ours)
+    ours.receive_from(theirs)
+    theirs.receive_from(ours)
     assert ours.delivered == theirs.delivered == ["x", "other", "late"]
 
 
@@ -66,15 +66,15 @@ def test_003_2_a_slow_clock_inside_a_group() -> None:
     zero.receive("1", null(30))
     one.receive("0", null(30))
     assert not agree(zero.delivered, one.delivered)
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(x)
     for message in (a, b):
         ours.decide(message)
-        theirs.hear(ours)
+        theirs.receive_from(ours)
     for group in (ours, theirs):
         group.decide(null(30))
-    ours.hear(theirs)
-    theirs.hear(ours)
+    ours.receive_from(theirs)
+    theirs.receive_from(ours)
     assert ours.delivered == theirs.delivered == ["x", "a", "b"]
 
 
@@ -89,14 +89,14 @@ def test_003_3_the_local_ordering_is_awaited() -> None:
     one.receive("0", x)
     one.receive("0", null(9))
     assert not agree(zero.delivered, one.delivered)
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(m, null(9))
-    ours.hear(theirs)
+    ours.receive_from(theirs)
     assert ours.delivered == []
     ours.decide(x)
     assert ours.delivered == ["x"]
     ours.decide(null(9))
-    theirs.hear(ours)
+    theirs.receive_from(ours)
     assert ours.delivered == theirs.delivered == ["x", "m"]
 
 
@@ -106,13 +106,13 @@ def test_003_4_a_null_of_the_same_time_stamp_lets_a_message_through() -> None:
     zero.receive("1", m)
     zero.receive("1", null(7))
     assert zero.delivered == []
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(m)
-    ours.hear(theirs)
+    ours.receive_from(theirs)
     assert ours.delivered == []
     own = Null(0, stamp_of(7000, 4))
 
-    assert ours.log.take(encode_value([own])) == []
+    assert ours.log.apply(encode_value([own])) == []
     ours.deliver()
     assert ours.delivered == ["m"]
 
@@ -122,12 +122,12 @@ def test_003_5_equal_time_stamps() -> None:
     batch = Message("p", 5, 1), Message("q", 5, 2), Message("r", 7, 3)
     zero, _ = published_pair()
     assert zero.decide(*batch) == []
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     ours.decide(*batch)
     theirs.decide(Message("s", 5, 4), null(8))
     ours.decide(null(8))
-    theirs.hear(ours)
-    ours.hear(theirs)
+    theirs.receive_from(ours)
+    ours.receive_from(theirs)
     assert ours.delivered == theirs.delivered == ["p", "q", "s", "r"]
     assert (
         len({entry.stamp for group in (ours, theirs) for s in group.log.streams.values() for entry in s.entries}) == 4
@@ -135,27 +135,27 @@ def test_003_5_equal_time_stamps() -> None:
 
 
 def test_003_6_what_is_decided_behind_a_larger_time_stamp_is_not_discarded() -> None:
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     ours.decide(OTHER)
     ours.decide(LATE)
     theirs.decide(null(11))
-    ours.hear(theirs)
+    ours.receive_from(theirs)
     assert ours.delivered == ["other", "late"]
 
 
 def test_003_7_the_source_group_proposes_what_is_not_for_it_and_what_is_late() -> None:
-    ours = Ours("0")
-    proposals = Proposals()
+    ours = ImplementedGroup("0")
+    proposals = PendingProposals()
     away, late = Message("away", 5, 1, to=("1",)), Message("late", 1, 2)
     for message in (away, late):
         cast = ours.cast(message)
-        assert proposals.add(parcel_of(cast.parcel), cast, 0)
-    taken, _ = proposals.take(horizon=9_000, room=1000)
+        assert proposals.add(checked_bundle(cast.bundle), cast, 0)
+    taken, _ = proposals.pop_until(horizon=9_000, max_bytes=1000)
     assert [cast.ts for cast in taken] == [1000, 5000]
 
 
-def patched_pair() -> tuple[Patched, Patched]:
-    return Patched("0", ("0", "1")), Patched("1", ("0", "1"))
+def patched_pair() -> tuple[CorrectedGroup, CorrectedGroup]:
+    return CorrectedGroup("0", ("0", "1")), CorrectedGroup("1", ("0", "1"))
 
 
 def test_003_8_with_two_patches_alone_a_window_below_the_delays_loses_messages_and_fifo_order() -> None:
@@ -168,13 +168,13 @@ def test_003_8_with_two_patches_alone_a_window_below_the_delays_loses_messages_a
     zero.receive("1", null(20))
     one.receive("0", null(20))
     assert one.delivered == zero.delivered == ["other", "after"]
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     for message in (OTHER, LATE, after):
         ours.decide(message)
     for group in (ours, theirs):
         group.decide(null(20))
-    ours.hear(theirs)
-    theirs.hear(ours)
+    ours.receive_from(theirs)
+    theirs.receive_from(ours)
     assert ours.delivered == theirs.delivered == ["other", "late", "after"]
 
 
@@ -191,50 +191,50 @@ def test_003_8_with_two_patches_alone_a_slow_clock_breaks_the_total_order() -> N
         one.receive("0", sent)
     zero.receive("1", null(20))
     assert (zero.delivered, one.delivered) == (["m", "x"], ["x", "m"])
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(m)
-    ours.hear(theirs)
+    ours.receive_from(theirs)
     assert ours.delivered == []
     ours.decide(x, null(7.1))
-    theirs.hear(ours)
+    theirs.receive_from(ours)
     assert ours.delivered == theirs.delivered == ["x", "m"]
 
 
 def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
     """Barriers count behind as many entries as they are announced with, whoever's copy comes first."""
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(Message("m", 5, 4), Message("n", 6, 5))
     ours.decide(Message("own", 15, 1), null(20))
     ours.gate.promise(theirs.number, 2, stamp_of(20_000, 0))
     assert ours.delivered == []
-    ours.hear(theirs, upto=1)
+    ours.receive_from(theirs, upto=1)
     assert ours.delivered == ["m"]
-    ours.hear(theirs)
-    ours.hear(theirs)
+    ours.receive_from(theirs)
+    ours.receive_from(theirs)
     ours.deliver()
     assert ours.delivered == ["m", "n", "own"]
 
 
-def leading(liveness: Liveness) -> tuple[GroupLeading, GroupLog, BarrierCalls]:
+def leading(liveness: Liveness) -> tuple[GroupProposer, GroupLog, BarrierRequests]:
     rules = Multigroup(EVERYBODY, liveness, 10, 0)
-    calls, log = BarrierCalls(EVERYBODY, "0"), GroupLog(0, (0, 1))
-    outward = Outward(1, 1, 0, max_frame=1400, retry_ns=1)
-    return GroupLeading(rules, log, Proposals(), calls, outward), log, calls
+    calls, log = BarrierRequests(EVERYBODY, "0"), GroupLog(0, (0, 1))
+    outward = GroupStreams(1, 1, 0, max_frame=1400, retry_ns=1)
+    return GroupProposer(rules, log, PendingProposals(), calls, outward), log, calls
 
 
 def test_003_11_a_group_that_has_nothing_to_send_raises_its_barrier() -> None:
     leader, log, _ = leading("periodic")
-    leader.begin(1000)
-    assert leader.value(1009, 0, 1000) is None
+    leader.start_term(1000)
+    assert leader.next_value(1009, 0, 1000) is None
     assert leader.due_at(0) == 1010
-    value = leader.value(1010, 0, 1000)
+    value = leader.next_value(1010, 0, 1000)
     assert value is not None
-    assert log.take(value) == []
-    assert time_of(log.last) == 1010
+    assert log.apply(value) == []
+    assert time_of(log.last_stamp) == 1010
 
 
 def test_003_12_stamps_grow_whatever_is_decided() -> None:
-    ours = Ours("0")
+    ours = ImplementedGroup("0")
     for number, ts in enumerate((9, 3, 7, 7, 12, 1)):
         ours.decide(Message(f"m{number}", ts, 1 + number % 3, number // 3))
     stamps = [entry.stamp for entry in ours.log.streams[1].entries]
@@ -243,7 +243,7 @@ def test_003_12_stamps_grow_whatever_is_decided() -> None:
 
 
 def test_003_13_a_barrier_does_not_go_down() -> None:
-    ours, theirs = Ours("0"), Ours("1")
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     ours.gate.promise(theirs.number, 0, 50)
     ours.gate.promise(theirs.number, 0, 40)
     assert ours.gate.sources[theirs.number].barrier == 50
@@ -251,12 +251,12 @@ def test_003_13_a_barrier_does_not_go_down() -> None:
 
 def test_003_14_line_42_keeps_what_was_received_and_nulls_do_not_wait_for_barriers() -> None:
     """m' and not some m; in Algorithm 1 a null would enter barPending. `delivered` is empty at the start."""
-    ours, theirs = Ours("0"), Ours("1")
-    assert ours.gate.delivered == (0, 0)
+    ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
+    assert ours.gate.last_delivered == (0, 0)
     theirs.decide(Message("first", 5, 4), Message("second", 6, 5), null(7))
     ours.decide(null(9))
     assert ours.gate.pending == []
-    ours.hear(theirs)
+    ours.receive_from(theirs)
     assert ours.delivered == ["first", "second"]
     assert ours.gate.pending == []
 
@@ -264,72 +264,72 @@ def test_003_14_line_42_keeps_what_was_received_and_nulls_do_not_wait_for_barrie
 def test_003_14_a_barrier_is_that_of_the_sender_for_the_receiver() -> None:
     """barrier(G', G), where G' is in sendersTo(G): who sends waits for nobody that only receives from it."""
     one_way = Topology({"0": (1,), "1": (4,)}, {"0": ("0", "1"), "1": ("1",)})
-    ours, theirs = Ours("0", one_way), Ours("1", one_way)
+    ours, theirs = ImplementedGroup("0", one_way), ImplementedGroup("1", one_way)
     assert (list(ours.gate.sources), list(theirs.gate.sources)) == ([], [ours.number])
     ours.decide(Message("m", 5, 1), null(6))
     theirs.decide(Message("n", 5.5, 4, to=("1",)), null(6))
     assert (ours.delivered, theirs.delivered) == (["m"], [])
-    theirs.hear(ours)
+    theirs.receive_from(ours)
     assert theirs.delivered == ["m", "n"]
 
 
 def test_003_14_a_null_is_proposed_when_the_clock_has_passed_it_by_the_window() -> None:
     """As in line 19; the prose has null.ts > now - w(p), which would be before."""
     leader, _, calls = leading("on_demand")
-    leader.begin(0)
-    calls.want(stamp_of(100, 1))
-    assert leader.value(104, 5, 1000) is None
+    leader.start_term(0)
+    calls.request(stamp_of(100, 1))
+    assert leader.next_value(104, 5, 1000) is None
     assert leader.due_at(5) == 105
-    value = leader.value(105, 5, 1000)
+    value = leader.next_value(105, 5, 1000)
     assert value is not None
     assert decode_value(value) == [Null(0, stamp_of(100, 1))]
 
 
 def test_003_14_the_window_and_opt_pending_have_a_meaning() -> None:
     """w(p) is declared, or the longest of the last delays and a quarter more; optPending delivers at its end."""
-    window = Window(None, 10_000)
+    window = WaitWindow(None, 10_000)
     assert window.ns == 10_000
-    window.note(4_000)
+    window.record_delay(4_000)
     assert window.ns == 5_000
-    early = Early(window, Timing(NS_PER_MS, 0, NS_PER_MS))
-    cast = Ours("0").cast(Message("m", 8, 1))
-    early.add(9_000, stamp_of(cast.ts, 1), parcel_of(cast.parcel), cast.parcel)
-    assert early.due(13_000) == []
-    assert [batch.messages for batch in early.due(13_001)] == [[b"m"]]
+    early = OptimisticDelivery(window, Timing(NS_PER_MS, 0, NS_PER_MS))
+    cast = ImplementedGroup("0").cast(Message("m", 8, 1))
+    early.add(9_000, stamp_of(cast.ts, 1), checked_bundle(cast.bundle), cast.bundle)
+    assert early.pop_due(13_000) == []
+    assert [batch.messages for batch in early.pop_due(13_001)] == [[b"m"]]
 
 
 def test_003_15_time_stamps_grow_though_the_clock_stands_still_or_goes_back() -> None:
     policy = Policy("g", 1, View((1,)), Timing(NS_PER_MS, 0, NS_PER_MS), Rate(1000, 100))
-    sending = Sending(policy, Unlimited(), 1000)
+    sending = MulticastSender(policy, UnlimitedNetwork(), 1000)
     for now in (5_000_000, 5_000_000, 4_000_000):
         assert sending.submit(now, [b"m"], 1) == 1
-    assert [unsettled.cast.ts for unsettled in sending.waiting] == [5_000_000, 5_000_001, 5_000_002]
+    assert [unsettled.cast.ts for unsettled in sending.undecided] == [5_000_000, 5_000_001, 5_000_002]
 
 
 def test_003_17_what_comes_late_is_left_to_its_final_delivery() -> None:
     """Late messages are not delivered early, so nothing stays behind in a replica's queue."""
-    ours = Ours("0")
-    early = Early(Window(5_000, 0), Timing(NS_PER_MS, 0, NS_PER_MS))
+    ours = ImplementedGroup("0")
+    early = OptimisticDelivery(WaitWindow(5_000, 0), Timing(NS_PER_MS, 0, NS_PER_MS))
     late, fresh = ours.cast(Message("late", 1, 1)), ours.cast(Message("fresh", 8, 2))
     for cast in (late, fresh):
-        parcel = parcel_of(cast.parcel)
-        early.add(9_000, stamp_of(cast.ts, parcel.sender), parcel, cast.parcel)
-    assert early.late == 1
-    assert [batch.messages for batch in early.due(13_001)] == [[b"fresh"]]
+        parcel = checked_bundle(cast.bundle)
+        early.add(9_000, stamp_of(cast.ts, parcel.sender), parcel, cast.bundle)
+    assert early.late_bundles == 1
+    assert [batch.messages for batch in early.pop_due(13_001)] == [[b"fresh"]]
 
 
 def test_003_18_nulls_of_two_leaders_are_equivalent() -> None:
     """Both propose the next null; the one that is decided second does not count."""
     first, log, _ = leading("periodic")
     second = leading("periodic")[0]
-    first.begin(0)
-    second.begin(0)
-    values = [leader.value(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
+    first.start_term(0)
+    second.start_term(0)
+    values = [leader.next_value(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
     for value in values:
         assert value is not None
         assert [item.number for item in decode_value(value) or [] if isinstance(item, Null)] == [0]
-        log.take(value)
-    assert (log.nulls, time_of(log.last)) == (1, 50)
+        log.apply(value)
+    assert (log.null_count, time_of(log.last_stamp)) == (1, 50)
 
 
 def test_003_10_a_cycle_of_groups_does_not_wait_for_itself() -> None:
@@ -339,11 +339,11 @@ def test_003_10_a_cycle_of_groups_does_not_wait_for_itself() -> None:
         {name: (number + 1,) for number, name in enumerate(names)},
         {"a": ("a", "b"), "b": ("b", "c"), "c": ("c", "a")},
     )
-    groups = [Ours(name, ring) for name in names]
+    groups = [ImplementedGroup(name, ring) for name in names]
     for number, group in enumerate(groups):
         group.decide(Message(names[number], number + 1, number + 1, to=ring.receivers_from(names[number])))
     for group in groups:
         group.decide(null(9))
     for number, group in enumerate(groups):
-        group.hear(groups[number - 1])
+        group.receive_from(groups[number - 1])
     assert [group.delivered for group in groups] == [["a", "c"], ["a", "b"], ["b", "c"]]

@@ -6,20 +6,20 @@ Each published step is put back by patching the one method that corrects it.
 from collections.abc import Callable
 
 import pytest
-from tests.paper.ideal_exploration import everyone, p1, p2, stuck
-from tests.paper.ideal_plays import alike, finish_but, from_, orders, play
+from tests.paper.ideal_exploration import all_incarnations, p1, p2, stuck_messages
+from tests.paper.ideal_plays import consumed_orders, finish_without, perform_all, receive_from, same_for_all
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.message_set import Ref
+from unisono.model.message_set import MessageRef
 from unisono.orders.priority import insertion
 from unisono.orders.priority import queue as consumable_queue
-from unisono.orders.priority.insertion import Form, Insertion
-from unisono.orders.priority.queue import ConsumableQueue, InsertionPointGone, Joining, Urgency
-from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.orders.priority.insertion import DecisionMode, Insertion
+from unisono.orders.priority.queue import ConsumableQueue, InsertionPointMissing, PriorityMessage, Urgency
+from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.ideal_views import IdealGroup
-from unisono.sim.random_streams import Streams
+from unisono.sim.random_streams import RandomStreams
 
 LOW, HIGH = 0, 1
 
@@ -37,7 +37,7 @@ def throw_early_acks_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def compare_priorities_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """004-3 put back: nothing puts messages of one priority in one order."""
 
-    def by_priority(message: Joining) -> Urgency:
+    def by_priority(message: PriorityMessage) -> Urgency:
         return (message.priority,)
 
     monkeypatch.setattr(consumable_queue, "urgency", by_priority)
@@ -46,8 +46,8 @@ def compare_priorities_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     """004-4 put back: as many acknowledgments as members, whoever they are from, and also if they have gone."""
-    monkeypatch.setattr(Insertion, "_decide_anew", lambda self: None)
-    monkeypatch.setattr(Insertion, "complete", lambda self, bag: len(bag) >= len(self.members))
+    monkeypatch.setattr(Insertion, "_discard_decisions", lambda self: None)
+    monkeypatch.setattr(Insertion, "all_acknowledged", lambda self, bag: len(bag) >= len(self.members))
 
 
 # -- 004-1 -------------------------------------------------------------------------------------------------------
@@ -56,31 +56,39 @@ def count_acks(monkeypatch: pytest.MonkeyPatch) -> None:
 def ack_overtakes() -> IdealGroup:
     """Member 2 consumes l and then receives h; member 1 has all acknowledgments of h, but not its own of l."""
     group = IdealGroup({1: [], 2: [LOW], 3: [HIGH]})
-    play(group, ("send", 2), *from_(2, at=3), ("send", 3))
-    play(group, *from_(3, at=1, times=2), *from_(2, at=1))
-    play(group, *from_(2, at=2, times=2), *from_(1, at=2, times=2), *from_(3, at=2), ("consume", 2))
-    play(group, *from_(3, at=2), *from_(3, at=3, times=2))
-    play(group, *from_(1, at=1), *from_(2, at=1, times=2), *from_(3, at=1))
+    perform_all(group, ("send", 2), *receive_from(2, receiver=3), ("send", 3))
+    perform_all(group, *receive_from(3, receiver=1, count=2), *receive_from(2, receiver=1))
+    perform_all(
+        group,
+        *receive_from(2, receiver=2, count=2),
+        *receive_from(1, receiver=2, count=2),
+        *receive_from(3, receiver=2),
+        ("consume", 2),
+    )
+    perform_all(group, *receive_from(3, receiver=2), *receive_from(3, receiver=3, count=2))
+    perform_all(
+        group, *receive_from(1, receiver=1), *receive_from(2, receiver=1, count=2), *receive_from(3, receiver=1)
+    )
     return group
 
 
 def test_004_1_published_an_acknowledgment_that_overtakes_breaks_p1(monkeypatch: pytest.MonkeyPatch) -> None:
     insert_at_once(monkeypatch)
     group = ack_overtakes()
-    play(group, ("consume", 1))
-    finish(group)
-    assert orders(group)[1] == ["(3,0)", "(2,0)"]
-    assert orders(group)[2] == ["(2,0)", "(3,0)"]
+    perform_all(group, ("consume", 1))
+    finish_required(group)
+    assert consumed_orders(group)[1] == ["(3,0)", "(2,0)"]
+    assert consumed_orders(group)[2] == ["(2,0)", "(3,0)"]
     assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
 
 
 def test_004_1_corrected_insertion_waits_for_the_history_set() -> None:
     group = ack_overtakes()
     core = group.peers[1].core
-    assert list(core.decisions) == [Ref(3, 1, 0)], "decided, and waiting for l"
+    assert list(core.decisions) == [MessageRef(3, 1, 0)], "decided, and waiting for l"
     assert ("consume", 1) not in group.enabled()
-    finish(group)
-    assert orders(group) == alike((1, 2, 3), ["(2,0)", "(3,0)"])
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2, 3), ["(2,0)", "(3,0)"])
 
 
 # -- 004-2 -------------------------------------------------------------------------------------------------------
@@ -88,7 +96,14 @@ def test_004_1_corrected_insertion_waits_for_the_history_set() -> None:
 
 def ack_before_message() -> IdealGroup:
     group = IdealGroup({1: [], 2: [LOW], 3: []})
-    play(group, ("send", 2), *from_(2, at=2), *from_(2, at=1), *from_(1, at=3), *from_(2, at=3))
+    perform_all(
+        group,
+        ("send", 2),
+        *receive_from(2, receiver=2),
+        *receive_from(2, receiver=1),
+        *receive_from(1, receiver=3),
+        *receive_from(2, receiver=3),
+    )
     return group
 
 
@@ -97,15 +112,15 @@ def test_004_2_published_an_early_acknowledgment_is_thrown_away_and_the_message_
 ) -> None:
     throw_early_acks_away(monkeypatch)
     group = ack_before_message()
-    finish(group)
-    assert "member 3 is stuck" in stuck(group)
+    finish_required(group)
+    assert "member 3 is stuck" in stuck_messages(group)
 
 
 def test_004_2_corrected_the_bag_is_created_by_whichever_comes_first() -> None:
     group = ack_before_message()
-    finish(group)
-    assert not stuck(group)
-    assert orders(group) == alike((1, 2, 3), ["(2,0)"])
+    finish_required(group)
+    assert not stuck_messages(group)
+    assert consumed_orders(group) == same_for_all((1, 2, 3), ["(2,0)"])
 
 
 # -- 004-3 -------------------------------------------------------------------------------------------------------
@@ -114,9 +129,17 @@ def test_004_2_corrected_the_bag_is_created_by_whichever_comes_first() -> None:
 def crossing_equals() -> IdealGroup:
     """Each member receives its own message first, and both acknowledge an empty queue."""
     group = IdealGroup({1: [LOW], 2: [LOW]})
-    play(group, ("send", 1), ("send", 2), *from_(1, at=1), *from_(2, at=2), *from_(2, at=1), *from_(1, at=2))
-    play(group, *from_(1, at=1), *from_(2, at=1, times=2))
-    play(group, *from_(1, at=2, times=2), *from_(2, at=2))
+    perform_all(
+        group,
+        ("send", 1),
+        ("send", 2),
+        *receive_from(1, receiver=1),
+        *receive_from(2, receiver=2),
+        *receive_from(2, receiver=1),
+        *receive_from(1, receiver=2),
+    )
+    perform_all(group, *receive_from(1, receiver=1), *receive_from(2, receiver=1, count=2))
+    perform_all(group, *receive_from(1, receiver=2, count=2), *receive_from(2, receiver=2))
     return group
 
 
@@ -126,9 +149,9 @@ def test_004_3_published_equal_priorities_in_two_orders_of_reception_break_p1(
     compare_priorities_only(monkeypatch)
     broken = 0
     for seed in range(40):
-        chance = Streams(seed).stream("equals")
+        chance = RandomStreams(seed).stream("equals")
         group = IdealGroup({1: [LOW], 2: [LOW], 3: []})
-        run_by_lot(group, chance)
+        run_randomly(group, chance)
         if p1(group):
             broken += 1
             assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
@@ -137,8 +160,8 @@ def test_004_3_published_equal_priorities_in_two_orders_of_reception_break_p1(
 
 def test_004_3_corrected_the_logical_clock_decides_among_equals() -> None:
     group = crossing_equals()
-    finish(group)
-    assert orders(group) == alike((1, 2), ["(1,0)", "(2,0)"])
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(2,0)"])
 
 
 # -- 004-4 -------------------------------------------------------------------------------------------------------
@@ -147,13 +170,21 @@ def test_004_3_corrected_the_logical_clock_decides_among_equals() -> None:
 def ack_of_the_dead() -> IdealGroup:
     """Member 3 acknowledges h and dies; member 2 has consumed l before it receives h."""
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
-    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
+    perform_all(
+        group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
+    )
     for at in (1, 2, 3):
-        play(group, *from_(1, at=at), *from_(2, at=at), *from_(3, at=at))
-    play(group, ("send", 1), *from_(1, at=3), *from_(1, at=1), ("consume", 2))
-    play(group, ("crash", 3, 2), ("block", 1), ("block", 2))
-    play(group, *from_(3, at=1), *from_(1, at=1), *from_(3, at=2), *from_(1, at=2, times=2))
-    play(group, ("install", 1), ("install", 2))
+        perform_all(group, *receive_from(1, receiver=at), *receive_from(2, receiver=at), *receive_from(3, receiver=at))
+    perform_all(group, ("send", 1), *receive_from(1, receiver=3), *receive_from(1, receiver=1), ("consume", 2))
+    perform_all(group, ("crash", 3, 2), ("block", 1), ("block", 2))
+    perform_all(
+        group,
+        *receive_from(3, receiver=1),
+        *receive_from(1, receiver=1),
+        *receive_from(3, receiver=2),
+        *receive_from(1, receiver=2, count=2),
+    )
+    perform_all(group, ("install", 1), ("install", 2))
     return group
 
 
@@ -162,26 +193,30 @@ def test_004_4_published_the_acknowledgment_of_the_dead_stands_in_for_a_living_o
 ) -> None:
     count_acks(monkeypatch)
     group = ack_of_the_dead()
-    finish(group)
-    assert orders(group) == {1: ["(1,1)", "(1,0)"], 2: ["(1,0)", "(1,1)"]}
+    finish_required(group)
+    assert consumed_orders(group) == {1: ["(1,1)", "(1,0)"], 2: ["(1,0)", "(1,1)"]}
     assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
 
 
 def test_004_4_corrected_every_member_of_the_view_must_have_acknowledged() -> None:
     group = ack_of_the_dead()
-    finish(group)
-    assert orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
+    finish_required(group)
+    assert consumed_orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
 
 
 def test_004_4_what_the_dead_said_before_the_view_change_still_counts() -> None:
     """Member 3 consumes l, acknowledges h and dies: l stays before h at those who have both."""
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
-    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
-    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3))
-    play(group, ("send", 1), *from_(1, at=3), *from_(1, at=1, times=2))
-    play(group, ("crash", 3, 2))
-    finish(group)
-    assert orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
+    perform_all(
+        group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
+    )
+    perform_all(
+        group, *receive_from(1, receiver=3), *receive_from(2, receiver=3), *receive_from(3, receiver=3), ("consume", 3)
+    )
+    perform_all(group, ("send", 1), *receive_from(1, receiver=3), *receive_from(1, receiver=1, count=2))
+    perform_all(group, ("crash", 3, 2))
+    finish_required(group)
+    assert consumed_orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
 
 
 # -- 004-5 -------------------------------------------------------------------------------------------------------
@@ -190,42 +225,61 @@ def test_004_4_what_the_dead_said_before_the_view_change_still_counts() -> None:
 def not_uniform() -> IdealGroup:
     """Member 3 consumes c, and crashes before it acknowledges b, which the others put before c."""
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
-    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
-    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3), ("send", 1), ("crash", 3, 1))
-    finish(group)
+    perform_all(
+        group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
+    )
+    perform_all(
+        group,
+        *receive_from(1, receiver=3),
+        *receive_from(2, receiver=3),
+        *receive_from(3, receiver=3),
+        ("consume", 3),
+        ("send", 1),
+        ("crash", 3, 1),
+    )
+    finish_required(group)
     return group
 
 
 def test_004_5_only_a_member_that_crashed_may_differ() -> None:
     group = not_uniform()
-    assert orders(group) == alike((1, 2), ["(1,1)", "(1,0)"])
-    assert group.peers[3].consumed == [Ref(1, 1, 0)]
+    assert consumed_orders(group) == same_for_all((1, 2), ["(1,1)", "(1,0)"])
+    assert group.peers[3].consumed == [MessageRef(1, 1, 0)]
     verdicts = check_all(ideal_trace(group))
     assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}
 
 
 def test_004_5_a_member_that_leaves_in_order_does_not_differ() -> None:
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, leaves=1)
-    play(group, ("send", 1), *from_(1, at=1), *from_(1, at=2), *from_(1, at=3))
-    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), ("consume", 3), ("send", 1))
-    play(group, ("leave", 3), *from_(3, at=3), ("depart", 3), ("block", 3))
-    finish(group)
-    assert group.peers[3].consumed == [Ref(1, 1, 0)]
-    assert orders(group) == alike((1, 2), ["(1,0)", "(1,1)"]), "what the leaver consumed stays in front"
+    perform_all(
+        group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
+    )
+    perform_all(
+        group,
+        *receive_from(1, receiver=3),
+        *receive_from(2, receiver=3),
+        *receive_from(3, receiver=3),
+        ("consume", 3),
+        ("send", 1),
+    )
+    perform_all(group, ("leave", 3), *receive_from(3, receiver=3), ("depart", 3), ("block", 3))
+    finish_required(group)
+    assert group.peers[3].consumed == [MessageRef(1, 1, 0)]
+    assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(1,1)"]), "what the leaver consumed stays in front"
 
 
 # -- 004-7 -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", Form)
-def test_004_7_without_step_3_nothing_breaks(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", DecisionMode)
+def test_004_7_without_step_3_nothing_breaks(form: DecisionMode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumableQueue, "drop_lesser_locks", lambda self, items, level: None)
     for seed in range(15):
-        chance = Streams(seed).stream("step 3")
-        group = drawn_group(chance, form=form)
-        run_by_lot(group, chance)
-        finish(group)
-        assert p1(group) + p2(group) + stuck(group) == "", seed
+        chance = RandomStreams(seed).stream("step 3")
+        group = random_group(chance, form=form)
+        run_randomly(group, chance)
+        finish_required(group)
+        assert p1(group) + p2(group) + stuck_messages(group) == "", seed
 
 
 # -- 004-9 -------------------------------------------------------------------------------------------------------
@@ -234,22 +288,24 @@ def test_004_7_without_step_3_nothing_breaks(form: Form, monkeypatch: pytest.Mon
 def talked_through(messages: int, report_every: int = 1 << 30) -> IdealGroup:
     group = IdealGroup({1: [LOW] * messages, 2: []}, report_every=report_every)
     for _ in range(messages):
-        play(group, ("send", 1))
+        perform_all(group, ("send", 1))
         finish_but_send(group)
     return group
 
 
 def finish_but_send(group: IdealGroup) -> None:
     while actions := [action for action in group.enabled() if action[0] != "send"]:
-        group.do(actions[0])
+        group.perform(actions[0])
 
 
 def test_004_9_what_everybody_has_consumed_leaves_the_histories_without_further_messages() -> None:
     group = talked_through(10)
     for peer in group.survivors():
-        assert peer.consumed == [Ref(1, 1, n) for n in range(10)]
-        assert list(peer.core.history) == [Ref(1, 1, 9)], "the acknowledgments of message 9 told of all before it"
-    assert {type(body).__name__ for bodies in group.bodies.values() for body in bodies} == {"Message", "Ack"}
+        assert peer.consumed == [MessageRef(1, 1, n) for n in range(10)]
+        assert list(peer.core.history) == [MessageRef(1, 1, 9)], (
+            "the acknowledgments of message 9 told of all before it"
+        )
+    assert {type(body).__name__ for bodies in group.bodies.values() for body in bodies} == {"MessageBody", "Ack"}
 
 
 def test_004_9_a_member_that_only_consumes_reports_its_progress() -> None:
@@ -260,52 +316,60 @@ def test_004_9_a_member_that_only_consumes_reports_its_progress() -> None:
 def test_004_9_a_slow_consumer_keeps_the_histories() -> None:
     group = IdealGroup({1: [LOW] * 5, 2: []})
     while actions := [action for action in group.enabled() if action != ("consume", 2)]:
-        group.do(actions[0])
+        group.perform(actions[0])
     assert len(group.peers[1].core.history) == 5
-    finish(group)
+    finish_required(group)
 
 
 def test_004_9_a_collected_message_counts_as_inserted() -> None:
     """A member that was slow to hear still names what the others have forgotten."""
-    chance = Streams(9).stream("collected")
+    chance = RandomStreams(9).stream("collected")
     for _ in range(20):
-        group = drawn_group(chance)
-        run_by_lot(group, chance)
-        finish(group)
-        assert not stuck(group)
+        group = random_group(chance)
+        run_randomly(group, chance)
+        finish_required(group)
+        assert not stuck_messages(group)
 
 
 # -- 004-10 ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", Form)
-def test_004_10_a_newcomer_takes_over_queue_locks_history_and_pending_acknowledgments(form: Form) -> None:
-    group = IdealGroup({1: [LOW, LOW, HIGH], 2: []}, form=form, can_join={3: []})
-    play(group, ("send", 1), ("send", 1))
-    finish_but(group, {"send", "consume", "admit"})
-    play(group, ("consume", 1), ("send", 1), *from_(1, at=1))
-    play(group, ("admit", 3), ("block", 1), ("block", 2))
-    finish_but(group, {"consume", "install", "admit"})
-    play(group, ("install", 1), ("join", 3, 1))
+@pytest.mark.parametrize("form", DecisionMode)
+def test_004_10_a_newcomer_takes_over_queue_locks_history_and_pending_acknowledgments(form: DecisionMode) -> None:
+    group = IdealGroup({1: [LOW, LOW, HIGH], 2: []}, form=form, join_scripts={3: []})
+    perform_all(group, ("send", 1), ("send", 1))
+    finish_without(group, {"send", "consume", "admit"})
+    perform_all(group, ("consume", 1), ("send", 1), *receive_from(1, receiver=1))
+    perform_all(group, ("admit", 3), ("block", 1), ("block", 2))
+    finish_without(group, {"consume", "install", "admit"})
+    perform_all(group, ("install", 1), ("join", 3, 1))
     giver, newcomer = group.peers[1].core, group.peers[3].core
     assert newcomer.position == 1
-    assert [item.ref for item in newcomer.queue] == [Ref(1, 1, 1)]
-    assert [list(item.locks) for item in newcomer.queue] == [[Ref(1, 1, 2)]]
-    assert list(newcomer.waiting) == list(giver.waiting) == [Ref(1, 1, 2)]
+    assert [item.ref for item in newcomer.queue] == [MessageRef(1, 1, 1)]
+    assert [list(item.locks) for item in newcomer.queue] == [[MessageRef(1, 1, 2)]]
+    assert list(newcomer.waiting) == list(giver.waiting) == [MessageRef(1, 1, 2)]
     assert newcomer.history == giver.history
-    finish(group)
-    assert orders(group)[1] == ["(1,0)", "(1,2)", "(1,1)"]
-    assert orders(group)[3] == ["(1,2)", "(1,1)"]
-    assert not stuck(group)
+    finish_required(group)
+    assert consumed_orders(group)[1] == ["(1,0)", "(1,2)", "(1,1)"]
+    assert consumed_orders(group)[3] == ["(1,2)", "(1,1)"]
+    assert not stuck_messages(group)
 
 
 def test_004_10_the_coordinator_dies_with_its_decision_and_the_first_member_decides_anew() -> None:
-    group = IdealGroup({1: [], 2: [], 3: [HIGH]}, form=Form.COORDINATOR, crashes=1, can_crash=[3])
-    play(group, ("send", 3), *from_(3, at=1), *from_(3, at=2), *from_(3, at=3), ("told", 3, 1), ("told", 3, 2))
+    group = IdealGroup({1: [], 2: [], 3: [HIGH]}, form=DecisionMode.COORDINATOR, crashes=1, crash_candidates=[3])
+    perform_all(
+        group,
+        ("send", 3),
+        *receive_from(3, receiver=1),
+        *receive_from(3, receiver=2),
+        *receive_from(3, receiver=3),
+        ("told", 3, 1),
+        ("told", 3, 2),
+    )
     assert len(group.bodies[1, (3, 1)]) == 2, "the message and the decision"
-    play(group, ("crash", 3, 1))
-    finish(group)
-    assert orders(group) == alike((1, 2), ["(3,0)"])
+    perform_all(group, ("crash", 3, 1))
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2), ["(3,0)"])
 
 
 def test_004_10_decisions_wait_for_the_history_set_as_acknowledgments_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,11 +377,11 @@ def test_004_10_decisions_wait_for_the_history_set_as_acknowledgments_do(monkeyp
     insert_at_once(monkeypatch)
     broken = 0
     for seed in range(400):
-        chance = Streams(seed).stream("decisions")
-        group = IdealGroup({1: [LOW, LOW], 2: [HIGH, HIGH], 3: [LOW, HIGH]}, form=Form.COORDINATOR)
+        chance = RandomStreams(seed).stream("decisions")
+        group = IdealGroup({1: [LOW, LOW], 2: [HIGH, HIGH], 3: [LOW, HIGH]}, form=DecisionMode.COORDINATOR)
         try:
-            run_by_lot(group, chance)
-        except InsertionPointGone:
+            run_randomly(group, chance)
+        except InsertionPointMissing:
             broken += 1
             continue
         broken += bool(p1(group))
@@ -344,13 +408,13 @@ def test_each_published_step_is_caught_by_the_checkers_in_runs_by_lot(
 ) -> None:
     published(monkeypatch)
     for seed in range(1000):
-        chance = Streams(seed).stream("planted")
+        chance = RandomStreams(seed).stream("planted")
         group = IdealGroup(scripts, crashes=crashes)
         try:
-            run_by_lot(group, chance)
-        except InsertionPointGone:
+            run_randomly(group, chance)
+        except InsertionPointMissing:
             return
-        if stuck(group):
+        if stuck_messages(group):
             return
         if p1(group):
             assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
@@ -360,4 +424,4 @@ def test_each_published_step_is_caught_by_the_checkers_in_runs_by_lot(
 
 def test_everyone_has_a_life_in_the_trace() -> None:
     group = not_uniform()
-    assert {(peer.member, peer.incarnation) for peer in everyone(group)} == {(1, 1), (2, 1), (3, 1)}
+    assert {(peer.member, peer.incarnation) for peer in all_incarnations(group)} == {(1, 1), (2, 1), (3, 1)}

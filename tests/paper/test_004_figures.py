@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from unisono.check.queue_states import drawn, queue_states
+from unisono.check.queue_states import queue_states, render
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
-from unisono.model.message_set import Ref
-from unisono.sim.ideal_figures import NAMES_2, NAMES_3, figure_2, figure_3
+from unisono.model.message_set import MessageRef
+from unisono.sim.ideal_figures import FIGURE_2_NAMES, FIGURE_3_NAMES, figure_2, figure_3
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.trace.table import Trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "priority.md"
 
 
-def states(trace: Trace, names: dict[Ref, str], member: int) -> list[tuple[str, str]]:
+def states(trace: Trace, names: dict[MessageRef, str], member: int) -> list[tuple[str, str]]:
     """What a member did, and its queue behind that, in the figure's names."""
     called = {MessageId(*ref): name for ref, name in names.items()}
     return [
-        (state.what.split(",")[0].split(" before")[0].split()[0], "".join(called[m] for m in state.queue))
+        (state.action.split(",")[0].split(" before")[0].split()[0], "".join(called[m] for m in state.queue))
         for state in queue_states(trace, member)
     ]
 
@@ -27,25 +27,25 @@ def states(trace: Trace, names: dict[Ref, str], member: int) -> list[tuple[str, 
 def test_figure_2_h_goes_before_n_at_all_three_processes() -> None:
     trace = ideal_trace(figure_2())
     assert {verdict.status for verdict in check_all(trace).values()} == {Status.VALID}
-    assert ("inserts", "hno") in states(trace, NAMES_2, 1)
-    assert ("inserts", "mhno") in states(trace, NAMES_2, 2)
-    assert ("inserts", "mhno") in states(trace, NAMES_2, 3)
+    assert ("inserts", "hno") in states(trace, FIGURE_2_NAMES, 1)
+    assert ("inserts", "mhno") in states(trace, FIGURE_2_NAMES, 2)
+    assert ("inserts", "mhno") in states(trace, FIGURE_2_NAMES, 3)
 
 
 def test_figure_3_the_queues_differ_on_the_way_and_are_the_same_in_the_end() -> None:
     trace = ideal_trace(figure_3())
     assert {verdict.status for verdict in check_all(trace).values()} == {Status.VALID}
-    assert [queue for what, queue in states(trace, NAMES_3, 1) if what == "inserts"] == ["l", "ml", "hml"]
-    assert [queue for what, queue in states(trace, NAMES_3, 2) if what == "inserts"] == ["l", "hl", "hml"]
+    assert [queue for what, queue in states(trace, FIGURE_3_NAMES, 1) if what == "inserts"] == ["l", "ml", "hml"]
+    assert [queue for what, queue in states(trace, FIGURE_3_NAMES, 2) if what == "inserts"] == ["l", "hl", "hml"]
 
 
 @pytest.mark.parametrize(
     ("mark", "trace", "names"),
-    [("figure 2", ideal_trace(figure_2()), NAMES_2), ("figure 3", ideal_trace(figure_3()), NAMES_3)],
+    [("figure 2", ideal_trace(figure_2()), FIGURE_2_NAMES), ("figure 3", ideal_trace(figure_3()), FIGURE_3_NAMES)],
     ids=["figure 2", "figure 3"],
 )
-def test_the_page_shows_what_the_trace_shows(mark: str, trace: Trace, names: dict[Ref, str]) -> None:
+def test_the_page_shows_what_the_trace_shows(mark: str, trace: Trace, names: dict[MessageRef, str]) -> None:
     called = {MessageId(*ref): name for ref, name in names.items()}
-    expected = "\n\n".join(drawn(queue_states(trace, member), called) for member in (1, 2))
+    expected = "\n\n".join(render(queue_states(trace, member), called) for member in (1, 2))
     shown = PAGE.read_text(encoding="utf-8").split(f"<!-- {mark} -->\n```text\n")[1].split("\n```")[0]
     assert shown == expected

@@ -5,32 +5,32 @@ import pytest
 from unisono.check.priority_accounting import priority_accounting
 from unisono.check.verdict import Status
 from unisono.check.view_atomicity import view_atomicity
-from unisono.model.message_set import NO_MESSAGES, MessageSet, Ref
-from unisono.orders.priority.insertion import Form, Insertion
-from unisono.orders.priority.messages import Ack, Body, Message
+from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
+from unisono.orders.priority.insertion import DecisionMode, Insertion
+from unisono.orders.priority.messages import Ack, MessageBody, PriorityBody
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.ideal_views import IdealGroup
 
 LOW, HIGH = 0, 1
-L, H = Ref(1, 1, 0), Ref(2, 1, 0)
+L, H = MessageRef(1, 1, 0), MessageRef(2, 1, 0)
 
 
 def settle(group: IdealGroup, *kinds: str) -> None:
     """Let everything of these kinds happen."""
     while actions := [action for action in group.enabled() if action[0] in kinds]:
-        group.do(actions[0])
+        group.perform(actions[0])
 
 
 # -- §3.1, equation (1) --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", Form)
-def test_equation_1_what_is_queued_everywhere_when_a_more_urgent_message_comes_is_overtaken(form: Form) -> None:
+@pytest.mark.parametrize("form", DecisionMode)
+def test_equation_1_what_is_queued_everywhere_when_a_more_urgent_message_comes_is_overtaken(form: DecisionMode) -> None:
     group = IdealGroup({1: [LOW], 2: [HIGH], 3: []}, form=form)
-    group.do(("send", 1))
+    group.perform(("send", 1))
     settle(group, "receive", "told")
     assert all([item.ref for item in peer.core.queue] == [L] for peer in group.survivors()), "l is queued everywhere"
-    group.do(("send", 2))
+    group.perform(("send", 2))
     settle(group, "receive", "told", "consume")
     assert [peer.consumed for peer in group.survivors()] == [[H, L]] * 3
     verdict = priority_accounting(ideal_trace(group))
@@ -38,13 +38,13 @@ def test_equation_1_what_is_queued_everywhere_when_a_more_urgent_message_comes_i
     assert verdict.figures["overtakings"] == 3
 
 
-@pytest.mark.parametrize("form", Form)
-def test_equation_1_does_not_bind_once_a_single_process_has_delivered(form: Form) -> None:
+@pytest.mark.parametrize("form", DecisionMode)
+def test_equation_1_does_not_bind_once_a_single_process_has_delivered(form: DecisionMode) -> None:
     group = IdealGroup({1: [LOW], 2: [HIGH], 3: []}, form=form)
-    group.do(("send", 1))
+    group.perform(("send", 1))
     settle(group, "receive", "told")
-    group.do(("consume", 3))
-    group.do(("send", 2))
+    group.perform(("consume", 3))
+    group.perform(("send", 2))
     settle(group, "receive", "told", "consume")
     assert [peer.consumed for peer in group.survivors()] == [[L, H]] * 3, "P1: where one had it first, all have"
     assert priority_accounting(ideal_trace(group)).status is Status.VALID
@@ -56,9 +56,9 @@ def test_equation_1_does_not_bind_once_a_single_process_has_delivered(form: Form
 @pytest.mark.parametrize("counts", [0, 1])
 def test_view_atomic_multicast_what_one_survivor_received_all_have_before_the_next_view(counts: int) -> None:
     """Member 1 crashes while its message is under way: all who go on have received it, or none of them."""
-    group = IdealGroup({1: [LOW], 2: [], 3: []}, crashes=1, can_crash=[1])
-    group.do(("send", 1))
-    group.do(("crash", 1, counts))
+    group = IdealGroup({1: [LOW], 2: [], 3: []}, crashes=1, crash_candidates=[1])
+    group.perform(("send", 1))
+    group.perform(("crash", 1, counts))
     settle(group, "receive", "block", "install", "consume")
     assert [peer.consumed for peer in group.survivors()] == [[L][:counts]] * 2
     assert {peer.view for peer in group.survivors()} == {2}
@@ -69,13 +69,13 @@ def test_view_atomic_multicast_what_one_survivor_received_all_have_before_the_ne
 
 
 def member(number: int) -> Insertion:
-    core = Insertion(number, 1, Form.ALL, report_every=1 << 30)
+    core = Insertion(number, 1, DecisionMode.ALL, report_every=1 << 30)
     core.new_view(1, [(1, 1), (2, 1)], joining=False)
     return core
 
 
-def said(core: Insertion) -> list[Body]:
-    bodies, core.says[:] = core.says[:], []
+def said(core: Insertion) -> list[PriorityBody]:
+    bodies, core.to_multicast[:] = core.to_multicast[:], []
     return bodies
 
 
@@ -83,21 +83,21 @@ def test_figure_4_a_message_is_multicast_as_it_is() -> None:
     core = member(1)
     core.send(0, LOW, b"l")
     (body,) = said(core)
-    assert isinstance(body, Message)
+    assert isinstance(body, MessageBody)
     assert (body.priority, body.payload) == (LOW, b"l")
     assert not core.waiting, "it is received like anybody else's"
 
 
 def test_figure_4_reception_waits_computes_target_tail_and_history_and_acknowledges_to_all() -> None:
     core = member(2)
-    core.receive((1, 1), Message(0, LOW, 1, 0, b"l"))
+    core.receive((1, 1), MessageBody(0, LOW, 1, 0, b"l"))
     assert list(core.waiting) == [L]
     assert said(core) == [Ack(L, NO_MESSAGES, NO_MESSAGES)]
 
 
 def test_figure_4_with_an_acknowledgment_of_every_member_of_the_view_it_is_inserted() -> None:
     core = member(2)
-    core.receive((1, 1), Message(0, LOW, 1, 0, b"l"))
+    core.receive((1, 1), MessageBody(0, LOW, 1, 0, b"l"))
     (own,) = said(core)
     core.receive((2, 1), own)
     assert list(core.waiting) == [L], "one is missing"
@@ -109,19 +109,19 @@ def test_figure_4_with_an_acknowledgment_of_every_member_of_the_view_it_is_inser
 def test_figure_4_the_acknowledgment_carries_what_is_locked_and_what_was_consumed() -> None:
     core = member(2)
     for sequence in (0, 1):
-        core.receive((1, 1), Message(sequence, LOW, 1 + sequence, 0, b""))
+        core.receive((1, 1), MessageBody(sequence, LOW, 1 + sequence, 0, b""))
         (own,) = said(core)
         core.receive((2, 1), own)
-        core.receive((1, 1), Ack(Ref(1, 1, sequence), NO_MESSAGES, NO_MESSAGES))
+        core.receive((1, 1), Ack(MessageRef(1, 1, sequence), NO_MESSAGES, NO_MESSAGES))
     assert core.consume() is not None
-    core.receive((2, 1), Message(0, HIGH, 5, 0, b"h"))
+    core.receive((2, 1), MessageBody(0, HIGH, 5, 0, b"h"))
     (ack,) = said(core)
-    assert ack == Ack(H, MessageSet.of([Ref(1, 1, 1)]), MessageSet.of([L]))
+    assert ack == Ack(H, MessageSet.of([MessageRef(1, 1, 1)]), MessageSet.of([L]))
 
 
 def test_figure_4_a_new_view_is_what_acknowledgments_are_counted_against() -> None:
     core = member(2)
-    core.receive((1, 1), Message(0, LOW, 1, 0, b"l"))
+    core.receive((1, 1), MessageBody(0, LOW, 1, 0, b"l"))
     (own,) = said(core)
     core.receive((2, 1), own)
     core.new_view(2, [(2, 1)], joining=False)

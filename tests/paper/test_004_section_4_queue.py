@@ -2,22 +2,24 @@
 
 import pytest
 
-from unisono.model.message_set import MessageSet, Ref
-from unisono.orders.priority.insertion import Form, Insertion
+from unisono.model.message_set import MessageRef, MessageSet
+from unisono.orders.priority.insertion import DecisionMode, Insertion
 from unisono.orders.priority.messages import Ack
-from unisono.orders.priority.queue import TAIL, ConsumableQueue, InsertionPointGone, Joining, urgency
+from unisono.orders.priority.queue import TAIL, ConsumableQueue, InsertionPointMissing, PriorityMessage, urgency
 
 LOW, MEDIUM, HIGH = 0, 1, 2
-NOBODY: frozenset[Ref] = frozenset()
+NOBODY: frozenset[MessageRef] = frozenset()
 
 
-def message(name: int, priority: int, *, stamp: int | None = None, previous: int | None = None) -> Joining:
+def message(name: int, priority: int, *, stamp: int | None = None, previous: int | None = None) -> PriorityMessage:
     """A message that has a sender of its own, so that only priorities decide."""
-    ref = Ref(name, 1, 0)
-    return Joining(ref, priority, name if stamp is None else stamp, ref.sequence if previous is None else previous, b"")
+    ref = MessageRef(name, 1, 0)
+    return PriorityMessage(
+        ref, priority, name if stamp is None else stamp, ref.sequence if previous is None else previous, b""
+    )
 
 
-def queue_of(*messages: Joining) -> ConsumableQueue:
+def queue_of(*messages: PriorityMessage) -> ConsumableQueue:
     """A queue that holds these messages in this order, unlocked."""
     queue = ConsumableQueue()
     for one in messages:
@@ -52,7 +54,7 @@ def test_figure_1_consume_gives_the_first_message_unless_it_is_locked_or_there_i
 def test_figure_1_a_message_behind_a_locked_one_is_not_consumed_either() -> None:
     queue = queue_of(message(1, LOW), message(2, LOW))
     queue.lock(message(3, MEDIUM))
-    queue.insert(message(4, HIGH), TAIL, {Ref(1, 1, 0), Ref(2, 1, 0)})
+    queue.insert(message(4, HIGH), TAIL, {MessageRef(1, 1, 0), MessageRef(2, 1, 0)})
     queue.tail_locks.clear()
     assert names(queue) == [1, 2, 4]
     assert queue.consume() is not None, "step 3 has dropped the lesser locks before message 4"
@@ -87,7 +89,7 @@ def test_equation_3_all_of_the_target_tail_is_locked_and_nothing_else() -> None:
     queue = queue_of(message(1, HIGH), message(2, LOW), message(3, LOW))
     assert [ref.sender for ref in queue.lock(message(4, HIGH))] == [2, 3]
     assert locks(queue) == [[], [4], [4], [4]]
-    assert queue.locked_by(Ref(4, 1, 0)) == [Ref(2, 1, 0), Ref(3, 1, 0)]
+    assert queue.locked_by(MessageRef(4, 1, 0)) == [MessageRef(2, 1, 0), MessageRef(3, 1, 0)]
 
 
 def test_erratum_004_8_the_tail_itself_can_be_locked() -> None:
@@ -102,39 +104,43 @@ def test_erratum_004_8_the_tail_itself_can_be_locked() -> None:
 # -- equations (4) and (5) -----------------------------------------------------------------------------------------
 
 
-def acks_of(ref: Ref, *said: tuple[list[int], list[int]]) -> dict[tuple[int, int], Ack]:
+def acks_of(ref: MessageRef, *said: tuple[list[int], list[int]]) -> dict[tuple[int, int], Ack]:
     """One acknowledgment per member: the target tail and the history that it saw."""
 
     def refs(senders: list[int]) -> MessageSet:
-        return MessageSet.of(Ref(sender, 1, 0) for sender in senders)
+        return MessageSet.of(MessageRef(sender, 1, 0) for sender in senders)
 
     return {(member, 1): Ack(ref, refs(tail), refs(history)) for member, (tail, history) in enumerate(said, 1)}
 
 
 def test_equation_4_the_common_set_is_what_is_in_every_target_tail() -> None:
-    core = Insertion(1, 1, Form.ALL, report_every=100)
-    ref = Ref(9, 1, 0)
+    core = Insertion(1, 1, DecisionMode.ALL, report_every=100)
+    ref = MessageRef(9, 1, 0)
     decision = core.decide(ref, acks_of(ref, ([1, 2, 3], []), ([2, 3, 4], [1]), ([2, 3, 5], [1])))
     assert [one.sender for one in decision.common] == [2, 3]
 
 
 def test_equation_5_the_history_set_is_what_anybody_had_consumed() -> None:
-    core = Insertion(1, 1, Form.ALL, report_every=100)
-    ref = Ref(9, 1, 0)
+    core = Insertion(1, 1, DecisionMode.ALL, report_every=100)
+    ref = MessageRef(9, 1, 0)
     decision = core.decide(ref, acks_of(ref, ([], [1]), ([], [1, 2]), ([], [5])))
     assert [one.sender for one in decision.history] == [1, 2, 5]
 
 
 def test_the_insertion_point_is_the_first_of_the_common_set_in_the_queue_or_the_tail() -> None:
     queue = queue_of(message(1, LOW), message(2, LOW), message(3, LOW))
-    nobody = Ref(9, 1, 0)
-    assert queue.insertion_point(MessageSet.of([Ref(3, 1, 0), Ref(2, 1, 0)]), nobody) == Ref(2, 1, 0)
+    nobody = MessageRef(9, 1, 0)
+    assert queue.insertion_point(MessageSet.of([MessageRef(3, 1, 0), MessageRef(2, 1, 0)]), nobody) == MessageRef(
+        2, 1, 0
+    )
     assert queue.insertion_point(MessageSet.of([]), nobody) == TAIL
 
 
 def test_the_insertion_point_is_behind_the_senders_message_before() -> None:
     queue = queue_of(message(1, LOW), message(2, MEDIUM), message(3, LOW))
-    assert queue.insertion_point(MessageSet.of([Ref(1, 1, 0), Ref(3, 1, 0)]), Ref(2, 1, 0)) == Ref(3, 1, 0)
+    assert queue.insertion_point(
+        MessageSet.of([MessageRef(1, 1, 0), MessageRef(3, 1, 0)]), MessageRef(2, 1, 0)
+    ) == MessageRef(3, 1, 0)
 
 
 # -- Figure 2 ------------------------------------------------------------------------------------------------------
@@ -161,7 +167,7 @@ def test_figure_2_the_urgent_message_goes_before_what_the_fastest_process_has_no
 # -- Figure 3, cases A and B, equation (6) -----------------------------------------------------------------------
 
 
-def figure_3() -> tuple[Joining, Joining, Joining, ConsumableQueue, ConsumableQueue]:
+def figure_3() -> tuple[PriorityMessage, PriorityMessage, PriorityMessage, ConsumableQueue, ConsumableQueue]:
     """3.i: both queues hold l, which both m and h have locked."""
     low, m, h = message(1, LOW), message(2, MEDIUM), message(3, HIGH)
     first, second = queue_of(low), queue_of(low)
@@ -226,13 +232,13 @@ def test_step_3_a_joining_message_is_not_delayed_by_less_urgent_ones() -> None:
 
 def test_an_insertion_point_that_was_consumed_in_spite_of_its_lock_is_an_error() -> None:
     queue = queue_of(message(1, LOW))
-    with pytest.raises(InsertionPointGone, match=r"\(7,0\)"):
-        queue.insert(message(2, HIGH), Ref(7, 1, 0), NOBODY)
+    with pytest.raises(InsertionPointMissing, match=r"\(7,0\)"):
+        queue.insert(message(2, HIGH), MessageRef(7, 1, 0), NOBODY)
 
 
 def test_equal_priorities_are_ordered_by_the_logical_clock_and_then_by_sender() -> None:
     queue = queue_of(message(5, LOW, stamp=7))
     assert queue.insert(message(4, LOW, stamp=8), TAIL, NOBODY) == TAIL
-    assert queue.insert(message(6, LOW, stamp=6), TAIL, NOBODY) == Ref(5, 1, 0)
-    assert queue.insert(message(3, LOW, stamp=7), TAIL, NOBODY) == Ref(5, 1, 0)
+    assert queue.insert(message(6, LOW, stamp=6), TAIL, NOBODY) == MessageRef(5, 1, 0)
+    assert queue.insert(message(3, LOW, stamp=7), TAIL, NOBODY) == MessageRef(5, 1, 0)
     assert names(queue) == [6, 3, 5, 4]

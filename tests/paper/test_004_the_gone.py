@@ -3,13 +3,13 @@
 Counterexamples to less than that; see `unisono.orders.priority.insertion`.
 """
 
-from tests.paper.ideal_exploration import p1, p2, stuck
-from tests.paper.ideal_plays import alike, finish_but, from_, orders, play
+from tests.paper.ideal_exploration import p1, p2, stuck_messages
+from tests.paper.ideal_plays import consumed_orders, finish_without, perform_all, receive_from, same_for_all
 
-from unisono.model.message_set import Ref
-from unisono.orders.priority.insertion import Form
-from unisono.orders.priority.messages import Decision
-from unisono.sim.ideal_swarm import finish
+from unisono.model.message_set import MessageRef
+from unisono.orders.priority.insertion import DecisionMode
+from unisono.orders.priority.messages import InsertionDecision
+from unisono.sim.ideal_swarm import finish_required
 from unisono.sim.ideal_views import IdealGroup
 
 LOW, HIGH = 0, 1
@@ -17,70 +17,87 @@ LOW, HIGH = 0, 1
 
 def gone_between_two_acknowledgments(*, decided_in_time: bool) -> IdealGroup:
     """Member 4 consumes l, acknowledges h to its coordinator, and crashes before it acknowledges m: l < m < h."""
-    group = IdealGroup({1: [2], 2: [1], 3: [0], 4: []}, form=Form.COORDINATOR, crashes=1, can_join={5: []})
-    play(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
-    play(group, *(("told", 3, by) for by in (1, 2, 4)), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
-    play(group, ("consume", 4), ("send", 2), *(("receive", at, 2, 1) for at in (1, 2, 3)))
-    play(group, ("send", 1), *(("receive", at, 1, 1) for at in (1, 2, 3, 4)), ("told", 1, 2), ("told", 1, 3))
+    group = IdealGroup({1: [2], 2: [1], 3: [0], 4: []}, form=DecisionMode.COORDINATOR, crashes=1, join_scripts={5: []})
+    perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
+    perform_all(group, *(("told", 3, by) for by in (1, 2, 4)), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
+    perform_all(group, ("consume", 4), ("send", 2), *(("receive", at, 2, 1) for at in (1, 2, 3)))
+    perform_all(group, ("send", 1), *(("receive", at, 1, 1) for at in (1, 2, 3, 4)), ("told", 1, 2), ("told", 1, 3))
     if decided_in_time:
-        play(group, ("told", 1, 4), *from_(1, at=1), ("crash", 4, 0))
+        perform_all(group, ("told", 1, 4), *receive_from(1, receiver=1), ("crash", 4, 0))
     else:
-        play(group, ("admit", 5), ("block", 1), ("told", 1, 4), ("crash", 4, 0))
+        perform_all(group, ("admit", 5), ("block", 1), ("told", 1, 4), ("crash", 4, 0))
     return group
 
 
 def test_what_the_dead_said_of_one_message_counts_for_the_others() -> None:
     """l stays before h, because of the dead; so it stays before m, whoever consumes l before m is decided."""
     group = gone_between_two_acknowledgments(decided_in_time=True)
-    play(group, ("consume", 1))
-    finish_but(group, {"consume", "admit"})
-    finish(group)
-    assert orders(group) == alike((1, 2, 3), ["(3,0)", "(1,0)", "(2,0)"])
+    perform_all(group, ("consume", 1))
+    finish_without(group, {"consume", "admit"})
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2, 3), ["(3,0)", "(1,0)", "(2,0)"])
 
 
 def test_a_decision_that_comes_in_the_next_view_counts_no_more() -> None:
     """It rests on what the dead said to the coordinator alone, and the decision about m would not."""
     group = gone_between_two_acknowledgments(decided_in_time=False)
-    assert [type(body) for body in group.peers[1].backlog] == [Decision]
-    finish(group)
-    assert {tuple(order) for order in orders(group).values()} == {("(1,0)", "(2,0)", "(3,0)")}
+    assert [type(body) for body in group.peers[1].backlog] == [InsertionDecision]
+    finish_required(group)
+    assert {tuple(order) for order in consumed_orders(group).values()} == {("(1,0)", "(2,0)", "(3,0)")}
 
 
 def test_nothing_waits_for_itself_because_the_gone_consumed_it() -> None:
     """Members 3 and 4 crash; what 4 said of l, only 3 has heard, and has consumed l and said so."""
     group = IdealGroup({1: [], 2: [], 3: [LOW], 4: []}, crashes=2, leaves=1)
-    play(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
-    play(group, *(("receive", 3, by, 1) for by in (1, 2, 3, 4)), ("consume", 3), ("leave", 3))
-    play(group, ("crash", 3, 3), ("crash", 4, 0))
-    finish(group)
-    assert not stuck(group)
-    assert orders(group) == alike((1, 2), ["(3,0)"])
+    perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
+    perform_all(group, *(("receive", 3, by, 1) for by in (1, 2, 3, 4)), ("consume", 3), ("leave", 3))
+    perform_all(group, ("crash", 3, 3), ("crash", 4, 0))
+    finish_required(group)
+    assert not stuck_messages(group)
+    assert consumed_orders(group) == same_for_all((1, 2), ["(3,0)"])
 
 
 def test_of_what_the_gone_consumed_no_part_is_put_first() -> None:
     """As before, but 3 has consumed h and then l, which is in all queues: that is no reason to put l before h."""
     group = IdealGroup({1: [], 2: [], 3: [LOW, HIGH], 4: []}, crashes=2, report_every=1)
-    play(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
+    perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
     for at in (1, 2, 3, 4):
-        play(group, *(("receive", at, by, 1) for by in (1, 2, 3, 4)))
-    play(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
-    play(group, *(("receive", 3, by, 1) for by in (1, 2, 3, 4)), ("consume", 3), ("consume", 3))
+        perform_all(group, *(("receive", at, by, 1) for by in (1, 2, 3, 4)))
+    perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
+    perform_all(group, *(("receive", 3, by, 1) for by in (1, 2, 3, 4)), ("consume", 3), ("consume", 3))
     assert [str(ref) for ref in group.peers[3].consumed] == ["(3,1)", "(3,0)"]
-    play(group, ("crash", 3, 6), ("crash", 4, 1))
-    finish(group)
-    assert orders(group) == alike((1, 2), ["(3,1)", "(3,0)"])
-    assert p1(group) + p2(group) + stuck(group) == ""
+    perform_all(group, ("crash", 3, 6), ("crash", 4, 1))
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2), ["(3,1)", "(3,0)"])
+    assert p1(group) + p2(group) + stuck_messages(group) == ""
 
 
 def test_what_was_decided_and_waits_is_decided_anew() -> None:
     """Members 3 and 4 crash; h was to be behind l, which 3 had consumed because of what 4 said of l to it alone."""
     group = IdealGroup({1: [HIGH], 2: [], 3: [LOW], 4: []}, crashes=2)
-    play(group, ("send", 3), *from_(3, at=1), ("send", 1), *from_(1, at=4, times=2))
-    play(group, *(("receive", at, 3, 1) for at in (2, 3, 4)))
-    play(group, *from_(1, at=3), *from_(2, at=3), *from_(3, at=3), *from_(4, at=3, times=2), ("consume", 3))
-    play(group, *from_(1, at=3), *from_(1, at=2, times=2), *from_(1, at=1, times=3))
-    play(group, *from_(2, at=1, times=2), *from_(3, at=1, times=2), *from_(4, at=1))
-    assert list(group.peers[1].core.decisions) == [Ref(1, 1, 0)], "decided, and waiting for l"
-    play(group, ("crash", 3, 3), ("crash", 4, 1))
-    finish(group)
-    assert orders(group) == alike((1, 2), ["(1,0)", "(3,0)"])
+    perform_all(group, ("send", 3), *receive_from(3, receiver=1), ("send", 1), *receive_from(1, receiver=4, count=2))
+    perform_all(group, *(("receive", at, 3, 1) for at in (2, 3, 4)))
+    perform_all(
+        group,
+        *receive_from(1, receiver=3),
+        *receive_from(2, receiver=3),
+        *receive_from(3, receiver=3),
+        *receive_from(4, receiver=3, count=2),
+        ("consume", 3),
+    )
+    perform_all(
+        group,
+        *receive_from(1, receiver=3),
+        *receive_from(1, receiver=2, count=2),
+        *receive_from(1, receiver=1, count=3),
+    )
+    perform_all(
+        group,
+        *receive_from(2, receiver=1, count=2),
+        *receive_from(3, receiver=1, count=2),
+        *receive_from(4, receiver=1),
+    )
+    assert list(group.peers[1].core.decisions) == [MessageRef(1, 1, 0)], "decided, and waiting for l"
+    perform_all(group, ("crash", 3, 3), ("crash", 4, 1))
+    finish_required(group)
+    assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(3,0)"])

@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.measured import SLA, append, interval, worse_between, write_run
+from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
 from tests.pipeline.standalone import Standalone, standalone
-from tests.recorded import record
+from tests.recorded import record_run
 
-from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import rows_of, tasks
+from unisono.experiments.catalogue import find_experiment, run_task
+from unisono.experiments.experiment import result_rows, split_into_tasks
 from unisono.model.text.sla import parse_slas
-from unisono.pipeline.measurement import Job, in_process
-from unisono.trace.metric_tails import latest
+from unisono.pipeline.measurement import MeasurementJob, measure_in_process
+from unisono.trace.metric_tails import readable_offsets
 
 DRIVER = """
 import json, sys
@@ -77,7 +77,7 @@ with on_spark(job, SparkChoice(master, settings=json.loads(settings)), lambda _:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
-    trace, loss = tmp_path / "trace", worse_between(4, 8)
+    trace, loss = tmp_path / "trace", lossy_between(4, 8)
     (tmp_path / "sla.toml").write_text(SLA, encoding="utf-8")
     write_run(trace, 2, loss)
     with standalone(tmp_path / "cluster") as cluster:
@@ -92,7 +92,7 @@ def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
                 if number == 6:
                     cluster.kill_worker(0)
                 for member in (1, 2, 3):
-                    append(trace, member, interval(member, (1, 2, 3), number, loss))
+                    append_rows(trace, member, interval_rows(member, (1, 2, 3), number, loss))
                 job.stdin.write("go on\n")
                 job.stdin.flush()
                 rows, _, found = job.stdout.readline().partition(" ")
@@ -100,8 +100,8 @@ def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
             job.stdin.close()
         assert job.returncode == 0
     slas = parse_slas(SLA, "sla.toml")
-    with in_process(Job(trace, slas, tmp_path / "other", 1_000_000), lambda _: None) as running:
-        while not running.read(latest(trace, {})):
+    with measure_in_process(MeasurementJob(trace, slas, tmp_path / "other", 1_000_000), lambda _: None) as running:
+        while not running.has_processed(readable_offsets(trace, {})):
             running.wait(1)
         expected = [verdict.id for verdict in running.store.verdicts()]
     assert json.loads(found) == expected
@@ -111,7 +111,7 @@ def test_the_stream_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_verification_and_an_experiment_go_on_when_a_worker_dies(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    record(trace, members=3, slots=3000, burst=4, range_slots=64)
+    record_run(trace, members=3, slots=3000, burst=4, range_slots=64)
     with standalone(tmp_path / "cluster") as cluster:
         with driver(cluster, trace, 3) as job:  # before it dies, when it dies, and without it
             assert job.stdout is not None
@@ -123,8 +123,8 @@ def test_verification_and_an_experiment_go_on_when_a_worker_dies(tmp_path: Path)
         deadline = time.monotonic() + 120
         while cluster.alive() > 1 and time.monotonic() < deadline:
             time.sleep(0.5)
-    experiment = find("tapas-group-1")
-    here = rows_of(experiment, map(run_task, tasks(experiment, 400)))
+    experiment = find_experiment("tapas-group-1")
+    here = result_rows(experiment, map(run_task, split_into_tasks(experiment, 400)))
     assert first["verified"] == {"r": ["valid", 3000 * 4 * (3 + 9)]}
     assert first["means"] == [row["broadcasts_mean"] for row in here], "the table of a single process"
     assert later == [first] * 2

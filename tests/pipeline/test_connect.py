@@ -15,9 +15,9 @@ from pathlib import Path
 import pyspark
 import pytest
 from tests.pipeline.standalone import free_port
-from tests.recorded import record
+from tests.recorded import record_run
 
-from unisono.cli.main import Exit, main
+from unisono.cli.main import ExitStatus, main
 from unisono.pipeline.java import java_home
 
 COMMAND = "import sys; from unisono.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -35,21 +35,21 @@ def run(folder: Path, code: str, *words: str) -> subprocess.CompletedProcess[str
 
 
 def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path, members=2, slots=10, burst=1)
+    record_run(tmp_path, members=2, slots=10, burst=1)
     port = free_port()
-    assert main(["verify", str(tmp_path), "--master", f"sc://127.0.0.1:{port}"]) == Exit.ENVIRONMENT
+    assert main(["verify", str(tmp_path), "--master", f"sc://127.0.0.1:{port}"]) == ExitStatus.ENVIRONMENT
     assert f"no Spark Connect server answers at 127.0.0.1:{port}" in capsys.readouterr().err
-    assert main(["verify", str(tmp_path), "--master", "sc://127.0.0.1:many"]) == Exit.BAD_INPUT
+    assert main(["verify", str(tmp_path), "--master", "sc://127.0.0.1:many"]) == ExitStatus.BAD_INPUT
     assert "sc://HOST:PORT was expected" in capsys.readouterr().err
 
 
 def test_without_grpc_it_says_what_to_install(tmp_path: Path) -> None:
-    record(tmp_path, members=2, slots=10, burst=1)
+    record_run(tmp_path, members=2, slots=10, burst=1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = run(
             tmp_path, WITHOUT_GRPC, "verify", str(tmp_path), "--master", f"sc://127.0.0.1:{server.getsockname()[1]}"
         )
-    assert ended.returncode == Exit.ENVIRONMENT
+    assert ended.returncode == ExitStatus.ENVIRONMENT
     assert "grpcio" in ended.stderr
     assert "pip install 'unisono[connect]'" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -98,15 +98,15 @@ def connect_server(log: Path) -> Iterator[str]:
 @pytest.mark.timeout(1800)
 def test_a_server_verifies_and_runs_an_experiment(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
-    folder = record(tmp_path / "trace", members=3, slots=600, burst=2)
+    folder = record_run(tmp_path / "trace", members=3, slots=600, burst=2)
     with connect_server(tmp_path / "server.log") as master:
         verified = run(tmp_path, COMMAND, "verify", str(folder), "--master", master)
-        assert verified.returncode == Exit.FINE, verified.stderr
+        assert verified.returncode == ExitStatus.SUCCESS, verified.stderr
         assert "verdict: valid" in verified.stdout
         words = ("experiment", "tapas-group-1", "--runs", "20", "--json")
         there, here = (
             run(tmp_path, COMMAND, *words, "--master", master),
             run(tmp_path, COMMAND, *words, "--master", "none"),
         )
-        assert there.returncode == here.returncode == Exit.FINE, there.stderr
+        assert there.returncode == here.returncode == ExitStatus.SUCCESS, there.stderr
         assert there.stdout == here.stdout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unisono.pipeline.distribute import deal, deal_by_frame
+from unisono.pipeline.distribute import run_by_frame, run_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +18,7 @@ def _square(number: int) -> tuple[int, int, bool]:
     return number, number * number, gc.get_freeze_count() > 0
 
 
-@pytest.mark.parametrize("deals", [deal, deal_by_frame])
+@pytest.mark.parametrize("deals", [run_on_spark, run_by_frame])
 def test_everything_is_done_once_in_a_settled_worker(spark: SparkSession, deals: Callable[..., Any]) -> None:
     hands = [[1, 2, 3], [], [4]]
     assert sorted(deals(spark, hands, _square)) == [(n, n * n, True) for n in (1, 2, 3, 4)]

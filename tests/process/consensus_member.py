@@ -16,7 +16,7 @@ from unisono.errors import UnisonoError
 from unisono.model.events import Batch, Violation
 
 
-def say(*fields: Any) -> None:
+def emit(*fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
@@ -35,15 +35,15 @@ async def run(setup: dict[str, Any]) -> None:
             timeout="60s",
         )
     except UnisonoError as error:
-        say("error", f"{type(error).__name__}: {error}")
+        emit("error", f"{type(error).__name__}: {error}")
         return
-    say("up")
+    emit("up")
 
     async def send() -> None:
         sequence = 0
         while True:
             await group.send(b"%d/%d/%d" % (setup["member"], setup["life"], sequence))
-            say("sent", sequence)
+            emit("sent", sequence)
             sequence += 1
             await asyncio.sleep(setup["every_s"])
 
@@ -54,12 +54,12 @@ async def run(setup: dict[str, Any]) -> None:
                 for number, message in enumerate(event.messages):
                     sequence = event.first_sequence + number
                     assert message == b"%d/%d/%d" % (event.sender, event.incarnation, sequence)
-                    place, index = event.first_place + number, event.first_index + number
-                    say("got", event.sender, event.incarnation, sequence, event.slot, place, index)
+                    place, index = event.first_position + number, event.first_index + number
+                    emit("got", event.sender, event.incarnation, sequence, event.slot, place, index)
             elif isinstance(event, Violation):
-                say("said", event.kind)
+                emit("said", event.kind)
     except UnisonoError as error:
-        say("error", f"{type(error).__name__}: {error}")
+        emit("error", f"{type(error).__name__}: {error}")
     finally:
         sending.cancel()
 

@@ -15,8 +15,8 @@ from typing import Any
 class Process:
     """One life of one member; each line that it prints is one JSON list."""
 
-    def __init__(self, script: Path, member: int, life: int, setup: dict[str, Any]) -> None:
-        self.member, self.life = member, life
+    def __init__(self, script: Path, member: int, incarnation: int, setup: dict[str, Any]) -> None:
+        self.member, self.incarnation = member, incarnation
         self.lines: list[list[Any]] = []
         self.times: list[int] = []
         self.killed_ns: int | None = None
@@ -37,11 +37,11 @@ class Process:
                 self.lines.append(json.loads(line))
                 self.times.append(time.time_ns())
 
-    def of(self, kind: str) -> list[list[Any]]:
+    def lines_of(self, kind: str) -> list[list[Any]]:
         return [line for line in list(self.lines) if line[0] == kind]
 
     def count(self, kind: str) -> int:
-        return len(self.of(kind))
+        return len(self.lines_of(kind))
 
     def signal(self, number: int) -> None:
         os.kill(self.popen.pid, number)

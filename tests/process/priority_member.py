@@ -20,12 +20,12 @@ from typing import Any
 import unisono
 from unisono.errors import UnisonoError
 from unisono.model.events import Batch, Rejoining, ViewChange, Violation
-from unisono.trace.recorder import Recorder, RunTuple
+from unisono.trace.recorder import PackedRows, Recorder
 
 LEVELS = (0, 0, 0, 1, 5)
 
 
-def say(*fields: Any) -> None:
+def emit(*fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
@@ -46,10 +46,10 @@ class Digest:
         self.value = hashlib.sha256(self.value + repr(message).encode()).digest()
         return self.value.hex()
 
-    def give_state(self) -> bytes:
+    def snapshot(self) -> bytes:
         return self.value
 
-    def take_state(self, state: bytes) -> None:
+    def restore(self, state: bytes) -> None:
         self.value = state
 
 
@@ -57,26 +57,33 @@ async def consume(group: unisono.Group, digest: Digest, pause_s: float) -> None:
     async for event in group.batches():
         if isinstance(event, Batch):
             message = (event.sender, event.incarnation, event.first_sequence)
-            say("got", *message, event.slot, digest.add(message))
+            emit("got", *message, event.slot, digest.add(message))
             await asyncio.sleep(pause_s)
         elif isinstance(event, ViewChange):
-            say("view", event.view_id, event.view.members, event.gap_ns)
+            emit("view", event.view_id, event.view.members, event.blocked_ns)
         elif isinstance(event, Violation):
-            say("said", event.kind, event.text)
+            emit("said", event.kind, event.text)
         elif isinstance(event, Rejoining):
-            say("up", event.incarnation)
+            emit("up", event.incarnation)
 
 
-def recorder(folder: str, member: int, life: int) -> Recorder:
+def recorder(folder: str, member: int, incarnation: int) -> Recorder:
     """What a life does, in a file of its own."""
-    rows = Path(folder, f"{member}.{life}.jsonl")
+    rows = Path(folder, f"{member}.{incarnation}.jsonl")
     rows.touch()
 
-    def put(run: RunTuple) -> None:
+    def put(run: PackedRows) -> None:
         with rows.open("ab", buffering=0) as file:
             file.write(json.dumps(run).encode() + b"\n")
 
-    return Recorder("run", "table", member, put, life=life, again=lambda next_life: recorder(folder, member, next_life))
+    return Recorder(
+        "run",
+        "table",
+        member,
+        put,
+        life=incarnation,
+        new_incarnation=lambda next_life: recorder(folder, member, next_life),
+    )
 
 
 async def run(setup: dict[str, Any]) -> None:
@@ -96,16 +103,16 @@ async def run(setup: dict[str, Any]) -> None:
             timeout="60s",
             state=digest,
         )
-        say("up", life)
+        emit("up", life)
         sending = asyncio.create_task(send(group, setup["every_s"], random.Random(life)))
         consuming = asyncio.create_task(consume(group, digest, setup["pause_s"]))
         tasks = [sending, consuming, asyncio.create_task(closed.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not closed.is_set():
             await asyncio.gather(*(task for task in tasks if task.done()))  # raises why
-        say("left", await group.leave())
+        emit("left", await group.leave())
     except UnisonoError as error:
-        say("error", f"{type(error).__name__}: {error}")
+        emit("error", f"{type(error).__name__}: {error}")
     finally:
         loop.remove_reader(sys.stdin.fileno())
         for task in tasks:

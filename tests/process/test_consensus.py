@@ -74,7 +74,7 @@ class Table:
         memory = MemoryTrace("process", "table")
         for member, lives in self.lives.items():
             for process in lives:
-                recorder = memory.recorder(member, life=process.life)
+                recorder = memory.recorder(member, life=process.incarnation)
                 for at, line in zip(process.times, process.lines, strict=True):
                     if line[0] == "sent":
                         recorder.sent(
@@ -102,7 +102,7 @@ class Table:
                         real_ns=process.killed_ns,
                         local_ns=process.killed_ns,
                         subject=member,
-                        incarnation=process.life,
+                        incarnation=process.incarnation,
                     )
         meta = RunMeta(
             run="process",
@@ -117,7 +117,7 @@ class Table:
             source="process",
         )
         # One that is killed may have sent a message and not have said so yet: its log ends before its life does.
-        killed = {(p.member, p.life) for lives in self.lives.values() for p in lives if p.killed_ns is not None}
+        killed = {(p.member, p.incarnation) for lives in self.lives.values() for p in lives if p.killed_ns is not None}
         trace = memory.trace(meta)
         logs = tuple(replace(log, closed=(log.member, log.life) not in killed) for log in trace.logs)
         return {name: verdict.status for name, verdict in check_all(replace(trace, logs=logs)).items()}
@@ -168,7 +168,7 @@ def test_killed_at_random_moments_and_back_with_the_same_number(tmp_path: Path) 
     assert len(log) == len(set(log)), "delivered twice"
     for lives in made.lives.values():
         for process in lives:
-            mine = [entry[2] for entry in log if entry[:2] == (process.member, process.life)]
+            mine = [entry[2] for entry in log if entry[:2] == (process.member, process.incarnation)]
             assert mine == list(range(len(mine))), "a sender's messages are not in order without gaps"
     verdicts = made.judged()
     assert {name: verdicts[name] for name in ("total_order", "fifo")} == {

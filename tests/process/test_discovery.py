@@ -15,8 +15,8 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.errors import EnvironmentLacks, FormationTimeout, InvalidPolicy
-from unisono.runtime.discovery import ByName, by_name
+from unisono.errors import FormationTimeout, InvalidOption, MissingDependency
+from unisono.runtime.discovery import DnsDiscovery, discover_by_dns
 
 LOOPBACK = "127.0.0.1"
 
@@ -125,7 +125,7 @@ async def _late(at: str) -> None:
     joins = [unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s") for _ in range(2)]
     groups = await asyncio.gather(*joins)
     try:
-        with pytest.raises(EnvironmentLacks, match=r"the group has its members already: 1 at 127\.0\.0\.1"):
+        with pytest.raises(MissingDependency, match=r"the group has its members already: 1 at 127\.0\.0\.1"):
             await unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s")
     finally:
         await asyncio.gather(*(group.leave() for group in groups))
@@ -167,15 +167,15 @@ def test_a_name_with_several_addresses_is_a_group_and_each_finds_its_own() -> No
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     async def all_three() -> None:
-        place = ByName("g", "table.example", port, members=3)
-        found = [await by_name(place, 5, resolve) for _ in range(3)]
+        place = DnsDiscovery("g", "table.example", port, member_count=3)
+        found = [await discover_by_dns(place, 5, resolve) for _ in range(3)]
         try:
             assert [each.member for each in found] == [1, 2, 3]
             wanted = {1: ("127.0.0.1", port), 2: ("127.0.0.2", port), 3: ("127.0.0.3", port)}
             assert all(each.addresses == wanted for each in found)
             assert len({each.salt for each in found}) == 1
-            with pytest.raises(EnvironmentLacks, match=r"none of the addresses of table\.example can be bound"):
-                await by_name(place, 5, resolve)
+            with pytest.raises(MissingDependency, match=r"none of the addresses of table\.example can be bound"):
+                await discover_by_dns(place, 5, resolve)
         finally:
             for each in found:
                 each.close()
@@ -189,7 +189,7 @@ def test_a_name_that_is_not_filled_in_is_waited_for() -> None:
 
     async def wait() -> None:
         with pytest.raises(FormationTimeout, match=r"table.example has 1 addresses, 2 are needed: 127.0.0.1"):
-            await by_name(ByName("g", "table.example", 9, members=2), 0.2, resolve)
+            await discover_by_dns(DnsDiscovery("g", "table.example", 9, member_count=2), 0.2, resolve)
 
     asyncio.run(wait())
 
@@ -207,6 +207,6 @@ def test_a_name_that_is_not_filled_in_is_waited_for() -> None:
     ],
 )
 def test_what_is_left_open_is_refused_at_once(arguments: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    with pytest.raises(InvalidOption) as caught:
         unisono.join("g", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field

@@ -9,14 +9,22 @@ from typing import Any
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.ids import group_key
-from unisono.wire.frame import LAST, PIECE, VERSION, Frame, Kind, encode
+from unisono.wire.frame import END_OF_SLOT, FRAGMENT, VERSION, Frame, Kind, encode
 
 GROUP = "besieged"
 EACH = 20
 
 
 def frame(**changes: Any) -> Frame:
-    fields = {"kind": Kind.DATA, "sender": 1, "incarnation": 1, "epoch": 0, "slot": 1, "number": 0, "flags": LAST}
+    fields = {
+        "kind": Kind.DATA,
+        "sender": 1,
+        "incarnation": 1,
+        "epoch": 0,
+        "slot": 1,
+        "number": 0,
+        "flags": END_OF_SLOT,
+    }
     return Frame(**{**fields, **changes})
 
 
@@ -34,7 +42,7 @@ def malformed() -> dict[str, bytes]:
         "own datagram": encode(frame(sender=2), group),
         "absurd slot": encode(frame(slot=2**62), group),
         "lengths that lie": encode(frame(flags=0, body=b"\x00\x09\x00\x09liar"), group),
-        "bad piece": encode(frame(flags=PIECE), group),
+        "bad piece": encode(frame(flags=FRAGMENT), group),
         "bad control message": encode(frame(kind=Kind.HELLO, flags=0, body=b"hi"), group),
     }
 

@@ -37,7 +37,7 @@ class Table:
         self.processes: list[Process] = []
 
     def start(self, member: int) -> Process:
-        earlier = [process.life for process in self.processes if process.member == member]
+        earlier = [process.incarnation for process in self.processes if process.member == member]
         life = max([new_incarnation(), *(life + 1 for life in earlier)])
         setup = {
             "member": member,
@@ -63,7 +63,7 @@ class Table:
             time.sleep(0.02)
 
     def view(self, member: int) -> tuple[int, ...]:
-        views = self.now(member).of("view")
+        views = self.now(member).lines_of("view")
         return tuple(views[-1][2]) if views else ()
 
     def together(self, *members: int) -> None:
@@ -72,7 +72,7 @@ class Table:
         before = {m: self.now(m).count("got") for m in members}
 
         def talk(member: int) -> bool:
-            fresh = self.now(member).of("got")[before[member] :]
+            fresh = self.now(member).lines_of("got")[before[member] :]
             return {line[1] for line in fresh} >= set(members)
 
         self.wait(lambda: all(map(talk, members)), f"{members} do not deliver")
@@ -84,7 +84,7 @@ class Table:
         """
         states: dict[int, set[str]] = {}
         for process in self.processes:
-            if process.killed_ns is None and process.of("up"):
+            if process.killed_ns is None and process.lines_of("up"):
                 ups = [at for at, line in enumerate(process.lines) if line[0] == "up"]
                 for line in process.lines[ups[-1] :]:
                     if line[0] == "got":
@@ -102,14 +102,16 @@ class Table:
         for path in sorted(self.folder.glob("*.jsonl")):
             member, life = map(int, path.stem.split("."))
             runs = [json.loads(line) for line in path.read_text().splitlines()]
-            memory.runs[member, life] = [(*run[:-1], run[-1] and tuple(run[-1])) for run in runs]
+            memory.packed_rows[member, life] = [(*run[:-1], run[-1] and tuple(run[-1])) for run in runs]
         for process in self.processes:
             # Whoever was not let go in time is gone all the same, and nobody knows of its end but those who see it.
-            ended_ns = process.killed_ns if process.of("left") != [["left", False]] else process.times[-1]
+            ended_ns = process.killed_ns if process.lines_of("left") != [["left", False]] else process.times[-1]
             if ended_ns is None:
                 continue
-            life = process.of("up")[-1][1] if process.count("up") else process.life  # it may have begun another
-            slot = max((line[4] for line in process.of("got")), default=-1) + 1
+            life = (
+                process.lines_of("up")[-1][1] if process.count("up") else process.incarnation
+            )  # it may have begun another
+            slot = max((line[4] for line in process.lines_of("got")), default=-1) + 1
             memory.recorder(OBSERVER).event(
                 EventKind.CRASH,
                 slot=slot,
@@ -165,7 +167,7 @@ def test_killed_at_random_moments_and_back_with_the_same_number(tmp_path: Path, 
             made.together(1, 2, 3)
         verdicts = made.judged()
         made.states_agree()
-        gaps_ns = [line[3] for process in made.processes for line in process.of("view")]
+        gaps_ns = [line[3] for process in made.processes for line in process.lines_of("view")]
     assert verdicts["view_atomicity"] is Status.VALID
     assert verdicts["total_order"] is Status.VALID
     assert max(gaps_ns) > 0, "the gap that a view change makes is told with the view"
@@ -177,7 +179,7 @@ def test_paused_for_longer_than_the_detector_waits(tmp_path: Path) -> None:
         made.together(2, 3)
         made.now(1).signal(signal.SIGCONT)
         made.together(1, 2, 3)
-        assert any(line[1] == "excluded" for line in made.now(1).of("said")), "who was left out is told so"
+        assert any(line[1] == "excluded" for line in made.now(1).lines_of("said")), "who was left out is told so"
         assert made.now(1).count("up") >= 2, "and joins again by itself, in another life"
         assert len(made.processes) == 3
         verdicts = made.judged()

@@ -42,10 +42,10 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: list[str] = []
 
-    def give_state(self) -> bytes:
+    def snapshot(self) -> bytes:
         return json.dumps(self.entries).encode()
 
-    def take_state(self, state: bytes) -> None:
+    def restore(self, state: bytes) -> None:
         self.entries = json.loads(state)
 
 
@@ -76,7 +76,7 @@ def test_who_joins_later_is_given_the_applications_state() -> None:
 
 
 def test_orders_that_bring_nobody_up_to_date_refuse_a_state() -> None:
-    with pytest.raises(unisono.InvalidPolicy, match="brings nobody up to date"):
+    with pytest.raises(unisono.InvalidOption, match="brings nobody up to date"):
         unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
 
 
@@ -90,7 +90,7 @@ def test_orders_that_bring_nobody_up_to_date_refuse_a_state() -> None:
 )
 def test_what_the_order_cannot_do_is_refused(asked: dict[str, Any], words: str) -> None:
     peers = free_addresses((1, 2))
-    with pytest.raises(unisono.InvalidPolicy, match=words):
+    with pytest.raises(unisono.InvalidOption, match=words):
         unisono.join("g", order="priority", member=1, peers=peers, **asked)
     if "recorder" in asked:
         unisono.join("g", order="priority", member=1, peers=peers, rejoin=False, **asked)

@@ -9,10 +9,10 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.errors import GroupClosed, InvalidPolicy
+from unisono.errors import GroupClosed, InvalidOption
 from unisono.model.grades import Grade
 from unisono.replica import Counter, Dict, Log, Replicated, Set
-from unisono.replica.state_machine import Machine
+from unisono.replica.state_machine import StateMachine
 
 PATIENCE_S = 90
 Peers = dict[int, tuple[str, int]]
@@ -46,7 +46,7 @@ async def until_all_have(states: Sequence[Replicated], keys: Sequence[bytes]) ->
     """Every one of these states has these objects, for good, and nothing is open."""
     for state in states:
         while state.replica.pending or any(state.conservative(key) is None for key in keys):
-            await state.changed()
+            await state.wait_for_change()
 
 
 def contents(state: Replicated) -> dict[object, object]:
@@ -68,7 +68,7 @@ def test_one_of_four_dies_in_a_burst_and_the_other_states_are_equal() -> None:
         async with states[0], states[1], states[2], states[3]:
             bursts = [asyncio.create_task(burst(state, me)) for me, state in zip(members, states, strict=True)]
             while states[0].optimistic(b"shared") is None:
-                await states[0].changed()
+                await states[0].wait_for_change()
             groups[1]._close()  # as if it were killed: nothing is said to anybody
             with pytest.raises(GroupClosed):
                 await bursts[1]
@@ -98,7 +98,7 @@ def test_who_comes_later_gets_the_state_and_goes_on_from_it() -> None:
                 for number in range(30, 40):
                     await log[number % 2].execute(b"entry %d" % number)
                 while (third.conservative(Log.KEY) or (None, 0))[1] < 40:
-                    await third.changed()
+                    await third.wait_for_change()
                 entries = Log.entries(third.conservative(Log.KEY))
                 assert entries == [b"entry %d" % number for number in range(40)]
                 assert await third.execute(b"mine") == 40
@@ -114,7 +114,7 @@ def test_over_one_grade_there_is_no_optimism(order: str) -> None:
     async def scene() -> None:
         peers = free_addresses((1, 2))
         groups = await asyncio.gather(*(joining(m, peers, order=order, grades="early", failures=False) for m in (1, 2)))
-        machines: list[Machine] = [Counter(), Counter()]
+        machines: list[StateMachine] = [Counter(), Counter()]
         one, two = (Replicated(group, machine) for group, machine in zip(groups, machines, strict=True))
         async with one, two:
             with pytest.raises(ValueError, match=r"made by Counter.add; b'3' is none"):
@@ -122,7 +122,7 @@ def test_over_one_grade_there_is_no_optimism(order: str) -> None:
             assert await one.execute(Counter.add(5), grade=Grade.EARLY) == 5
             assert await two.execute(Counter.add(-2)) == 3
             while one.conservative(Counter.KEY) != 3:
-                await one.changed()
+                await one.wait_for_change()
             assert one.mistakes.lost == one.mistakes.rollbacks == 0
         for group in groups:
             await group.leave()
@@ -134,7 +134,7 @@ def test_over_an_order_with_gaps_states_are_refused() -> None:
     async def scene() -> None:
         peers = free_addresses((1,))
         async with await joining(1, peers, grades="early") as group:
-            with pytest.raises(InvalidPolicy, match="gaps"):
+            with pytest.raises(InvalidOption, match="gaps"):
                 Replicated(group, Set())
 
     play(scene())

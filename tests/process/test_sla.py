@@ -13,7 +13,7 @@ import pytest
 
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.qos.watch.sla import Kept, evaluate
+from unisono.qos.watch.sla import SlaStatus, evaluate
 from unisono.trace.metric_files import read_metrics, read_stream
 
 SLA = """
@@ -68,11 +68,11 @@ def test_the_metric_files_give_the_same_verdict_afterwards(degraded: tuple[dict[
         rows = [record.row for record in records]
         windows = sorted({row.window_start_ns // sla.window_ns for row in rows})
         kept = [
-            evaluate(sla, [r for r in rows if r.window_start_ns // sla.window_ns == w], w * sla.window_ns).kept
+            evaluate(sla, [r for r in rows if r.window_start_ns // sla.window_ns == w], w * sla.window_ns).status
             for w in windows
         ]
-        assert Kept.VIOLATED in kept
-        assert Kept.HELD in kept
+        assert SlaStatus.VIOLATED in kept
+        assert SlaStatus.HELD in kept
 
 
 def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 import unisono
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.cluster.report import Judgement, judge
-from unisono.cluster.supervisor import Fate, LocalCluster, free_addresses
-from unisono.errors import EnvironmentLacks
+from unisono.cluster.report import ClusterReport, check_cluster_run
+from unisono.cluster.supervisor import LocalCluster, MemberSchedule, free_addresses
+from unisono.errors import MissingDependency
 from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.clock import new_incarnation
-from unisono.runtime.fault_injection import Injection
+from unisono.runtime.fault_injection import FaultInjection
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
@@ -49,24 +49,24 @@ seconds = {seconds}
 """
 
 
-def played(folder: Path, text: str, fates: dict[int, Fate]) -> Judgement:
+def played(folder: Path, text: str, fates: dict[int, MemberSchedule]) -> ClusterReport:
     """One run of real processes, judged."""
     scenario = parse_scenario(text, "the trial")
     setup: dict[str, Any] = {"scenario": text, "source": "the trial", "trace": str(folder), "run": "trial"}
     setup |= {"peers": free_addresses(scenario.members), "expected": list(scenario.members)}
     configurations = {member: {**setup, "member": member} for member in scenario.members}
-    cluster = LocalCluster(configurations, lambda _member, _report: None, fates=fates)
+    cluster = LocalCluster(configurations, lambda _member, _report: None, schedules=fates)
     nodes = asyncio.run(cluster.run(PATIENCE_S))
-    finals = {member: final for member, node in nodes.items() if (final := node.final()) is not None}
+    finals = {member: final for member, node in nodes.items() if (final := node.final_report()) is not None}
     assert sorted(finals) == list(scenario.members), "everybody has a last word"
-    return judge(scenario, "trial", folder, finals)
+    return check_cluster_run(scenario, "trial", folder, finals)
 
 
-def assert_in_order(found: Judgement) -> None:
+def assert_in_order(found: ClusterReport) -> None:
     for name in ORDER:
         assert found.verdicts[name].status is Status.VALID, (name, found.verdicts[name])
     rows = found.trace.deliveries()
-    for member in found.finals:
+    for member in found.final_reports:
         mine = rows.select((rows.member == member).nonzero()[0])
         messages = list(zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True))
         assert len(messages) == len(set(messages)), f"member {member} delivered something twice"
@@ -74,11 +74,11 @@ def assert_in_order(found: Judgement) -> None:
         assert places == sorted(places), f"member {member} delivered out of order"
 
 
-def said(found: Judgement, member: int) -> str:
-    return "\n".join(found.finals[member]["violations"])
+def said(found: ClusterReport, member: int) -> str:
+    return "\n".join(found.final_reports[member]["violations"])
 
 
-def views(found: Judgement, member: int) -> list[tuple[int, ...]]:
+def views(found: ClusterReport, member: int) -> list[tuple[int, ...]]:
     rows = found.trace.of_kind(EventKind.VIEW)
     mine = rows.select((rows.member == member).nonzero()[0])
     return [mine.listed(row) for row in range(len(mine))]
@@ -89,7 +89,7 @@ def views(found: Judgement, member: int) -> list[tuple[int, ...]]:
 
 def test_a_member_that_was_stopped_is_removed_and_joins_again(tmp_path: Path) -> None:
     """SIGSTOP for two seconds, then SIGCONT (paper 000 §6.3 to §6.5)."""
-    found = played(tmp_path, scenario_text(5, 3), {3: Fate(pauses_s=((1.0, 3.0),))})
+    found = played(tmp_path, scenario_text(5, 3), {3: MemberSchedule(pauses_s=((1.0, 3.0),))})
     assert_in_order(found)
     for other in (1, 2):
         seen = views(found, other)
@@ -134,7 +134,7 @@ class Table:
             peers=self.peers,
             incarnation=life,
             recorder=self.memory.recorder(member, life=life),
-            injection=Injection(member, clock_offset_ns=offset_ms * 1_000_000),
+            injection=FaultInjection(member, clock_offset_ns=offset_ms * 1_000_000),
             **self._options,
         )
         self.groups.append(group)
@@ -266,7 +266,7 @@ def test_joining_twice_from_one_process_is_refused_and_the_first_is_unharmed() -
         table = Table((1, 2))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
         link = unisono.Link("1Gbit/s")
-        with pytest.raises(EnvironmentLacks, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is taken"):
+        with pytest.raises(MissingDependency, match=rf"UDP port {table.peers[1][1]} of 127\.0\.0\.1 is taken"):
             await unisono.join("table", member=1, peers=table.peers, link=link)
         assert link.free_bytes_per_s == link.capacity_bytes_per_s, "what it would have had is free"
         await table.talk(groups)

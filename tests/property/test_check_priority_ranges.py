@@ -15,19 +15,19 @@ from tests.unit.test_check_priority import told
 from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 
 from unisono.check.priority_accounting import priority_accounting
-from unisono.check.priority_accounts import Window, check_priority
+from unisono.check.priority_accounts import PriorityWindow, check_priority
 from unisono.check.priority_ranges import PriorityRun
-from unisono.check.priority_summary import PrioritySurvey, among, survey_priority
-from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
+from unisono.check.priority_summary import PriorityRangeSummary, in_message_set, summarize_priority_range
+from unisono.check.priority_windows import LogFacts, WindowFinding, check_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import ViolationKind
 from unisono.model.message_set import MessageSet
-from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.random_streams import Streams
-from unisono.trace.kinds import ABSENT, OBSERVER, OF_MESSAGES, EventKind
+from unisono.sim.random_streams import RandomStreams
+from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
 from unisono.trace.table import Rows, Trace, concatenated
 
 BY_TIME = 10**9
@@ -41,11 +41,11 @@ Damage = Callable[[Rows, Chance], Rows]
 @cache
 def simulated(seed: int) -> Trace:
     """A run of an ideal group in which members crash, leave, join and come back."""
-    chance = Streams(seed).stream("priority ranges")
-    group = drawn_group(chance)
-    run_by_lot(group, chance)
+    chance = RandomStreams(seed).stream("priority ranges")
+    group = random_group(chance)
+    run_randomly(group, chance)
     if seed % 3:  # else it ends with messages in the queues
-        finish(group)
+        finish_required(group)
     trace = ideal_trace(group)
     return replace(trace, slot=np.where(trace.kind == EventKind.SEND.code, trace.slot + BY_TIME, trace.slot))
 
@@ -197,7 +197,7 @@ LACKING = (
 )
 LACKING_LITTLE = (
     *(lacking(name, EventKind.QUEUE) for name in ("sequence", "index")),
-    *(lacking(name, *OF_MESSAGES) for name in ("priority", "view", "place")),
+    *(lacking(name, *MESSAGE_KINDS) for name in ("priority", "view", "place")),
 )
 """Of what a trace need not be wrong without."""
 DAMAGES: tuple[Damage, ...] = (
@@ -252,26 +252,32 @@ def by_windows(
 
     def gather(wanted: MessageSet, kinds: Collection[EventKind], numbers: Collection[int]) -> Rows:
         rows = load(numbers).of_kind(*kinds)
-        return rows.select(among(rows, wanted))
+        return rows.select(in_message_set(rows, wanted))
 
-    def judge(cut: Sequence[Window], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
+    def judge(cut: Sequence[PriorityWindow], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
         limit_ns, found = NO_BOUND if bound_ns is None else bound_ns, []
         for one in cut:
-            of = (one.ranges, EventKind.DELIVER), (one.receptions, EventKind.RECEIVE), (one.sends, EventKind.SEND)
+            of = (
+                (one.delivery_ranges, EventKind.DELIVER),
+                (one.reception_ranges, EventKind.RECEIVE),
+                (one.send_ranges, EventKind.SEND),
+            )
             delivered, received, sent = (load(numbers, kind) for numbers, kind in of)
-            rows = delivered, received, sent.select(among(sent, one.messages))
-            found.append(judge_window(logs, one.lower, rows, trace.meta, limit_ns))
+            rows = delivered, received, sent.select(in_message_set(sent, one.messages))
+            found.append(check_window(logs, one.last_slots_by_priority, rows, trace.meta, limit_ns))
         return found
 
-    def survey(numbers: Collection[int], without: frozenset[tuple[int, int]] = frozenset()) -> list[PrioritySurvey]:
+    def survey(
+        numbers: Collection[int], without: frozenset[tuple[int, int]] = frozenset()
+    ) -> list[PriorityRangeSummary]:
         slots = [(ranges[n] * range_slots, (ranges[n] + 1) * range_slots - 1) for n in numbers]
-        return [survey_priority([parts[n]], *of, without) for n, of in zip(numbers, slots, strict=True)]
+        return [summarize_priority_range([parts[n]], *of, without) for n, of in zip(numbers, slots, strict=True)]
 
     surveys = tuple(survey(range(len(ranges))))
     runs = [
         PriorityRun(trace.meta, trace.logs, surveys, load_here, gather, survey, bound_ns, limit) for limit in limits
     ]
-    return [check_priority(run, judge, window_rows=window_rows, read_again=read_again) for run in runs]
+    return [check_priority(run, judge, window_rows=window_rows, max_reread_factor=read_again) for run in runs]
 
 
 def plain_rows(trace: Rows) -> Rows:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unisono.check.ranges import Findings, check_ranges, overlapping
-from unisono.check.shard_summary import Latencies, survey
+from unisono.check.ranges import SummarizedRun, check_ranges, overlapping
+from unisono.check.shard_summary import LatencySummary, summarize_range
 from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
-from unisono.trace.kinds import CODED, NUMBERS, OBSERVER, EventKind
+from unisono.trace.kinds import CODED, NUMBER_COLUMNS, OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import EMPTY, Log, Mask, Rows, Trace, concatenated
+from unisono.trace.table import EMPTY, Mask, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000
 BOUND_NS = 5 * SLOT_NS
@@ -37,11 +37,13 @@ def by_ranges(trace: Trace, range_slots: int, looked_at_rows: int = 10**9, clean
         return concatenated([parts[n] for n in wanted])
 
     surveys = tuple(
-        survey([part], n * range_slots, (n + 1) * range_slots - 1, grade=None, bound_ns=trace.meta.bound_ns)
+        summarize_range([part], n * range_slots, (n + 1) * range_slots - 1, grade=None, bound_ns=trace.meta.bound_ns)
         for n, part in zip(ranges, parts, strict=True)
     )
     verdicts = check_ranges(
-        Findings(trace.meta, trace.logs, surveys, load, looked_at_rows=looked_at_rows, whole_rows=looked_at_rows)
+        SummarizedRun(
+            trace.meta, trace.logs, surveys, load, max_suspect_rows=looked_at_rows, max_whole_rows=looked_at_rows
+        )
     )
     if all(verdict.status is Status.VALID and not verdict.reason for verdict in verdicts.values()):
         assert not read or not clean
@@ -86,7 +88,7 @@ def run(chance: Chance, members: int, slots: int) -> Rows:
                 sequence[sender] += 1
                 index += 1
     columns: dict[str, Any] = {
-        name: np.array([row.get(name, 0) for row in rows], dtype=dtype) for name, dtype in NUMBERS.items()
+        name: np.array([row.get(name, 0) for row in rows], dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()
     }
     columns["kind"] = np.array([row["kind"] for row in rows], dtype=np.int8)
     for name in CODED:
@@ -253,8 +255,8 @@ def trace_of(rows: Rows, members: int, reliable: bool, lost: int) -> Trace:
     gone = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
     everyone = tuple(range(1, members + 1))
     meta = RunMeta("r", "g", "vbr", everyone, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, reliable, "simulator")
-    logs = [Log(m, 0, closed=m not in gone, dropped=lost if m == 1 else 0) for m in range(1, members + 1)]
-    return Trace.from_rows(rows, meta, [Log(OBSERVER, 0), *logs] if gone else logs)
+    logs = [MemberLog(m, 0, closed=m not in gone, dropped=lost if m == 1 else 0) for m in range(1, members + 1)]
+    return Trace.from_rows(rows, meta, [MemberLog(OBSERVER, 0), *logs] if gone else logs)
 
 
 def told(verdicts: dict[str, Verdict]) -> dict[str, object]:
@@ -375,7 +377,7 @@ def test_more_suspect_ranges_than_are_looked_at_is_unknown_and_never_valid() -> 
 @pytest.mark.parametrize("largest", [1, 3_000_000, 10**12])
 def test_quantiles_of_latencies_are_at_most_a_32nd_and_a_microsecond_above_the_true_ones(largest: int) -> None:
     taken = np.random.default_rng(largest).integers(-5, largest, 2000)
-    seen = Latencies()
+    seen = LatencySummary()
     for part in np.split(taken, [10, 700]):
         seen.add(part, None, EMPTY)
     assert (seen.deliveries, seen.min_ns, seen.max_ns) == (2000, taken.min(), taken.max())

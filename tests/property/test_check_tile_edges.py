@@ -12,7 +12,7 @@ from tests.property.test_check_tiles import MEMBERS, SLOT_NS, agree, by_parts, i
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.services import PROMISES
+from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.layout import RangeFiles
@@ -69,9 +69,9 @@ def test_a_clean_run_is_proven_by_its_edges(order: str) -> None:
     assert by_parts(trace, 2, looked_at_rows=2 * longest).status is Status.VALID
 
 
-@pytest.mark.parametrize("service", PROMISES)
+@pytest.mark.parametrize("service", SERVICE_CHECKS)
 def test_every_service_is_judged_by_its_own_promises(service: str) -> None:
-    assert equal(clean("causal", 6), service, 2).verdicts.keys() == {"integrity", "latency", *PROMISES[service]}
+    assert equal(clean("causal", 6), service, 2).verdicts.keys() == {"integrity", "latency", *SERVICE_CHECKS[service]}
 
 
 @pytest.mark.parametrize("which", [0, 1, -2, -1])
@@ -282,7 +282,7 @@ def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("unisono.pipeline.spark_tasks.read_range", failing)
     for after in count(1):
         reads[0] = after
-        (report,) = verify("memory", whole_rows=0)
+        (report,) = verify("memory", max_whole_rows=0)
         if reads[0] > 0:  # so often it is not read
             assert report.status is Status.VALID
             break

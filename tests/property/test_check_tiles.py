@@ -34,10 +34,10 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.pipeline.verify import RunReport, verify
 from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import CODED, NUMBERS, EventKind
-from unisono.trace.layout import Layout, Part, RangeFiles
+from unisono.trace.kinds import CODED, NUMBER_COLUMNS, EventKind
+from unisono.trace.layout import Layout, PartFile, RangeFiles
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import EMPTY, Log, Rows, Trace, concatenated
+from unisono.trace.table import EMPTY, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000
 BOUND_NS = 5 * SLOT_NS
@@ -52,7 +52,7 @@ CANNOT = (Reason.TOO_MUCH_SUSPECT, Reason.SCATTERED)
 
 def rows_of(rows: list[dict[str, int]], sets: tuple[tuple[int, ...], ...]) -> Rows:
     columns: dict[str, Any] = {
-        name: np.array([row.get(name, -1) for row in rows], dtype=dtype) for name, dtype in NUMBERS.items()
+        name: np.array([row.get(name, -1) for row in rows], dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()
     }
     columns["kind"] = np.array([row["kind"] for row in rows], dtype=np.int8)
     for name in CODED:
@@ -205,7 +205,7 @@ def trace_of(rows: Rows, order: str, lost: int, cut: bool) -> Trace:
     meta = RunMeta("r", "g", order, MEMBERS, 2 * SLOT_NS, SLOT_NS, SLOT_NS, BOUND_NS, True, "simulator")
     known = {(m, 0) for m in MEMBERS} | set(zip(rows.member.tolist(), rows.life.tolist(), strict=True))
     logs = [
-        Log(m, life, closed=not (m in gone and life == 0) and not (cut and m == 2), dropped=lost if m == 1 else 0)
+        MemberLog(m, life, closed=not (m in gone and life == 0) and not (cut and m == 2), dropped=lost if m == 1 else 0)
         for m, life in sorted(known)
     ]
     return Trace.from_rows(rows, meta, logs)
@@ -222,14 +222,14 @@ def in_memory(trace: Trace, range_slots: int, patch: pytest.MonkeyPatch) -> Call
             if len(rows):
                 path = f"{number}.{log.member}.{log.life}"
                 files[path] = as_read(rows, number)
-                parts.append(Part(path, log.member, log.life, len(rows), None))
+                parts.append(PartFile(path, log.member, log.life, len(rows), None))
         ranges.append(RangeFiles(number * range_slots, (number + 1) * range_slots - 1, tuple(parts), "r", "g"))
 
-    def read_range(of: RangeFiles, *, whole: bool = False, checked: bool = False) -> list[Rows]:
-        del whole, checked
+    def read_range(of: RangeFiles, *, all_columns: bool = False, checked: bool = False) -> list[Rows]:
+        del all_columns, checked
         return [files[part.path] for part in of.parts]
 
-    for module in ("tasks", "verify"):
+    for module in ("spark_tasks", "verify"):
         patch.setattr(f"unisono.pipeline.{module}.read_range", read_range)
     plan = Layout("memory", trace.meta, trace.logs, tuple(ranges))
     patch.setattr("unisono.pipeline.verify.find_groups", lambda path: [Path(path)])
@@ -242,7 +242,7 @@ def by_parts(trace: Trace, range_slots: int, looked_at_rows: int = 10**9) -> Run
     """The report of a run that is too long to be read as a whole, however short it is."""
     with pytest.MonkeyPatch.context() as patch:
         in_memory(trace, range_slots, patch)
-        (report,) = verify("memory", whole_rows=0, looked_at_rows=looked_at_rows)
+        (report,) = verify("memory", max_whole_rows=0, max_suspect_rows=looked_at_rows)
         return report
 
 
@@ -318,7 +318,7 @@ def test_several_damages(order: str, seed: int) -> None:
 def test_from_files_as_from_memory(order: str, tmp_path: Path) -> None:
     trace = trace_of(strayed(run(np.random.default_rng(1), order, 14), np.random.default_rng(1)), order, 0, cut=False)
     folder = write_trace(tmp_path, trace, range_slots=RANGE)
-    (report,) = verify(folder, whole_rows=0)
+    (report,) = verify(folder, max_whole_rows=0)
     assert report.verdicts == by_parts(trace, RANGE).verdicts
     agree(report, check_all(read_trace(folder)), order)
 

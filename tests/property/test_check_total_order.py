@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.check.order_kernel import merge, summarize
+from unisono.check.order_kernel import merge_summaries, summarize_order
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Status
 from unisono.trace.meta import RunMeta
@@ -110,5 +110,5 @@ def test_ranges_judge_as_the_whole_does(run: dict[int, list[Row]], cuts: set[int
     deliveries = recorded(run).deliveries()
     edges = [-1, *sorted(cuts), 5]
     parts = [deliveries.in_slots(a + 1, b) for a, b in pairwise(edges)]
-    whole, joined = summarize(deliveries), merge(summarize(part) for part in parts)
+    whole, joined = summarize_order(deliveries), merge_summaries(summarize_order(part) for part in parts)
     assert (joined.ordered and joined.dense) == (whole.ordered and whole.dense)

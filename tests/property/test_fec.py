@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.test_fec import GROUP, ME, MEMBERS, SLOT, T0, Receiver, Seen, Sender, seen, slot_frames
 
-from unisono.net.fec.layer import packets
+from unisono.net.fec.layer import datagrams_per_slot
 from unisono.net.fec.shares import Share, missing_originals, redundant_shares
 from unisono.wire.control import encode_probe
 from unisono.wire.frame import HEADER_BYTES, Frame, Kind, encode
@@ -48,7 +48,7 @@ def test_losses_within_the_bound_across_all_borders_lose_nothing(fec: tuple[int,
             sent = sender.send([frame])
             count += len(sent)
             datagrams += sent + [PROBE] * (chance.random() < 0.2)
-        assert count == packets(len(frames), *fec)
+        assert count == datagrams_per_slot(len(frames), *fec)
     left = within_bound(chance, datagrams, *fec)
     left += chance.choices(left, k=chance.randint(0, 5))
     if chance.random() < 0.5:

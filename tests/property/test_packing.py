@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import Batch
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import Load, Packer, frames_per_slot, reservation
+from unisono.orders.base.packing import FramePayload, Packer, frames_per_slot, reservation
 from unisono.orders.vbr.order import Vbr
-from unisono.wire.frame import HEADER_BYTES, LAST, MORE, PIECE, UDP_IP_BYTES, Frame, Kind, encode
-from unisono.wire.packed_messages import HEAD_BYTES
+from unisono.wire.frame import END_OF_SLOT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind, encode
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 MS = 1_000_000
 T0 = 10**18
 
 
 def room_of(max_frame: int) -> int:
-    return max_frame - HEADER_BYTES - HEAD_BYTES
+    return max_frame - HEADER_BYTES - PACKED_HEADER_BYTES
 
 
 def sizes_near(max_frame: int) -> st.SearchStrategy[int]:
@@ -44,32 +44,34 @@ def offered(draw: st.DrawFn) -> tuple[int, list[list[bytes]]]:
     return max_frame, [[bytes([next(letter) % 251]) * n for n in call] for call in calls]
 
 
-def packed(max_frame: int, calls: list[list[bytes]]) -> list[Load]:
+def packed(max_frame: int, calls: list[list[bytes]]) -> list[FramePayload]:
     packer, loads = Packer(max_frame), []
     for call in calls:
         loads += packer.add(call, [len(message) for message in call])
-    rest = packer.rest()
+    rest = packer.flush()
     return [*loads, rest] if rest is not None else loads
 
 
-def datagram_of(load: Load) -> bytes:
-    flags = 0 if load.piece is None else PIECE | (MORE if load.more else 0)
-    return encode(Frame(Kind.DATA, 1, 1, 0, 5, 0, flags, run=load.run, body=load.piece or b""), 7)
+def datagram_of(load: FramePayload) -> bytes:
+    flags = 0 if load.fragment is None else FRAGMENT | (MORE_FRAGMENTS if load.has_more_fragments else 0)
+    return encode(
+        Frame(Kind.DATA, 1, 1, 0, 5, 0, flags, packed_messages=load.packed_messages, body=load.fragment or b""), 7
+    )
 
 
-def unpacked(loads: list[Load]) -> list[bytes]:
+def unpacked(loads: list[FramePayload]) -> list[bytes]:
     found: list[bytes] = []
     pieces: list[bytes] = []
     for load in loads:
-        if load.run is not None:
+        if load.packed_messages is not None:
             assert not pieces, "a message in pieces is not interrupted"
-            found += load.run.messages()
-            assert load.messages == load.run.count
+            found += load.packed_messages.messages()
+            assert load.messages_completed == load.packed_messages.count
             continue
-        assert load.piece is not None
-        pieces.append(bytes(load.piece))
-        assert load.messages == (0 if load.more else 1)
-        if not load.more:
+        assert load.fragment is not None
+        pieces.append(bytes(load.fragment))
+        assert load.messages_completed == (0 if load.has_more_fragments else 1)
+        if not load.has_more_fragments:
             found.append(b"".join(pieces))
             pieces = []
     assert not pieces
@@ -83,8 +85,8 @@ def test_packing_keeps_order_and_content_in_frames_that_fit(case: tuple[int, lis
     loads = packed(max_frame, calls)
     assert unpacked(loads) == [message for call in calls for message in call]
     assert all(len(datagram_of(load)) <= max_frame for load in loads)
-    neighbours = [load for load in loads if load.run is not None]
-    assert all(load.run is None or load.run.count for load in neighbours), "no empty frames"
+    neighbours = [load for load in loads if load.packed_messages is not None]
+    assert all(load.packed_messages is None or load.packed_messages.count for load in neighbours), "no empty frames"
 
 
 @settings(max_examples=400)
@@ -97,7 +99,7 @@ def test_no_load_needs_more_frames_or_bytes_than_were_reserved(case: tuple[int, 
     rate = Rate(1e6, len(everything), max(largest, sum(map(len, everything))))
     policy = Policy("g", 1, View((1,)), Timing(0, 0, 5 * MS), rate, max_frame=max_frame, max_message=largest)
     loads = packed(max_frame, calls)
-    mark = loads[-1].run is None  # a held-back rest carries the mark, a piece may not
+    mark = loads[-1].packed_messages is None  # a held-back rest carries the mark, a piece may not
     assert len(loads) + mark <= frames_per_slot(rate, largest, max_frame)
     on_the_wire = sum(len(datagram_of(load)) + UDP_IP_BYTES for load in loads) + mark * (HEADER_BYTES + UDP_IP_BYTES)
     assert on_the_wire <= reservation(policy, rate).burst_bytes_per_slot
@@ -114,7 +116,7 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
     rate = Rate(chance.choice([5, 30, 1e5]), burst, chance.choice([None, largest * (burst // 2 + 1)]))
     theta = 100 * MS
     policy = Policy("g", 1, View((1,)), Timing(0, 0, theta), rate, max_frame=max_frame, max_message=largest)
-    vbr = Vbr(policy, Unlimited())
+    vbr = Vbr(policy, UnlimitedNetwork())
     vbr.wake(T0)
     sent: list[bytes] = []
     slots = range(policy.timing.smax(T0), policy.timing.smax(T0) + 3 * min(20, rate.averaging_slots(theta)))
@@ -140,7 +142,7 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
             assert len(datagram) <= max_frame
             assert frame.number == frames[frame.slot]
             frames[frame.slot] += 1
-            marks[frame.slot] += bool(frame.flags & LAST)
+            marks[frame.slot] += bool(frame.flags & END_OF_SLOT)
             wire[frame.slot] += len(datagram) + UDP_IP_BYTES
     assert set(frames) == set(slots)
     assert all(count == 1 for count in marks.values())

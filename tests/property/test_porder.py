@@ -7,7 +7,15 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.orders.cbr.turns import RATE_MAX, by_sorting, cycle_and_turn, due_ns, start_up, turn_number, update
+from unisono.orders.cbr.turns import (
+    RATE_MAX,
+    cycle_and_turn,
+    due_ns,
+    initial_porder,
+    porder_by_sorting,
+    turn_number,
+    update_porder,
+)
 
 MEMBERS = st.integers(1, 0xFFFF)
 RATES = st.dictionaries(MEMBERS, st.integers(1, 40), min_size=1, max_size=6)
@@ -15,7 +23,7 @@ RATES = st.dictionaries(MEMBERS, st.integers(1, 40), min_size=1, max_size=6)
 
 @given(RATES)
 def test_start_up_is_what_sorting_gives(rates: dict[int, int]) -> None:
-    assert start_up(rates) == by_sorting(rates)
+    assert initial_porder(rates) == porder_by_sorting(rates)
 
 
 @given(RATES, st.lists(st.tuples(MEMBERS, st.integers(0, 40)), max_size=12))
@@ -23,26 +31,26 @@ def test_any_history_of_changes_ends_in_what_sorting_gives(
     rates: dict[int, int], changes: list[tuple[int, int]]
 ) -> None:
     """Joins, new rates and departures, one after the other."""
-    rates, order = dict(rates), start_up(rates)
+    rates, order = dict(rates), initial_porder(rates)
     for member, rate in changes:
-        order, _ = update(order, 0, rates, member, rate)
+        order, _ = update_porder(order, 0, rates, member, rate)
         rates.pop(member, None)
         if rate:
             rates[member] = rate
-    assert order == (by_sorting(rates) if rates else ())
+    assert order == (porder_by_sorting(rates) if rates else ())
 
 
 @given(RATES, st.data())
 def test_a_change_in_mid_cycle_keeps_exactly_the_turns_that_were_taken(
     rates: dict[int, int], data: st.DataObject
 ) -> None:
-    order = by_sorting(rates)
+    order = porder_by_sorting(rates)
     current = data.draw(st.integers(0, len(order) - 1))
     member = data.draw(st.sampled_from(sorted(rates)))
     rate = data.draw(st.integers(0, 40))
-    built, at = update(order, current, rates, member, rate)
+    built, at = update_porder(order, current, rates, member, rate)
     after = {i: r for i, r in {**rates, member: rate}.items() if r}
-    assert built == (by_sorting(after) if after else ())
+    assert built == (porder_by_sorting(after) if after else ())
     served = order[current]
     now = (Fraction(order[:current].count(served), rates[served]), served)
     for i, r in after.items():
@@ -56,7 +64,7 @@ def test_a_change_in_mid_cycle_keeps_exactly_the_turns_that_were_taken(
 def test_along_porder_neither_the_exact_instants_nor_the_rounded_ones_ever_fall(rates: dict[int, int]) -> None:
     taken = dict.fromkeys(rates, 0)
     exact, rounded = [], []
-    for i in by_sorting(rates):
+    for i in porder_by_sorting(rates):
         exact.append((Fraction(taken[i], rates[i]), i))
         rounded.append(due_ns(3, taken[i], rates[i]))
         taken[i] += 1

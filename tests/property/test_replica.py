@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unisono.replica.replica import MessageName, Replica
-from unisono.replica.state_machine import Key, UndeclaredObject, View
+from unisono.replica.state_machine import Key, ObjectView, UndeclaredObject
 from unisono.replica.structures import Counter, Dict, Log, Set, pack, unpack
 
 
@@ -19,7 +19,7 @@ class Mixer:
     def touches(self, command: bytes) -> Sequence[Key]:
         return list(command[1:].decode())
 
-    def apply(self, view: View, command: bytes) -> int:
+    def apply(self, view: ObjectView, command: bytes) -> int:
         total = sum(view[key] or 0 for key in command[1:].decode()) * 31 + command[0]
         for place, key in enumerate(command[1:].decode()):
             view[key] = (total + place) % 1_000_003 or None
@@ -36,7 +36,7 @@ class Mixer:
 def executed(commands: Sequence[bytes]) -> dict[Key, Any]:
     replica = Replica(Mixer(), two_grades=False)
     for number, command in enumerate(commands):
-        replica.final((1, 0, number), command)
+        replica.deliver_final((1, 0, number), command)
     return {key: replica.conservative(key) for key in replica.objects()}
 
 
@@ -63,12 +63,12 @@ def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: in
     for _, kind, entry in steps:
         if kind == "early":
             name, command = entry
-            replica.early(name, command)
+            replica.deliver_early(name, command)
             if name not in done and last.get(name[0], -1) < name[2]:
                 queue.setdefault(name, command)
         elif (following := next(finals, None)) is not None:
             name, command = following
-            replica.final(name, command)
+            replica.deliver_final(name, command)
             final.append(command)
             done.add(name)
             last[name[0]] = name[2]
@@ -82,7 +82,7 @@ def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: in
         assert {key: replica.optimistic(key) for key in replica.objects(optimistic=True)} == all_of_it
         assert replica.pending == len(queue)
     for name, command in finals:
-        replica.final(name, command)
+        replica.deliver_final(name, command)
     replica.retract(list(queue))
     assert replica.pending == 0
     assert {key: replica.optimistic(key) for key in objects} == {key: replica.conservative(key) for key in objects}
@@ -94,8 +94,8 @@ def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: in
 def test_mistake_on_one_object_leaves_the_others_alone() -> None:
     replica = Replica(Dict())
     for number, key in enumerate((b"a", b"b", b"c")):
-        replica.early((1, 0, number), Dict.put(key, b"1"))
-    replica.final((2, 0, 0), Dict.put(b"b", b"2"))
+        replica.deliver_early((1, 0, number), Dict.put(key, b"1"))
+    replica.deliver_final((2, 0, 0), Dict.put(b"b", b"2"))
     assert (replica.mistakes.lost, replica.mistakes.rollbacks, replica.mistakes.reexecuted) == (1, 1, 1)
     assert replica.optimistic(b"b") == b"1"
     assert replica.conservative(b"b") == b"2"
@@ -104,46 +104,46 @@ def test_mistake_on_one_object_leaves_the_others_alone() -> None:
 def test_right_guess_costs_no_rollback() -> None:
     replica = Replica(Counter())
     for number in range(100):
-        replica.early((1, 0, number), Counter.add(number))
+        replica.deliver_early((1, 0, number), Counter.add(number))
     assert replica.optimistic(Counter.KEY) == 4950
     for number in range(100):
-        replica.final((1, 0, number), Counter.add(number))
+        replica.deliver_final((1, 0, number), Counter.add(number))
     assert replica.conservative(Counter.KEY) == 4950
     assert replica.mistakes.rollbacks == replica.mistakes.lost == 0
 
 
 def test_early_delivery_after_the_final_one_is_not_executed_again() -> None:
     replica = Replica(Counter())
-    replica.final((1, 0, 0), Counter.add(5))
-    replica.early((1, 0, 0), Counter.add(5))
+    replica.deliver_final((1, 0, 0), Counter.add(5))
+    replica.deliver_early((1, 0, 0), Counter.add(5))
     assert replica.optimistic(Counter.KEY) == 5
     assert replica.mistakes.late == 1
 
 
 def test_retracted_command_is_undone() -> None:
     replica = Replica(Set())
-    assert replica.early((1, 0, 0), Set.add(b"x")) is True
-    replica.early((2, 0, 0), Set.add(b"y"))
+    assert replica.deliver_early((1, 0, 0), Set.add(b"x")) is True
+    replica.deliver_early((2, 0, 0), Set.add(b"y"))
     replica.retract([(1, 0, 0)])
     assert replica.objects(optimistic=True) == [b"y"]
 
 
 def test_log_keeps_the_agreed_order_whatever_came_early() -> None:
     replica = Replica(Log())
-    replica.early((2, 0, 0), b"second")
-    replica.early((1, 0, 0), b"first")
+    replica.deliver_early((2, 0, 0), b"second")
+    replica.deliver_early((1, 0, 0), b"first")
     assert Log.entries(replica.optimistic(Log.KEY)) == [b"second", b"first"]
-    assert replica.final((1, 0, 0), b"first") == 0
+    assert replica.deliver_final((1, 0, 0), b"first") == 0
     assert Log.entries(replica.optimistic(Log.KEY)) == [b"first", b"second"]
     assert replica.mistakes.out_of_order == 1
 
 
 def test_compare_and_swap_gives_its_answer() -> None:
     replica = Replica(Dict(), two_grades=False)
-    assert replica.final((1, 0, 0), Dict.put(b"k", b"1")) is None
-    assert replica.final((1, 0, 1), Dict.swap(b"k", b"1", b"2")) is True
-    assert replica.final((1, 0, 2), Dict.swap(b"k", b"1", b"3")) is False
-    assert replica.final((1, 0, 3), Dict.drop(b"k")) == b"2"
+    assert replica.deliver_final((1, 0, 0), Dict.put(b"k", b"1")) is None
+    assert replica.deliver_final((1, 0, 1), Dict.swap(b"k", b"1", b"2")) is True
+    assert replica.deliver_final((1, 0, 2), Dict.swap(b"k", b"1", b"3")) is False
+    assert replica.deliver_final((1, 0, 3), Dict.drop(b"k")) == b"2"
     assert replica.conservative(b"k") is None
 
 
@@ -153,7 +153,7 @@ def test_command_that_touches_what_it_did_not_declare_is_refused() -> None:
             return ()
 
     with pytest.raises(UndeclaredObject, match="'count'"):
-        Replica(Greedy()).final((1, 0, 0), Counter.add(1))
+        Replica(Greedy()).deliver_final((1, 0, 0), Counter.add(1))
 
 
 @pytest.mark.parametrize("machine", [Dict(), Set(), Counter(), Log()], ids=lambda machine: type(machine).__name__)
@@ -166,11 +166,11 @@ def test_snapshots_carry_everything(machine: Dict | Set | Counter | Log) -> None
     }[type(machine)]
     replica, other = Replica(machine), Replica(machine)
     for number, command in enumerate(commands):
-        replica.final((1, 7, number), command)
+        replica.deliver_final((1, 7, number), command)
     other.restore(replica.snapshot())
     assert other.objects() == sorted(replica.objects(), key=repr)
     assert all(other.conservative(key) == replica.conservative(key) for key in other.objects())
-    other.early((1, 7, len(commands) - 1), commands[-1])
+    other.deliver_early((1, 7, len(commands) - 1), commands[-1])
     assert other.mistakes.late == 1
 
 
@@ -201,12 +201,12 @@ def test_what_is_no_command_is_refused_before_it_is_sent(machine: Dict | Set | C
 def test_a_snapshot_takes_the_place_of_what_was_early_and_is_in_it() -> None:
     """What is in it is not run again over it, and what is not in it is."""
     giver, taker = Replica(Counter()), Replica(Counter())
-    giver.final((1, 1, 0), Counter.add(5))
-    giver.final((2, 1, 0), Counter.add(3))
-    taker.early((1, 1, 0), Counter.add(5))
+    giver.deliver_final((1, 1, 0), Counter.add(5))
+    giver.deliver_final((2, 1, 0), Counter.add(3))
+    taker.deliver_early((1, 1, 0), Counter.add(5))
     taker.restore(giver.snapshot())
     assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (0, 8, 8)
-    taker.early((1, 1, 1), Counter.add(1))
+    taker.deliver_early((1, 1, 1), Counter.add(1))
     taker.restore(giver.snapshot())
     assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (1, 9, 8)
 
@@ -215,8 +215,8 @@ def test_the_overlay_holds_nothing_of_what_is_settled() -> None:
     """Else it would grow with the state, and a rollback's cost with it."""
     replica = Replica(Dict())
     for number in range(10):
-        replica.early((1, 1, number), Dict.put(b"%d" % number, b"value"))
+        replica.deliver_early((1, 1, number), Dict.put(b"%d" % number, b"value"))
     for number in range(10):
         assert len(replica._overlay) == 10 - number
-        replica.final((1, 1, number), Dict.put(b"%d" % number, b"value"))
+        replica.deliver_final((1, 1, number), Dict.put(b"%d" % number, b"value"))
     assert replica._overlay == {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -16,7 +16,7 @@ from unisono.orders.base.packing import frames_per_slot
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import build
 from unisono.wire.door import Door
-from unisono.wire.frame import FINAL, LAST, Kind
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Kind
 
 MS = 1_000_000
 T0 = 10**18
@@ -119,8 +119,8 @@ class World:
         if frame.kind is Kind.DATA:
             assert frame.number == self.frames[member][frame.slot]
             self.frames[member][frame.slot] += 1
-            self.marks[member][frame.slot] += bool(frame.flags & LAST)
-            if frame.flags & FINAL:
+            self.marks[member][frame.slot] += bool(frame.flags & END_OF_SLOT)
+            if frame.flags & LEAVING:
                 self.marks[member][-1] += 1
 
     def submit(self, member: int, count: int) -> int:
@@ -181,8 +181,8 @@ class World:
             if isinstance(event, Batch):
                 assert event.first_sequence == next_sequence[event.sender], "without gap (FIFO)"
                 assert event.first_index == index
-                place = event.sender * PLACE_PER_SENDER + in_slot[event.slot, event.sender]
-                assert event.first_place == place, "numbered from 0 in each slot"
+                place = event.sender * POSITIONS_PER_SENDER + in_slot[event.slot, event.sender]
+                assert event.first_position == place, "numbered from 0 in each slot"
                 in_slot[event.slot, event.sender] += event.count
                 assert event.count == len(event.messages)
                 assert event.payload_bytes == sum(event.sizes()) == sum(map(len, event.messages))
@@ -196,7 +196,7 @@ class World:
         assert slots == list(range(first, first + len(slots))), "no slot is left out"
         ended = [slot for slot in slots if self.marks[member][slot] == 1]
         assert ended in (slots, slots[:-1]), "one mark per slot; the slot being sent may have none yet"
-        assert finals == any(isinstance(event, Left) for event in self.events[member])
+        assert finals == any(isinstance(event, LeaveComplete) for event in self.events[member])
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -234,7 +234,7 @@ def test_rates_that_change_in_every_slot_misplace_nothing(seed: int) -> None:
     for _ in range(20):
         for member in world.stacks:
             clock = world.clock(member)
-            world.stacks[member].new_rate(clock, Rate(1e6, chance.choice([1, 2, 3])))
+            world.stacks[member].change_rate(clock, Rate(1e6, chance.choice([1, 2, 3])))
             world.after(member)
             assert world.submit(member, 10) <= 8
         world.run(world.now + world.timing.theta_ns)
@@ -257,7 +257,7 @@ def test_members_that_leave_are_gone_at_the_same_place_everywhere(seed: int) -> 
     world.slots(5)
     world.drain()
     world.check()
-    final = {m: [e for e in world.events[m] if isinstance(e, Left)] for m in leaving}
+    final = {m: [e for e in world.events[m] if isinstance(e, LeaveComplete)] for m in leaving}
     assert all(len(left) == 1 and world.events[m][-1] == left[0] for m, left in final.items())
     changes = {m: [e for e in world.events[m] if isinstance(e, ViewChange)][1:] for m in members}
     longest = max(changes.values(), key=len)
@@ -291,7 +291,7 @@ def test_a_peer_that_stalls_holds_every_sender_within_its_window(seed: int) -> N
         for member in others:
             vbr = world.vbr(member)
             if world.submit(member, 1):
-                assert len(vbr._own_slots) <= vbr.window_slots
+                assert len(vbr._undelivered_own_slots) <= vbr.window_slots
         world.run(world.now + world.timing.theta_ns)
     assert all(not world.submit(member, 1) for member in others), "the window is full"
     for member in others:

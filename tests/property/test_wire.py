@@ -18,8 +18,8 @@ from unisono.orders.base.modes import Mode
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.control import (
-    Heard,
     Hello,
+    SeenPeer,
     decode_echo,
     decode_hello,
     decode_probe,
@@ -28,8 +28,18 @@ from unisono.wire.control import (
     encode_probe,
 )
 from unisono.wire.door import Door
-from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    HEADER_BYTES,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    encode,
+)
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -49,16 +59,22 @@ u16, u32, u63 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integer
 def data_frames(draw: st.DrawFn) -> Frame:
     frame = Frame(Kind.DATA, draw(st.sampled_from(MEMBERS[1:])), draw(u32), draw(u32), draw(u63), draw(u16))
     frame.burst, frame.first_sequence, frame.sent_ns = draw(u32), draw(u63), draw(u63)
-    last = draw(st.sampled_from([LAST, LAST | FINAL]))
+    last = draw(st.sampled_from([END_OF_SLOT, END_OF_SLOT | LEAVING]))
     shape = draw(st.sampled_from(["mixed", "uniform", "piece", "dummy"]))
     if shape == "dummy":
         frame.flags = last
     elif shape == "piece":
-        frame.flags = PIECE | draw(st.sampled_from([0, FIRST])) | draw(st.sampled_from([0, MORE, last]))
+        frame.flags = (
+            FRAGMENT | draw(st.sampled_from([0, FIRST_FRAGMENT])) | draw(st.sampled_from([0, MORE_FRAGMENTS, last]))
+        )
         frame.body = draw(st.binary(min_size=1, max_size=60))
     else:
         frame.flags = draw(st.sampled_from([0, last]))
-        frame.run = OwnRun(draw(messages), False) if shape == "mixed" else OwnRun(draw(uniform_messages), True)
+        frame.packed_messages = (
+            OutgoingMessages(draw(messages), False)
+            if shape == "mixed"
+            else OutgoingMessages(draw(uniform_messages), True)
+        )
     return frame
 
 
@@ -74,7 +90,7 @@ def fields(frame: Frame) -> tuple[Any, ...]:
         frame.burst,
         frame.first_sequence,
         frame.sent_ns,
-        frame.run.messages() if frame.run else None,
+        frame.packed_messages.messages() if frame.packed_messages else None,
         bytes(frame.body),
     )
 
@@ -99,7 +115,7 @@ hellos = st.builds(
     st.integers(1, 2**40 - 1),
     st.integers(0, 2**30),
     st.booleans(),
-    st.lists(st.builds(Heard, u16, u32, st.booleans()), max_size=10).map(tuple),
+    st.lists(st.builds(SeenPeer, u16, u32, st.booleans()), max_size=10).map(tuple),
 )
 
 
@@ -134,19 +150,19 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
     for sender in (2, 3):
         for number, (flags, run, body) in enumerate(
             [
-                (0, OwnRun([b"a" * 20] * 5, True), b""),
-                (PIECE | FIRST | MORE, None, b"first part"),
-                (PIECE, None, b"second part"),
-                (0, OwnRun([b"", b"x", b"yy" * 30], False), b""),
-                (LAST, OwnRun([b"end"], False), b""),
+                (0, OutgoingMessages([b"a" * 20] * 5, True), b""),
+                (FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, None, b"first part"),
+                (FRAGMENT, None, b"second part"),
+                (0, OutgoingMessages([b"", b"x", b"yy" * 30], False), b""),
+                (END_OF_SLOT, OutgoingMessages([b"end"], False), b""),
             ]
         ):
             for s in (slot, slot + 1):
                 frame = Frame(Kind.DATA, sender, incarnation, 0, s, number, flags, 8, number, T0, run, body)
                 found.append(encode(frame, GROUP))
-        dummies = (Frame(Kind.DATA, sender, incarnation, 0, s, 0, LAST, 8, 0, T0) for s in range(slot, slot + 3))
+        dummies = (Frame(Kind.DATA, sender, incarnation, 0, s, 0, END_OF_SLOT, 8, 0, T0) for s in range(slot, slot + 3))
         found.extend(encode(dummy, GROUP) for dummy in dummies)
-        hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, slot, True, (Heard(1, 1, True),))
+        hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, slot, True, (SeenPeer(1, 1, True),))
         for kind, control in (
             (Kind.HELLO, encode_hello(hello)),
             (Kind.PROBE, encode_probe(T0)),
@@ -182,13 +198,13 @@ def mutated(chance: random.Random, valid: list[bytes]) -> bytes:
 
 def check_sense(frame: Frame, datagram: bytes) -> None:
     """What was let in can be taken apart, and is made of the datagram's own bytes."""
-    if frame.run is None:
+    if frame.packed_messages is None:
         assert bytes(frame.body) == datagram[HEADER_BYTES:]
         return
-    parts, sizes = frame.run.messages(), frame.run.sizes()
-    assert frame.run.count == len(parts) == len(sizes) > 0
+    parts, sizes = frame.packed_messages.messages(), frame.packed_messages.sizes()
+    assert frame.packed_messages.count == len(parts) == len(sizes) > 0
     assert [len(part) for part in parts] == list(sizes)
-    assert sum(sizes) == frame.run.payload_bytes
+    assert sum(sizes) == frame.packed_messages.payload_bytes
     assert b"".join(parts) == datagram[len(datagram) - sum(sizes) :]
     assert len(datagram) - sum(sizes) >= HEADER_BYTES + 4
 
@@ -225,7 +241,7 @@ def stack_in(mode: Mode) -> tuple[Stack, int]:
         now = TIMING.start_of(first)
         stack.leave(now)
         for sender in (2, 3):
-            stack.receive(now, encode(Frame(Kind.DATA, sender, 1, 0, first, 0, LAST, 8), GROUP))
+            stack.receive(now, encode(Frame(Kind.DATA, sender, 1, 0, first, 0, END_OF_SLOT, 8), GROUP))
     assert isinstance(stack.order, Vbr)
     assert stack.order.mode is mode
     stack.outgoing()

@@ -10,19 +10,19 @@ from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
     Accepted,
+    ConsensusRecord,
+    DecisionRecord,
     Fetch,
     Learn,
-    Note,
-    NotedDecision,
-    NotedMemory,
-    NotedPromise,
-    NotedSnapshot,
-    NotedValue,
     Prepare,
     Promise,
+    PromiseRecord,
     Proposal,
-    Remembered,
     Snapshot,
+    SnapshotRecord,
+    StorageIdRecord,
+    StorageMismatch,
+    ValueRecord,
 )
 from unisono.wire.frame import Kind
 from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
@@ -58,25 +58,27 @@ messages = st.one_of(
     st.builds(Learn, numbers, numbers, st.lists(values, min_size=1, max_size=5).map(tuple)),
     st.builds(Proposal, numbers, values),
     snapshots(),
-    st.builds(Remembered, st.integers(0, 2**32 - 1)),
+    st.builds(StorageMismatch, st.integers(0, 2**32 - 1)),
 )
 notes = st.one_of(
-    st.builds(NotedPromise, numbers),
-    st.builds(NotedValue, numbers, numbers, values),
-    st.builds(NotedDecision, numbers),
-    st.builds(NotedSnapshot, numbers, values),
-    st.builds(NotedMemory, st.integers(1, 65535), st.integers(0, 2**32 - 1)),
+    st.builds(PromiseRecord, numbers),
+    st.builds(ValueRecord, numbers, numbers, values),
+    st.builds(DecisionRecord, numbers),
+    st.builds(SnapshotRecord, numbers, values),
+    st.builds(StorageIdRecord, st.integers(1, 65535), st.integers(0, 2**32 - 1)),
 )
 
 
 @given(messages)
-def test_messages_round_trip(message: wire.Message) -> None:
+def test_messages_round_trip(message: wire.ConsensusMessage) -> None:
     kind, body = wire.encode(message)
     assert wire.DECODERS[kind](body) == message
 
 
 @given(messages, st.data())
-def test_a_body_that_was_cut_or_grew_is_another_message_or_none(message: wire.Message, data: st.DataObject) -> None:
+def test_a_body_that_was_cut_or_grew_is_another_message_or_none(
+    message: wire.ConsensusMessage, data: st.DataObject
+) -> None:
     kind, body = wire.encode(message)
     cut = data.draw(st.integers(0, len(body)))
     for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):
@@ -91,14 +93,14 @@ def test_no_bytes_make_a_decoder_fail(kind: Kind, body: bytes) -> None:
 
 
 @given(notes)
-def test_notes_round_trip(note: Note) -> None:
-    assert wire.decode_note(wire.encode_note(note)) == note
+def test_notes_round_trip(note: ConsensusRecord) -> None:
+    assert wire.decode_record(wire.encode_record(note)) == note
 
 
 @given(st.binary(max_size=60))
 def test_no_record_makes_the_reader_fail(record: bytes) -> None:
-    note = wire.decode_note(record)
-    assert note is None or wire.encode_note(note) == record
+    note = wire.decode_record(record)
+    assert note is None or wire.encode_record(note) == record
 
 
 @given(st.builds(Heartbeat, numbers, numbers))

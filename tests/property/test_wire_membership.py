@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from unisono.agreement.membership import messages as wire
 from unisono.agreement.membership.messages import (
     Acks,
-    Cut,
-    Enter,
     Flush,
     Flushed,
-    Need,
+    LastMessages,
+    MembershipRequest,
+    MessageRequest,
+    Multicast,
     NextView,
-    Passed,
-    Said,
-    Sent,
-    State,
-    Went,
+    NextViewDecided,
+    Relayed,
+    StateChunk,
+    Unicast,
     decode_next_view,
     encode_next_view,
 )
@@ -33,46 +33,46 @@ counts = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Cut:
+def cuts(draw: st.DrawFn) -> LastMessages:
     received = draw(vectors)
-    return Cut(draw(counts), received, {member: draw(members) for member in received})
+    return LastMessages(draw(counts), received, {member: draw(members) for member in received})
 
 
 @st.composite
-def needs(draw: st.DrawFn) -> Need:
+def needs(draw: st.DrawFn) -> MessageRequest:
     first = draw(st.integers(1, 2**62))
-    return Need(draw(members), first, first + draw(st.integers(0, 9)))
+    return MessageRequest(draw(members), first, first + draw(st.integers(0, 9)))
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def states(draw: st.DrawFn) -> StateChunk:
     part, offset = draw(bodies), draw(st.integers(0, 2**31))
-    return State(draw(numbers), offset + len(part) + draw(st.integers(0, 9)), offset, draw(members), part)
+    return StateChunk(draw(numbers), offset + len(part) + draw(st.integers(0, 9)), offset, draw(members), part)
 
 
 messages = st.one_of(
-    st.builds(Sent, numbers, st.integers(0, 1), bodies),
-    st.builds(Said, numbers, st.integers(0, 1), bodies),
+    st.builds(Multicast, numbers, st.integers(0, 1), bodies),
+    st.builds(Unicast, numbers, st.integers(0, 1), bodies),
     st.builds(Acks, vectors, vectors),
     st.builds(Flush, counts, lives),
     st.builds(Flushed, counts, st.booleans(), vectors),
     cuts(),
-    st.builds(Enter, st.booleans(), counts, numbers, members, counts),
+    st.builds(MembershipRequest, st.booleans(), counts, numbers, members, counts),
     needs(),
-    st.builds(Passed, members, numbers, st.integers(0, 1), bodies),
-    st.builds(Went, numbers, st.binary(min_size=1, max_size=40)),
+    st.builds(Relayed, members, numbers, st.integers(0, 1), bodies),
+    st.builds(NextViewDecided, numbers, st.binary(min_size=1, max_size=40)),
     states(),
 )
 
 
 @given(messages)
-def test_messages_round_trip(message: wire.Message) -> None:
+def test_messages_round_trip(message: wire.MembershipMessage) -> None:
     kind, body = wire.encode(message)
     assert wire.DECODERS[kind](body) == message
 
 
 @given(messages, st.data())
-def test_a_body_that_was_cut_does_not_make_a_decoder_fail(message: wire.Message, data: st.DataObject) -> None:
+def test_a_body_that_was_cut_does_not_make_a_decoder_fail(message: wire.MembershipMessage, data: st.DataObject) -> None:
     kind, body = wire.encode(message)
     cut = data.draw(st.integers(0, len(body)))
     for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):

@@ -7,60 +7,60 @@ from hypothesis import strategies as st
 
 from unisono.orders.multigroup.messages import (
     DECODERS,
-    Ack,
+    BarrierRequest,
     Cast,
-    Entry,
-    Heard,
     Item,
     Null,
-    Stream,
-    Want,
-    decode_ack,
+    ReceivedByAll,
+    StampedEntry,
+    StreamAck,
+    StreamSegment,
+    decode_barrier_request,
     decode_cast,
-    decode_stream,
+    decode_stream_ack,
+    decode_stream_segment,
     decode_value,
-    decode_want,
-    encode_ack,
+    encode_barrier_request,
     encode_cast,
     encode_entry,
-    encode_stream,
+    encode_stream_ack,
+    encode_stream_segment,
     encode_value,
-    encode_want,
     stamp_after,
     stamp_of,
     time_of,
 )
 from unisono.orders.multigroup.stored_state import (
     GroupState,
-    RelationState,
     StreamState,
-    decode_foreign,
+    TopologySnapshot,
     decode_state,
-    encode_foreign,
+    decode_stream_record,
     encode_state,
+    encode_stream_record,
 )
 from unisono.orders.multigroup.topology_messages import (
-    Bond,
-    Confirm,
-    Control,
-    Relate,
-    What,
-    control_body,
-    control_of,
-    decode_bond,
-    encode_bond,
+    ConfirmTopology,
+    SetReceivers,
+    TopologyControl,
+    TopologyMessage,
+    TopologyStep,
+    decode_control,
+    decode_topology_message,
+    encode_control,
+    encode_topology_message,
 )
-from unisono.wire.bundles import Parcel, encode_parcel
+from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.frame import Kind
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.packed_messages import OutgoingMessages
 
 numbers = st.integers(0, 2**40)
 members = st.integers(1, 65_535)
 stamps = st.integers(0, 2**79)
 masks = st.integers(1, 2**64 - 1)
 parcels = st.builds(
-    lambda sender, life, serial, body: encode_parcel(
-        Parcel(sender, life, serial, serial, 0, b"".join(OwnRun([body], uniform=True).parts()))
+    lambda sender, life, serial, body: encode_bundle(
+        Bundle(sender, life, serial, serial, 0, b"".join(OutgoingMessages([body], same_size=True).parts()))
     ),
     members,
     st.integers(0, 2**32 - 1),
@@ -68,16 +68,21 @@ parcels = st.builds(
     st.binary(max_size=60),
 )
 casts = st.builds(Cast, numbers, masks, parcels)
-entries = st.builds(Entry, stamps, masks, parcels)
+entries = st.builds(StampedEntry, stamps, masks, parcels)
 bonds = st.builds(
-    Bond, st.sampled_from(What), st.integers(0, 63), st.integers(0, 2**32 - 1), numbers, st.integers(0, 2**79)
+    TopologyMessage,
+    st.sampled_from(TopologyStep),
+    st.integers(0, 63),
+    st.integers(0, 2**32 - 1),
+    numbers,
+    st.integers(0, 2**79),
 )
-controls = st.one_of(st.builds(Relate, st.integers(0, 2**64 - 1)), st.builds(Confirm, numbers))
+controls = st.one_of(st.builds(SetReceivers, st.integers(0, 2**64 - 1)), st.builds(ConfirmTopology, numbers))
 items: st.SearchStrategy[Item] = st.one_of(
-    casts, st.builds(Null, numbers, stamps), st.builds(Heard, st.integers(0, 63), numbers), bonds
+    casts, st.builds(Null, numbers, stamps), st.builds(ReceivedByAll, st.integers(0, 63), numbers), bonds
 )
 relations = st.builds(
-    RelationState,
+    TopologySnapshot,
     numbers,
     st.integers(0, 2**64 - 1),
     st.dictionaries(
@@ -112,22 +117,22 @@ def test_casts(cast: Cast) -> None:
 
 
 @given(controls, members, numbers)
-def test_controls_travel_as_messages_to_nobody(control: Control, sender: int, ts: int) -> None:
-    parcel = encode_parcel(Parcel(sender, 1, 0, 0, 0, control_body(control)))
+def test_controls_travel_as_messages_to_nobody(control: TopologyControl, sender: int, ts: int) -> None:
+    parcel = encode_bundle(Bundle(sender, 1, 0, 0, 0, encode_control(control)))
     cast = decode_cast(encode_cast(Cast(ts, 0, parcel)))
     assert cast is not None
-    assert control_of(cast.parcel) == control
+    assert decode_control(cast.bundle) == control
 
 
 @given(parcels)
 def test_any_other_message_to_nobody_is_refused(parcel: bytes) -> None:
-    assert (decode_cast(encode_cast(Cast(1, 0, parcel))) is None) is (control_of(parcel) is None)
+    assert (decode_cast(encode_cast(Cast(1, 0, parcel))) is None) is (decode_control(parcel) is None)
 
 
 @given(bonds)
-def test_bonds(bond: Bond) -> None:
-    assert decode_bond(encode_bond(bond)) == bond
-    assert decode_bond(encode_bond(bond)[:-1]) is None
+def test_bonds(bond: TopologyMessage) -> None:
+    assert decode_topology_message(encode_topology_message(bond)) == bond
+    assert decode_topology_message(encode_topology_message(bond)[:-1]) is None
 
 
 @given(st.lists(items, max_size=5))
@@ -136,15 +141,15 @@ def test_values(value: list[Item]) -> None:
 
 
 @given(st.integers(0, 63), st.lists(entries, max_size=4), numbers, stamps)
-def test_streams(source: int, carried: list[Entry], more: int, last: int) -> None:
-    stream = Stream(source, 1, len(carried) + more, last, tuple(carried))
-    assert decode_stream(encode_stream(stream, list(map(encode_entry, carried)))) == stream
+def test_streams(source: int, carried: list[StampedEntry], more: int, last: int) -> None:
+    stream = StreamSegment(source, 1, len(carried) + more, last, tuple(carried))
+    assert decode_stream_segment(encode_stream_segment(stream, list(map(encode_entry, carried)))) == stream
 
 
-@given(st.builds(Ack, st.integers(0, 63), numbers), st.builds(Want, stamps, masks))
-def test_acknowledgments_and_wishes(ack: Ack, want: Want) -> None:
-    assert decode_ack(encode_ack(ack)) == ack
-    assert decode_want(encode_want(want)) == want
+@given(st.builds(StreamAck, st.integers(0, 63), numbers), st.builds(BarrierRequest, stamps, masks))
+def test_acknowledgments_and_wishes(ack: StreamAck, want: BarrierRequest) -> None:
+    assert decode_stream_ack(encode_stream_ack(ack)) == ack
+    assert decode_barrier_request(encode_barrier_request(want)) == want
 
 
 @given(states)
@@ -153,16 +158,19 @@ def test_states(state: GroupState) -> None:
 
 
 @given(st.integers(0, 63), numbers, entries)
-def test_records(source: int, number: int, entry: Entry) -> None:
-    assert decode_foreign(encode_foreign(source, number, entry)) == (source, number, entry)
+def test_records(source: int, number: int, entry: StampedEntry) -> None:
+    assert decode_stream_record(encode_stream_record(source, number, entry)) == (source, number, entry)
 
 
-@given(st.sampled_from([Kind.CAST, Kind.STREAM, Kind.APPLIED, Kind.CALL, Kind.BOND]), st.binary(max_size=200))
+@given(
+    st.sampled_from([Kind.GROUP_CAST, Kind.GROUP_STREAM, Kind.GROUP_STREAM_ACK, Kind.BARRIER_REQUEST, Kind.TOPOLOGY]),
+    st.binary(max_size=200),
+)
 def test_anything_is_decoded_or_refused(kind: Kind, data: bytes) -> None:
     DECODERS[kind](data)
     decode_value(data)
     decode_state(data)
-    decode_foreign(data)
+    decode_stream_record(data)
 
 
 @given(stamps, numbers, members)

@@ -4,28 +4,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.model.message_set import MessageSet, Ref
+from unisono.model.message_set import MessageRef, MessageSet
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.orders.priority.messages import (
     Ack,
-    Body,
-    Decision,
-    Message,
+    InsertionDecision,
+    MessageBody,
+    PriorityBody,
     Progress,
     Unreadable,
     decode_body,
     encode_body,
 )
 from unisono.orders.priority.state_messages import decode_state, encode_state
-from unisono.sim.ideal_swarm import drawn_group, run_by_lot
-from unisono.sim.random_streams import Streams
+from unisono.sim.ideal_swarm import random_group, run_randomly
+from unisono.sim.random_streams import RandomStreams
 
-REFS = st.builds(Ref, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
-NEAR = st.builds(Ref, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))
+REFS = st.builds(MessageRef, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+NEAR = st.builds(MessageRef, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))
 SETS = st.builds(MessageSet.of, st.frozensets(NEAR))
 NUMBERS = st.integers(0, 2**63 - 1)
 MESSAGES = st.builds(
-    lambda sequence, back, priority, stamp, payload: Message(
+    lambda sequence, back, priority, stamp, payload: MessageBody(
         sequence, priority, stamp, max(0, sequence - back), payload
     ),
     NUMBERS,
@@ -37,23 +37,23 @@ MESSAGES = st.builds(
 BODIES = st.one_of(
     MESSAGES,
     st.builds(Ack, REFS, SETS, SETS),
-    st.builds(Decision, REFS, NUMBERS, SETS, SETS),
+    st.builds(InsertionDecision, REFS, NUMBERS, SETS, SETS),
     st.builds(Progress, SETS, st.booleans()),
 )
 
 
 @given(BODIES)
-def test_a_body_comes_back_as_it_went(body: Body) -> None:
+def test_a_body_comes_back_as_it_went(body: PriorityBody) -> None:
     assert decode_body(encode_body(body)) == body
 
 
 @given(BODIES, st.integers(0, 200))
-def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: Body, length: int) -> None:
+def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: PriorityBody, length: int) -> None:
     data = encode_body(body)
     cut = data[: min(length, len(data) - 1)]
-    if isinstance(body, Message) and len(cut) >= len(data) - len(body.payload):
+    if isinstance(body, MessageBody) and len(cut) >= len(data) - len(body.payload):
         shorter = decode_body(cut)
-        assert isinstance(shorter, Message)
+        assert isinstance(shorter, MessageBody)
         assert body.payload.startswith(shorter.payload)
     else:
         with pytest.raises(Unreadable):
@@ -74,13 +74,13 @@ def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: int) -> None:
-    chance = Streams(seed).stream("state")
-    group = drawn_group(chance)
+    chance = RandomStreams(seed).stream("state")
+    group = random_group(chance)
     for _ in range(40):
         actions = [action for action in group.enabled() if action[0] not in {"crash", "leave", "admit"}]
         if not actions:
             break
-        group.do(actions[int(chance.random() * len(actions))])
+        group.perform(actions[int(chance.random() * len(actions))])
     for peer in group.survivors():
         state = peer.core.state()
         data = encode_state(state)
@@ -94,9 +94,9 @@ def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: i
 
 
 def test_a_state_in_which_a_lock_belongs_to_nobody_is_refused() -> None:
-    group = drawn_group(Streams(3).stream("lock"))
-    run_by_lot(group, Streams(3).stream("lock"))
+    group = random_group(RandomStreams(3).stream("lock"))
+    run_randomly(group, RandomStreams(3).stream("lock"))
     state = next(iter(group.peers.values())).core.state()
-    broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (Ref(9, 9, 9),)})
+    broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (MessageRef(9, 9, 9),)})
     with pytest.raises(Unreadable, match=r"\(9,9\) is spoken of and does not wait"):
         decode_state(encode_state(broken))

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-from unisono.agreement.membership.contract import NewView, Out, Receive, StateGiven, StateWanted, Told
+from unisono.agreement.membership.contract import (
+    NewView,
+    NoLongerMember,
+    Receive,
+    ReceiveUnicast,
+    StateReceived,
+    StateRequested,
+)
 from unisono.agreement.membership.views import Membership
 from unisono.check.fifo import fifo
 from unisono.check.verdict import Status, Verdict
@@ -17,9 +24,9 @@ from unisono.trace.recorder import MemoryTrace, view_extras
 from unisono.wire.frame import Frame
 
 MS = 1_000_000
-EVERY = 20 * MS
-RETRY = 12 * MS
-TROUBLE = 600 * MS
+HEARTBEAT_NS = 20 * MS
+RETRY_NS = 12 * MS
+FAULT_PHASE_NS = 600 * MS
 
 
 class Member:
@@ -27,15 +34,15 @@ class Member:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.life = 0
+        self.incarnation = 0
         self.automaton: Membership | None = None
-        self.alarm = 0
+        self.alarm_number = 0
         self.paused_until = 0
         self.sent = self.index = 0
-        self.seen: set[tuple[int, int, int]] = set()
+        self.received: set[tuple[int, int, int]] = set()
         self.views: list[NewView] = []
-        self.outs: list[str] = []
-        self.told: list[Told] = []
+        self.exclusion_reasons: list[str] = []
+        self.unicasts: list[ReceiveUnicast] = []
         self.rejoin = True
 
 
@@ -51,17 +58,17 @@ class MembershipWorld:
         self.now = 0
         self.loss = self.duplication = 0.0
         self.delay = (0, 3 * MS)
-        self.sides: dict[int, int] = {}
-        self.memory = MemoryTrace("membership", "swarm")
+        self.partition: dict[int, int] = {}
+        self.memory_trace = MemoryTrace("membership", "swarm")
         self.states: dict[int, frozenset[tuple[int, int, int]]] = {}
         """By view, what everybody who comes from the view before has seen at its beginning."""
-        self.wrong: list[str] = []
+        self.state_problems: list[str] = []
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
-        self._planned = 0
+        self._scheduled_count = 0
 
-    def later(self, at: int, act: Callable[..., None], *what: object) -> None:
-        self._planned += 1
-        heappush(self._heap, (at, self._planned, act, what))
+    def schedule(self, at: int, callback: Callable[..., None], *arguments: object) -> None:
+        self._scheduled_count += 1
+        heappush(self._heap, (at, self._scheduled_count, callback, arguments))
 
     def run(self, until: int) -> None:
         while self._heap and self._heap[0][0] <= until:
@@ -75,12 +82,17 @@ class MembershipWorld:
         member = self.members[number]
         if member.automaton is not None:
             return
-        member.life += 1
+        member.incarnation += 1
         member.sent = member.index = 0
-        member.seen = set()
-        founders = self.founders if member.life == 1 else ()
+        member.received = set()
+        founders = self.founders if member.incarnation == 1 else ()
         member.automaton = Membership(
-            number, founders, incarnation=member.life, every_ns=EVERY, retry_ns=RETRY, max_frame=self.max_frame
+            number,
+            founders,
+            incarnation=member.incarnation,
+            every_ns=HEARTBEAT_NS,
+            retry_ns=RETRY_NS,
+            max_frame=self.max_frame,
         )
         self.wake(member)
 
@@ -95,7 +107,7 @@ class MembershipWorld:
         if member.automaton is not None:
             member.rejoin = False
             member.automaton.leave(self.now)
-            self.settle(member)
+            self.flush(member)
 
     def multicast(self, number: int, count: int = 1) -> None:
         member = self.members[number]
@@ -103,44 +115,44 @@ class MembershipWorld:
             if member.automaton is None:
                 return
             body = b"%d" % member.sent + b"." * self.chance.choice((0, 10, 500))
-            self.memory.recorder(number, life=member.life).sent(
+            self.memory_trace.recorder(number, life=member.incarnation).sent(
                 first_sequence=member.sent, count=1, sizes=1, slot=0, first_place=0, real_ns=self.now, local_ns=self.now
             )
             member.sent += 1
             member.automaton.multicast(self.now, body)
-            self.settle(member)
+            self.flush(member)
 
-    def tell(self, number: int, to: int, body: bytes) -> None:
+    def unicast(self, number: int, to: int, body: bytes) -> None:
         member = self.members[number]
         if member.automaton is not None:
-            member.automaton.tell(self.now, to, body)
-            self.settle(member)
+            member.automaton.unicast(self.now, to, body)
+            self.flush(member)
 
     # -- running ---------------------------------------------------------------------------------------------
 
     def wake(self, member: Member, number: int | None = None) -> None:
-        if member.automaton is None or (number is not None and number != member.alarm):
+        if member.automaton is None or (number is not None and number != member.alarm_number):
             return
         if self.now < member.paused_until:
-            self.later(member.paused_until, self.wake, member, number)
+            self.schedule(member.paused_until, self.wake, member, number)
             return
         member.automaton.wake(self.now)
-        self.settle(member)
+        self.flush(member)
 
     def arrive(self, number: int, frame: Frame) -> None:
         member = self.members[number]
         if member.automaton is None:
             return
         if self.now < member.paused_until:
-            self.later(member.paused_until, self.arrive, number, frame)
+            self.schedule(member.paused_until, self.arrive, number, frame)
             return
         member.automaton.from_below(self.now, frame)
-        self.settle(member)
+        self.flush(member)
 
-    def settle(self, member: Member) -> None:
+    def flush(self, member: Member) -> None:
         automaton = member.automaton
         assert automaton is not None
-        recorder = self.memory.recorder(member.number, life=member.life)
+        recorder = self.memory_trace.recorder(member.number, life=member.incarnation)
         while automaton.stream:
             happening = automaton.stream.pop(0)
             match happening:
@@ -160,44 +172,44 @@ class MembershipWorld:
                         view=happening.view_id,
                     )
                     member.index += 1
-                    member.seen.add((happening.sender, happening.incarnation, sequence))
+                    member.received.add((happening.sender, happening.incarnation, sequence))
                 case NewView():
                     view = happening.view_id
                     extras = view_extras(view, happening.members, happening.incarnations)
                     recorder.event(EventKind.VIEW, slot=view, real_ns=self.now, local_ns=self.now, extras=extras)
                     member.views.append(happening)
-                    if self.states.setdefault(view, frozenset(member.seen)) != member.seen:
-                        self.wrong.append(f"member {member.number} begins view {view} with another state")
-                case StateWanted():
-                    state = b";".join(b"%d,%d,%d" % seen for seen in sorted(member.seen))
-                    automaton.give_state(self.now, happening.view_id, state)
-                case StateGiven():
+                    if self.states.setdefault(view, frozenset(member.received)) != member.received:
+                        self.state_problems.append(f"member {member.number} begins view {view} with another state")
+                case StateRequested():
+                    state = b";".join(b"%d,%d,%d" % seen for seen in sorted(member.received))
+                    automaton.provide_state(self.now, happening.view_id, state)
+                case StateReceived():
                     rows = [row.split(b",") for row in happening.state.split(b";") if row]
-                    member.seen = {(int(a), int(b), int(c)) for a, b, c in rows}
-                case Told():
-                    member.told.append(happening)
-                case Out():
-                    member.outs.append(happening.reason)
+                    member.received = {(int(a), int(b), int(c)) for a, b, c in rows}
+                case ReceiveUnicast():
+                    member.unicasts.append(happening)
+                case NoLongerMember():
+                    member.exclusion_reasons.append(happening.reason)
                     member.automaton = None
                     if member.rejoin:
-                        self.later(self.now + 5 * MS, self.start, member.number)
+                        self.schedule(self.now + 5 * MS, self.start, member.number)
         frames, automaton.down[:] = automaton.down[:], []
         for frame in frames:
             for peer in self.numbers:
                 if peer != member.number and frame.to in {0, peer}:
                     self.transmit(member.number, peer, frame)
-        member.alarm += 1
+        member.alarm_number += 1
         at = automaton.wake_at()
         if at is not None and member.automaton is not None:
-            self.later(max(self.now + 1, at), self.wake, member, member.alarm)
+            self.schedule(max(self.now + 1, at), self.wake, member, member.alarm_number)
 
     def transmit(self, sender: int, receiver: int, frame: Frame) -> None:
-        if self.sides.get(sender, 0) != self.sides.get(receiver, 0):
+        if self.partition.get(sender, 0) != self.partition.get(receiver, 0):
             return
         for _ in range(1 + (self.chance.random() < self.duplication)):
             if self.chance.random() >= self.loss:
                 low, high = self.delay
-                self.later(self.now + low + int(self.chance.random() * (high - low)), self.arrive, receiver, frame)
+                self.schedule(self.now + low + int(self.chance.random() * (high - low)), self.arrive, receiver, frame)
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -214,24 +226,24 @@ class MembershipWorld:
             reliable=False,
             source="sim",
         )
-        trace = self.memory.trace(meta)
+        trace = self.memory_trace.trace(meta)
         return [view_atomicity(trace), fifo(trace)]
 
-    def faults(self) -> list[str]:
+    def problems(self) -> list[str]:
         texts = [v.witness.text for v in self.verdicts() if v.status is Status.VIOLATED and v.witness is not None]
-        return [*self.wrong, *texts]
+        return [*self.state_problems, *texts]
 
-    def together(self) -> bool:
+    def all_in_one_view(self) -> bool:
         """Whether everybody who is up is in one view with all others that are up, and nobody waits."""
         up = [member for member in self.members.values() if member.automaton is not None]
         if not up or any(not member.views or member.automaton is None or member.automaton.blocked() for member in up):
             return False
-        views = {(m.automaton.view_id, tuple(m.automaton.lives.items())) for m in up if m.automaton is not None}
-        return len(views) == 1 and up[0].automaton is not None and len(up[0].automaton.lives) == len(up)
+        views = {(m.automaton.view_id, tuple(m.automaton.incarnations.items())) for m in up if m.automaton is not None}
+        return len(views) == 1 and up[0].automaton is not None and len(up[0].automaton.incarnations) == len(up)
 
-    def hopeless(self) -> bool:
+    def cannot_recover(self) -> bool:
         """Whether a majority of the last view is gone for good, or all who had its state, or the founders never met."""
-        alive = {(n, m.life) for n, m in self.members.items() if m.automaton is not None}
+        alive = {(n, m.incarnation) for n, m in self.members.items() if m.automaton is not None}
         views = [view for member in self.members.values() for view in member.views]
         if not views:
             return 2 * len([n for n in self.founders if (n, 1) in alive]) <= len(self.founders)
@@ -241,7 +253,7 @@ class MembershipWorld:
         return 2 * len(there) <= len(last.members) or not inside
 
 
-def stormy(seed: int) -> MembershipWorld:
+def faulty_world(seed: int) -> MembershipWorld:
     """A while of anything: members come, go, crash, come back, stand still, and the network divides."""
     chance = Random(seed ^ 0xBEEF)
     count = chance.choice((2, 3, 3, 4, 5))
@@ -251,47 +263,47 @@ def stormy(seed: int) -> MembershipWorld:
     world.duplication = chance.choice((0.0, 0.1, 0.5))
     world.delay = chance.choice(((0, 2 * MS), (0, 12 * MS), (MS, 30 * MS)))
     for number in world.numbers:
-        first = chance.randrange(20 * MS) if number in world.founders else chance.randrange(TROUBLE)
-        world.later(first, world.start, number)
+        first = chance.randrange(20 * MS) if number in world.founders else chance.randrange(FAULT_PHASE_NS)
+        world.schedule(first, world.start, number)
         for _ in range(chance.randrange(20)):
-            world.later(chance.randrange(TROUBLE), world.multicast, number, chance.choice((1, 1, 5)))
+            world.schedule(chance.randrange(FAULT_PHASE_NS), world.multicast, number, chance.choice((1, 1, 5)))
         what = chance.random()
-        at = chance.randrange(TROUBLE)
+        at = chance.randrange(FAULT_PHASE_NS)
         if what < 0.3:
-            world.later(at, world.crash, number)
+            world.schedule(at, world.crash, number)
             if chance.random() < 0.7:
-                world.later(at + chance.choice((0, 1, chance.randrange(200 * MS))), world.start, number)
+                world.schedule(at + chance.choice((0, 1, chance.randrange(200 * MS))), world.start, number)
         elif what < 0.45:
-            world.later(at, world.pause, number, at + chance.randrange(400 * MS))
+            world.schedule(at, world.pause, number, at + chance.randrange(400 * MS))
         elif what < 0.55:
-            world.later(at, world.leave, number)
+            world.schedule(at, world.leave, number)
     if chance.random() < 0.4:
         sides = {number: chance.randrange(2) for number in world.numbers}
-        at = chance.randrange(TROUBLE)
-        world.later(at, world.sides.update, sides)
-        world.later(min(TROUBLE, at + chance.randrange(500 * MS)), world.sides.clear)
+        at = chance.randrange(FAULT_PHASE_NS)
+        world.schedule(at, world.partition.update, sides)
+        world.schedule(min(FAULT_PHASE_NS, at + chance.randrange(500 * MS)), world.partition.clear)
     return world
 
 
-def calm_after(world: MembershipWorld) -> bool:
+def recovers_after_faults(world: MembershipWorld) -> bool:
     """Let a stormy world run, then mend everything; whether all who are up end in one view, and talk in it.
 
     A group whose majority has crashed for good cannot: then only safety can be asked for.
     """
-    world.run(TROUBLE)
-    world.sides.clear()
+    world.run(FAULT_PHASE_NS)
+    world.partition.clear()
     world.loss, world.duplication, world.delay = 0.0, 0.0, (0, 2 * MS)
-    if not _comes_together(world):
-        return world.hopeless()
+    if not _reaches_one_view(world):
+        return world.cannot_recover()
     for number in world.numbers:
         world.multicast(number)
     world.run(world.now + 300 * MS)
     # Who stood still since before the calm is noticed only now, and who leaves may have had to wait.
-    return _comes_together(world) or world.hopeless()
+    return _reaches_one_view(world) or world.cannot_recover()
 
 
-def _comes_together(world: MembershipWorld) -> bool:
+def _reaches_one_view(world: MembershipWorld) -> bool:
     until = world.now + 6000 * MS
-    while not world.together() and world.now < until:
+    while not world.all_in_one_view() and world.now < until:
         world.run(world.now + 100 * MS)
-    return world.together()
+    return world.all_in_one_view()

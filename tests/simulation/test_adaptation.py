@@ -20,9 +20,9 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.net.rmcast.layer import Rmcast
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.watch.observer import Oversight
-from unisono.sim.member import Node
-from unisono.sim.run import meta_of, prepare
+from unisono.qos.watch.observer import QosObserver
+from unisono.sim.member import SimulatedMember
+from unisono.sim.run import build_world, run_meta
 from unisono.sim.world import World
 from unisono.stack import Stack
 from unisono.wire.frame import Frame, Kind
@@ -141,27 +141,27 @@ class Play:
     ) -> None:
         self.scenario = scenario
         agreed = parse_slas(slas, "sla.toml")
-        world, memory, self.bound_ns, _ = prepare(scenario, seed)
+        world, memory, self.bound_ns, _ = build_world(scenario, seed)
         self.world: World = world
         self.memory = memory
-        for node in world.nodes.values():
+        for node in world.members.values():
             stack = node.stack
             assert isinstance(stack, Stack)
             policy = replace(stack.policy, rho_most=agreed.rho_most, fec_most=agreed.fec_most)
-            stack.watcher = Oversight(policy, stack.parties, stack.skew, agreed, stack)
+            stack.observer = QosObserver(policy, stack.order_and_service_names, stack.clock_check, agreed, stack)
         for at_ns, network, verdict in service:
-            world.later(world.send_until - scenario.run_ns + at_ns, self._proclaim, (network, verdict))
+            world.schedule(world.send_until_ns - scenario.run_ns + at_ns, self._proclaim, (network, verdict))
         self.seen: dict[int, Seen] = {}
         if watched:
             self.watch()
         before(self)
-        world.run(world.send_until + self.bound_ns)
+        world.run(world.send_until_ns + self.bound_ns)
 
     def _proclaim(self, now: int, what: tuple[Estimate | None, SlaViolation]) -> None:
         stack = self.nodes[1].stack
         assert isinstance(stack, Stack)
-        assert isinstance(stack.watcher, Oversight)
-        stack.watcher.proclaim(self.nodes[1].clock.local(now), what[0], [what[1]])
+        assert isinstance(stack.observer, QosObserver)
+        stack.observer.announce(self.nodes[1].clock.local(now), what[0], [what[1]])
 
     def watch(self) -> None:
         """Note what each member really uses in each slot, whom it has in its list, and what it lacks."""
@@ -177,15 +177,15 @@ class Play:
         return {m: [n for n in node.notices if n.kind == kind] for m, node in self.nodes.items()}
 
     @property
-    def nodes(self) -> dict[int, Node]:
-        return self.world.nodes
+    def nodes(self) -> dict[int, SimulatedMember]:
+        return self.world.members
 
     def in_force(self, member: int) -> object:
         stack = self.nodes[member].stack
         assert isinstance(stack, Stack)
-        assert isinstance(stack.watcher, Oversight)
-        assert stack.watcher.adapter is not None
-        return stack.watcher.adapter.in_force
+        assert isinstance(stack.observer, QosObserver)
+        assert stack.observer.adapter is not None
+        return stack.observer.adapter.in_force
 
 
 def rmcast(loss: float, seconds: int = 6, *, rho: int = 1, failures: bool = True) -> Scenario:
@@ -289,8 +289,8 @@ def test_less_than_half_as_many_messages_are_lost_as_without_adaptation() -> Non
 def test_the_order_holds_while_settings_change() -> None:
     scenario = rmcast(0.25)
     play = Play(scenario, agreed(), 2)
-    trace = play.memory.trace(meta_of(scenario, 2, play.bound_ns, False))
-    verdicts = check_all(trace, until_ns=play.world.send_until + play.bound_ns)
+    trace = play.memory.trace(run_meta(scenario, 2, play.bound_ns, False))
+    verdicts = check_all(trace, until_ns=play.world.send_until_ns + play.bound_ns)
     safe = {name: verdict for name, verdict in verdicts.items() if name in {"total_order", "integrity", "fifo"}}
     assert overall(safe) is Status.VALID
 
@@ -329,7 +329,7 @@ def test_slots_are_shortened_together_when_the_network_gets_slower_and_lengthene
         start = play.world.now
         for sender in scenario.members:
             for link in play.world.network.links_from(sender):
-                link.draw = lambda now: (20 if 2_000 * MS <= now - start < 5_000 * MS else 2) * MS
+                link.draw_delay = lambda now: (20 if 2_000 * MS <= now - start < 5_000 * MS else 2) * MS
 
     play = Play(scenario, LATENCY, 1, before=slower)
     changes = {m: [(n.slot, n.text) for n in notices] for m, notices in play.notices("adapted").items()}
@@ -340,8 +340,8 @@ def test_slots_are_shortened_together_when_the_network_gets_slower_and_lengthene
     lengths = [segment.theta_ns for segment in grid.segments]
     assert min(lengths) <= 30 * MS - 20 * MS - 2 * MS, "room for the delay and the clocks"
     assert lengths[-1] > min(lengths), "fewer and longer slots once the network is fast again"
-    trace = play.memory.trace(meta_of(scenario, 1, play.bound_ns, True))
-    assert overall(check_all(trace, until_ns=play.world.send_until + play.bound_ns)) is Status.VALID
+    trace = play.memory.trace(run_meta(scenario, 1, play.bound_ns, True))
+    assert overall(check_all(trace, until_ns=play.world.send_until_ns + play.bound_ns)) is Status.VALID
 
 
 def test_forward_error_correction_is_strengthened_together() -> None:
@@ -357,7 +357,7 @@ def test_forward_error_correction_is_strengthened_together() -> None:
 def bad_network(loss: float) -> Estimate:
     delays = Histogram()
     delays.add(1_000_000, 1000)
-    return Estimate.of(loss, delays, burst=2)
+    return Estimate.of(loss, delays, loss_burst=2)
 
 
 def verdict(number: int, name: str = "few losses") -> SlaViolation:

@@ -38,21 +38,21 @@ def test_what_is_wrong_with_a_world_is_found() -> None:
     game.run(0.4)
     first = AREAS["west"][0]
     bot = next(bot for bot in game.bots if game.servers[first].replica.conservative(("bot", bot.name)))
-    game.servers[first].replica.final((99, 1, 0), cross(bot.name, "west", "nowhere", coins=0, to=(0, 0)))
+    game.servers[first].replica.deliver_final((99, 1, 0), cross(bot.name, "west", "nowhere", coins=0, to=(0, 0)))
     assert any("differs" in problem for problem in game.problems())
     assert f"bot {bot.name} is in no area" in game.problems()
 
 
 def test_the_rules() -> None:
     west, middle = Replica(Area("west")), Replica(Area("middle"))
-    west.final((1, 1, 0), b'{"do": "begin", "bots": {"a": [1, 1]}, "coins": [[2, 1]]}')
-    assert west.final((1, 1, 1), walk("a", (1, 1), (2, 1))) is True
-    assert west.final((1, 1, 2), walk("a", (1, 1), (0, 1))) is False, "it is not there any more"
-    assert west.final((1, 1, 3), grab("a", (2, 1), (5, 5))) is True
-    assert west.final((1, 1, 4), grab("a", (2, 1), (5, 5))) is False, "the coin is gone"
+    west.deliver_final((1, 1, 0), b'{"do": "begin", "bots": {"a": [1, 1]}, "coins": [[2, 1]]}')
+    assert west.deliver_final((1, 1, 1), walk("a", (1, 1), (2, 1))) is True
+    assert west.deliver_final((1, 1, 2), walk("a", (1, 1), (0, 1))) is False, "it is not there any more"
+    assert west.deliver_final((1, 1, 3), grab("a", (2, 1), (5, 5))) is True
+    assert west.deliver_final((1, 1, 4), grab("a", (2, 1), (5, 5))) is False, "the coin is gone"
     crossing = cross("a", "west", "middle", coins=1, to=(3, 3))
     for replica in (west, middle):
-        replica.final((1, 1, 5), crossing)
+        replica.deliver_final((1, 1, 5), crossing)
     assert west.conservative(("bot", "a")) is None
     assert middle.conservative(("bot", "a")) == ((3, 3), 1)
     copy = Replica(Area("west"))

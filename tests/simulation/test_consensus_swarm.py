@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
-from tests.simulation.consensus_world import MS, ConsensusWorld, calm_after, stormy
+from tests.simulation.consensus_world import MS, ConsensusWorld, faulty_world, recovers_after_faults
 from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.verdict import Status
@@ -22,8 +22,8 @@ CHUNK = 1000
 
 def problems(seed: int) -> list[str]:
     """What is wrong with one run."""
-    world = stormy(seed)
-    live = calm_after(world)
+    world = faulty_world(seed)
+    live = recovers_after_faults(world)
     verdict = world.verdict()
     found = [] if live else [f"not everything was decided after the trouble, {world.lagging()} lag"]
     if verdict.status is not Status.VALID:
@@ -63,9 +63,9 @@ def test_a_disk_that_forgets_what_it_has_synced_is_found_out() -> None:
     """What must survive is on disk before it is promised: with that taken away, somebody decides otherwise."""
     found = 0
     for seed in range(400):
-        world = stormy(seed, forgets=True)
+        world = faulty_world(seed, loses_synced_records=True)
         try:
-            calm_after(world)
+            recovers_after_faults(world)
         except (AssertionError, KeyError):  # a state that nobody else has
             found += 1
             continue
@@ -80,9 +80,9 @@ def scripted() -> ConsensusWorld:
     world = ConsensusWorld(11, 3)
     world.delay = (MS, MS)
     for number in world.numbers:
-        world.later(number, world.start, number)
+        world.schedule(number, world.start, number)
     for at, number in ((60, 1), (61, 2), (70, 3)):
-        world.later(at * MS, world.propose, number, 1)
+        world.schedule(at * MS, world.propose, number, 1)
     return world
 
 
@@ -91,27 +91,27 @@ def test_a_crash_at_every_step() -> None:
     whole = scripted()
     whole.run(120 * MS)
     assert whole.verdict().status is Status.VALID
-    assert whole.steps > 100
-    for step in range(whole.steps):
+    assert whole.step_count > 100
+    for step in range(whole.step_count):
         world = scripted()
         world.crash_at_step = step
         world.run(120 * MS)
         for number in world.numbers:
             world.start(number)
         for number in world.numbers:
-            world.later(world.now + 250 * MS, world.propose, number, 0)
+            world.schedule(world.now + 250 * MS, world.propose, number, 0)
         world.run(world.now + 400 * MS)
         assert world.verdict().status is Status.VALID, f"crash at step {step}: {world.verdict()}"
         assert not world.lagging(), f"crash at step {step}"
-        assert max(told.k for told in world.told) >= 2, f"crash at step {step}"
+        assert max(told.instance for told in world.reported) >= 2, f"crash at step {step}"
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = stormy(17), stormy(17)
-    calm_after(first)
-    calm_after(second)
-    assert first.told == second.told
-    assert first.steps == second.steps
+    first, second = faulty_world(17), faulty_world(17)
+    recovers_after_faults(first)
+    recovers_after_faults(second)
+    assert first.reported == second.reported
+    assert first.step_count == second.step_count
 
 
 if __name__ == "__main__":

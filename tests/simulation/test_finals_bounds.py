@@ -9,68 +9,68 @@ from tests.simulation.test_finals_planted import disturbed
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.model.delays import Constant
+from unisono.model.delays import ConstantDelay
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Partition, Span
 from unisono.model.offers import Ask
 from unisono.model.rates import Rate
-from unisono.model.scenario import Network, SlotChange, Workload
+from unisono.model.scenario import Network, PlannedSlotChange, Workload
 from unisono.model.timing import Timing
 from unisono.orders.final import order as final
 from unisono.orders.final.bounds import background_datagrams_per_s
 from unisono.qos.plan.planner import plan
 from unisono.sim.disk import DurableStack
-from unisono.sim.run import drain_ns, meta_of, prepare, run
+from unisono.sim.run import build_world, drain_ns, run, run_meta
 from unisono.sim.world import World
 from unisono.trace.kinds import EventKind
 
 
-def order_of(world: World, member: int) -> final.Final:
-    stack = world.nodes[member].stack
+def order_of(world: World, member: int) -> final.FinalOrder:
+    stack = world.members[member].stack
     assert isinstance(stack, DurableStack)
     order = stack.stack.order
-    assert isinstance(order, final.Final)
+    assert isinstance(order, final.FinalOrder)
     return order
 
 
 def test_without_a_majority_nothing_is_final_and_after_a_while_nothing_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(final, "WAITING_BYTES", 600)
+    monkeypatch.setattr(final, "PENDING_BYTES_MAX", 600)
     scenario = disturbed(Crash(2, 150 * NS_PER_MS), Crash(3, 150 * NS_PER_MS))
-    world, _, _, _ = prepare(scenario, scenario.seed)
-    world.run(world.send_until)
-    node, order = world.nodes[1], order_of(world, 1)
-    assert node.delivered > node.finals > 0, "early deliveries go on"
-    assert 600 < sum(order._open.values()) < 1500, "until so much waits"
-    assert node.waiting > 0, "the application holds the rest"
-    world.run(world.send_until + 2000 * NS_PER_MS)
+    world, _, _, _ = build_world(scenario, scenario.seed)
+    world.run(world.send_until_ns)
+    node, order = world.members[1], order_of(world, 1)
+    assert node.delivered > node.delivered_final > 0, "early deliveries go on"
+    assert 600 < sum(order._pending_bytes.values()) < 1500, "until so much waits"
+    assert node.waiting_count > 0, "the application holds the rest"
+    world.run(world.send_until_ns + 2000 * NS_PER_MS)
     assert [violation.kind for violation in node.violations] == ["blocked"], "it says so once"
 
 
 def test_who_is_away_for_longer_than_anything_is_kept_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(final, "KEPT_EXTENTS", 4)
+    monkeypatch.setattr(final, "RETAINED_RANGES_MAX", 4)
     away = Partition(Span(200 * NS_PER_MS, 700 * NS_PER_MS), ((1, 2), (3,)))
     scenario = replace(disturbed(away), run_ns=900 * NS_PER_MS)
-    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
-    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world, memory, bound_ns, reliable = build_world(scenario, scenario.seed, compare_payloads=True)
+    until_ns = world.send_until_ns + bound_ns + drain_ns(scenario)
     world.run(until_ns)
-    assert [violation.kind for violation in world.nodes[3].violations][-1] == "excluded"
-    assert not world.nodes[3].up
-    assert len(order_of(world, 1)._kept) <= 4 + len(scenario.members), "nor is more kept for it once it is gone"
-    verdicts = check_all(memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable)), until_ns=until_ns)
+    assert [violation.kind for violation in world.members[3].violations][-1] == "excluded"
+    assert not world.members[3].up
+    assert len(order_of(world, 1)._retained) <= 4 + len(scenario.members), "nor is more kept for it once it is gone"
+    verdicts = check_all(memory.trace(run_meta(scenario, scenario.seed, bound_ns, reliable)), until_ns=until_ns)
     judged = ("final_order", "final_agreement", "early_in_final", "integrity[final]")
     assert {name: verdicts[name].status for name in judged} == dict.fromkeys(judged, Status.VALID)
 
 
 def test_slots_may_change_their_length_and_be_repaired_while_deliveries_become_final() -> None:
     scenario = replace(
-        disturbed(Loss(Span(), 0.2, 1, 3)), fec=(1, 3), steps=(SlotChange(1, 300 * NS_PER_MS, 16 * NS_PER_MS),)
+        disturbed(Loss(Span(), 0.2, 1, 3)), fec=(1, 3), steps=(PlannedSlotChange(1, 300 * NS_PER_MS, 16 * NS_PER_MS),)
     )
-    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
-    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world, memory, bound_ns, reliable = build_world(scenario, scenario.seed, compare_payloads=True)
+    until_ns = world.send_until_ns + bound_ns + drain_ns(scenario)
     world.run(until_ns)
-    trace = memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable))
+    trace = memory.trace(run_meta(scenario, scenario.seed, bound_ns, reliable))
     assert len(trace.of_kind(EventKind.TIMING)) == len(scenario.members)
     verdicts = check_all(trace, until_ns=until_ns)
     assert {name for name, v in verdicts.items() if v.status is not Status.VALID} == set()
@@ -82,7 +82,7 @@ def test_what_the_plan_says_of_final_deliveries_is_so_while_nobody_fails(order: 
     timing, rate = Timing(10 * NS_PER_MS, 2 * NS_PER_MS, 5 * NS_PER_MS), Rate(40, 1)
     offers = plan(Ask(3, rate, timing, grades="both")).candidates
     (offer,) = [offer for offer in offers if offer.order == order]
-    assert offer.final_ns is not None
+    assert offer.final_latency_ns is not None
     scenario = replace(
         disturbed(),
         order=order,
@@ -90,12 +90,12 @@ def test_what_the_plan_says_of_final_deliveries_is_so_while_nobody_fails(order: 
         timing=timing,
         rates=dict.fromkeys((1, 2, 3), rate),
         workloads=dict.fromkeys((1, 2, 3), Workload("poisson", 20, 40, rate=30.0)),
-        network=Network(Constant(timing.delta_ns)),
+        network=Network(ConstantDelay(timing.delta_ns)),
         run_ns=2_000 * NS_PER_MS,
     )
     result = run(scenario)
     late = check_all(result.trace, until_ns=result.until_ns)["latency[final]"].figures["max_ns"]
-    assert offer.final_ns - 25 * NS_PER_MS < late <= offer.final_ns
+    assert offer.final_latency_ns - 25 * NS_PER_MS < late <= offer.final_latency_ns
     seconds = (result.until_ns - scenario.epoch_ns) / NS_PER_S
-    most = max(load.control_frames for load in result.loads.values()) / seconds
+    most = max(load.control_frames for load in result.traffic.values()) / seconds
     assert most <= background_datagrams_per_s(timing)

@@ -16,14 +16,14 @@ from tests.simulation.test_finals_swarm import judged
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Fault, Loss, Partition, Span
-from unisono.model.message_range import Extent
+from unisono.model.message_range import MessageRange
 from unisono.model.scenario import Scenario, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.orders.cbr.bounds import turn_bound_ns
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.final.log import Agreed, FinalLog
-from unisono.orders.final.order import Final
+from unisono.orders.final.log import AgreedRange, FinalLog
+from unisono.orders.final.order import FinalOrder
 from unisono.orders.final.recovery import Recovery
 from unisono.sim.swarm.final import finals
 
@@ -51,15 +51,15 @@ CUT_OFF = disturbed(Partition(Span(200 * NS_PER_MS, 500 * NS_PER_MS), ((1, 2), (
 LOSSY = disturbed(Loss(Span(), 0.2, 1, 2), loss_burst=1)
 
 
-def leaves_late_messages_out(right: Rule, self: FinalLog, k: int, extent: Extent) -> list[Agreed]:
+def leaves_late_messages_out(right: Rule, self: FinalLog, k: int, extent: MessageRange) -> list[AgreedRange]:
     """What only somebody held whom the group went on without is never final."""
     return [] if extent.slot < self.slot else right(self, k, extent)
 
 
-def delivers_what_is_there(right: Rule, self: Final) -> None:
+def delivers_what_is_there(right: Rule, self: FinalOrder) -> None:
     """What has its place and is here goes first; what is missing is delivered when it comes."""
-    self._agreed = type(self._agreed)(
-        sorted(self._agreed, key=lambda one: (self.store.runs(one.extent) is None, one.place))
+    self._undelivered = type(self._undelivered)(
+        sorted(self._undelivered, key=lambda one: (self.store.packed_messages(one.message_range) is None, one.position))
     )
     right(self)
 
@@ -69,9 +69,9 @@ def asks_for_nothing(right: Rule, self: Recovery, *given: Any) -> None:
 
 
 PLANTED: list[tuple[Any, str, Rule, Scenario, str]] = [
-    (FinalLog, "_count", leaves_late_messages_out, CUT_OFF, "early_in_final"),
-    (Final, "_deliver", delivers_what_is_there, LOSSY, "final_order"),
-    (Recovery, "ask", asks_for_nothing, LOSSY, "final_agreement"),
+    (FinalLog, "_finalize", leaves_late_messages_out, CUT_OFF, "early_in_final"),
+    (FinalOrder, "_deliver", delivers_what_is_there, LOSSY, "final_order"),
+    (Recovery, "request_missing", asks_for_nothing, LOSSY, "final_agreement"),
 ]
 
 

@@ -24,7 +24,7 @@ from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Scenario
 from unisono.sim.run import run
 from unisono.sim.swarm.final import cbr_finals, finals
-from unisono.sim.swarm.final_at_rest import FinalsAtRest
+from unisono.sim.swarm.final_at_rest import FinalOrderQuiescent
 
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
 FULL_EVERY = 100
@@ -35,7 +35,7 @@ JUDGED = ("total_order[early]", "integrity[early]", "fifo[early]")
 
 def judged(scenario: Scenario, *, whole: bool = False) -> dict[str, Verdict]:
     """One run, until nothing is left to do or the `whole` of it, and what the checkers say."""
-    result = run(scenario, payloads=True, resting=None if whole else FinalsAtRest(scenario))
+    result = run(scenario, compare_payloads=True, is_quiescent=None if whole else FinalOrderQuiescent(scenario))
     return check_all(result.trace, until_ns=result.until_ns, grace_ns=GRACE_NS)
 
 

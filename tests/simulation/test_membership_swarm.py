@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
-from tests.simulation.membership_world import calm_after, stormy
+from tests.simulation.membership_world import faulty_world, recovers_after_faults
 from tests.simulation.seed_ranges import run_ranges
 
 from unisono.agreement.membership.messages import Vector
@@ -24,10 +24,10 @@ CHUNK = 500
 
 def outcome(seed: int) -> tuple[list[str], bool]:
     """What is wrong with one run, and whether it could end well."""
-    world = stormy(seed)
-    live = calm_after(world)
-    found = world.faults() if live else [*world.faults(), "not all who are up are in one view"]
-    return found, not world.hopeless()
+    world = faulty_world(seed)
+    live = recovers_after_faults(world)
+    found = world.problems() if live else [*world.problems(), "not all who are up are in one view"]
+    return found, not world.cannot_recover()
 
 
 def judge(seed: int) -> bool:
@@ -67,25 +67,25 @@ def test_without_the_standstill_it_is_found_out(monkeypatch: pytest.MonkeyPatch)
 
     def hand_out_all(self: ViewMulticast, cut: Vector | None = None) -> None:
         frozen, self.frozen = self.frozen, False
-        original(self, None if cut is None else {m: max(n, self._handed_out[m]) for m, n in cut.items()})
+        original(self, None if cut is None else {m: max(n, self._delivered[m]) for m, n in cut.items()})
         self.frozen = frozen
 
-    original = ViewMulticast._hand_out
-    monkeypatch.setattr(ViewMulticast, "_hand_out", hand_out_all)
+    original = ViewMulticast._deliver
+    monkeypatch.setattr(ViewMulticast, "_deliver", hand_out_all)
     found = 0
     for seed in range(300):
-        world = stormy(seed)
-        calm_after(world)
-        found += bool(world.faults())
+        world = faulty_world(seed)
+        recovers_after_faults(world)
+        found += bool(world.problems())
         if found:
             return
     pytest.fail("300 runs without the standstill, and nothing was found")
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = stormy(5), stormy(5)
-    calm_after(first)
-    calm_after(second)
+    first, second = faulty_world(5), faulty_world(5)
+    recovers_after_faults(first)
+    recovers_after_faults(second)
     assert [member.views for member in first.members.values()] == [member.views for member in second.members.values()]
 
 

@@ -21,14 +21,14 @@ from unisono.model.scenario import Scenario
 from unisono.net.fec.layer import Fec
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.cbr.turns import period_ns
-from unisono.orders.leader.broadcast import Leader
-from unisono.orders.leader.election import Succession
-from unisono.orders.leader.timestamp import Timestamp
+from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.election import LeaderElection
+from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.member import PayloadDiffers
+from unisono.sim.member import PayloadMismatch
 from unisono.sim.swarm.orders import KINDS, any_order
-from unisono.wire.frame import LAST
+from unisono.wire.frame import END_OF_SLOT
 
 FOREVER_NS = 60 * NS_PER_S
 TRIED = 40
@@ -66,7 +66,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, bug: Planted, member: int) -> None:
 
     def rule(self: Any, *given: Any, **named: Any) -> Any:
         policy = getattr(self, "_policy", None)
-        me = getattr(self, "me", None) if policy is None else policy.member
+        me = getattr(self, "member", None) if policy is None else policy.member
         if me is None or me == member or bug.everywhere:
             return bug.broken(right, self, *given, **named)
         return right(self, *given, **named)
@@ -101,7 +101,7 @@ def forgets_the_dummy(right: Rule, self: Cbr, now: int) -> None:
 
 def sends_a_period_late(right: Rule, self: Cbr) -> int:
     """At the end of its period, as figure 4 sends its dummies (000-6)."""
-    return int(right(self)) + period_ns(self._rates.rate)
+    return int(right(self)) + period_ns(self._renegotiation.rate)
 
 
 # -- VBR -----------------------------------------------------------------------------------------------------------
@@ -121,15 +121,15 @@ def does_not_wait_for_the_mark(right: Rule, self: Vbr, now: int, sender: int) ->
 def forgets_the_mark_of_an_empty_slot(right: Rule, self: Vbr, *given: Any) -> None:
     before = len(self.down)
     right(self, *given)
-    if self.down[before:] and self.down[-1].run is None and not self.down[-1].body:
+    if self.down[before:] and self.down[-1].packed_messages is None and not self.down[-1].body:
         del self.down[before:]
 
 
 def sends_in_the_next_slot(right: Rule, self: Vbr, *given: Any) -> None:
     """Everything is said to be of the slot after the one in which it was submitted."""
-    self._slot += 1
+    self._send_slot += 1
     right(self, *given)
-    self._slot -= 1
+    self._send_slot -= 1
 
 
 def forgets_a_batch(right: Rule, self: Vbr, sender: int, frames: Any) -> None:
@@ -160,63 +160,63 @@ def gives_up_early(right: Rule, self: VbrGaps) -> int:
 
 def counts_what_it_delivered(right: Rule, self: VbrGaps, sender: int, frames: Any) -> None:
     """A message's place is its number among those that came: a gap moves what is behind it."""
-    self.places_by_sequence = False
+    self.gap_stable_places = False
     right(self, sender, frames)
 
 
 # -- leaders -------------------------------------------------------------------------------------------------------
 
 
-def delivers_the_newest_first(right: Rule, self: Leader, now: int) -> None:
-    accepted = self.succession.stream.accepted
-    if len(accepted) >= 2 and accepted[0].what is accepted[1].what:
+def delivers_the_newest_first(right: Rule, self: LeaderBroadcast, now: int) -> None:
+    accepted = self.election.stream.accepted
+    if len(accepted) >= 2 and accepted[0].entry_type is accepted[1].entry_type:
         accepted[0], accepted[1] = accepted[1], accepted[0]
     right(self, now)
 
 
-def collects_before_it_delivers(right: Rule, self: Leader, now: int) -> None:
+def collects_before_it_delivers(right: Rule, self: LeaderBroadcast, now: int) -> None:
     """Three entries at a time, in the order of their senders."""
-    accepted = self.succession.stream.accepted
+    accepted = self.election.stream.accepted
     if len(accepted) < 3:
         return
-    entries = sorted(accepted, key=lambda entry: (entry.what.value, entry.origin, entry.position))
+    entries = sorted(accepted, key=lambda entry: (entry.entry_type.value, entry.origin, entry.position))
     accepted.clear()
     accepted.extend(entries)
     right(self, now)
 
 
-def holds_on_too_long(right: Rule, self: Leader, *given: Any) -> None:
+def holds_on_too_long(right: Rule, self: LeaderBroadcast, *given: Any) -> None:
     """Much more than p over each message, when it leads."""
-    self._hold_ns = self._policy.processing_ns + 4 * self._timing.theta_ns + 40 * NS_PER_MS
+    self._leader_hold_ns = self._policy.processing_ns + 4 * self._timing.theta_ns + 40 * NS_PER_MS
     right(self, *given)
 
 
-def does_not_send_again(right: Rule, self: Leader, now: int) -> None:
+def does_not_send_again(right: Rule, self: LeaderBroadcast, now: int) -> None:
     """What was lost with the leader stays lost."""
 
 
-def never_suspects(right: Rule, self: Succession) -> int:
+def never_suspects(right: Rule, self: LeaderElection) -> int:
     """Whoever should stand for the next reign waits for the dead leader instead."""
     return int(right(self)) + FOREVER_NS
 
 
-def forgets_the_release(right: Rule, self: Timestamp, now: int) -> bool:
+def forgets_the_release(right: Rule, self: TimestampLeader, now: int) -> bool:
     """Stamps that were not used are not given back."""
     opened = bool(right(self, now))
-    if self._closes_at is not None:
-        self._closes_at += FOREVER_NS
+    if self._request_closes_at is not None:
+        self._request_closes_at += FOREVER_NS
     return opened
 
 
-def releases_late(right: Rule, self: Timestamp, now: int) -> bool:
+def releases_late(right: Rule, self: TimestampLeader, now: int) -> bool:
     """After as long as a message may take, twice over."""
     opened = bool(right(self, now))
-    if self._closes_at is not None:
-        self._closes_at += 2 * self.bound_ns()
+    if self._request_closes_at is not None:
+        self._request_closes_at += 2 * self.bound_ns()
     return opened
 
 
-def does_not_wait_for_a_grants_frames(right: Rule, self: Timestamp, grant: Any) -> bool:
+def does_not_wait_for_a_grants_frames(right: Rule, self: TimestampLeader, grant: Any) -> bool:
     right(self, grant)
     return True
 
@@ -236,7 +236,7 @@ def sends_no_redundancy(right: Rule, self: Fec, now: int, count: int, flags: int
 
 def loses_the_end_bit(right: Rule, self: Fec, now: int, count: int, flags: int) -> None:
     """The last block of a slot does not carry its mark."""
-    if flags & LAST:
+    if flags & END_OF_SLOT:
         self._waiting[:] = self._waiting[:-1] or self._waiting
         count = len(self._waiting)
     right(self, now, count, flags)
@@ -246,10 +246,10 @@ PLANTED = [
     Planted("cbr", Cbr, "_start_deliver", skips_the_tie_break, "total_order"),
     Planted("cbr", Cbr, "_start_deliver", takes_everybody_by_turns, "total_order"),
     Planted("cbr", Cbr, "_send", forgets_the_dummy, "gap_freedom"),
-    Planted("cbr", Cbr, "_own_due", sends_a_period_late, "latency"),
+    Planted("cbr", Cbr, "_own_turn_due_ns", sends_a_period_late, "latency"),
     Planted("vbr", Vbr, "_finish_slot", serves_the_last_member_first, "total_order"),
-    Planted("vbr", Vbr, "_given_up", does_not_wait_for_the_mark, "gap_freedom"),
-    Planted("vbr", Vbr, "_close", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
+    Planted("vbr", Vbr, "_timed_out", does_not_wait_for_the_mark, "gap_freedom"),
+    Planted("vbr", Vbr, "_close_slot", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
     Planted("vbr", Vbr, "_emit", sends_in_the_next_slot, "gap_freedom"),
     Planted("vbr", Vbr, "_deliver", forgets_a_batch, "gap_freedom"),
     Planted("vbr with failures", VbrGaps, "_finish_slot", serves_the_last_member_first, "total_order"),
@@ -257,18 +257,18 @@ PLANTED = [
     Planted("vbr with failures", VbrGaps, "_late_at", waits_a_slot_longer, "latency"),
     Planted("vbr with failures", VbrGaps, "_deliver", forgets_a_batch, "gaps_explained"),
     Planted("vbr with failures", VbrGaps, "_deliver", counts_what_it_delivered, "total_order"),
-    Planted("leader", Leader, "_advance", delivers_the_newest_first, "total_order"),
-    Planted("leader", Leader, "_advance", collects_before_it_delivers, "total_order"),
-    Planted("leader", Leader, "_arrived", holds_on_too_long, "latency", leads=True),
-    Planted("leader", Leader, "_post_again", does_not_send_again, "gap_freedom"),
-    Planted("leader", Succession, "_stand_at", never_suspects, "gap_freedom", everywhere=True),
-    Planted("timestamp", Timestamp, "_deliver_grant", does_not_wait_for_a_grants_frames, "gap_freedom"),
-    Planted("timestamp", Timestamp, "_open", forgets_the_release, "gap_freedom"),
-    Planted("timestamp", Timestamp, "_open", releases_late, "latency"),
-    Planted("timestamp", Succession, "_stand_at", never_suspects, "gap_freedom", everywhere=True),
+    Planted("leader", LeaderBroadcast, "_deliver_accepted", delivers_the_newest_first, "total_order"),
+    Planted("leader", LeaderBroadcast, "_deliver_accepted", collects_before_it_delivers, "total_order"),
+    Planted("leader", LeaderBroadcast, "_on_frame", holds_on_too_long, "latency", leads=True),
+    Planted("leader", LeaderBroadcast, "_resend_pending", does_not_send_again, "gap_freedom"),
+    Planted("leader", LeaderElection, "_become_candidate_at", never_suspects, "gap_freedom", everywhere=True),
+    Planted("timestamp", TimestampLeader, "_deliver_grant", does_not_wait_for_a_grants_frames, "gap_freedom"),
+    Planted("timestamp", TimestampLeader, "_open_request", forgets_the_release, "gap_freedom"),
+    Planted("timestamp", TimestampLeader, "_open_request", releases_late, "latency"),
+    Planted("timestamp", LeaderElection, "_become_candidate_at", never_suspects, "gap_freedom", everywhere=True),
     Planted("vbr with fec", Fec, "_reconstruct", does_not_reconstruct, "gap_freedom"),
-    Planted("vbr with fec", Fec, "_cut", sends_no_redundancy, "gap_freedom"),
-    Planted("vbr with fec", Fec, "_cut", loses_the_end_bit, "gap_freedom"),
+    Planted("vbr with fec", Fec, "_send_block", sends_no_redundancy, "gap_freedom"),
+    Planted("vbr with fec", Fec, "_send_block", loses_the_end_bit, "gap_freedom"),
 ]
 
 
@@ -279,7 +279,7 @@ def test_a_broken_rule_is_seen_with_a_witness(bug: Planted) -> None:
             plant(monkeypatch, bug, scenario.members[0 if bug.leads else -1])
             try:
                 _, verdicts = judged(scenario)
-            except PayloadDiffers:
+            except PayloadMismatch:
                 continue
         verdict = verdicts.get(bug.seen_by)
         if verdict is not None and verdict.status is Status.VIOLATED:

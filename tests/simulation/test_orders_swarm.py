@@ -18,7 +18,7 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Leave, Scenario
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.sim.run import meta_of, prepare
+from unisono.sim.run import build_world, run_meta
 from unisono.sim.swarm.orders import KINDS, any_order
 from unisono.sim.world import World
 from unisono.stack import Stack
@@ -31,10 +31,10 @@ OF_A_SUCCESSION = {"leader_lost", "late", "no_majority"}
 
 def judged(scenario: Scenario) -> tuple[World, dict[str, Verdict]]:
     """One run, and what the checkers say of it."""
-    world, memory, bound_ns, reliable = prepare(scenario, scenario.seed, payloads=True)
-    until_ns = world.send_until + bound_ns
+    world, memory, bound_ns, reliable = build_world(scenario, scenario.seed, compare_payloads=True)
+    until_ns = world.send_until_ns + bound_ns
     world.run(until_ns)
-    trace = memory.trace(meta_of(scenario, scenario.seed, bound_ns, reliable))
+    trace = memory.trace(run_meta(scenario, scenario.seed, bound_ns, reliable))
     return world, check_all(trace, until_ns=until_ns) if len(trace) else {}
 
 
@@ -53,7 +53,7 @@ def problems(scenario: Scenario) -> list[str]:
         allowed = OF_A_SUCCESSION if leaders_change(scenario) else set()
         found += [
             f"member {member}: {violation.kind}: {violation.text}"
-            for member, node in world.nodes.items()
+            for member, node in world.members.items()
             for violation in node.violations
             if violation.kind not in allowed
         ]
@@ -76,10 +76,10 @@ def leaders_change(scenario: Scenario) -> bool:
 
 def not_whole(world: World) -> list[str]:
     """Members that, after the trouble, do not have exactly those in their lists that are up."""
-    up = tuple(sorted(member for member, node in world.nodes.items() if node.up))
+    up = tuple(sorted(member for member, node in world.members.items() if node.up))
     found = []
     for member in up:
-        stack = world.nodes[member].stack
+        stack = world.members[member].stack
         assert isinstance(stack, Stack)
         assert isinstance(stack.order, VbrGaps)
         if stack.order.view.members != up:
@@ -128,7 +128,7 @@ def test_the_swarm_is_not_tame() -> None:
         parts = {type(part).__name__ for part in (*scenario.faults, *scenario.steps)}
         happen[KINDS[seed % len(KINDS)]].update([*parts, f"members {len(scenario.members)}"])
     for kind in KINDS:
-        assert min(happen[kind][what] for what in ("Start", "RateChange", "members 2", "members 5")) >= 5, kind
+        assert min(happen[kind][what] for what in ("Start", "PlannedRateChange", "members 2", "members 5")) >= 5, kind
     for kind in set(KINDS) - {"vbr with fec"}:
         assert happen[kind]["Leave"] >= 5, kind
     for kind in ("vbr with failures", "leader", "timestamp"):

@@ -9,7 +9,7 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
-from unisono.sim.run import drain_ns, meta_of, prepare, run
+from unisono.sim.run import build_world, drain_ns, run, run_meta
 from unisono.trace.kinds import EventKind
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -45,15 +45,15 @@ def test_p1_and_p2_hold_while_members_crash_come_and_go(order: str) -> None:
 def test_who_is_left_out_comes_back_by_itself(order: str) -> None:
     """A pause longer than the detector's time-out, and a minority that heals: each is told, and joins again."""
     scenario = scenario_of("priority_return.toml", order)
-    world, memory, bound_ns, reliable = prepare(scenario, 1)
-    until_ns = world.send_until + bound_ns + drain_ns(scenario)
+    world, memory, bound_ns, reliable = build_world(scenario, 1)
+    until_ns = world.send_until_ns + bound_ns + drain_ns(scenario)
     world.run(until_ns)
-    trace = memory.trace(meta_of(scenario, 1, bound_ns, reliable))
+    trace = memory.trace(run_meta(scenario, 1, bound_ns, reliable))
     verdicts = check_all(trace, until_ns=until_ns)
     assert {name: verdict.status for name, verdict in verdicts.items() if verdict.status is not Status.VALID} == {}
-    told = {member: [notice.kind for notice in node.notices] for member, node in world.nodes.items()}
+    told = {member: [notice.kind for notice in node.notices] for member, node in world.members.items()}
     assert told == {1: ["rejoining"], 2: [], 3: [], 4: ["rejoining"], 5: ["rejoining"]}
-    said = {member: {violation.kind for violation in node.violations} for member, node in world.nodes.items()}
+    said = {member: {violation.kind for violation in node.violations} for member, node in world.members.items()}
     assert said == {1: {"excluded"}, 2: set(), 3: set(), 4: {"blocked", "excluded"}, 5: {"blocked", "excluded"}}
     views = trace.of_kind(EventKind.VIEW)
     last = {int(member): int(views.view[views.member == member].max()) for member in scenario.members}

@@ -17,9 +17,9 @@ from tests.simulation.seed_ranges import run_ranges
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.sim.ideal_swarm import drawn_group, finish, run_by_lot
+from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
-from unisono.sim.random_streams import Streams
+from unisono.sim.random_streams import RandomStreams
 
 SEEDS, SLOW_SEEDS = range(120), range(10_000, 30_000)
 CHUNK = 20
@@ -27,10 +27,10 @@ CHUNK = 20
 
 def problems(seed: int) -> list[str]:
     """What is wrong with one run."""
-    chance = Streams(seed).stream("priority swarm")
-    group = drawn_group(chance)
-    run_by_lot(group, chance)
-    finish(group)
+    chance = RandomStreams(seed).stream("priority swarm")
+    group = random_group(chance)
+    run_randomly(group, chance)
+    finish_required(group)
     found = [
         f"{name}: {verdict.witness.text if verdict.witness else verdict.reason}"
         for name, verdict in check_all(ideal_trace(group)).items()

@@ -25,7 +25,7 @@ from unisono.orders.multigroup import order as quasi_genuine
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.sim.swarm.multigroup import groups_scenario
-from unisono.sim.swarm.multigroup_at_rest import AtRest
+from unisono.sim.swarm.multigroup_at_rest import MultigroupQuiescent
 
 CHUNK, SLOW_CHUNK = 12, 500
 FULL_EVERY = 100
@@ -35,7 +35,9 @@ FULL_EVERY = 100
 def outcome(seed: int) -> tuple[Result, dict[str, Verdict]]:
     """One run, and what the checkers say of it."""
     scenario = groups_scenario(seed)
-    result = run(scenario, payloads=True, resting=None if seed % FULL_EVERY == 0 else AtRest(scenario))
+    result = run(
+        scenario, compare_payloads=True, is_quiescent=None if seed % FULL_EVERY == 0 else MultigroupQuiescent(scenario)
+    )
     assert scenario.multigroup is not None
     if len(result.trace) == 0:
         return result, {}
@@ -46,10 +48,10 @@ def genuine(result: Result) -> Verdict:
     """Whether only related groups have talked, at any time."""
     rules = result.scenario.multigroup
     assert rules is not None
-    if not result.contacts:
-        return genuineness(rules.topology, result.pairs)
+    if not result.send_times:
+        return genuineness(rules.topology, result.datagrams_by_pair)
     pauses = [fault.to_ns - fault.from_ns for fault in result.scenario.faults if isinstance(fault, Pause)]
-    return genuineness_over_time(rules.topology, result.trace, result.contacts, max(pauses, default=0))
+    return genuineness_over_time(rules.topology, result.trace, result.send_times, max(pauses, default=0))
 
 
 def problems(seed: int) -> list[str]:
@@ -82,7 +84,7 @@ def test_what_failed_once_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", [9, 10, 12, 14])
 def test_logs_that_are_cut_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Members come back from states in place of logs, and who lags is given another member's state."""
-    monkeypatch.setattr(quasi_genuine, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(quasi_genuine, "COMPACT_EVERY_INSTANCES", 4)
     result, verdicts = outcome(seed)
     for name, verdict in verdicts.items():
         if name == "uniform_agreement" and verdict.witness is not None:
@@ -111,7 +113,7 @@ def test_the_swarm_is_not_tame() -> None:
         senders = sum(load != Workload() for load in scenario.workloads.values())
         happen["several senders"] += senders > 1
         happen["many senders"] += senders >= 8
-    assert min(happen[what] for what in ("Crash", "Restart", "Loss", "asymmetric", "SendsChange")) >= 200
+    assert min(happen[what] for what in ("Crash", "Restart", "Loss", "asymmetric", "PlannedTopologyChange")) >= 200
     assert min(happen[what] for what in ("Pause", "Duplication", "Reordering", "Partition", "early")) >= 50
     assert min(happen[f"{count} groups"] for count in range(2, 7)) >= 40
     assert min(happen[what] for what in ("periodic", "clocks drifting", "clocks adversarial")) >= 150

@@ -18,9 +18,9 @@ from unisono.check.slot_bounds import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
-from unisono.model.scenario import Scenario, SlotChange
+from unisono.model.scenario import PlannedSlotChange, Scenario
 from unisono.orders.vbr.order import Vbr
-from unisono.sim.run import meta_of, prepare
+from unisono.sim.run import build_world, run_meta
 from unisono.sim.swarm.vbr import renegotiated
 from unisono.sim.world import World
 from unisono.stack import Stack
@@ -37,12 +37,12 @@ def replay(seed: int) -> str:
 def outcome(seed: int) -> tuple[list[str], int]:
     """What is wrong with one run, and how many changes of slots its members were told of."""
     scenario = renegotiated(seed)
-    world, memory, bound_ns, reliable = prepare(scenario, seed, payloads=True)
-    world.run(world.send_until + bound_ns)
-    trace = memory.trace(meta_of(scenario, seed, bound_ns, reliable))
+    world, memory, bound_ns, reliable = build_world(scenario, seed, compare_payloads=True)
+    world.run(world.send_until_ns + bound_ns)
+    trace = memory.trace(run_meta(scenario, seed, bound_ns, reliable))
     stood_still = any(isinstance(fault, Pause) for fault in scenario.faults)
     divided = any(isinstance(fault, Partition) for fault in scenario.faults)
-    told = [(member, violation) for member, node in world.nodes.items() for violation in node.violations]
+    told = [(member, violation) for member, node in world.members.items() for violation in node.violations]
     held_up = stood_still or (divided and any(violation.kind == "slots" for _, violation in told))
     verdicts = check_all(trace, until_ns=world.now) | {"latency in force": latency_in_force(trace)}
     found = [
@@ -59,15 +59,15 @@ def not_whole(scenario: Scenario, world: World) -> list[str]:
     """Members that, after the trouble, do not have those in their lists that are up, or have other slots."""
     orders = {
         member: node.stack.order
-        for member, node in sorted(world.nodes.items())
+        for member, node in sorted(world.members.items())
         if node.up and isinstance(node.stack, Stack) and isinstance(node.stack.order, Vbr)
     }
     found = []
     for member, order in orders.items():
         if scenario.failures and order.view.members != tuple(orders):
             found.append(f"member {member} has {order.view.members} in its list, and {tuple(orders)} are up")
-        if not all(order.grid.agrees(other.grid) for other in orders.values()):
-            found.append(f"member {member} has slots of its own: {order.grid.last}")
+        if not all(order.grid.has_same_slots(other.grid) for other in orders.values()):
+            found.append(f"member {member} has slots of its own: {order.grid.last_segment}")
     return found
 
 
@@ -118,14 +118,24 @@ def test_what_went_wrong_once(seed: int, what: str) -> None:
 def test_the_swarm_is_not_tame() -> None:
     """Wishes for longer and for shorter slots, several in one run and by one member; all kinds of trouble."""
     scenarios = [renegotiated(seed) for seed in range(200)]
-    wishes = [[step for step in scenario.steps if isinstance(step, SlotChange)] for scenario in scenarios]
+    wishes = [[step for step in scenario.steps if isinstance(step, PlannedSlotChange)] for scenario in scenarios]
     assert {len(asked) for asked in wishes} == {1, 2, 3, 4, 5}
     ratios = [step.theta_ns / s.timing.theta_ns for s, asked in zip(scenarios, wishes, strict=True) for step in asked]
     assert min(ratios) < 0.3
     assert max(ratios) == 4
     assert sum(len({step.member for step in asked}) < len(asked) for asked in wishes) >= 20
     happened = [{type(part).__name__ for part in (*s.faults, *s.steps)} for s in scenarios]
-    for kind in ("Crash", "Pause", "Partition", "Loss", "Start", "Leave", "Restart", "RateChange", "Duplication"):
+    for kind in (
+        "Crash",
+        "Pause",
+        "Partition",
+        "Loss",
+        "Start",
+        "Leave",
+        "Restart",
+        "PlannedRateChange",
+        "Duplication",
+    ):
         assert sum(kind in parts for parts in happened) >= 15, kind
 
 

@@ -17,12 +17,12 @@ from unisono.check.causal import causal
 from unisono.check.fifo import fifo
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.delays import DelayModel, Exponential, Uniform, within
+from unisono.model.delays import DelayModel, ExponentialDelay, UniformDelay, truncated_to
 from unisono.model.faults import Crash, Duplication, Loss, Span
 from unisono.model.rates import Rate
-from unisono.model.redundancy import Redundancy, Relative, eta_of_all
+from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all
 from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Send, Start, Workload
-from unisono.model.services import SERVICES
+from unisono.model.services import SERVICE_LAYERS
 from unisono.model.timing import Timing
 from unisono.net.rmcast.layer import Rmcast
 from unisono.sim import run
@@ -43,7 +43,7 @@ def lossy(seed: int, order: str) -> Scenario:
     loss = chance.choice([0.01, 0.05, 0.1])
     rho = {0.01: 4, 0.05: 6, 0.1: 8}[loss]  # 1e-10, 8e-10, 1e-9 of one frame at one receiver
     longest = chance.choice([3, 5, 8]) * MS
-    model: DelayModel = chance.choice([Uniform(0, longest), within(Exponential(longest // 4), longest)])
+    model: DelayModel = chance.choice([UniformDelay(0, longest), truncated_to(ExponentialDelay(longest // 4), longest)])
     eta = eta_of_all(model, chance.choice([0.9, 0.99]), len(members))
     timing = Timing(rho * eta + 2 * longest, chance.choice([0, 2 * MS]), chance.choice([5, 10]) * MS)
     omega = chance.choice([0, MS])
@@ -51,7 +51,7 @@ def lossy(seed: int, order: str) -> Scenario:
         [
             Redundancy(rho, eta, omega),
             Redundancy(rho, eta, omega, "heuristic"),
-            Redundancy(rho, eta, omega, "exact", Relative(0.999, timing.delta_ns, loss, model)),
+            Redundancy(rho, eta, omega, "exact", RelativeRequirement(0.999, timing.delta_ns, loss, model)),
         ]
     )
     rate = Rate(20, 2) if order == "cbr" else Rate(100, 8)
@@ -90,7 +90,7 @@ def replay(scenario: Scenario) -> str:
 def test_orders_over_a_lossy_network(order: str, seeds: range) -> None:
     for seed in seeds:
         scenario = lossy(seed, order)
-        result = run(scenario, payloads=True)
+        result = run(scenario, compare_payloads=True)
         assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
         assert sum(result.delivered.values()) > 20, replay(scenario)
 
@@ -101,7 +101,7 @@ def test_orders_over_a_lossy_network_for_longer(order: str) -> None:
     test_orders_over_a_lossy_network(order, SLOW_SEEDS)
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
 def test_services_over_a_lossy_network(order: str, seeds: range) -> None:
     test_orders_over_a_lossy_network(order, seeds)
@@ -118,13 +118,13 @@ def crashing(seed: int, order: str) -> Scenario:
     return replace(scenario, source=f"crashing({seed}, {order})", faults=(*scenario.faults, *crashes))
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
 def test_services_outlive_crashes(order: str, seeds: range) -> None:
     """A take-over may be later than Δ after the send, since its broadcaster began later: twice the bound is allowed."""
     for seed in seeds:
         scenario = crashing(seed, order)
-        result = run(scenario, payloads=True)
+        result = run(scenario, compare_payloads=True)
         bound = result.meta.bound_ns or 0
         verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
         wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
@@ -143,10 +143,10 @@ def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
     """At most four of five crash, where ρ+1 = 5 may and more."""
     for seed in range(3):
         scenarios = [counted(lossy(seed, order))]
-        if order in SERVICES:
+        if order in SERVICE_LAYERS:
             scenarios.append(counted(crashing(seed, order)))
         for scenario in scenarios:
-            result = run(scenario, payloads=True)
+            result = run(scenario, compare_payloads=True)
             bound = result.meta.bound_ns or 0
             verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
             wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
@@ -155,19 +155,19 @@ def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_services_for_longer(order: str) -> None:
     test_services_over_a_lossy_network(order, SLOW_SEEDS)
     test_services_outlive_crashes(order, SLOW_SEEDS)
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_who_leaves_a_service_is_waited_for(order: str) -> None:
     """All that it sent is delivered everywhere, and the others go on without it."""
     for seed in range(4):
         scenario = lossy(seed, order)
         scenario = replace(scenario, steps=(Leave(scenario.members[0], 200 * MS),))
-        result = run(scenario, payloads=True)
+        result = run(scenario, compare_payloads=True)
         assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
 
 
@@ -179,7 +179,7 @@ def test_members_join_and_come_back_over_a_lossy_network(seed: int) -> None:
     faults = (*scenario.faults, Crash(first, 150 * MS))
     steps = (Start(last, 120 * MS), Restart(first, 300 * MS))
     scenario = replace(scenario, failures=True, run_ns=600 * MS, faults=faults, steps=steps)
-    result = run(scenario, payloads=True)
+    result = run(scenario, compare_payloads=True)
     assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
     assert result.trace.of_kind(EventKind.VIEW).listed(-1) == scenario.members, replay(scenario)
     assert not [v for found in result.violations.values() for v in found if v.kind == "late_join"], replay(scenario)
@@ -194,9 +194,9 @@ def test_memory_is_bounded_while_a_lossy_group_runs(order: str) -> None:
 
         def look(world: World) -> None:
             looks[0] += 1
-            for node in world.nodes.values() if looks[0] % 50 == 0 else ():
+            for node in world.members.values() if looks[0] % 50 == 0 else ():
                 rmcast = next(layer for layer in node.stack._layers if isinstance(layer, Rmcast))  # type: ignore[attr-defined]
-                held[0] = max(held[0][0], rmcast.held()[0]), max(held[0][1], rmcast.held()[1])
+                held[0] = max(held[0][0], rmcast.held_counts()[0]), max(held[0][1], rmcast.held_counts()[1])
 
         run(replace(lossy(3, order), run_ns=run_ms * MS), check=look)
         return held[0]
@@ -235,7 +235,7 @@ def test_without_it_the_same_losses_stall_the_order() -> None:
     """What the layer is for: the same scenarios without it."""
     stalled = 0
     for seed in range(10):
-        result = run(replace(lossy(seed, "vbr"), reliable=None), payloads=True)
+        result = run(replace(lossy(seed, "vbr"), reliable=None), compare_payloads=True)
         stalled += "gap_freedom" in broken(result)
     assert stalled == 10
 
@@ -244,7 +244,7 @@ def test_without_it_the_same_losses_stall_the_order() -> None:
 def test_who_leaves_stays_until_its_last_copies_are_out(seed: int) -> None:
     scenario = lossy(seed, "vbr")
     scenario = replace(scenario, steps=(Leave(scenario.members[0], 250 * MS),))
-    result = run(scenario, payloads=True)
+    result = run(scenario, compare_payloads=True)
     assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
 
 
@@ -255,7 +255,7 @@ def test_vbr_with_failures_over_a_lossy_network(seed: int) -> None:
     scenario = replace(
         scenario, failures=True, faults=(*scenario.faults, Crash(scenario.members[-1], (130 + 5 * seed) * MS))
     )
-    result = run(scenario, payloads=True)
+    result = run(scenario, compare_payloads=True)
     assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
     told = [v for found in result.violations.values() for v in found if v.kind == "lost"]
     assert not told, replay(scenario)

@@ -15,7 +15,7 @@ from unisono.check.verdict import Status
 from unisono.model.faults import Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.orders.vbr.failures import VbrGaps
-from unisono.sim.run import prepare
+from unisono.sim.run import build_world
 from unisono.sim.swarm.vbr import churning
 from unisono.sim.world import World
 from unisono.stack import Stack
@@ -32,8 +32,8 @@ def replay(seed: int) -> str:
 def problems(seed: int) -> list[str]:
     """What is wrong with one run."""
     scenario = churning(seed)
-    world, memory, bound_ns, reliable = prepare(scenario, seed, payloads=True)
-    world.run(world.send_until + bound_ns)
+    world, memory, bound_ns, reliable = build_world(scenario, seed, compare_payloads=True)
+    world.run(world.send_until_ns + bound_ns)
     timing = scenario.timing
     meta = RunMeta(
         run=f"churning-{seed}",
@@ -55,16 +55,16 @@ def problems(seed: int) -> list[str]:
         if verdict.status is Status.VIOLATED and not (name == "latency" and stood_still)
     ]
     if not stood_still and not divided:
-        found += [f"member {m}: {v.kind}: {v.text}" for m, node in world.nodes.items() for v in node.violations]
+        found += [f"member {m}: {v.kind}: {v.text}" for m, node in world.members.items() for v in node.violations]
     return found + not_whole(scenario, world)
 
 
 def not_whole(scenario: Scenario, world: World) -> list[str]:
     """Members that, after the trouble, do not have exactly those in their lists that are up."""
-    up = tuple(sorted(member for member, node in world.nodes.items() if node.up))
+    up = tuple(sorted(member for member, node in world.members.items() if node.up))
     found = []
     for member in up:
-        stack = world.nodes[member].stack
+        stack = world.members[member].stack
         assert isinstance(stack, Stack)
         assert isinstance(stack.order, VbrGaps)
         if stack.order.view.members != up:
@@ -102,7 +102,7 @@ def test_the_swarm_is_not_tame() -> None:
         for scenario in scenarios
     ]
     kinds = ("Crash", "Pause", "Partition", "Loss", "Duplication", "Reordering", "Start", "Leave", "Restart")
-    for kind in (*kinds, "RateChange", "x=0", "x=1", "x=2", "x=3"):
+    for kind in (*kinds, "PlannedRateChange", "x=0", "x=1", "x=2", "x=3"):
         assert sum(kind in parts for parts in happened) >= 8, kind
     assert {scenario.clocks.kind for scenario in scenarios} == {"perfect", "fixed", "drifting", "adversarial"}
 

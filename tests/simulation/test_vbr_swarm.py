@@ -23,7 +23,7 @@ CHUNK = 8
 
 
 def assert_all_hold(seed: int) -> None:
-    result = run(calm(seed), payloads=True)
+    result = run(calm(seed), compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     broken = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
     assert not broken, f"{broken}\n{replay('calm', seed)}"
@@ -32,7 +32,7 @@ def assert_all_hold(seed: int) -> None:
 
 
 def assert_safe(seed: int) -> None:
-    result = run(stormy(seed), payloads=True)
+    result = run(stormy(seed), compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     # A group that never formed has delivered nothing: that is unknown, and safe.
     broken = {name: verdicts[name] for name in SAFETY if verdicts[name].status is Status.VIOLATED}
@@ -70,7 +70,7 @@ def leaving_early(seed: int) -> Scenario:
 @pytest.mark.parametrize("seed", range(24))
 def test_leaving_while_the_group_forms_strands_nobody(seed: int) -> None:
     """Either the group waits for the member and nothing is sent, or it forms with the member and sees it leave."""
-    result = run(leaving_early(seed), payloads=True)
+    result = run(leaving_early(seed), compare_payloads=True)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     broken = {name: verdict for name, verdict in verdicts.items() if verdict.status is Status.VIOLATED}
     assert not broken, f"{broken}\nreplay: .venv/bin/python tests/simulation/test_vbr_swarm.py leaving {seed}"

@@ -14,13 +14,20 @@ from unisono.model.redundancy import Redundancy
 from unisono.model.sla import Hysteresis
 from unisono.model.timing import Timing
 from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
-from unisono.qos.adapt.hysteresis import CannotHold, Change, Controller
-from unisono.qos.adapt.mechanisms import Copies, Remedy, Setting, Shares, SlotLength, cheapest
+from unisono.qos.adapt.hysteresis import CannotHold, Controller, SettingChange
+from unisono.qos.adapt.mechanisms import (
+    FecMechanism,
+    Mechanism,
+    RedundancyMechanism,
+    Setting,
+    SlotLengthMechanism,
+    cheapest,
+)
 from unisono.qos.plan.negotiation import Target
 
 MS = 1_000_000
 PROMISE = Target(0.999, 40 * MS)
-COPIES = Copies(members=5, promise=PROMISE)
+COPIES = RedundancyMechanism(members=5, promise=PROMISE)
 USUAL = Hysteresis(raise_after=1, lower_after=4, margin=0.5)
 
 
@@ -31,7 +38,7 @@ def network(loss: float, delay_ns: int = MS, burst: int = 1, gamma_ns: int = 0) 
     return Estimate.of(loss, delays, burst, gamma_ns)
 
 
-def first(remedy: Remedy[Setting], at: Estimate) -> Setting:
+def first(remedy: Mechanism[Setting], at: Estimate) -> Setting:
     setting = cheapest(remedy, at)
     assert setting is not None
     return setting
@@ -42,16 +49,16 @@ class Play:
 
     def __init__(self, losses: Iterable[float], controller: Controller[Redundancy] | None = None) -> None:
         self.controller = controller or Controller(COPIES, first(COPIES, network(0.02)), USUAL)
-        self.wanted: list[tuple[int, Change[Redundancy] | CannotHold[Redundancy]]] = []
+        self.wanted: list[tuple[int, SettingChange[Redundancy] | CannotHold[Redundancy]]] = []
         self.short = 0
         """Periods at whose end the promise does not hold with the setting then in force."""
         for period, loss in enumerate(losses):
             wanted = self.controller.step(network(loss))
             if wanted is not None:
                 self.wanted.append((period, wanted))
-            self.short += not COPIES.keeps(self.controller.current, network(loss))
+            self.short += not COPIES.keeps_promise(self.controller.current, network(loss))
 
-    def __iter__(self) -> Iterator[tuple[int, Change[Redundancy] | CannotHold[Redundancy]]]:
+    def __iter__(self) -> Iterator[tuple[int, SettingChange[Redundancy] | CannotHold[Redundancy]]]:
         return iter(self.wanted)
 
 
@@ -59,7 +66,7 @@ def test_a_step_up_is_answered_in_the_period_in_which_it_is_seen() -> None:
     play = Play([0.02] * 10 + [0.2] * 30)
     ((period, change),) = play
     assert period == 10
-    assert isinstance(change, Change)
+    assert isinstance(change, SettingChange)
     assert change.raised
     assert change.setting.rho > first(COPIES, network(0.02)).rho
     assert play.short == 0
@@ -70,7 +77,7 @@ def test_a_step_down_is_answered_after_the_wait_and_once() -> None:
     play = Play([0.2] * 5 + [0.01] * 40, Controller(COPIES, strong, USUAL))
     ((period, change),) = play
     assert period == 5 + USUAL.lower_after - 1
-    assert isinstance(change, Change)
+    assert isinstance(change, SettingChange)
     assert not change.raised
     assert change.setting.rho < strong.rho
     assert play.short == 0
@@ -135,41 +142,41 @@ def test_without_a_margin_noise_would_make_it_swing() -> None:
 
 def test_a_promise_that_no_setting_keeps_is_told_once_with_an_offer_and_again_after_it_was_kept() -> None:
     play = Play([0.05] * 3 + [0.9] * 20 + [0.05] * 30 + [0.9] * 5)
-    told = [(period, what) for period, what in play if isinstance(what, CannotHold) and what.offered]
+    told = [(period, what) for period, what in play if isinstance(what, CannotHold) and what.possible_guarantee]
     assert [period for period, _ in told] == [3, 53]
     for _, what in told:
-        assert "probability" in what.offered
-        assert "0.9" in what.why
-    assert not play.controller.holding
+        assert "probability" in what.possible_guarantee
+        assert "0.9" in what.reason
+    assert not play.controller.promise_held
 
 
 def test_the_longest_wait_is_bounded_and_forgotten() -> None:
     controller = Controller(COPIES, first(COPIES, network(0.02)), USUAL)
     longest = 0
     for _ in range(9):
-        Play([0.2] + [0.01] * (2 * controller._wait + 1), controller)
-        longest = max(longest, controller._wait)
+        Play([0.2] + [0.01] * (2 * controller._lower_after_periods + 1), controller)
+        longest = max(longest, controller._lower_after_periods)
     assert longest == 64 * USUAL.lower_after
-    controller._wait = 2 * USUAL.lower_after
+    controller._lower_after_periods = 2 * USUAL.lower_after
     Play([0.01] * 64 * 2 * USUAL.lower_after, controller)
-    assert controller._wait == USUAL.lower_after
+    assert controller._lower_after_periods == USUAL.lower_after
 
 
 def test_what_is_seen_to_be_broken_takes_one_step_more_than_the_arithmetic_says() -> None:
     setting = first(COPIES, network(0.02))
     controller = Controller(COPIES, setting, USUAL)
     assert controller.step(network(0.02)) is None
-    change = controller.step(network(0.02), broken=True)
-    assert isinstance(change, Change)
+    change = controller.step(network(0.02), promise_broken=True)
+    assert isinstance(change, SettingChange)
     assert change.setting.rho == setting.rho + 1
 
 
 def test_eta_shrinks_where_copies_would_come_too_late() -> None:
-    slow = Copies(members=5, promise=Target(0.999, 20 * MS))
+    slow = RedundancyMechanism(members=5, promise=Target(0.999, 20 * MS))
     at_ease, in_haste = first(COPIES, network(0.1)), first(slow, network(0.1))
     assert in_haste.eta_ns < at_ease.eta_ns
-    assert slow.keeps(in_haste, network(0.1))
-    assert not slow.keeps(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
+    assert slow.keeps_promise(in_haste, network(0.1))
+    assert not slow.keeps_promise(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
 
 
 def test_where_no_setting_is_enough_the_one_is_taken_that_fails_least_often() -> None:
@@ -186,26 +193,26 @@ def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
     By r_D alone, seven copies 0.5 ms apart would be in time over the overloaded network.
     """
     overloaded = network(0.03, delay_ns=24 * MS)  # up to 48 ms, where 40 ms are promised
-    assert COPIES.keeps(Redundancy(6, MS // 2), overloaded)
+    assert COPIES.keeps_promise(Redundancy(6, MS // 2), overloaded)
     enough = first(COPIES, network(0.03))
     controller = Controller(COPIES, enough, USUAL)
     refused = controller.step(overloaded)
     assert isinstance(refused, CannotHold)
-    assert "probability" in refused.offered
+    assert "probability" in refused.possible_guarantee
     assert refused.setting.rho <= enough.rho
     for _ in range(20):
         assert controller.step(overloaded) is None, "and no more is spent while it lasts"
     assert controller.current.rho <= enough.rho
     # Nor where η may not be turned, and so many copies would be in time by r_D.
-    only_rho = replace(COPIES, fixed=Redundancy(2, MS), turn_eta=False)
-    assert only_rho.keeps(Redundancy(6, MS, MS), overloaded)
+    only_rho = replace(COPIES, declared=Redundancy(2, MS), may_change_eta=False)
+    assert only_rho.keeps_promise(Redundancy(6, MS, MS), overloaded)
     assert cheapest(only_rho, overloaded) is None
     assert first(only_rho, network(0.03)).rho == 2
 
 
 def test_receivers_wait_for_the_next_copy_as_long_as_delays_differ() -> None:
     """Else they would take over what is only late, each of them, and there would be more to be late."""
-    patient = replace(COPIES, promise=Target(0.999, 150 * MS), patience=1.0)
+    patient = replace(COPIES, promise=Target(0.999, 150 * MS), omega_per_eta=1.0)
     jittery = network(0.05, delay_ns=20 * MS)  # 4 to 40 ms
     chosen = first(patient, jittery)
     assert chosen.eta_ns + chosen.omega_ns >= 32 * MS
@@ -219,33 +226,33 @@ def test_receivers_wait_for_the_next_copy_as_long_as_delays_differ() -> None:
 
 def test_only_the_knobs_that_may_be_turned_are() -> None:
     fixed = Redundancy(2, 4 * MS)
-    only_eta = replace(COPIES, fixed=fixed, turn_rho=False)
+    only_eta = replace(COPIES, declared=fixed, may_change_rho=False)
     assert {setting.rho for setting in only_eta.settings()} == {2}
-    only_rho = replace(COPIES, fixed=fixed, turn_eta=False)
+    only_rho = replace(COPIES, declared=fixed, may_change_eta=False)
     assert {setting.eta_ns for setting in only_rho.settings()} == {4 * MS}
 
 
 def test_forward_error_correction_follows_loss_and_its_bursts() -> None:
-    shares = Shares(originals=8, loss=1e-3)
+    shares = FecMechanism(originals=8, residual_loss_max=1e-3)
     weak, strong = first(shares, network(0.01)), first(shares, network(0.1))
     assert weak[0] < strong[0]
     assert strong[1] - strong[0] == weak[1] - weak[0] == 8
     assert first(shares, network(0.001, burst=5))[0] == 5
     controller = Controller(shares, weak, USUAL)
-    assert isinstance(controller.step(network(0.1)), Change)
+    assert isinstance(controller.step(network(0.1)), SettingChange)
     refused = controller.step(network(0.9, burst=40))
     assert isinstance(refused, CannotHold)
-    assert "16 redundant of 24" in refused.offered
+    assert "16 redundant of 24" in refused.possible_guarantee
 
 
 def test_slots_are_as_long_as_the_promise_and_the_network_allow() -> None:
-    remedy = SlotLength(Target(0.99, 40 * MS), Timing(20 * MS, 2 * MS, 5 * MS))
+    remedy = SlotLengthMechanism(Target(0.99, 40 * MS), Timing(20 * MS, 2 * MS, 5 * MS))
     relaxed, slow = first(remedy, network(0, MS)), first(remedy, network(0, 15 * MS))
     assert slow < relaxed
     assert slow + 30 * MS <= 40 * MS
     refused = Controller(remedy, slow, USUAL).step(network(0, 30 * MS))
     assert isinstance(refused, CannotHold)
-    assert "0.99 within" in refused.offered
+    assert "0.99 within" in refused.possible_guarantee
 
 
 def row(metric: str, value: float, count: int, link: int, start: int = 0) -> MetricRow:
@@ -257,8 +264,8 @@ def test_an_estimate_is_the_worst_link() -> None:
     found = estimate([*rows, row("loss", 0.9, 5, 4), row("gamma", 7, 1, 3), row("loss_burst", 2, 1, 2)])
     assert found is not None
     assert found.loss == pytest.approx(0.05)
-    assert found.surely().loss < found.loss, "of so few it is not certain"
-    assert (found.burst, found.gamma_ns, found.delays.total) == (3, 7, 5)
+    assert found.with_certain_loss().loss < found.loss, "of so few it is not certain"
+    assert (found.loss_burst, found.gamma_ns, found.delays.total) == (3, 7, 5)
     assert estimate(rows[:3]) is None, "no delays"
     assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few to tell"
 
@@ -272,7 +279,7 @@ def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[
             for link in range(4):
                 lost = sum(chance.random() < loss for _ in range(270))
                 rows.append(row("loss", lost / 270, 270, link))
-            one = estimate(rows, looked_at=5 * 4)
+            one = estimate(rows, group_links=5 * 4)
             assert one is not None
             found.append(one)
         yield found
@@ -281,20 +288,29 @@ def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[
 def test_a_group_of_many_links_seldom_takes_chance_for_a_worse_network() -> None:
     """Twenty links are looked at in each window; that the worst of them looks bad is no news."""
     chance = random.Random(5)
-    lenient = Copies(members=5, promise=Target(0.999, 150 * MS))
+    lenient = RedundancyMechanism(members=5, promise=Target(0.999, 150 * MS))
     current = Redundancy(2, 12 * MS, 48 * MS)  # enough for 0.063 lost
-    calm = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.05, 150, chance)]
+    calm = [
+        any(not lenient.keeps_promise(current, e.with_certain_loss()) for e in found)
+        for found in group_windows(0.05, 150, chance)
+    ]
     assert sum(calm) <= 1
-    worse = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.2, 20, chance)]
+    worse = [
+        any(not lenient.keeps_promise(current, e.with_certain_loss()) for e in found)
+        for found in group_windows(0.2, 20, chance)
+    ]
     assert all(worse), "a network that is worse shows in the first window"
-    barely = [any(not lenient.keeps(current, e.surely()) for e in found) for found in group_windows(0.12, 20, chance)]
+    barely = [
+        any(not lenient.keeps_promise(current, e.with_certain_loss()) for e in found)
+        for found in group_windows(0.12, 20, chance)
+    ]
     assert sum(barely) >= 15
 
 
 def test_periods_end_at_multiples_of_their_length() -> None:
     estimator = Estimator("vbr", 10 * MS)
     rows = [row("loss", 0.1, 50, 2), row("delay", 3, 5, 2)]
-    assert [estimator.take(rows, n * MS) is not None for n in range(1, 31)] == [n % 10 == 0 for n in range(1, 31)]
+    assert [estimator.add_rows(rows, n * MS) is not None for n in range(1, 31)] == [n % 10 == 0 for n in range(1, 31)]
     other = [MetricRow("fec", Side.BELOW, 2, "loss", 0, MS, 50, 0.5)]
-    estimator.take(other, 31 * MS)
-    assert estimator.take([], 40 * MS) is None
+    estimator.add_rows(other, 31 * MS)
+    assert estimator.add_rows([], 40 * MS) is None

@@ -18,7 +18,7 @@ from unisono.model.settings import Settings
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.qos.adapt.controller import GONE_NS, Adapter
+from unisono.qos.adapt.controller import DEPARTED_REQUEST_KEPT_NS, Adapter
 
 MS = 1_000_000
 S = 1000 * MS
@@ -76,8 +76,8 @@ def test_a_worse_network_makes_it_demand_more_and_say_why() -> None:
     assert one.step(*rows(0.01, 0), ()) == (None, [])
     wanted, events = one.step(*rows(0.2, 1), ())
     assert wanted is not None
-    assert wanted.copies is not None
-    assert wanted.copies[0] > 1
+    assert wanted.redundancy is not None
+    assert wanted.redundancy[0] > 1
     (notice,) = events
     assert isinstance(notice, Notice)
     assert "loss 0.2" in notice.text
@@ -87,26 +87,26 @@ def test_a_worse_network_makes_it_demand_more_and_say_why() -> None:
 def test_what_is_in_force_satisfies_everybody() -> None:
     one = adapter()
     more, less = Settings((3, 8 * MS, 0)), Settings((0, 8 * MS, 0))
-    assert one.demanded(2, more) == more
-    assert one.demanded(3, less) is None, "the others need more"
-    assert one.demanded(2, less) == one.declared, "member 1 needs what was declared"
-    assert one.demanded(1, less) == less
+    assert one.on_request(2, more) == more
+    assert one.on_request(3, less) is None, "the others need more"
+    assert one.on_request(2, less) == one.declared, "member 1 needs what was declared"
+    assert one.on_request(1, less) == less
 
 
 def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None:
     more = Settings((3, 8 * MS, 0))
-    for failures, patience in ((True, GONE_NS), (False, 0)):
+    for failures, patience in ((True, DEPARTED_REQUEST_KEPT_NS), (False, 0)):
         one = adapter(failures=failures)
-        one.demanded(3, more)
-        one.view(5, (1, 2))
-        assert one.left(5 + patience) == [3]
-        assert patience == 0 or one.left(4 + patience) == []
+        one.on_request(3, more)
+        one.on_view(5, (1, 2))
+        assert one.departed_with_request(5 + patience) == [3]
+        assert patience == 0 or one.departed_with_request(4 + patience) == []
         assert one.in_force == more, "until everybody goes by what somebody says for it"
-        assert one.demanded(3, one.declared) == one.declared
-        assert one.left(5 + patience) == []
-        one.demanded(3, more)
-        one.view(9, (1, 2, 3))
-        assert one.left(9 + patience) == [], "it is back"
+        assert one.on_request(3, one.declared) == one.declared
+        assert one.departed_with_request(5 + patience) == []
+        one.on_request(3, more)
+        one.on_view(9, (1, 2, 3))
+        assert one.departed_with_request(9 + patience) == [], "it is back"
 
 
 def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_network_does_not() -> None:
@@ -114,11 +114,11 @@ def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_netwo
     for each in (one, two):
         each.step(*rows(0.01, 0), ())
     violation = SlaViolation(ViolationKind.SLA, "broken", sla="own")
-    one.informed("rmcast")(violation)
+    one.on_violation("rmcast")(violation)
     wanted, _ = one.step(*rows(0.01, 1), ())
     assert wanted is not None
-    assert wanted.copies is not None
-    assert wanted.copies[0] == 2
+    assert wanted.redundancy is not None
+    assert wanted.redundancy[0] == 2
     assert two.step(*rows(0.01, 1), ()) == (None, [])
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
-from unisono.model.events import Batch, Left, StackEvent, ViewChange, Violation
+from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
+from unisono.model.events import Batch, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.offers import Ask
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation
+from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.base.formation import members_key
 from unisono.orders.cbr.bounds import offer
-from unisono.orders.cbr.modes import CHANGES, RUNNING, TAKES, Action, Input, Mode
+from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
 from unisono.orders.cbr.order import HORIZON_NS, Cbr
-from unisono.orders.cbr.rates import reservation
-from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, by_sorting, cycle_and_turn, due_ns, turn_number
+from unisono.orders.cbr.rates import cbr_reservation
+from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, cycle_and_turn, due_ns, porder_by_sorting, turn_number
 from unisono.stack import build
 from unisono.wire.control import (
     Hello,
@@ -30,8 +30,8 @@ from unisono.wire.control import (
     encode_reserved,
 )
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind, encode
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -44,10 +44,10 @@ class Network:
     """Notes what is reserved; refuses when told to."""
 
     def __init__(self) -> None:
-        self.reserved: list[Reservation] = []
+        self.reserved: list[BandwidthReservation] = []
         self.full = False
 
-    def reserve(self, asked: Reservation) -> None:
+    def reserve(self, asked: BandwidthReservation) -> None:
         if self.full:
             raise ReservationRefused(asked.avg_bytes_per_s, 1, 2)
         self.reserved.append(asked)
@@ -74,7 +74,7 @@ class Probe:
         for member in self.policy.view.members:
             if member != self.policy.member:
                 self.cbr.from_below(T0, self.hello(member))
-        assert self.cbr.mode in RUNNING
+        assert self.cbr.mode in CBR_RUNNING
         (view,) = self.events()
         assert view == ViewChange(View(self.policy.view.members, TIMING.slot_of(EPOCH)), joined=(1, 2))
         self.sent()
@@ -104,9 +104,15 @@ class Probe:
 
 
 def data(
-    sender: int, turn: int, *messages: bytes, cycle: int = CYCLE, number: int = 0, flags: int = LAST, burst: int = 2
+    sender: int,
+    turn: int,
+    *messages: bytes,
+    cycle: int = CYCLE,
+    number: int = 0,
+    flags: int = END_OF_SLOT,
+    burst: int = 2,
 ) -> Frame:
-    run = OwnRun(list(messages), False) if messages else None
+    run = OutgoingMessages(list(messages), False) if messages else None
     return Frame(Kind.DATA, sender, 1, 0, turn_number(cycle, turn), number, flags, burst, 7, 0, run)
 
 
@@ -117,15 +123,15 @@ def due(turn: int, rate: int = 4, cycle: int = CYCLE) -> int:
 # -- modes and inputs ----------------------------------------------------------------------------------------------
 
 
-def in_mode(mode: Mode) -> Probe:
-    probe = Probe(reservation="receiver" if mode is Mode.FIRST_RESERVE else "sender")
-    if mode in {Mode.FIRST_RESERVE, Mode.DET_ORDER}:
+def in_mode(mode: CbrMode) -> Probe:
+    probe = Probe(reservation="receiver" if mode is CbrMode.FIRST_RESERVE else "sender")
+    if mode in {CbrMode.FIRST_RESERVE, CbrMode.DET_ORDER}:
         probe.cbr.wake(T0)
-    elif mode in RUNNING:
+    elif mode in CBR_RUNNING:
         probe.begin()
-        if mode is Mode.RESERVE:
-            probe.cbr.new_rate(T0, Rate(5, 1))
-    elif mode is Mode.LEFT:
+        if mode is CbrMode.RESERVE:
+            probe.cbr.change_rate(T0, Rate(5, 1))
+    elif mode is CbrMode.LEFT:
         probe.cbr.leave(T0)
     assert probe.cbr.mode is mode
     probe.sent()
@@ -133,46 +139,46 @@ def in_mode(mode: Mode) -> Probe:
     return probe
 
 
-@pytest.mark.parametrize(("mode", "what"), list(product(Mode, Input)))
-def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: Mode, what: Input) -> None:
+@pytest.mark.parametrize(("mode", "what"), list(product(CbrMode, CbrInput)))
+def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: CbrMode, what: CbrInput) -> None:
     probe = in_mode(mode)
     cbr, now = probe.cbr, EPOCH + 1
     reservations = len(probe.network.reserved)
-    if what is Input.SUBMIT:
+    if what is CbrInput.SUBMIT:
         effect = cbr.submit(now, [b"x"]) > 0
-    elif what is Input.HELLO:
+    elif what is CbrInput.HELLO:
         cbr.from_below(now, probe.hello(2, theta_ns=CYCLE_NS + 1))
         effect = any(isinstance(event, Violation) for event in probe.events())
-    elif what is Input.DATA:
+    elif what is CbrInput.DATA:
         cbr.exchange._incarnations[2] = 1
         cbr.from_below(now, data(2, 0))
         effect = not cbr.ignored
-    elif what is Input.RESERVATION:
+    elif what is CbrInput.RESERVATION:
         cbr.exchange._incarnations[2] = 1
         cbr.from_below(now, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
         effect = bool(probe.sent(Kind.RESERVED))
-    elif what is Input.NEW_RATE:
-        cbr.new_rate(now, Rate(3, 1))
-        effect = len(probe.network.reserved) > reservations or cbr._rates.wish == 3
+    elif what is CbrInput.NEW_RATE:
+        cbr.change_rate(now, Rate(3, 1))
+        effect = len(probe.network.reserved) > reservations or cbr._renegotiation.requested_rate == 3
     else:
         cbr.leave(now)
-        effect = cbr._leaving or any(isinstance(event, Left) for event in probe.events())
-    assert effect == (what in TAKES[mode])
-    assert set(TAKES) == set(Mode)
+        effect = cbr._leaving or any(isinstance(event, LeaveComplete) for event in probe.events())
+    assert effect == (what in CBR_ACCEPTED_INPUTS[mode])
+    assert set(CBR_ACCEPTED_INPUTS) == set(CbrMode)
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_a_wake_makes_progress_in_every_mode(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", CbrMode)
+def test_a_wake_makes_progress_in_every_mode(mode: CbrMode) -> None:
     probe = in_mode(mode)
     for now in (T0, EPOCH, EPOCH + 1, due(1), due(0, cycle=CYCLE + 3)):
         probe.wake(now)
-    assert (probe.cbr.wake_at() is None) == (mode is Mode.LEFT)
+    assert (probe.cbr.wake_at() is None) == (mode is CbrMode.LEFT)
 
 
 def test_every_mode_can_be_left_and_reached() -> None:
-    assert {mode for mode, _ in CHANGES} == set(Mode) - {Mode.LEFT}
-    assert set(CHANGES.values()) == set(Mode)
-    assert all(CHANGES[mode, Action.LEAVE] is Mode.LEFT for mode in Mode if mode is not Mode.LEFT)
+    assert {mode for mode, _ in CBR_TRANSITIONS} == set(CbrMode) - {CbrMode.LEFT}
+    assert set(CBR_TRANSITIONS.values()) == set(CbrMode)
+    assert all(CBR_TRANSITIONS[mode, CbrAction.LEAVE] is CbrMode.LEFT for mode in CbrMode if mode is not CbrMode.LEFT)
 
 
 # -- what can be asked for -----------------------------------------------------------------------------------------
@@ -180,27 +186,27 @@ def test_every_mode_can_be_left_and_reached() -> None:
 
 @pytest.mark.parametrize("avg", [0.5, 1.5, RATE_MAX + 1, 1e9])
 def test_rates_are_whole_messages_per_second(avg: float) -> None:
-    with pytest.raises(InvalidPolicy, match=r"rate\.avg: .*whole number"):
+    with pytest.raises(InvalidOption, match=r"rate\.avg: .*whole number"):
         Probe(rate=Rate(avg, 1))
     probe = Probe().begin()
-    with pytest.raises(InvalidPolicy, match="whole number"):
-        probe.cbr.new_rate(T0, Rate(avg, 1))
-    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+    with pytest.raises(InvalidOption, match="whole number"):
+        probe.cbr.change_rate(T0, Rate(avg, 1))
+    assert probe.cbr.mode is CbrMode.DELIVER_MESSAGES
 
 
 @pytest.mark.parametrize("asked", [{"failures": True}, {"loss_burst": 1}, {"fec": (1, 4)}])
 def test_failures_and_loss_are_refused_at_once(asked: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPolicy, match="tolerates neither failures nor loss"):
+    with pytest.raises(InvalidOption, match="tolerates neither failures nor loss"):
         Probe(**asked)
 
 
 def test_a_message_that_needs_too_many_frames_is_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="max_message: a turn would need"):
+    with pytest.raises(InvalidOption, match="max_message: a turn would need"):
         Probe(max_message=16 * 1024 * 1024)
 
 
 def test_who_reserves_is_sender_or_receiver() -> None:
-    with pytest.raises(InvalidPolicy, match="reservation: sender or receiver is possible, not 'both'"):
+    with pytest.raises(InvalidOption, match="reservation: sender or receiver is possible, not 'both'"):
         Probe(reservation="both")
 
 
@@ -208,7 +214,7 @@ def test_the_stack_builds_it_by_name() -> None:
     stack = build(Policy("g", 1, View((1, 2)), TIMING, Rate(4, 1), "cbr"))
     assert isinstance(stack.order, Cbr)
     assert stack.order.bound_ns() == 12 * MS + 250 * MS
-    assert stack.order.reliable()
+    assert stack.order.gap_free()
 
 
 # -- starting ------------------------------------------------------------------------------------------------------
@@ -216,7 +222,7 @@ def test_the_stack_builds_it_by_name() -> None:
 
 def test_the_group_starts_with_a_cycle_and_porder_is_known() -> None:
     probe = Probe().begin()
-    assert probe.cbr.porder == by_sorting({1: 4, 2: 2})
+    assert probe.cbr.porder == porder_by_sorting({1: 4, 2: 2})
     assert (probe.cbr.cycle, probe.cbr.current) == (CYCLE, 0)
     assert probe.cbr.wake_at() is not None
     probe.wake(EPOCH - 1)
@@ -235,9 +241,9 @@ def test_a_peer_with_a_rate_that_this_order_cannot_have_is_refused_once(avg: flo
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
     assert violation.kind == "rate_refused"
-    assert probe.cbr.mode is Mode.DET_ORDER
+    assert probe.cbr.mode is CbrMode.DET_ORDER
     assert probe.cbr.waiting_for() == (2,)
-    assert "member 2 declares" in probe.cbr.complaint()
+    assert "member 2 declares" in probe.cbr.why_not_formed()
 
 
 def test_a_member_of_another_order_is_told_apart() -> None:
@@ -271,17 +277,22 @@ def test_a_message_leaves_with_the_next_turn_and_dummies_fill_the_others() -> No
     assert probe.cbr.submit(due(1), [b"b"]) == 1
     probe.wake(due(3))
     frames = probe.sent()
-    assert [frame.run.messages() if frame.run else None for frame in frames] == [None, [b"a"], [b"b"], None]
+    assert [frame.packed_messages.messages() if frame.packed_messages else None for frame in frames] == [
+        None,
+        [b"a"],
+        [b"b"],
+        None,
+    ]
     assert [frame.first_sequence for frame in frames] == [0, 0, 1, 2]
-    assert all(frame.flags == LAST and frame.burst == 4 for frame in frames)
+    assert all(frame.flags == END_OF_SLOT and frame.burst == 4 for frame in frames)
 
 
 def test_a_message_handed_in_at_the_turns_own_instant_does_not_wait() -> None:
     probe = Probe().begin()
     assert probe.cbr.submit(EPOCH, [b"a", b"b", b"c"]) == 2, "one for this turn, one for the next"
     (frame,) = probe.sent()
-    assert frame.run is not None
-    assert frame.run.messages() == [b"a"]
+    assert frame.packed_messages is not None
+    assert frame.packed_messages.messages() == [b"a"]
 
 
 def test_nothing_is_taken_more_than_a_period_before_its_turn() -> None:
@@ -306,8 +317,8 @@ def test_a_large_message_goes_in_pieces_that_are_one_turn() -> None:
     frames = probe.sent()
     assert len({frame.slot for frame in frames}) == 1
     assert [frame.number for frame in frames] == list(range(5))
-    assert frames[0].flags == PIECE | FIRST | MORE
-    assert frames[-1].flags == PIECE | LAST
+    assert frames[0].flags == FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS
+    assert frames[-1].flags == FRAGMENT | END_OF_SLOT
     probe.peer(0)
     assert probe.delivered() == [message]
 
@@ -338,7 +349,7 @@ def test_turns_are_delivered_in_the_order_of_porder() -> None:
     probe.wake(due(3))
     batches = [event for event in probe.events() if isinstance(event, Batch)]
     assert [batch.messages for batch in batches] == [[b"1.0"], [b"2.0"], [b"1.1"], [b"1.2"], [b"2.1"], [b"1.3"]]
-    assert [batch.first_place for batch in batches] == list(range(6)), "the k of Lemma 4.1"
+    assert [batch.first_position for batch in batches] == list(range(6)), "the k of Lemma 4.1"
     assert [batch.first_index for batch in batches] == list(range(6))
     slots = [TIMING.slot_of(EPOCH + k * 250 * MS) for k in (0, 0, 1, 2, 2, 3)]
     assert [batch.slot for batch in batches] == slots
@@ -350,7 +361,7 @@ def test_dummies_are_consumed_in_silence_but_take_their_place() -> None:
     probe.cbr.submit(due(1), [b"x"])
     (batch,) = probe.events()
     assert isinstance(batch, Batch)
-    assert (batch.first_place, batch.first_index) == (2, 0)
+    assert (batch.first_position, batch.first_index) == (2, 0)
 
 
 def test_frames_may_come_in_any_order_and_twice() -> None:
@@ -366,7 +377,7 @@ def test_frames_may_come_in_any_order_and_twice() -> None:
 
 def test_pieces_may_come_in_any_order() -> None:
     bodies = [b"aa", b"bb", b"c"]
-    flags = [PIECE | FIRST | MORE, PIECE | MORE, PIECE | LAST]
+    flags = [FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, FRAGMENT | MORE_FRAGMENTS, FRAGMENT | END_OF_SLOT]
     pieces = [
         Frame(Kind.DATA, 2, 1, 0, turn_number(CYCLE, 0), number, flags[number], 2, 0, 0, None, bodies[number])
         for number in range(3)
@@ -387,8 +398,8 @@ def test_pieces_may_come_in_any_order() -> None:
         (data(2, 0, burst=RATE_MAX + 1), "no turn of this order"),
         (data(2, RATE_MAX), "no turn of this order"),
         (data(2, 0, cycle=CYCLE - 1), "turn already delivered"),
-        (Frame(Kind.DATA, 2, 9, 0, turn_number(CYCLE, 0), 0, LAST, 2), "another incarnation or epoch"),
-        (Frame(Kind.DATA, 2, 1, 9, turn_number(CYCLE, 0), 0, LAST, 2), "another incarnation or epoch"),
+        (Frame(Kind.DATA, 2, 9, 0, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
+        (Frame(Kind.DATA, 2, 1, 9, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
         (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "a kind that this order does not have"),
     ],
 )
@@ -425,25 +436,25 @@ def test_a_turn_further_ahead_than_a_right_sender_could_be_is_absurd() -> None:
 def test_a_new_rate_is_declared_at_once_and_holds_from_the_next_cycle_on() -> None:
     probe = Probe().begin()
     probe.wake(EPOCH)
-    probe.cbr.new_rate(EPOCH + 1, Rate(2, 1))
-    assert probe.cbr.mode is Mode.RESERVE
+    probe.cbr.change_rate(EPOCH + 1, Rate(2, 1))
+    assert probe.cbr.mode is CbrMode.RESERVE
     probe.wake(due(0, cycle=CYCLE + 1))
     frames = probe.sent()
     assert [frame.burst for frame in frames] == [4, 2, 2, 2, 2]
     assert [cycle_and_turn(frame.slot) for frame in frames][-1] == (CYCLE + 1, 0)
     reserved = [asked.avg_bytes_per_s for asked in probe.network.reserved]
-    expected = [reservation(probe.policy, rate).avg_bytes_per_s for rate in (4, 4, 2)]
+    expected = [cbr_reservation(probe.policy, rate).avg_bytes_per_s for rate in (4, 4, 2)]
     assert reserved == expected, "the larger rate is held until the smaller one is in force"
 
 
 def test_the_last_of_several_new_rates_counts_and_a_refused_one_changes_nothing() -> None:
     probe = Probe().begin()
-    probe.cbr.new_rate(EPOCH, Rate(9, 1))
+    probe.cbr.change_rate(EPOCH, Rate(9, 1))
     probe.network.full = True
     with pytest.raises(ReservationRefused):
-        probe.cbr.new_rate(EPOCH, Rate(50, 1))
+        probe.cbr.change_rate(EPOCH, Rate(50, 1))
     probe.network.full = False
-    probe.cbr.new_rate(EPOCH, Rate(6, 1))
+    probe.cbr.change_rate(EPOCH, Rate(6, 1))
     probe.wake(due(3))
     assert probe.sent()[-1].burst == 6
 
@@ -453,11 +464,11 @@ def test_receivers_change_porder_when_the_cycle_is_over() -> None:
     probe.cbr.from_below(EPOCH, data(2, 0, burst=5))
     probe.cbr.from_below(EPOCH, data(2, 1, burst=3))
     probe.wake(due(2))
-    assert probe.cbr.porder == by_sorting({1: 4, 2: 2})
+    assert probe.cbr.porder == porder_by_sorting({1: 4, 2: 2})
     assert (probe.cbr.cycle, probe.cbr.processed) == (CYCLE, 5)
     probe.wake(due(3))
     assert (probe.cbr.cycle, probe.cbr.processed) == (CYCLE + 1, 6)
-    assert probe.cbr.porder == by_sorting({1: 4, 2: 3}), "the last turn decides"
+    assert probe.cbr.porder == porder_by_sorting({1: 4, 2: 3}), "the last turn decides"
     peer = probe.cbr.peer_rate(2)
     assert peer is not None
     assert peer.avg == 3
@@ -470,7 +481,7 @@ def granting(probe: Probe, granted: bool = True, serial: int = 1) -> Frame:
 
 def test_a_receiver_based_sender_asks_again_each_cycle_and_switches_when_confirmed() -> None:
     probe = Probe(reservation="receiver").begin()
-    probe.cbr.new_rate(EPOCH, Rate(8, 1))
+    probe.cbr.change_rate(EPOCH, Rate(8, 1))
     (asked,) = probe.sent(Kind.NEW_RATE)
     assert (asked.to, decode_new_rate(bytes(asked.body))) == (2, (1, 8))
     probe.wake(due(0, cycle=CYCLE + 1))
@@ -483,12 +494,12 @@ def test_a_receiver_based_sender_asks_again_each_cycle_and_switches_when_confirm
     probe.cbr.from_below(due(1, cycle=CYCLE + 1), granting(probe))
     probe.wake(due(0, cycle=CYCLE + 2))
     assert [frame.burst for frame in probe.sent()] == [8, 8, 8]
-    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+    assert probe.cbr.mode is CbrMode.DELIVER_MESSAGES
 
 
 def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back() -> None:
     probe = Probe(reservation="receiver").begin()
-    probe.cbr.new_rate(EPOCH, Rate(8, 1))
+    probe.cbr.change_rate(EPOCH, Rate(8, 1))
     probe.sent()
     probe.cbr.from_below(EPOCH, granting(probe, granted=False))
     (back,) = probe.sent(Kind.NEW_RATE)
@@ -496,7 +507,7 @@ def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
     assert violation.kind == "reservation_refused"
-    assert probe.cbr.mode is Mode.DELIVER_MESSAGES
+    assert probe.cbr.mode is CbrMode.DELIVER_MESSAGES
 
 
 @pytest.mark.parametrize(
@@ -509,9 +520,9 @@ def test_a_receiver_reserves_what_it_is_asked_for_and_answers(by: str, full: boo
     (answer,) = probe.sent(Kind.RESERVED)
     assert (answer.to, decode_reserved(bytes(answer.body))) == (2, (5, bool(granted)))
     if granted:
-        assert probe.network.reserved[-1] == reservation(probe.policy, 6)
+        assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 6)
         probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(6, 2)))
-        assert probe.network.reserved[-1] == reservation(probe.policy, 2), "a wish withdrawn is given back"
+        assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 2), "a wish withdrawn is given back"
 
 
 def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
@@ -519,8 +530,8 @@ def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
     probe.network.full = True
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2))
-    assert probe.cbr.mode is Mode.FIRST_RESERVE
-    assert "no room to receive" in probe.cbr.complaint()
+    assert probe.cbr.mode is CbrMode.FIRST_RESERVE
+    assert "no room to receive" in probe.cbr.why_not_formed()
     probe.network.full = False
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.running()
@@ -536,18 +547,18 @@ def test_leaving_ends_with_the_cycle_and_sends_what_was_taken() -> None:
     assert probe.cbr.submit(due(1), [b"more"]) == 0
     probe.wake(due(3, cycle=CYCLE + 5))
     frames = probe.sent()
-    assert [frame.flags for frame in frames] == [LAST, LAST, LAST, LAST | FINAL]
+    assert [frame.flags for frame in frames] == [END_OF_SLOT, END_OF_SLOT, END_OF_SLOT, END_OF_SLOT | LEAVING]
     probe.peer(0, 1, now=due(3))
     events = probe.events()
     assert isinstance(events[0], Batch | Violation)
-    assert events[-1] == Left(TIMING.slot_of(due(0, cycle=CYCLE + 1) - 1))
+    assert events[-1] == LeaveComplete(TIMING.slot_of(due(0, cycle=CYCLE + 1) - 1))
     assert probe.cbr.wake_at() is None
 
 
 def test_a_peer_that_leaves_is_gone_from_the_next_cycle_on() -> None:
     probe = Probe().begin()
     probe.cbr.from_below(EPOCH, data(2, 0))
-    probe.cbr.from_below(EPOCH, data(2, 1, flags=LAST | FINAL))
+    probe.cbr.from_below(EPOCH, data(2, 1, flags=END_OF_SLOT | LEAVING))
     probe.wake(due(1, cycle=CYCLE + 1))
     change = probe.events()[-1]
     assert change == ViewChange(View((1,), TIMING.slot_of(due(0, cycle=CYCLE + 1))), left=(2,))
@@ -565,11 +576,11 @@ def test_a_departure_and_new_rates_at_one_boundary() -> None:
     probe.cbr.wake(T0)
     for member in (2, 3):
         probe.cbr.from_below(T0, probe.hello(member))
-    for turn, flags in ((0, LAST), (1, LAST | FINAL)):
+    for turn, flags in ((0, END_OF_SLOT), (1, END_OF_SLOT | LEAVING)):
         probe.cbr.from_below(EPOCH, data(2, turn, flags=flags))
         probe.cbr.from_below(EPOCH, data(3, turn, burst=7))
     probe.wake(due(3))
-    assert probe.cbr.porder == by_sorting({1: 4, 3: 7})
+    assert probe.cbr.porder == porder_by_sorting({1: 4, 3: 7})
 
 
 # -- the wire ------------------------------------------------------------------------------------------------------
@@ -606,7 +617,7 @@ def test_the_offer_is_theorem_1_a_period_per_message_of_a_burst_and_the_rate_its
     assert found.feasible
     assert found.latency_bound_ns == 12 * MS + 20 * MS
     assert (found.avg_rate, found.max_burst, found.gap_free, found.reliability) == (50.0, 1, True, 1.0)
-    assert any("Δ+Γ = 10ms + 2ms = 12ms" in line for line in found.why)
+    assert any("Δ+Γ = 10ms + 2ms = 12ms" in line for line in found.reasons)
     assert offer(Ask(5, Rate(50, 8), TIMING)).latency_bound_ns == 12 * MS + 160 * MS
     assert offer(Ask(64, Rate(50, 1), TIMING)).latency_bound_ns == found.latency_bound_ns
     assert offer(Ask(5, Rate(1000, 1), TIMING)).max_burst == 5
@@ -625,4 +636,4 @@ def test_the_offer_is_theorem_1_a_period_per_message_of_a_burst_and_the_rate_its
 def test_what_it_cannot_give_is_refused_with_the_reason(asked: dict[str, Any], reason: str) -> None:
     found = offer(Ask(**{"members": 5, "rate": Rate(50, 1), "timing": TIMING, **asked}))
     assert not found.feasible
-    assert reason in found.why[0]
+    assert reason in found.reasons[0]

@@ -12,14 +12,14 @@ from unisono.check.fifo import fifo
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency, latency_statistics
-from unisono.check.order_kernel import merge, summarize
+from unisono.check.order_kernel import merge_summaries, summarize_order
 from unisono.check.suite import check_all
 from unisono.check.total_order import total_order
 from unisono.check.verdict import MessageId, Status, Verdict, overall
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
-from unisono.trace.table import Log, Trace
+from unisono.trace.table import MemberLog, Trace
 
 SLOT_NS = 1_000_000
 BOUND_NS = 5 * SLOT_NS
@@ -398,7 +398,7 @@ def test_nothing_recorded_is_unknown_and_silence_is_valid() -> None:
 
 def test_dropped_rows_make_every_valid_verdict_unknown() -> None:
     trace = Run().trace()
-    trace = replace(trace, logs=(Log(1, 0), Log(2, 0, dropped=7), Log(3, 0)))
+    trace = replace(trace, logs=(MemberLog(1, 0), MemberLog(2, 0, dropped=7), MemberLog(3, 0)))
     assert set(statuses(trace).values()) == {"unknown"}
     assert check_all(trace)["fifo"].reason == "rows were dropped while recording (member 2 7)"
 
@@ -406,14 +406,14 @@ def test_dropped_rows_make_every_valid_verdict_unknown() -> None:
 def test_dropped_rows_do_not_excuse_a_violation_that_is_seen() -> None:
     run = Run()
     swap(run.delivered[2], (1, 3), (2, 2))
-    trace = replace(run.trace(), logs=(Log(1, 0), Log(2, 0, dropped=7), Log(3, 0)))
+    trace = replace(run.trace(), logs=(MemberLog(1, 0), MemberLog(2, 0, dropped=7), MemberLog(3, 0)))
     assert total_order(trace).status is Status.VIOLATED
 
 
 def test_dropped_rows_are_not_taken_for_missing_or_unsent_messages() -> None:
     trace = Run().trace()
     trace = trace.select(~((trace.member == 2) & (trace.sequence == 3)))
-    trace = replace(trace, logs=(Log(1, 0), Log(2, 0, dropped=4), Log(3, 0)))
+    trace = replace(trace, logs=(MemberLog(1, 0), MemberLog(2, 0, dropped=4), MemberLog(3, 0)))
     assert set(statuses(trace).values()) == {"unknown"}
 
 
@@ -441,7 +441,9 @@ def test_cut_log_of_a_killed_member(crash_seen: bool) -> None:
         run.happened(EventKind.CRASH, 3, slot=4)
     run.delivered[3] = run.delivered[3][:10]
     trace = run.trace()
-    trace = replace(trace, logs=(Log(OBSERVER, 0), Log(1, 0), Log(2, 0), Log(3, 0, closed=False)))
+    trace = replace(
+        trace, logs=(MemberLog(OBSERVER, 0), MemberLog(1, 0), MemberLog(2, 0), MemberLog(3, 0, closed=False))
+    )
     expected = "valid" if crash_seen else "unknown"
     found = statuses(trace)
     assert found["integrity"] == expected
@@ -498,8 +500,8 @@ def test_grades_are_judged_one_by_one() -> None:
 
 def test_ranges_join_to_the_summary_of_the_whole() -> None:
     deliveries = Run().trace().deliveries()
-    whole = summarize(deliveries)
-    assert merge(summarize(deliveries.in_slots(slot, slot)) for slot in range(4)) == whole
+    whole = summarize_order(deliveries)
+    assert merge_summaries(summarize_order(deliveries.in_slots(slot, slot)) for slot in range(4)) == whole
     assert whole.ordered
     assert whole.dense
 
@@ -508,8 +510,8 @@ def test_ranges_show_what_crosses_their_edge() -> None:
     run = Run()
     swap(run.delivered[2], (3, 1), (1, 2))  # the last of slot 0 and the first of slot 1
     deliveries = run.trace().deliveries()
-    parts = [summarize(deliveries.in_slots(slot, slot)) for slot in range(4)]
+    parts = [summarize_order(deliveries.in_slots(slot, slot)) for slot in range(4)]
     assert all(part.ordered for part in parts)
-    assert not (merge(parts).ordered and merge(parts).dense)
+    assert not (merge_summaries(parts).ordered and merge_summaries(parts).dense)
     with pytest.raises(ValueError, match="overlap"):
-        merge([parts[0], parts[0]])
+        merge_summaries([parts[0], parts[0]])

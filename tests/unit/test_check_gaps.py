@@ -19,7 +19,7 @@ from unisono.sim.swarm.vbr import churning
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, told_extras, view_extras
-from unisono.trace.table import Log, Mask, Trace
+from unisono.trace.table import Mask, MemberLog, Trace
 
 SLOT_NS = 1_000_000
 BOUND_NS = 5 * SLOT_NS
@@ -297,7 +297,7 @@ def test_a_log_that_was_not_closed_is_held_to_what_it_came_past() -> None:
     lacking = Run()
     lacking.lacks(3, (3, SLOTS - 1))
     trace = lacking.trace()
-    logs = tuple(Log(log.member, log.life, closed=log.member != 3) for log in trace.logs)
+    logs = tuple(MemberLog(log.member, log.life, closed=log.member != 3) for log in trace.logs)
     verdict = gaps_explained(replace(trace, logs=logs))
     assert verdict.status is Status.UNKNOWN
     assert "the log of member 3 was not closed, and no CRASH says why" in verdict.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.check.multigroup import DELAYS_AFTER, genuineness, genuineness_over_time, multigroup_agreement
+from unisono.check.multigroup import GRACE_DELAYS, genuineness, genuineness_over_time, multigroup_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
@@ -160,7 +160,7 @@ class Changing(Run):
         return self.memory.trace(RunMeta("r", "g", "quasi_genuine", PAIR.members, delta_ns, 0, 1, None, True, "made"))
 
     def tell(self, at_ms: int, member: int, *talks: str) -> None:
-        event = TopologyChange.of(member, ("a",), ("a",), talks, settled=True)
+        event = TopologyChange.of(member, ("a",), ("a",), talks, complete=True)
         recorder = self.memory.recorder(member, life=1)
         recorder.event(
             EventKind.NOTICE,
@@ -206,7 +206,7 @@ def test_what_was_under_way_is_answered() -> None:
     for member in (1, 2):
         run.tell(100, member, "a", "b", "c")
         run.tell(200, member, "a", "b")
-    grace_ms = DELAYS_AFTER * 5
+    grace_ms = GRACE_DELAYS * 5
     assert run.judged({(5, 1): [200 + grace_ms - 1]}).status is Status.VALID
     assert run.judged({(5, 1): [202 + grace_ms]}).status is Status.VIOLATED
     assert run.judged({(5, 1): [202 + grace_ms]}, paused_ms=5).status is Status.VALID

@@ -10,11 +10,11 @@ from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
-from unisono.model.services import PROMISES
+from unisono.model.services import SERVICE_CHECKS
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
-from unisono.trace.table import Log, Trace
+from unisono.trace.table import MemberLog, Trace
 
 MS = 1_000_000
 BOUND = 10 * MS
@@ -142,7 +142,9 @@ def test_logs_that_are_not_whole_say_nothing() -> None:
     run = Run(1, 2)
     run.send(1)
     trace = run.trace
-    cut = replace(trace, logs=tuple(Log(log.member, log.life, closed=log.member != 2, dropped=0) for log in trace.logs))
+    cut = replace(
+        trace, logs=tuple(MemberLog(log.member, log.life, closed=log.member != 2, dropped=0) for log in trace.logs)
+    )
     assert agreement(cut, until_ns=END).status is Status.UNKNOWN
     empty = Run(1, 2).trace
     assert agreement(empty, until_ns=END).status is Status.UNKNOWN
@@ -218,7 +220,7 @@ def test_what_was_delivered_at_the_instant_of_the_send_is_no_cause() -> None:
 
 
 def test_the_suite_judges_what_a_service_promises_and_no_total_order() -> None:
-    for order, promised in PROMISES.items():
+    for order, promised in SERVICE_CHECKS.items():
         run, question, answer = conversation()
         run.meta = replace(run.meta, order=order)
         run.deliver(3, question)
@@ -228,7 +230,7 @@ def test_the_suite_judges_what_a_service_promises_and_no_total_order() -> None:
         assert {verdict.status for verdict in verdicts.values()} == {Status.VALID}
 
 
-@pytest.mark.parametrize("order", sorted(PROMISES))
+@pytest.mark.parametrize("order", sorted(SERVICE_CHECKS))
 def test_the_suite_finds_a_planted_violation_of_each_promise(order: str) -> None:
     run, question, answer = conversation()
     run.meta = replace(run.meta, order=order)
@@ -237,4 +239,4 @@ def test_the_suite_finds_a_planted_violation_of_each_promise(order: str) -> None
         run.deliver(3, message)
     verdicts = check_all(run.trace, until_ns=END)
     broken = {name for name, verdict in verdicts.items() if verdict.status is Status.VIOLATED}
-    assert broken == {"integrity", *PROMISES[order]}
+    assert broken == {"integrity", *SERVICE_CHECKS[order]}

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
-from unisono.model.events import Step
+from unisono.model.events import QueueStep
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
@@ -33,7 +33,7 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
             if isinstance(event[0], str):
                 sender, sequence = rest
                 if order == "priority":
-                    step = Step(False, sender, 1, sequence, 0, index, 0, at, "", view=view or None)
+                    step = QueueStep(False, sender, 1, sequence, 0, index, 0, at, "", view=view or None)
                     recorder.step(step, real_ns=at, local_ns=at)
                     index += 1
                     continue

@@ -9,9 +9,9 @@ import pytest
 
 import unisono
 from unisono.cli import simulate
-from unisono.cli.main import Exit, main
+from unisono.cli.main import ExitStatus, main
 from unisono.cli.member import parse_peers
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "vbr_quickstart.toml"
 PEERS = "1=127.0.0.1:9001,2=127.0.0.1:9002"
@@ -44,7 +44,7 @@ def test_help_tells_units_and_statuses(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_statuses_are_the_published_ones() -> None:
-    assert [int(code) for code in Exit] == [0, 1, 2, 3, 130]
+    assert [int(code) for code in ExitStatus] == [0, 1, 2, 3, 130]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_statuses_are_the_published_ones() -> None:
 def test_bad_input_is_status_2_and_names_the_field(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status(*arguments) == Exit.BAD_INPUT
+    assert status(*arguments) == ExitStatus.BAD_INPUT
     captured = capsys.readouterr()
     assert named in captured.err
     assert captured.out == ""
@@ -133,7 +133,7 @@ def test_a_wrong_scenario_names_file_and_field(
     text = SCENARIO.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    assert status(verb, str(path)) == Exit.BAD_INPUT
+    assert status(verb, str(path)) == ExitStatus.BAD_INPUT
     told = capsys.readouterr().err
     assert "wrong.toml" in told or named == "order"
     assert "Traceback" not in told
@@ -149,7 +149,7 @@ def test_a_wrong_scenario_names_file_and_field(
     ],
 )
 def test_what_is_infeasible_is_status_1(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(*arguments) == Exit.VIOLATED
+    assert status(*arguments) == ExitStatus.VIOLATED
     assert told in capsys.readouterr().err
 
 
@@ -161,7 +161,7 @@ def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        assert status("simulate", str(SCENARIO)) == Exit.INTERRUPTED
+        assert status("simulate", str(SCENARIO)) == ExitStatus.INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -206,11 +206,11 @@ def test_member_passes_on_what_join_takes(monkeypatch: pytest.MonkeyPatch) -> No
 
     def joined(group: str, **options: Any) -> None:
         asked.update(options, group=group)
-        raise unisono.InvalidPolicy("stop", "here")
+        raise unisono.InvalidOption("stop", "here")
 
     monkeypatch.setattr(unisono, "join", joined)
     words = "--fec 1/5 --loss-burst 2 --processing 1ms --max-frame 1200 --link 2Gbit/s --queue 5 --deadline 90ms"
-    assert status("member", "--id", "1", "--peers", PEERS, *words.split()) == Exit.BAD_INPUT
+    assert status("member", "--id", "1", "--peers", PEERS, *words.split()) == ExitStatus.BAD_INPUT
     assert {name: asked[name] for name in ("fec", "loss_burst", "failures", "processing", "max_frame")} == {
         "fec": (1, 5),
         "loss_burst": 2,
@@ -224,5 +224,5 @@ def test_member_passes_on_what_join_takes(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_peers_are_read() -> None:
     assert parse_peers(" 1=127.0.0.1:9001, 2=[::1]:9002") == {1: "127.0.0.1:9001", 2: "[::1]:9002"}
-    with pytest.raises(InvalidPolicy, match="member 1 is listed twice"):
+    with pytest.raises(InvalidOption, match="member 1 is listed twice"):
         parse_peers("1=a:1,1=b:2")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.runtime.clock import SLEW_PPM, STEP_NS, WallClock
+from unisono.runtime.clock import SLEW_PPM, STEP_THRESHOLD_NS, WallClock
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND
@@ -27,8 +27,8 @@ class Times:
         self.mono += self.cost
         return self.mono + self.ahead
 
-    def clock(self, step_ns: int = STEP_NS) -> WallClock:
-        return WallClock(monotonic=self.monotonic, system=self.system, step_ns=step_ns)
+    def clock(self, step_ns: int = STEP_THRESHOLD_NS) -> WallClock:
+        return WallClock(monotonic=self.monotonic, system=self.system, step_threshold_ns=step_ns)
 
 
 def test_it_starts_at_the_system_clock() -> None:
@@ -58,7 +58,7 @@ def test_a_system_clock_set_back_slews_without_a_jump() -> None:
     clock = times.clock()
     times.ahead -= 1_000_000
     before = clock.now()
-    assert clock.follow() == 0  # a millisecond is no step
+    assert clock.slew_toward_system() == 0  # a millisecond is no step
     assert clock.behind_ns == -1_000_000
     assert clock.now() == before
     times.mono += SECOND
@@ -74,12 +74,12 @@ def test_a_step_is_reported_until_it_is_made_good() -> None:
     clock = times.clock(step_ns=10_000_000)
     times.ahead += 12_000_000
     before = clock.now()
-    assert clock.follow() == 12_000_000
+    assert clock.slew_toward_system() == 12_000_000
     assert clock.now() == before
     reports = []
     for _ in range(30):
         times.mono += SECOND
-        reports.append(clock.follow())
+        reports.append(clock.slew_toward_system())
     assert reports[0] == 11_500_000
     assert reports[4:] == [0] * 26
     assert clock.now() == times.system()
@@ -89,7 +89,7 @@ def test_what_may_be_a_reading_error_is_not_followed() -> None:
     times = Times(cost=40)
     clock = times.clock()
     times.ahead += 60
-    assert clock.follow() == 0
+    assert clock.slew_toward_system() == 0
     assert clock.behind_ns == 60
     times.mono += SECOND
     assert clock.now() == times.mono + times.ahead - 60
@@ -111,7 +111,7 @@ def test_monotone_and_within_the_slew_rate_whatever_happens(script: list[tuple[i
         times.mono += passed
         times.ahead += set_by
         if follow:
-            clock.follow()
+            clock.slew_toward_system()
         now = clock.now()
         elapsed = times.mono - last_mono
         assert now >= last
@@ -123,5 +123,5 @@ def test_on_the_real_clocks() -> None:
     clock = WallClock()
     readings = [clock.now() for _ in range(1000)]
     assert readings == sorted(readings)
-    assert clock.follow() == 0
+    assert clock.slew_toward_system() == 0
     assert abs(clock.behind_ns) < SECOND

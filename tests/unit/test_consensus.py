@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import pytest
-from tests.simulation.consensus_world import EVERY, MS, RETRY, ConsensusWorld
+from tests.simulation.consensus_world import HEARTBEAT_NS, MS, RETRY_NS, ConsensusWorld
 
-from unisono.agreement.paxos.acceptor import MARK_EVERY, Acceptor
+from unisono.agreement.paxos.acceptor import RECORD_DECIDED_EVERY, Acceptor
 from unisono.agreement.paxos.candidate import Candidacy, Role
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import Decision, Offered, Restored
+from unisono.agreement.paxos.decisions import Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
     Accepted,
+    ConsensusMessage,
     Learn,
-    Message,
     Prepare,
     Promise,
     Proposal,
-    Remembered,
+    StorageMismatch,
     ballot_after,
-    decode_remembered,
+    decode_storage_mismatch,
     encode,
     owner_of,
 )
 from unisono.check.verdict import Status
-from unisono.errors import InvalidPolicy, StorageError
-from unisono.model.stored_records import Memory
+from unisono.errors import InvalidOption, StorageError
+from unisono.model.stored_records import StoredRecords
 from unisono.wire.frame import Frame, Kind
 
 
 def alone(members: tuple[int, ...] = (1, 2, 3), **options: object) -> Consensus:
-    made = Consensus(1, members, every_ns=EVERY, retry_ns=RETRY, **options)  # type: ignore[arg-type]
+    made = Consensus(1, members, every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS, **options)  # type: ignore[arg-type]
     made.wake(0)
     made.down.clear()
     return made
 
 
-def said(sender: int, message: Message, *, number: int = 0, incarnation: int = 1, memory: int = 7) -> Frame:
+def said(sender: int, message: ConsensusMessage, *, number: int = 0, incarnation: int = 1, memory: int = 7) -> Frame:
     kind, body = encode(message)
     return Frame(kind, sender, incarnation, 0, 0, number, 0, memory, body=body)
 
@@ -47,7 +47,7 @@ def elected(**options: object) -> Consensus:
     made = alone(**options)  # type: ignore[arg-type]
     made.from_below(MS, said(2, Promise(ballot_after(0, 1), True, 0, 1, 0, 0, ())))
     made.from_below(MS, said(2, Promise(ballot_after(0, 1), False, 0, 1, 0, 1, ())))
-    assert made.role is Role.LEADING
+    assert made.role is Role.LEADER
     made.down.clear()
     made.writes.clear()
     return made
@@ -80,7 +80,7 @@ def test_what_is_proposed_is_decided_everywhere_in_order(members: int) -> None:
         world.run(world.now + 40 * MS)
     assert world.verdict().status is Status.VALID
     assert not world.lagging()
-    assert max(told.k for told in world.told) >= 20
+    assert max(told.instance for told in world.reported) >= 20
 
 
 def test_of_several_values_for_an_instance_one_is_decided() -> None:
@@ -88,8 +88,8 @@ def test_of_several_values_for_an_instance_one_is_decided() -> None:
     for number in world.numbers:
         world.propose(number, 0)
     world.run(world.now + 100 * MS)
-    assert [told.k for told in world.told] == [1, 1, 1]
-    assert len({told.value for told in world.told}) == 1
+    assert [told.instance for told in world.reported] == [1, 1, 1]
+    assert len({told.value for told in world.reported}) == 1
 
 
 def test_a_decision_takes_one_round_trip_of_the_leader_and_pipelines() -> None:
@@ -122,7 +122,7 @@ def test_the_window_pushes_back() -> None:
 def test_a_leader_writes_its_value_before_it_sends_it() -> None:
     leader = elected()
     leader.propose(MS, 1, b"precious")
-    assert any(b"precious" in record for write in leader.writes for record in write.records if not write.lazy)
+    assert any(b"precious" in record for write in leader.writes for record in write.records if not write.may_be_lost)
     assert leader.down
 
 
@@ -132,7 +132,9 @@ def test_a_follower_writes_promise_and_value_before_it_answers() -> None:
     assert len(follower.writes) == 2, "whose memory is whose, and the promise"
     follower.from_below(MS, said(2, Accept(ballot_after(0, 2), 1, 0, 1, (b"precious",))))
     assert len(follower.writes) == 3
-    again = alone(memory=Memory(1, tuple(record for write in follower.writes for record in write.records)))
+    again = alone(
+        stored_records=StoredRecords(1, tuple(record for write in follower.writes for record in write.records))
+    )
     again.from_below(MS, said(3, Prepare(ballot_after(0, 1), 1, False)))
     assert len(again.writes) == 1, "a lower ballot was promised after a restart"
     again.from_below(MS, said(3, Prepare(ballot_after(ballot_after(0, 2), 3), 1, False)))
@@ -158,7 +160,7 @@ def test_a_new_leader_proposes_what_may_have_been_decided() -> None:
     member.from_below(MS, said(2, Promise(ballot, True, 0, 1, 0, 0, ())))
     entries = ((3, b"old"), (7, b"newer"))
     member.from_below(MS, said(2, Promise(ballot, False, 0, 1, 2, 1, entries)))
-    assert member.leading
+    assert member.is_leader
     body = bytes(member.down[-1].body)
     assert b"old" in body
     assert b"newer" in body
@@ -171,9 +173,9 @@ def test_a_promise_in_parts_counts_when_it_is_whole() -> None:
     member, ballot = alone(), ballot_after(0, 1)
     member.from_below(MS, said(2, Promise(ballot, True, 0, 1, 0, 0, ())))
     member.from_below(MS, said(2, Promise(ballot, False, 0, 1, 2, 2, ((7, b"b"),))))
-    assert not member.leading
+    assert not member.is_leader
     member.from_below(MS, said(2, Promise(ballot, False, 0, 1, 2, 1, ((7, b"a"),))))
-    assert member.leading
+    assert member.is_leader
 
 
 def test_a_value_below_the_leaders_base_is_fetched_and_never_guessed() -> None:
@@ -193,16 +195,16 @@ def test_where_two_are_a_majority_a_follower_decides_what_it_accepts(members: tu
     follower = alone(members)
     follower.from_below(MS, said(2, Accept(ballot_after(0, 2), 1, 0, 1, (b"v", b"w"))))
     assert follower.decisions == ([Decision(1, b"v"), Decision(2, b"w")] if decides else [])
-    assert [write.lazy for write in follower.writes][-2:] == [False, False]
+    assert [write.may_be_lost for write in follower.writes][-2:] == [False, False]
 
 
 def test_what_is_before_a_decided_value_is_decided() -> None:
     """Half of a promise comes from a life that knew what was decided, half from the next one, which does not."""
     candidacy = Candidacy(ballot_after(0, 1), 1, 0)
-    candidacy.add(2, Promise(candidacy.ballot, False, 2, 1, 2, 2, ((CHOSEN, b"second"),)))
-    candidacy.add(2, Promise(candidacy.ballot, False, 0, 1, 3, 1, ((7, b"first"),)))
-    candidacy.add(2, Promise(candidacy.ballot, False, 0, 1, 3, 3, ((7, b"third"),)))
-    assert candidacy.found() == [(CHOSEN, b"first"), (CHOSEN, b"second"), (7, b"third")]
+    candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 2, 1, 2, 2, ((CHOSEN, b"second"),)))
+    candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 0, 1, 3, 1, ((7, b"first"),)))
+    candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 0, 1, 3, 3, ((7, b"third"),)))
+    assert candidacy.values_to_propose() == [(CHOSEN, b"first"), (CHOSEN, b"second"), (7, b"third")]
 
 
 def test_a_leader_does_not_learn_while_it_leads() -> None:
@@ -214,17 +216,17 @@ def test_a_leader_does_not_learn_while_it_leads() -> None:
 
 def test_a_leader_without_a_majority_steps_down() -> None:
     leader = elected()
-    while leader.leading and (leader.wake_at() or 0) < 2000 * MS:
+    while leader.is_leader and (leader.wake_at() or 0) < 2000 * MS:
         leader.wake(leader.wake_at() or 0)
-    assert not leader.leading
+    assert not leader.is_leader
     assert not leader.decisions
 
 
 def test_offers_reach_the_leaders_caller() -> None:
     leader = elected()
     leader.from_below(MS, said(2, Proposal(0, b"please"), incarnation=9))
-    leader.offer(MS, b"my own")
-    assert leader.offers == [Offered(2, 9, b"please"), Offered(1, 1, b"my own")]
+    leader.forward(MS, b"my own")
+    assert leader.forwarded == [ForwardedValue(2, 9, b"please"), ForwardedValue(1, 1, b"my own")]
 
 
 def test_a_member_that_has_lost_its_memory_is_not_listened_to() -> None:
@@ -232,33 +234,35 @@ def test_a_member_that_has_lost_its_memory_is_not_listened_to() -> None:
     leader.propose(MS, 1, b"v")
     leader.from_below(MS, said(2, Accepted(ballot_after(0, 1), 1, 0), memory=8))
     assert leader.decisions == []
-    assert leader.remembering.amnesiacs == {2}
+    assert leader.storage_identity.lost_storage == {2}
     leader.from_below(MS + 1, said(2, Accepted(ballot_after(0, 1), 1, 0), memory=8))
-    told = [frame for frame in leader.down if frame.kind is Kind.REMEMBERED]
-    assert [(frame.to, decode_remembered(bytes(frame.body))) for frame in told] == [(2, Remembered(7))], "told, once"
+    told = [frame for frame in leader.down if frame.kind is Kind.STORAGE_MISMATCH]
+    assert [(frame.to, decode_storage_mismatch(bytes(frame.body))) for frame in told] == [(2, StorageMismatch(7))], (
+        "told, once"
+    )
     leader.from_below(MS, said(2, Accepted(ballot_after(0, 1), 1, 0)))
     assert leader.decisions == [Decision(1, b"v")]
 
 
 def test_a_member_that_has_lost_its_memory_learns_by_whom_it_is_not_listened_to() -> None:
     follower = alone()
-    follower.from_below(MS, said(2, Remembered(5)))
-    follower.from_below(MS, said(3, Remembered(1)))
-    assert follower.remembering.refusers == {2}, "member 3 means the memory that this one has"
+    follower.from_below(MS, said(2, StorageMismatch(5)))
+    follower.from_below(MS, said(3, StorageMismatch(1)))
+    assert follower.storage_identity.refused_by == {2}, "member 3 means the memory that this one has"
 
 
 def test_others_memories_are_remembered_after_a_restart_and_a_compaction() -> None:
-    acceptor = Acceptor(retain=0)
-    assert acceptor.remembers(2, 7)
+    acceptor = Acceptor(retained_values=0)
+    assert acceptor.storage_id_matches(2, 7)
     acceptor.accept(1, 5, b"v")
     acceptor.decide(1)
     appended = [record for write in acceptor.writes for record in write.records]
     acceptor.compact(1, b"state")
     for records in (appended, acceptor.writes[-1].records):
-        again = Acceptor(retain=0)
+        again = Acceptor(retained_values=0)
         again.recover(records)
-        assert not again.remembers(2, 8)
-        assert again.remembers(2, 7)
+        assert not again.storage_id_matches(2, 8)
+        assert again.storage_id_matches(2, 7)
 
 
 def test_who_lags_past_what_is_kept_is_given_a_snapshot() -> None:
@@ -273,7 +277,7 @@ def test_who_lags_past_what_is_kept_is_given_a_snapshot() -> None:
     world.start(3)
     world.run(world.now + 500 * MS)
     assert not world.lagging()
-    assert any(told.member == 3 and told.value is None for told in world.told)
+    assert any(told.member == 3 and told.value is None for told in world.reported)
     assert world.verdict().status is Status.VALID
     assert all(
         m.automaton is not None and len(m.automaton._acceptor.log) <= 5 + 4 + world.window
@@ -287,31 +291,33 @@ def test_storage_stays_small_when_states_are_compacted() -> None:
     for _ in range(60):
         world.propose(1, 1)
         world.run(world.now + 20 * MS)
-    decided = max(told.k for told in world.told)
+    decided = max(told.instance for told in world.reported)
     assert decided > 60
     assert all(len(member.disk.records()) < 40 for member in world.members.values())
 
 
 def test_a_restart_goes_on_from_its_snapshot() -> None:
-    acceptor = Acceptor(retain=2)
+    acceptor = Acceptor(retained_values=2)
     acceptor.promise(7)
     for k in range(1, 11):
         acceptor.accept(k, 7, b"v%d" % k)
     acceptor.decide(8)
     acceptor.compact(6, b"six")
     records = list(acceptor.writes[-1].records)
-    assert acceptor.writes[-1].replace
-    again = Consensus(1, (1, 2, 3), every_ns=EVERY, retry_ns=RETRY, memory=Memory(1, tuple(records)))
-    assert again.decisions == [Restored(6, b"six"), Decision(7, b"v7"), Decision(8, b"v8")]
+    assert acceptor.writes[-1].replaces_all
+    again = Consensus(
+        1, (1, 2, 3), every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS, stored_records=StoredRecords(1, tuple(records))
+    )
+    assert again.decisions == [RestoredState(6, b"six"), Decision(7, b"v7"), Decision(8, b"v8")]
     assert again.next_free == 11
 
 
 def test_marks_of_decisions_are_lazy() -> None:
-    acceptor = Acceptor(retain=10)
-    for k in range(1, MARK_EVERY + 1):
+    acceptor = Acceptor(retained_values=10)
+    for k in range(1, RECORD_DECIDED_EVERY + 1):
         acceptor.accept(k, 7, b"")
         acceptor.decide(k)
-    assert [write.lazy for write in acceptor.writes].count(True) == 1
+    assert [write.may_be_lost for write in acceptor.writes].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -321,16 +327,18 @@ def test_marks_of_decisions_are_lazy() -> None:
 )
 def test_records_that_contradict_themselves_are_refused(records: list[bytes]) -> None:
     with pytest.raises(StorageError, match="record 0"):
-        Consensus(1, (1, 2, 3), every_ns=EVERY, retry_ns=RETRY, memory=Memory(1, tuple(records)))
+        Consensus(
+            1, (1, 2, 3), every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS, stored_records=StoredRecords(1, tuple(records))
+        )
 
 
 def test_senseless_uses_are_refused() -> None:
     leader = elected()
-    with pytest.raises(InvalidPolicy, match="numbered from 1"):
+    with pytest.raises(InvalidOption, match="numbered from 1"):
         leader.propose(MS, 0, b"")
-    with pytest.raises(InvalidPolicy, match="split it"):
-        leader.propose(MS, 1, bytes(leader.max_value + 1))
-    assert leader.propose(MS, 1, bytes(leader.max_value))
+    with pytest.raises(InvalidOption, match="split it"):
+        leader.propose(MS, 1, bytes(leader.max_value_bytes + 1))
+    assert leader.propose(MS, 1, bytes(leader.max_value_bytes))
     assert len(leader.down[-1].body) + 48 <= 1400
-    with pytest.raises(InvalidPolicy, match="member 4"):
-        Consensus(4, (1, 2, 3), every_ns=EVERY, retry_ns=RETRY)
+    with pytest.raises(InvalidOption, match="member 4"):
+        Consensus(4, (1, 2, 3), every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS)

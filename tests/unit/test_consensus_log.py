@@ -6,49 +6,49 @@ from collections.abc import Sequence
 
 import pytest
 
-from unisono.agreement.paxos.decisions import Restored
+from unisono.agreement.paxos.decisions import RestoredState
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
-from unisono.errors import InvalidPolicy, MessageTooLarge, StorageError
+from unisono.errors import InvalidOption, MessageTooLarge, StorageError
 from unisono.model.durations import NS_PER_MS
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
-from unisono.model.stored_records import Memory
+from unisono.model.rates import Rate, UnlimitedNetwork
+from unisono.model.stored_records import StoredRecords
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.log.delivery import AgreedLog
-from unisono.orders.log.order import PARCELS_MAX, ConsensusLog
+from unisono.orders.log.order import BUNDLES_MAX, ConsensusOrder
 from unisono.sim import run
 from unisono.stack import build
-from unisono.wire.bundles import Parcel, decode_log_value, decode_parcel, encode_log_value, encode_parcel
-from unisono.wire.frame import FIRST, MORE, PIECE
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.bundles import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = NS_PER_MS
 
 
-def parcel(sender: int, serial: int, *messages: bytes, incarnation: int = 1, sequence: int = 0) -> Parcel:
-    body = b"".join(OwnRun(list(messages), False).parts())
-    return Parcel(sender, incarnation, serial, sequence, 0, body)
+def parcel(sender: int, serial: int, *messages: bytes, incarnation: int = 1, sequence: int = 0) -> Bundle:
+    body = b"".join(OutgoingMessages(list(messages), False).parts())
+    return Bundle(sender, incarnation, serial, sequence, 0, body)
 
 
-def read(log: AgreedLog, slot: int, *parcels: Parcel) -> list[tuple[int, list[bytes]]]:
-    assert log.take(encode_log_value(slot, [encode_parcel(p) for p in parcels]))
+def read(log: AgreedLog, slot: int, *parcels: Bundle) -> list[tuple[int, list[bytes]]]:
+    assert log.apply(encode_log_value(slot, [encode_bundle(p) for p in parcels]))
     found = [(batch.sender, batch.messages) for batch in log.batches]
     log.batches.clear()
     return found
 
 
 def test_parcels_and_values_round_trip() -> None:
-    one, two = parcel(3, 7, b"a", b"bc"), Parcel(4, 9, 1, 5, PIECE | FIRST | MORE, b"piece")
-    value = encode_log_value(12, [encode_parcel(one), encode_parcel(two)])
+    one, two = parcel(3, 7, b"a", b"bc"), Bundle(4, 9, 1, 5, FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, b"piece")
+    value = encode_log_value(12, [encode_bundle(one), encode_bundle(two)])
     assert decode_log_value(value) == (12, [one, two])
-    assert decode_parcel(encode_parcel(one)) == one
+    assert decode_bundle(encode_bundle(one)) == one
 
 
 def test_a_value_that_was_cut_is_refused() -> None:
-    value = encode_log_value(12, [encode_parcel(parcel(3, 7, b"a", b"bc"))])
+    value = encode_log_value(12, [encode_bundle(parcel(3, 7, b"a", b"bc"))])
     for length in range(len(value)):
         assert length == 8 or decode_log_value(value[:length]) is None, f"{length} bytes were read"
 
@@ -57,38 +57,38 @@ def test_the_first_of_a_number_counts_and_only_in_order() -> None:
     log = AgreedLog()
     assert read(log, 5, parcel(1, 0, b"a"), parcel(1, 0, b"a"), parcel(1, 2, b"c")) == [(1, [b"a"])]
     assert read(log, 6, parcel(1, 1, b"b"), parcel(1, 0, b"a"), parcel(1, 2, b"c")) == [(1, [b"b"]), (1, [b"c"])]
-    assert log.settled(1, 1) == 3
+    assert log.next_serial(1, 1) == 3
 
 
 def test_a_later_life_begins_at_zero_and_an_earlier_one_is_over() -> None:
     log = AgreedLog()
     read(log, 5, parcel(1, 0, b"a"))
     assert read(log, 6, parcel(1, 0, b"A", incarnation=2), parcel(1, 1, b"b")) == [(1, [b"A"])]
-    assert log.settled(1, 1) > 2**62
+    assert log.next_serial(1, 1) > 2**62
 
 
 def test_slots_do_not_go_back() -> None:
     log = AgreedLog()
-    log.take(encode_log_value(9, [encode_parcel(parcel(1, 0, b"a"))]))
-    log.take(encode_log_value(5, [encode_parcel(parcel(1, 1, b"b"))]))
+    log.apply(encode_log_value(9, [encode_bundle(parcel(1, 0, b"a"))]))
+    log.apply(encode_log_value(5, [encode_bundle(parcel(1, 1, b"b"))]))
     assert [batch.slot for batch in log.batches] == [9, 9]
-    assert [batch.first_place for batch in log.batches] == [0, 1]
+    assert [batch.first_position for batch in log.batches] == [0, 1]
 
 
 def test_a_state_stands_for_what_was_read_even_in_the_middle_of_a_message() -> None:
     whole, half = AgreedLog(), AgreedLog()
-    first = Parcel(2, 1, 0, 0, PIECE | FIRST | MORE, b"first ")
-    second = Parcel(2, 1, 1, 0, PIECE, b"second")
+    first = Bundle(2, 1, 0, 0, FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, b"first ")
+    second = Bundle(2, 1, 1, 0, FRAGMENT, b"second")
     read(whole, 5, parcel(1, 0, b"a"), first)
-    half.restore(Restored(1, whole.state()))
+    half.restore(RestoredState(1, whole.state()))
     assert read(half, 6, second, parcel(1, 0, b"a")) == [(2, [b"first second"])]
     assert half.first_slot == 6
 
 
 def test_what_is_no_value_of_a_log_is_passed_over() -> None:
-    assert not AgreedLog().take(b"junk")
+    assert not AgreedLog().apply(b"junk")
     with pytest.raises(StorageError, match="cannot be read"):
-        AgreedLog().restore(Restored(3, b"junk"))
+        AgreedLog().restore(RestoredState(3, b"junk"))
 
 
 def policy(member: int = 1, members: Sequence[int] = (1, 2, 3), **more: object) -> Policy:
@@ -97,8 +97,8 @@ def policy(member: int = 1, members: Sequence[int] = (1, 2, 3), **more: object) 
     return Policy("g", member, View(tuple(members)), timing, rate, order="consensus", **more)  # type: ignore[arg-type]
 
 
-def alone(**more: object) -> ConsensusLog:
-    order = ConsensusLog(policy(1, (1,), **more), Unlimited())
+def alone(**more: object) -> ConsensusOrder:
+    order = ConsensusOrder(policy(1, (1,), **more), UnlimitedNetwork())
     order.wake(0)
     order.flush()
     order.events.clear()
@@ -131,22 +131,22 @@ def test_what_is_too_large_or_too_much_is_pushed_back() -> None:
     with pytest.raises(MessageTooLarge):
         order.submit(MS, [bytes(5000)])
     assert order.submit(MS, [b"x"] * 60) == 50, "a slot takes the declared burst"
-    follower = ConsensusLog(policy(), Unlimited())
+    follower = ConsensusOrder(policy(), UnlimitedNetwork())
     follower.wake(0)
     assert follower.submit(MS, [b"x"]) == 0, "there is no leader yet"
 
 
 def test_parcels_that_wait_are_bounded() -> None:
-    order = ConsensusLog(policy(), Unlimited())
+    order = ConsensusOrder(policy(), UnlimitedNetwork())
     order.wake(0)
     order.mode = order.mode.DELIVER_MESSAGES
-    taken = sum(order.submit(number * 5 * MS, [b"x"]) for number in range(1, PARCELS_MAX + 100))
-    assert taken == PARCELS_MAX
+    taken = sum(order.submit(number * 5 * MS, [b"x"]) for number in range(1, BUNDLES_MAX + 100))
+    assert taken == BUNDLES_MAX
 
 
 def test_storage_is_for_orders_that_keep_something() -> None:
-    with pytest.raises(InvalidPolicy, match="keeps nothing on stable storage"):
-        build(Policy("g", 1, View((1,)), Timing(MS, MS, MS), Rate(1, 1, 5000)), memory=Memory(1))
+    with pytest.raises(InvalidOption, match="keeps nothing on stable storage"):
+        build(Policy("g", 1, View((1,)), Timing(MS, MS, MS), Rate(1, 1, 5000)), stored_records=StoredRecords(1))
 
 
 SCENARIO = """
@@ -173,7 +173,7 @@ seconds = 0.5
 
 def test_while_nothing_fails_the_bound_holds() -> None:
     for seed in range(5):
-        result = run(parse_scenario(SCENARIO, "calm"), seed, payloads=True)
+        result = run(parse_scenario(SCENARIO, "calm"), seed, compare_payloads=True)
         verdicts = check_all(result.trace, until_ns=result.until_ns)
         assert {name: v.status for name, v in verdicts.items() if v.status is not Status.VALID} == {}
         assert result.sent[1] > 20
@@ -203,7 +203,7 @@ to = "900ms"
 def test_crashes_restarts_pauses_and_losses_leave_one_log_without_gaps() -> None:
     for seed in range(4):
         text = SCENARIO.replace("seconds = 0.5", "seconds = 2.5") + FAULTS
-        result = run(parse_scenario(text, "rough"), seed, payloads=True)
+        result = run(parse_scenario(text, "rough"), seed, compare_payloads=True)
         verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=1500 * MS)
         del verdicts["latency"]
         assert {name: v.status for name, v in verdicts.items() if v.status is not Status.VALID} == {}, seed

@@ -6,27 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.delays import (
-    Constant,
+    ConstantDelay,
     DelayModel,
-    Empirical,
-    Exponential,
-    Lognormal,
-    Truncated,
-    Uniform,
+    EmpiricalDelay,
+    ExponentialDelay,
+    LognormalDelay,
+    TruncatedDelay,
+    UniformDelay,
     parse_delay,
-    within,
+    truncated_to,
 )
 from unisono.model.histogram import Histogram
 
 MS = 1_000_000
 SAID = {
-    "constant:2ms": Constant(2 * MS),
-    "uniform:1ms..5ms": Uniform(MS, 5 * MS),
-    "exponential:1ms": Exponential(MS),
-    "lognormal:2ms,0.5": Lognormal(2 * MS, 0.5),
-    "empirical:1ms,2ms,2ms,9ms": Empirical((MS, 2 * MS, 9 * MS), (1, 2, 1)),
+    "constant:2ms": ConstantDelay(2 * MS),
+    "uniform:1ms..5ms": UniformDelay(MS, 5 * MS),
+    "exponential:1ms": ExponentialDelay(MS),
+    "lognormal:2ms,0.5": LognormalDelay(2 * MS, 0.5),
+    "empirical:1ms,2ms,2ms,9ms": EmpiricalDelay((MS, 2 * MS, 9 * MS), (1, 2, 1)),
 }
 MODELS = list(SAID.values())
 
@@ -53,7 +53,7 @@ def test_text_and_model_say_the_same(text: str, model: DelayModel) -> None:
     ],
 )
 def test_what_is_wrong_is_said_of_the_field(text: str, part: str) -> None:
-    with pytest.raises(InvalidPolicy, match=r"^network\.delay: ") as raised:
+    with pytest.raises(InvalidOption, match=r"^network\.delay: ") as raised:
         parse_delay(text, "network.delay")
     assert part in str(raised.value)
 
@@ -75,23 +75,23 @@ def test_draws_follow_the_distribution(model: DelayModel) -> None:
         assert sum(delay <= at for delay in drawn) / len(drawn) == pytest.approx(model.cdf(at), abs=0.03)
 
 
-@pytest.mark.parametrize("model", [Exponential(MS), Lognormal(MS, 1.0)])
+@pytest.mark.parametrize("model", [ExponentialDelay(MS), LognormalDelay(MS, 1.0)])
 def test_an_unbounded_delay_has_no_longest(model: DelayModel) -> None:
-    with pytest.raises(InvalidPolicy, match="no upper bound"):
+    with pytest.raises(InvalidOption, match="no upper bound"):
         model.quantile(1.0)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_shares_lie_between_0_and_1(model: DelayModel) -> None:
-    with pytest.raises(InvalidPolicy, match="between 0 and 1"):
+    with pytest.raises(InvalidOption, match="between 0 and 1"):
         model.quantile(1.5)
 
 
 @pytest.mark.parametrize("limit", [MS // 100, MS, 3 * MS])
-@pytest.mark.parametrize("model", [Exponential(MS), Lognormal(MS, 1.0), Uniform(0, 9 * MS)])
+@pytest.mark.parametrize("model", [ExponentialDelay(MS), LognormalDelay(MS, 1.0), UniformDelay(0, 9 * MS)])
 def test_truncation_keeps_the_shape_below_the_limit(model: DelayModel, limit: int) -> None:
-    held = within(model, limit)
-    assert isinstance(held, Truncated)
+    held = truncated_to(model, limit)
+    assert isinstance(held, TruncatedDelay)
     chance = Random(3)
     drawn = [held.sample(chance) for _ in range(3000)]
     assert max(drawn) <= limit
@@ -103,12 +103,12 @@ def test_truncation_keeps_the_shape_below_the_limit(model: DelayModel, limit: in
 
 
 def test_what_never_exceeds_the_limit_is_left_as_it_is() -> None:
-    assert within(Uniform(0, MS), MS) == Uniform(0, MS)
+    assert truncated_to(UniformDelay(0, MS), MS) == UniformDelay(0, MS)
 
 
 def test_a_delay_that_is_never_within_the_limit_is_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="never within the network's largest delay, 1ms"):
-        within(Constant(2 * MS), MS)
+    with pytest.raises(InvalidOption, match="never within the network's largest delay, 1ms"):
+        truncated_to(ConstantDelay(2 * MS), MS)
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
@@ -116,19 +116,19 @@ def test_an_empirical_delay_of_a_histogram_has_its_quantiles(values: list[int]) 
     histogram = Histogram()
     for value in values:
         histogram.add(value)
-    model = Empirical.of_histogram(histogram)
+    model = EmpiricalDelay.of_histogram(histogram)
     assert sum(model.counts) == len(values)
     for q in (0.25, 0.5, 0.9, 1.0):
         assert model.quantile(q) == histogram.quantile(q)
 
 
 def test_a_billion_measurements_are_a_line() -> None:
-    model = Empirical((MS, 2 * MS, 9 * MS), (600_000_000, 399_999_999, 1))
+    model = EmpiricalDelay((MS, 2 * MS, 9 * MS), (600_000_000, 399_999_999, 1))
     assert model.text() == "1,000,000,000 measured delays (half within 1ms, 99 % within 2ms, all within 9ms)"
 
 
 def test_an_empirical_delay_needs_samples() -> None:
-    with pytest.raises(InvalidPolicy, match="at least one sample"):
-        Empirical((), ())
-    with pytest.raises(InvalidPolicy, match="ascending"):
-        Empirical((2, 1), (1, 1))
+    with pytest.raises(InvalidOption, match="at least one sample"):
+        EmpiricalDelay((), ())
+    with pytest.raises(InvalidOption, match="ascending"):
+        EmpiricalDelay((2, 1), (1, 1))

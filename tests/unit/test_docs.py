@@ -13,7 +13,7 @@ from benchmarks import figures
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import overall
-from unisono.cli.main import main, parser
+from unisono.cli.main import build_parser, main
 from unisono.model.durations import NS_PER_S
 from unisono.model.metrics import METRICS
 from unisono.model.policy import Policy
@@ -22,8 +22,8 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.fec.layer import packets, residual_loss
-from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.net.fec.layer import datagrams_per_slot, residual_loss
+from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.base.packing import reservation
 from unisono.orders.vbr.order import latency_bound_ns
 from unisono.sim.run import run
@@ -110,7 +110,7 @@ def test_the_table_of_metrics_is_the_codes_own() -> None:
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_that_the_documentation_shows_is_understood(words: list[str]) -> None:
-    options = parser().parse_args(words)
+    options = build_parser().parse_args(words)
     scenario = getattr(options, "scenario", None)
     assert scenario is None or (PROJECT / scenario).is_file()
 
@@ -134,7 +134,7 @@ def test_commands_in_the_comments_of_scenarios_are_understood(path: Path) -> Non
     for line in path.read_text(encoding="utf-8").splitlines():
         shown = re.match(r"#\s+(unisono .*)", line)
         if shown:
-            options = parser().parse_args(shlex.split(shown[1])[1:])
+            options = build_parser().parse_args(shlex.split(shown[1])[1:])
             assert options.verb == "plan" or (PROJECT / options.scenario).is_file()
 
 
@@ -164,7 +164,7 @@ def test_every_field_of_a_scenario_is_documented() -> None:
 def test_the_modes_table_is_the_automatons_own() -> None:
     wanted = [f"| mode | {' | '.join(what.value for what in Input)} |", "|---" * (len(Input) + 1) + "|"]
     for mode in Mode:
-        taken = " | ".join("takes" if what in TAKES[mode] else "" for what in Input)
+        taken = " | ".join("takes" if what in ACCEPTED_INPUTS[mode] else "" for what in Input)
         wanted.append(f"| {mode.value} | {taken} |")
     assert table_after(PROJECT / "docs" / "vbr.md", "modes") == wanted
 
@@ -194,7 +194,9 @@ def test_the_table_of_forward_error_correction_is_what_the_code_computes() -> No
     wanted = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for a, b in ((1, 2), (1, 5), (1, 10), (2, 10), (2, 12), (3, 10)):
         lost = f"{residual_loss(0.01, a, b):.2g} | {residual_loss(0.05, a, b):.2g}"
-        wanted.append(f"| {a}/{b} | {packets(1, a, b)} | {packets(8, a, b)} | {a / (b - a):.0%} | {lost} |")
+        wanted.append(
+            f"| {a}/{b} | {datagrams_per_slot(1, a, b)} | {datagrams_per_slot(8, a, b)} | {a / (b - a):.0%} | {lost} |"
+        )
     assert table_after(PROJECT / "docs" / "fec.md", "fec") == wanted
 
 

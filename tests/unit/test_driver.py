@@ -10,7 +10,7 @@ import pytest
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.events import ViolationKind
-from unisono.orders.log.order import ConsensusLog
+from unisono.orders.log.order import ConsensusOrder
 from unisono.runtime import driver as driver_module
 from unisono.stack import Datagram
 
@@ -115,7 +115,7 @@ def test_a_long_submission_is_not_measured_again_and_again(monkeypatch: pytest.M
 
     scene(part, rate=unisono.Rate(avg=5000, burst=8))
     assert offered
-    assert max(offered) <= driver_module._OFFER_LEAST
+    assert max(offered) <= driver_module._MIN_SUBMIT_MESSAGES
 
 
 def test_reports_count_in_the_queue_too() -> None:
@@ -123,9 +123,9 @@ def test_reports_count_in_the_queue_too() -> None:
 
     async def part(group: unisono.Group) -> None:
         for number in range(10):
-            group._driver.announce(unisono.Violation(ViolationKind.LATE, f"report {number}"))
+            group._driver.report_violation(unisono.Violation(ViolationKind.LATE, f"report {number}"))
         await group.send(b"x")
-        while not group._driver._held:
+        while not group._driver._paused:
             await asyncio.sleep(0.001)
         kinds = []
         async for event in group:
@@ -133,7 +133,7 @@ def test_reports_count_in_the_queue_too() -> None:
             if isinstance(event, unisono.Delivery):
                 break
         assert kinds.count(unisono.Violation) >= 10
-        assert not group._driver._held
+        assert not group._driver._paused
 
     scene(part, queue_messages=5)
 
@@ -141,9 +141,9 @@ def test_reports_count_in_the_queue_too() -> None:
 def test_a_clock_that_was_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def part(group: unisono.Group) -> None:
         driver = group._driver
-        monkeypatch.setattr(driver.clock, "follow", lambda: -3_600_000_000_000)
-        driver._follow_clock()
-        driver._follow_clock()
+        monkeypatch.setattr(driver.clock, "slew_toward_system", lambda: -3_600_000_000_000)
+        driver._check_clock_and_losses()
+        driver._check_clock_and_losses()
         texts = []
         while (event := driver.pop()) is not None:
             if isinstance(event, unisono.Violation) and event.kind == "clock":
@@ -158,8 +158,8 @@ def test_the_clock_is_followed_while_the_group_runs(monkeypatch: pytest.MonkeyPa
     followed = asyncio.Event()
 
     async def part(group: unisono.Group) -> None:
-        monkeypatch.setattr(group._driver.clock, "follow", lambda: followed.set() or 0)  # type: ignore[func-returns-value]
-        group._driver._follow_clock_at = 0
+        monkeypatch.setattr(group._driver.clock, "slew_toward_system", lambda: followed.set() or 0)  # type: ignore[func-returns-value]
+        group._driver._next_clock_check_ns = 0
         await followed.wait()
 
     scene(part)
@@ -173,7 +173,7 @@ def test_nothing_is_said_before_what_it_rests_on_is_stored(tmp_path: Path) -> No
 
         def watch(group: unisono.Group) -> None:
             order, transport = group._stack.order, group._driver.transport
-            assert isinstance(order, ConsensusLog)
+            assert isinstance(order, ConsensusOrder)
             send = transport.send
 
             def checked(datagrams: Sequence[Datagram]) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli.experiment import table
-from unisono.cli.main import Exit, main
-from unisono.errors import InvalidPolicy
-from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
-from unisono.experiments.experiment import Experiment, Tally, Task, rows_of, run_block, tasks
+from unisono.cli.experiment import format_table
+from unisono.cli.main import ExitStatus, main
+from unisono.errors import InvalidOption
+from unisono.experiments.catalogue import EXPERIMENTS, find_experiment, run_task
+from unisono.experiments.experiment import Experiment, ExperimentTask, Tally, result_rows, run_block, split_into_tasks
 from unisono.experiments.intervals import difference_margin, mean_interval, share_interval
 from unisono.pipeline.experiments import tally_path
 
@@ -30,15 +30,15 @@ NAMES = PUBLISHED | SWEEPS
 
 def test_the_published_groups_and_figures_are_all_there() -> None:
     assert set(EXPERIMENTS) == NAMES
-    assert all(len(one.shows) > 60 for one in EXPERIMENTS.values())
+    assert all(len(one.description) > 60 for one in EXPERIMENTS.values())
     assert all(EXPERIMENTS[name].runs == 10_000 for name in PUBLISHED)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_every_experiment_runs_and_its_rows_carry_intervals(name: str) -> None:
-    experiment = find(name)
-    work = tasks(experiment, runs=3)
-    rows = rows_of(experiment, map(run_task, work))
+    experiment = find_experiment(name)
+    work = split_into_tasks(experiment, runs=3)
+    rows = result_rows(experiment, map(run_task, work))
     assert len(rows) >= len(experiment.points)
     for row in rows:
         assert "paper" in row
@@ -50,14 +50,14 @@ def test_every_experiment_runs_and_its_rows_carry_intervals(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tapas-group-1", "tapas-group-5", "tapas-fig23", "tapas-fig24"])
 def test_tables_of_broadcasts_have_their_columns(name: str) -> None:
-    experiment = find(name)
+    experiment = find_experiment(name)
     columns = {"n", "rho", "scenario", "adaptive", "broadcasts_mean", "broadcasts_low", "broadcasts_high", "paper"}
-    for row in rows_of(experiment, map(run_task, tasks(experiment, runs=2))):
+    for row in result_rows(experiment, map(run_task, split_into_tasks(experiment, runs=2))):
         assert columns <= row.keys()
 
 
 def test_a_task_and_its_tally_can_be_sent_elsewhere_and_are_small() -> None:
-    (task, *_) = tasks(find("tapas-fig18"), runs=5)
+    (task, *_) = split_into_tasks(find_experiment("tapas-fig18"), runs=5)
     there = pickle.loads(pickle.dumps(task))
     result = pickle.dumps(run_task(there))
     assert len(result) < 4000
@@ -65,21 +65,21 @@ def test_a_task_and_its_tally_can_be_sent_elsewhere_and_are_small() -> None:
 
 
 def test_blocks_cover_the_runs_and_each_has_its_own_chance() -> None:
-    experiment = find("tapas-group-1")
-    work = tasks(experiment, runs=1234)
+    experiment = find_experiment("tapas-group-1")
+    work = split_into_tasks(experiment, runs=1234)
     assert sum(task.runs for task in work) == 2 * 1234
     assert len(work) == 2 * 3
-    one, two = (run_block(experiment, task) for task in tasks(experiment, runs=1000)[::2])
+    one, two = (run_block(experiment, task) for task in split_into_tasks(experiment, runs=1000)[::2])
     assert one.runs == two.runs == 500
     assert one.hits["r"] != two.hits["r"]
 
 
 def test_the_table_does_not_depend_on_the_order_in_which_tasks_end() -> None:
-    experiment = find("tapas-group-5")
-    done = list(map(run_task, tasks(experiment, runs=40, seed=3)))
-    assert rows_of(experiment, done) == rows_of(experiment, reversed(done))
-    other = rows_of(experiment, map(run_task, tasks(experiment, runs=40, seed=4)))
-    assert rows_of(experiment, done) != other
+    experiment = find_experiment("tapas-group-5")
+    done = list(map(run_task, split_into_tasks(experiment, runs=40, seed=3)))
+    assert result_rows(experiment, done) == result_rows(experiment, reversed(done))
+    other = result_rows(experiment, map(run_task, split_into_tasks(experiment, runs=40, seed=4)))
+    assert result_rows(experiment, done) != other
 
 
 def test_tallies_add_up() -> None:
@@ -103,10 +103,10 @@ def test_intervals_by_hand() -> None:
 
 
 def test_no_such_experiment_and_no_runs() -> None:
-    with pytest.raises(InvalidPolicy, match="tapas-fig17"):
-        find("tapas-fig99")
-    with pytest.raises(InvalidPolicy, match="runs"):
-        tasks(find("tapas-fig18"), runs=0)
+    with pytest.raises(InvalidOption, match="tapas-fig17"):
+        find_experiment("tapas-fig99")
+    with pytest.raises(InvalidOption, match="runs"):
+        split_into_tasks(find_experiment("tapas-fig18"), runs=0)
 
 
 def test_the_command_prints_json_and_writes_table_and_figures(
@@ -130,7 +130,7 @@ def test_the_command_without_matplotlib_writes_the_table_and_says_what_to_instal
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     arguments = ["experiment", "tapas-group-1", "--runs", "3", "--out", str(tmp_path), "--master", "none"]
-    assert main(arguments) == Exit.ENVIRONMENT
+    assert main(arguments) == ExitStatus.ENVIRONMENT
     assert "pip install" in capsys.readouterr().err
     assert (tmp_path / "tapas-group-1.csv").exists()
 
@@ -164,7 +164,7 @@ def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_don
             os.killpg(job.pid, signal.SIGINT)  # as a terminal does, to all of them
             assert job.stderr is not None
             assert job.stderr.read() == ""
-            assert job.wait(60) == Exit.INTERRUPTED
+            assert job.wait(60) == ExitStatus.INTERRUPTED
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_the_list_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment", *arguments]) == Exit.BAD_INPUT
+    assert main(["experiment", *arguments]) == ExitStatus.BAD_INPUT
     assert named in capsys.readouterr().err
 
 
@@ -206,18 +206,20 @@ def test_spark_does_the_work_unless_told_otherwise(
 ) -> None:
     asked = []
 
-    def on_spark(experiment: Experiment, work: list[Task], options: Namespace) -> list[tuple[Task, Tally]]:
+    def on_spark(
+        experiment: Experiment, work: list[ExperimentTask], options: Namespace
+    ) -> list[tuple[ExperimentTask, Tally]]:
         asked.append((experiment.name, options.master))
         return [run_task(task) for task in work]
 
-    monkeypatch.setattr("unisono.cli.experiment._on_spark", on_spark)
+    monkeypatch.setattr("unisono.cli.experiment._run_with_spark", on_spark)
     assert main(["experiment", "tapas-group-1", "--runs", "3"]) == 0
     assert asked == [("tapas-group-1", "local[*]")]
     assert "4.53" in capsys.readouterr().out
 
 
 def test_a_table_tells_once_what_is_the_same_everywhere() -> None:
-    text = table([{"n": 5, "x": 1.23456, "paper": None, "y": True}, {"n": 5, "x": 2.0, "paper": 3.5, "y": None}])
+    text = format_table([{"n": 5, "x": 1.23456, "paper": None, "y": True}, {"n": 5, "x": 2.0, "paper": 3.5, "y": None}])
     head, lines = text.split("\n\n")
     assert head == "n = 5"
     assert [line.split() for line in lines.splitlines()] == [

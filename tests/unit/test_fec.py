@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.errors import InvalidOption, MissingDependency
 from unisono.model.ids import group_key
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
@@ -22,22 +22,32 @@ from unisono.model.views import View
 from unisono.net.fec import shares as code
 from unisono.net.fec.layer import (
     HELD_BYTES_MAX,
-    SILENT_NS,
+    SENDER_TIMEOUT_NS,
     Fec,
-    above_fec,
+    ask_above_fec,
     checked_fec,
+    datagrams_per_slot,
     net_avg_per_slot,
     net_max_burst,
+    offer_through_fec,
     order_policy,
-    packets,
     residual_loss,
-    through_fec,
 )
-from unisono.net.fec.shares import Share, pack_place, redundant_shares, unpack_place
+from unisono.net.fec.shares import Share, pack_share_position, redundant_shares, unpack_share_position
 from unisono.wire.control import encode_probe
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import FINAL, FIRST, HEADER_BYTES, LAST, MORE, PIECE, Frame, Kind, encode
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import (
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    HEADER_BYTES,
+    LEAVING,
+    MORE_FRAGMENTS,
+    Frame,
+    Kind,
+    encode,
+)
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -61,17 +71,17 @@ def slot_frames(sizes: Sequence[int], slot: int = SLOT, sender: int = 2, **field
     chance = Random(f"{slot} {sender}")
     frames = []
     for number, size in enumerate(sizes):
-        run = OwnRun([chance.randbytes(size)], uniform=True) if size >= 0 else None
-        flags = LAST if number == len(sizes) - 1 else 0
+        run = OutgoingMessages([chance.randbytes(size)], same_size=True) if size >= 0 else None
+        flags = END_OF_SLOT if number == len(sizes) - 1 else 0
         frames.append(Frame(Kind.DATA, sender, 3, 0, slot, number, flags, 8, 7 * number, T0 + number, run))
     return [replace(frame, **fields) for frame in frames]
 
 
 def seen(frame: Frame) -> Seen:
     """What the order sees of a frame, on either side."""
-    payload = b"\0".join(frame.run.messages()) if frame.run is not None else bytes(frame.body)
+    payload = b"\0".join(frame.packed_messages.messages()) if frame.packed_messages is not None else bytes(frame.body)
     head = (frame.kind, frame.sender, frame.incarnation, frame.epoch, frame.slot, frame.number, frame.flags)
-    return (*head, frame.burst, frame.first_sequence, frame.sent_ns, frame.run is None, payload)
+    return (*head, frame.burst, frame.first_sequence, frame.sent_ns, frame.packed_messages is None, payload)
 
 
 class Sender:
@@ -111,7 +121,7 @@ def blocks(datagrams: Sequence[bytes]) -> list[list[bytes]]:
     """Datagrams by block; each begins with index 0."""
     found: list[list[bytes]] = []
     for data in datagrams:
-        if unpack_place(struct.unpack_from("!Q", data, 32)[0])[2] == 0:
+        if unpack_share_position(struct.unpack_from("!Q", data, 32)[0])[2] == 0:
             found.append([])
         found[-1].append(data)
     return found
@@ -150,7 +160,7 @@ def test_the_layout_of_a_share() -> None:
     assert struct.unpack_from("!Q", first, 40)[0] == T0 + 9, "sent when the block was cut"
     assert struct.unpack_from("!I", first, 20)[0] == 8, "the burst is in every header"
     place = (51_000, 65_535, 255, 200, 56)
-    assert unpack_place(pack_place(*place)) == place
+    assert unpack_share_position(pack_share_position(*place)) == place
 
 
 def test_shares_go_by_multicast_only_if_all_of_their_block_may() -> None:
@@ -197,7 +207,7 @@ def test_every_loss_of_at_most_a_of_a_block_is_made_good(a: int, b: int) -> None
         frames = slot_frames(sizes)
         expected = [seen(frame) for frame in frames]
         cut = blocks(Sender(fec=(a, b)).send(frames))
-        assert sum(map(len, cut)) == packets(count, a, b)
+        assert sum(map(len, cut)) == datagrams_per_slot(count, a, b)
         assert len(cut[-1]) > a, "the last block is never empty"
         for hit, block in enumerate(cut):
             for lost in losses(len(block), a):
@@ -207,7 +217,7 @@ def test_every_loss_of_at_most_a_of_a_block_is_made_good(a: int, b: int) -> None
                 ]
                 up = receiver.take(arrived)
                 assert sorted(up) == sorted(expected), (sizes, hit, lost)
-                assert receiver.fec.recovered == sum(index < len(block) - a for index in lost)
+                assert receiver.fec.recovered_originals == sum(index < len(block) - a for index in lost)
                 assert receiver.fec.held_bytes() == 0
                 assert not receiver.fec.ignored
 
@@ -220,7 +230,7 @@ def test_originals_go_up_as_they_arrive_and_missing_ones_as_soon_as_they_can() -
     assert receiver.take([o2]) == [seen(frames[2])], "behind a gap too"
     assert receiver.take([r1]) == [seen(frames[1])]
     assert receiver.take([r0, o1]) == [], "what comes when all is here is discarded"
-    assert receiver.fec.surplus == 2
+    assert receiver.fec.surplus_shares == 2
 
 
 def test_more_lost_than_a_what_arrived_is_handed_up_and_nothing_is_invented() -> None:
@@ -233,7 +243,7 @@ def test_more_lost_than_a_what_arrived_is_handed_up_and_nothing_is_invented() ->
         receiver = Receiver()
         up = receiver.take([data for index, data in enumerate(first) if index not in lost] + second)
         assert up == [each for index, each in enumerate(expected) if index >= 3 or index not in lost]
-        assert receiver.fec.recovered == 0
+        assert receiver.fec.recovered_originals == 0
 
 
 def test_reordered_and_doubled_shares_of_two_senders_and_several_slots() -> None:
@@ -258,7 +268,7 @@ def test_reordered_and_doubled_shares_of_two_senders_and_several_slots() -> None
 
 def test_a_reconstructed_frame_is_the_frame_pieces_marks_and_all() -> None:
     piece = slot_frames([-1, -1, -1, -1])
-    flags = (PIECE | FIRST | MORE, PIECE | MORE, PIECE, LAST | FINAL)
+    flags = (FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, FRAGMENT | MORE_FRAGMENTS, FRAGMENT, END_OF_SLOT | LEAVING)
     frames = [replace(frame, flags=flag) for frame, flag in zip(piece, flags, strict=True)]
     for frame, body in zip(frames, (b"x" * 300, b"y\0\0", b"\0", b""), strict=True):
         frame.body = body
@@ -266,7 +276,7 @@ def test_a_reconstructed_frame_is_the_frame_pieces_marks_and_all() -> None:
     receiver = Receiver()
     assert receiver.take(datagrams[4:], multicast=True) == [seen(frame) for frame in frames]
     receiver.take(datagrams[4:7])
-    assert receiver.fec.recovered == 4
+    assert receiver.fec.recovered_originals == 4
 
 
 def test_a_frame_that_went_up_says_whether_it_came_by_multicast() -> None:
@@ -316,7 +326,7 @@ def test_a_share_of_an_absurd_slot_does_not_make_the_others_old() -> None:
     assert receiver.fec._streams == {}
     frames = slot_frames([1, 2])
     assert receiver.take(sender.send(frames)[1:]) != []
-    assert receiver.fec.recovered == 1, "one original was lost and is back"
+    assert receiver.fec.recovered_originals == 1, "one original was lost and is back"
 
 
 def test_incomplete_blocks_are_given_up_when_their_sender_is_far_ahead() -> None:
@@ -327,9 +337,9 @@ def test_incomplete_blocks_are_given_up_when_their_sender_is_far_ahead() -> None
     assert len(receiver.take(lame[:1])) == 1
     for slot in range(SLOT + 1, SLOT + kept + 1):
         receiver.take(sender.send(slot_frames([1], slot)), TIMING.start_of(slot))
-    assert (receiver.fec.given_up, receiver.fec.held_bytes() > 0) == (0, True)
+    assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes() > 0) == (0, True)
     receiver.take(sender.send(slot_frames([1], SLOT + kept + 1)), TIMING.start_of(SLOT + kept + 1))
-    assert (receiver.fec.given_up, receiver.fec.held_bytes()) == (1, 0)
+    assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes()) == (1, 0)
     assert len(receiver.take(lame[1:2])) == 1, "a late original goes up for the order to judge"
     assert receiver.take(lame[2:]) == []
 
@@ -341,7 +351,7 @@ def test_a_pause_of_ours_gives_nothing_up_that_is_still_in_the_socket() -> None:
     later = T0 + 3 * 10**9
     receiver.fec.wake(later)
     assert len(receiver.take(datagrams[2:], later)) == 1
-    assert receiver.fec.recovered == 1
+    assert receiver.fec.recovered_originals == 1
 
 
 def test_what_a_silent_sender_left_is_given_up_in_time() -> None:
@@ -349,10 +359,10 @@ def test_what_a_silent_sender_left_is_given_up_in_time() -> None:
     receiver.fec.wake(T0)
     receiver.take(Sender(fec=(1, 3)).send(slot_frames([1, 2]))[:1])
     assert receiver.fec.wake_at() is None
-    receiver.fec.wake(T0 + SILENT_NS // 2)
+    receiver.fec.wake(T0 + SENDER_TIMEOUT_NS // 2)
     assert receiver.fec.held_bytes() > 0
-    receiver.fec.wake(T0 + 2 * SILENT_NS)
-    assert (receiver.fec.given_up, receiver.fec.held_bytes()) == (1, 0)
+    receiver.fec.wake(T0 + 2 * SENDER_TIMEOUT_NS)
+    assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes()) == (1, 0)
 
 
 def test_what_is_kept_of_a_sender_is_bounded_and_the_oldest_goes_first() -> None:
@@ -364,7 +374,7 @@ def test_what_is_kept_of_a_sender_is_bounded_and_the_oldest_goes_first() -> None
         halves.append(datagrams[5:])
         assert len(receiver.take(datagrams[:5])) == 5
         assert receiver.fec.held_bytes() <= 20_000
-    assert receiver.fec.given_up == 18
+    assert receiver.fec.incomplete_blocks == 18
     ups = [len(receiver.take(half[1:])) for half in halves]
     assert ups == [2] * 18 + [3] * 2, "the last ones can still be reconstructed; of the others, what is readable"
 
@@ -376,7 +386,7 @@ def test_a_new_life_begins_anew_and_an_old_one_is_left_to_the_order() -> None:
     assert receiver.take(sent_old[:1]) == [seen(old[0])]
     assert receiver.take(sent_new[1:]) == [seen(new[1]), seen(new[0])], "no share is mixed with another life's"
     assert receiver.take(sent_old[1:]) == [seen(old[1])]
-    assert receiver.fec.recovered == 1
+    assert receiver.fec.recovered_originals == 1
 
 
 # -- the door, and shares that lie ---------------------------------------------------------------------------
@@ -390,8 +400,8 @@ def placed(which: int, **changes: int) -> Callable[[], bytes]:
     def make() -> bytes:
         data = bytearray(good()[which])
         names = ("size", "block", "index", "originals", "redundant")
-        fields = dict(zip(names, unpack_place(struct.unpack_from("!Q", data, 32)[0]), strict=True)) | changes
-        struct.pack_into("!Q", data, 32, pack_place(*(fields[name] for name in names)))
+        fields = dict(zip(names, unpack_share_position(struct.unpack_from("!Q", data, 32)[0]), strict=True)) | changes
+        struct.pack_into("!Q", data, 32, pack_share_position(*(fields[name] for name in names)))
         return bytes(data)
 
     return make
@@ -410,7 +420,7 @@ INNER = HEADER_BYTES
 LIES: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("no share", Refusal.BAD_SHARE, lambda: good()[0][:HEADER_BYTES]),
     ("half a header inside", Refusal.BAD_SHARE, lambda: good()[3][: HEADER_BYTES + 47]),
-    ("a flag that shares do not have", Refusal.BAD_SHARE, patched(0, 2, "!B", FINAL)),
+    ("a flag that shares do not have", Refusal.BAD_SHARE, patched(0, 2, "!B", LEAVING)),
     ("no originals", Refusal.BAD_SHARE, placed(3, originals=0)),
     ("no redundant", Refusal.BAD_SHARE, placed(0, redundant=0)),
     ("index beyond the block", Refusal.BAD_SHARE, placed(3, index=4)),
@@ -425,7 +435,7 @@ LIES: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("an original of another version", Refusal.BAD_SHARE, patched(0, INNER, "!B", 9)),
     ("an original that is no data", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.PROBE)),
     ("a share in a share", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.FEC)),
-    ("an end inside the slot", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", LAST)),
+    ("an end inside the slot", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", END_OF_SLOT)),
     ("a last original without the mark", Refusal.BAD_SHARE, patched(5, INNER + 2, "!B", 0)),
     ("unknown flags inside", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", 0x80)),
     ("a byte that is 0", Refusal.BAD_SHARE, patched(0, INNER + 3, "!B", 1)),
@@ -436,9 +446,9 @@ LIES: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("another slot inside", Refusal.BAD_SHARE, patched(0, INNER + 24, "!Q", SLOT - 1)),
     ("an absurd sequence inside", Refusal.BAD_SHARE, patched(0, INNER + 32, "!Q", 2**63)),
     ("an absurd time inside", Refusal.BAD_SHARE, patched(0, INNER + 40, "!Q", 2**63)),
-    ("lengths that lie inside", Refusal.LYING_LENGTHS, patched(0, INNER + 48, "!H", 2)),
-    ("a slot in the far future", Refusal.ABSURD_SLOT, patched(0, 24, "!Q", SLOT + 1001)),
-    ("a stranger's", Refusal.STRANGER, patched(0, 4, "!H", 77)),
+    ("lengths that lie inside", Refusal.INCONSISTENT_LENGTHS, patched(0, INNER + 48, "!H", 2)),
+    ("a slot in the far future", Refusal.IMPLAUSIBLE_SLOT, patched(0, 24, "!Q", SLOT + 1001)),
+    ("a stranger's", Refusal.NOT_A_MEMBER, patched(0, 4, "!H", 77)),
 ]
 
 
@@ -461,7 +471,7 @@ def test_an_admitted_share_says_where_it_stands() -> None:
     share = Door(GROUP, ME, MEMBERS, layered=frozenset({Kind.FEC})).admit(data, 0, len(data), SLOT)
     assert isinstance(share, Share)
     assert (share.block, share.index, share.originals, share.redundant) == (1, 2, 2, 1)
-    assert (share.number, share.last, share.original) == (6, True, None)
+    assert (share.number, share.is_end_of_slot, share.original) == (6, True, None)
 
 
 def test_shares_that_contradict_their_block_or_slot_are_not_used() -> None:
@@ -524,33 +534,33 @@ def test_two_redundant_shares_of_different_lengths_are_of_no_one_block() -> None
 
 @pytest.mark.parametrize("fec", [(0, 3), (3, 3), (4, 3), (-1, 2), (1, 257)])
 def test_an_impossible_redundancy_is_refused_with_its_field(fec: tuple[int, int]) -> None:
-    with pytest.raises(InvalidPolicy, match=f"{fec[0]}/{fec[1]}") as caught:
+    with pytest.raises(InvalidOption, match=f"{fec[0]}/{fec[1]}") as caught:
         checked_fec(fec)
     assert caught.value.field == "fec"
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidOption):
         Fec(replace(policy(), fec=fec))
 
 
 def test_the_layer_needs_a_redundancy() -> None:
-    with pytest.raises(InvalidPolicy, match="fec"):
+    with pytest.raises(InvalidOption, match="fec"):
         Fec(policy(fec=None))
 
 
 def test_without_zfec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zfec", None)
     code._encoder.cache_clear()
-    with pytest.raises(EnvironmentLacks, match=r"unisono\[fec\]"):
+    with pytest.raises(MissingDependency, match=r"unisono\[fec\]"):
         Fec(policy())
 
 
 def test_packets_are_what_is_sent() -> None:
     for a, b in SMALL:
         for count in range(1, 20):
-            assert len(Sender(fec=(a, b)).send(slot_frames([0] * count))) == packets(count, a, b)
-        assert packets(0, a, b) == packets(1, a, b) == 1 + a, "the dummy's"
+            assert len(Sender(fec=(a, b)).send(slot_frames([0] * count))) == datagrams_per_slot(count, a, b)
+        assert datagrams_per_slot(0, a, b) == datagrams_per_slot(1, a, b) == 1 + a, "the dummy's"
     assert net_max_burst(8, 2, 10) == 10
     assert net_max_burst(9, 2, 10) == 13
-    with pytest.raises(InvalidPolicy, match="65,535"):
+    with pytest.raises(InvalidOption, match="65,535"):
         net_max_burst(50_000, 2, 5)
 
 
@@ -560,29 +570,29 @@ OFFER = Offer("vbr", True, 17 * MS, 250.0, 8, 48, True, "none", 1.0, ("Theorem 3
 def test_an_offer_through_the_layer() -> None:
     theta_s = 0.005
     offer = replace(OFFER, avg_rate=50 + 1 / theta_s)
-    through = through_fec(offer, (2, 10), 5 * MS)
+    through = offer_through_fec(offer, (2, 10), 5 * MS)
     assert through.avg_rate * theta_s == pytest.approx(net_avg_per_slot(50 * theta_s, 2, 10))
     assert (through.max_burst, through.header_bytes) == (10, 96)
     assert through.latency_bound_ns == offer.latency_bound_ns, "001-7"
     assert (through.feasible, through.gap_free) == (True, True)
     assert through.loss_tolerance == "at most 2 of any 10 consecutive datagrams of a sender"
-    assert through.why[0] == "Theorem 3"
-    assert "8 + 2·⌈8/8⌉ = 10" in through.why[1]
-    crowded = through_fec(replace(OFFER, max_burst=50_000), (2, 5), 5 * MS)
+    assert through.reasons[0] == "Theorem 3"
+    assert "8 + 2·⌈8/8⌉ = 10" in through.reasons[1]
+    crowded = offer_through_fec(replace(OFFER, max_burst=50_000), (2, 5), 5 * MS)
     assert not crowded.feasible
-    assert "65,535" in crowded.why[-1]
-    with pytest.raises(InvalidPolicy):
-        through_fec(OFFER, (5, 5), 5 * MS)
+    assert "65,535" in crowded.reasons[-1]
+    with pytest.raises(InvalidOption):
+        offer_through_fec(OFFER, (5, 5), 5 * MS)
 
 
 def test_the_order_above_is_asked_over_what_stays_lost() -> None:
     ask = Ask(5, Rate(50, 8), TIMING, loss=0.01, fec=(2, 10))
-    above = above_fec(ask)
+    above = ask_above_fec(ask)
     # Lost itself, and at least two of the other nine.
     assert above.loss == pytest.approx(0.01 * (1 - 0.99**9 - 9 * 0.01 * 0.99**8))
     assert (above.fec, above.rate, above.members) == (None, ask.rate, 5)
     plain = replace(ask, fec=None)
-    assert above_fec(plain) is plain
+    assert ask_above_fec(plain) is plain
     assert residual_loss(0, 1, 2) == 0
     assert residual_loss(0.5, 1, 2) == pytest.approx(0.25), "both copies lost"
 
@@ -592,7 +602,7 @@ def test_frames_of_the_order_leave_room_for_the_header() -> None:
     assert above.max_frame == 1352
     frames = slot_frames([above.max_frame - HEADER_BYTES - 4, 5])
     assert max(map(len, Sender(fec=(1, 3)).send(frames))) == 1400
-    with pytest.raises(InvalidPolicy, match="max_frame"):
+    with pytest.raises(InvalidOption, match="max_frame"):
         order_policy(policy(max_frame=256))
 
 

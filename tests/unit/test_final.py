@@ -6,125 +6,135 @@ from pathlib import Path
 
 import pytest
 
-from unisono.agreement.paxos.decisions import Restored
-from unisono.errors import InvalidPolicy
+from unisono.agreement.paxos.decisions import RestoredState
+from unisono.errors import InvalidOption
 from unisono.group import join
-from unisono.model.message_range import Cell, Extent
-from unisono.model.message_set import Range
+from unisono.model.message_range import MessageRange, SenderSlot
+from unisono.model.message_set import SequenceRange
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
-from unisono.model.remaining import Rest
+from unisono.model.remaining import RemainingMessages
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.final.log import LIVES_KEPT, FinalLog
-from unisono.orders.final.messages import GONE, Give, Message, Value, Want, encode_messages, encode_value
+from unisono.orders.final.log import INCARNATIONS_KEPT, FinalLog
+from unisono.orders.final.messages import (
+    ALL_SLOTS_DONE,
+    FinalLogValue,
+    FinalsMessage,
+    RecoveryReply,
+    RecoveryRequest,
+    encode_messages,
+    encode_value,
+)
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.final.reports import Chooser, Report, Reports, segments
-from unisono.orders.final.store import Store
+from unisono.orders.final.reports import FinalProposer, MemberReport, MemberReports, segments
+from unisono.orders.final.store import MessageStore
 from unisono.stack import build
 
 CELL = (7, 1, 1)
 PATIENCE_NS = 100
 
 
-def rest(*messages: bytes) -> Rest:
-    return Rest(list(messages))
+def rest(*messages: bytes) -> RemainingMessages:
+    return RemainingMessages(list(messages))
 
 
 def test_the_store_keeps_each_message_once_and_gives_what_is_whole() -> None:
-    store = Store()
+    store = MessageStore()
     assert store.put(CELL, 3, rest(b"d", b"e"))
     assert store.put(CELL, 0, rest(b"a", b"b"))
     assert store.ranges(CELL) == ((0, 1), (3, 4))
-    assert store.runs(Extent(*CELL, 0, 5)) is None
+    assert store.packed_messages(MessageRange(*CELL, 0, 5)) is None
     assert store.put(CELL, 1, rest(b"B", b"c", b"D"))
     assert not store.put(CELL, 0, rest(b"a", b"b", b"c"))
-    runs = store.runs(Extent(*CELL, 1, 3))
+    runs = store.packed_messages(MessageRange(*CELL, 1, 3))
     assert runs is not None
     assert [message for run in runs for message in run.messages()] == [b"b", b"c", b"d"]
-    assert store.bytes == 5
-    store.drop(Extent(*CELL, 1, 2))
+    assert store.payload_bytes == 5
+    store.drop(MessageRange(*CELL, 1, 2))
     assert store.ranges(CELL) == ((0, 0), (3, 4))
-    assert store.bytes == 3
-    store.drop(Extent(*CELL, 0, 9))
-    assert (store.ranges(CELL), store.bytes) == ((), 0)
+    assert store.payload_bytes == 3
+    store.drop(MessageRange(*CELL, 0, 9))
+    assert (store.ranges(CELL), store.payload_bytes) == ((), 0)
 
 
 def test_what_is_in_the_log_first_counts_and_late_messages_come_behind() -> None:
     log = FinalLog()
-    agreed = log.take(1, encode_value(Value({1: 4}, (Extent(7, 1, 1, 0, 3), Extent(9, 2, 1, 0, 1)))))
+    agreed = log.apply(
+        1, encode_value(FinalLogValue({1: 4}, (MessageRange(7, 1, 1, 0, 3), MessageRange(9, 2, 1, 0, 1))))
+    )
     assert agreed is not None
-    assert [(one.slot, one.place) for one in agreed] == [(7, 0), (9, 3)]
-    again = log.take(2, encode_value(Value({}, (Extent(7, 1, 1, 1, 4), Extent(8, 3, 1, 0, 2)))))
+    assert [(one.slot, one.position) for one in agreed] == [(7, 0), (9, 3)]
+    again = log.apply(2, encode_value(FinalLogValue({}, (MessageRange(7, 1, 1, 1, 4), MessageRange(8, 3, 1, 0, 2)))))
     assert again is not None
-    assert [(one.slot, one.place, one.extent) for one in again] == [
-        (9, 4, Extent(7, 1, 1, 3, 2)),
-        (9, 6, Extent(8, 3, 1, 0, 2)),
+    assert [(one.slot, one.position, one.message_range) for one in again] == [
+        (9, 4, MessageRange(7, 1, 1, 3, 2)),
+        (9, 6, MessageRange(8, 3, 1, 0, 2)),
     ]
-    assert log.entered == {1: 4}
+    assert log.participants == {1: 4}
     copy = FinalLog()
-    copy.restore(Restored(2, log.state()))
-    assert (copy.k, copy.messages, copy.slot, copy.final, copy.entered) == (2, 8, 9, log.final, {1: 4})
-    assert log.take(3, b"\x00") is None
+    copy.restore(RestoredState(2, log.state()))
+    assert (copy.k, copy.message_count, copy.slot, copy.final, copy.participants) == (2, 8, 9, log.final, {1: 4})
+    assert log.apply(3, b"\x00") is None
 
 
 def test_of_very_old_lives_nothing_becomes_final() -> None:
     log = FinalLog()
-    for life in range(LIVES_KEPT + 1):
-        log.take(life + 1, encode_value(Value({}, (Extent(7, 1, life, 0, 1),))))
-    assert log.left(Extent(8, 1, 0, 5, 1)) == []
-    assert log.left(Extent(8, 1, 1, 5, 1)) == [Extent(8, 1, 1, 5, 1)]
+    for life in range(INCARNATIONS_KEPT + 1):
+        log.apply(life + 1, encode_value(FinalLogValue({}, (MessageRange(7, 1, life, 0, 1),))))
+    assert log.not_yet_final(MessageRange(8, 1, 0, 5, 1)) == []
+    assert log.not_yet_final(MessageRange(8, 1, 1, 5, 1)) == [MessageRange(8, 1, 1, 5, 1)]
 
 
 def test_segments_have_the_same_holders_everywhere() -> None:
-    assert segments(CELL, {1: ((0, 4),), 2: ((0, 4),)}) == [(Extent(*CELL, 0, 5), 2)]
+    assert segments(CELL, {1: ((0, 4),), 2: ((0, 4),)}) == [(MessageRange(*CELL, 0, 5), 2)]
     assert segments(CELL, {1: ((0, 4),), 2: ((0, 1), (3, 6))}) == [
-        (Extent(*CELL, 0, 2), 2),
-        (Extent(*CELL, 2, 1), 1),
-        (Extent(*CELL, 3, 2), 2),
-        (Extent(*CELL, 5, 2), 1),
+        (MessageRange(*CELL, 0, 2), 2),
+        (MessageRange(*CELL, 2, 1), 1),
+        (MessageRange(*CELL, 3, 2), 2),
+        (MessageRange(*CELL, 5, 2), 1),
     ]
 
 
-Held = dict[Cell, tuple[Range, ...]]
+Held = dict[SenderSlot, tuple[SequenceRange, ...]]
 
 
-def chooser(**held: tuple[int, Held]) -> Chooser:
+def chooser(**held: tuple[int, Held]) -> FinalProposer:
     """By member, up to which slot it is done and what it holds there."""
-    reports = Reports()
+    reports = MemberReports()
     for member, (upto, cells) in held.items():
-        reports.of[int(member[1:])] = Report(1, upto, 0, cells)
-    return Chooser(reports, FinalLog(), 2, PATIENCE_NS)
+        reports.by_member[int(member[1:])] = MemberReport(1, upto, 0, cells)
+    return FinalProposer(reports, FinalLog(), 2, PATIENCE_NS)
 
 
 def test_a_leader_waits_until_all_that_are_not_suspected_are_done_with_a_slot() -> None:
     whole: Held = {CELL: ((0, 1),)}
     choosing = chooser(m1=(7, whole), m2=(6, {}), m3=(9, whole))
-    assert choosing.extents(0, (1, 2, 3), 9) == []
-    assert choosing.extents(0, (1, 3), 9) == [Extent(*CELL, 0, 2)]
-    assert choosing.extents(0, (1, 3), 9) == [], "once"
-    assert chooser(m1=(7, whole)).extents(0, (1, 2), 9) == [], "nor goes on without one that has not said anything"
+    assert choosing.next_ranges(0, (1, 2, 3), 9) == []
+    assert choosing.next_ranges(0, (1, 3), 9) == [MessageRange(*CELL, 0, 2)]
+    assert choosing.next_ranges(0, (1, 3), 9) == [], "once"
+    assert chooser(m1=(7, whole)).next_ranges(0, (1, 2), 9) == [], "nor goes on without one that has not said anything"
 
 
 def test_a_leader_proposes_only_what_a_majority_holds() -> None:
     later = (8, 2, 1)
     one = chooser(m1=(9, {CELL: ((0, 1),)}), m2=(9, {later: ((0, 0),)}), m3=(9, {later: ((0, 0),)}))
-    assert one.extents(0, (1, 2, 3), 9) == [], "and what is behind it waits, while its holder is there to give it"
-    assert one.extents(0, (2, 3), 9) == [Extent(*later, 0, 1)]
+    assert one.next_ranges(0, (1, 2, 3), 9) == [], "and what is behind it waits, while its holder is there to give it"
+    assert one.next_ranges(0, (2, 3), 9) == [MessageRange(*later, 0, 1)]
 
 
 def test_what_follows_a_hole_of_a_silent_sender_waits_for_a_while() -> None:
     behind: Held = {(9, 3, 1): ((4, 5),)}
     choosing = chooser(m1=(9, behind), m2=(9, behind))
-    assert choosing.extents(1000, (1, 2), 9) == []
+    assert choosing.next_ranges(1000, (1, 2), 9) == []
     assert choosing.retry_at == 1000 + PATIENCE_NS
-    assert choosing.extents(1000 + PATIENCE_NS, (1, 2), 9) == [Extent(9, 3, 1, 4, 2)]
+    assert choosing.next_ranges(1000 + PATIENCE_NS, (1, 2), 9) == [MessageRange(9, 3, 1, 4, 2)]
 
 
 def test_who_has_reported_enters_once_and_who_leaves_does_not() -> None:
-    choosing = chooser(m1=(9, {}), m2=(GONE, {}))
-    assert choosing.entering((1, 2, 3), GONE) == {1: 1}
-    assert choosing.entering((1, 2, 3), GONE) == {}
+    choosing = chooser(m1=(9, {}), m2=(ALL_SLOTS_DONE, {}))
+    assert choosing.new_participants((1, 2, 3), ALL_SLOTS_DONE) == {1: 1}
+    assert choosing.new_participants((1, 2, 3), ALL_SLOTS_DONE) == {}
 
 
 def policy(**changed: object) -> Policy:
@@ -140,7 +150,7 @@ def policy(**changed: object) -> Policy:
     ],
 )
 def test_what_cannot_be_had_is_refused(changed: dict[str, object], problem: str) -> None:
-    with pytest.raises(InvalidPolicy, match=problem):
+    with pytest.raises(InvalidOption, match=problem):
         build(policy(**changed))
 
 
@@ -148,43 +158,47 @@ def test_final_deliveries_may_have_storage_and_early_ones_alone_have_no_use_for_
     peers = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002"}
     for grades in ("both", "final"):
         join("table", member=1, peers=peers, failures=True, grades=grades, storage=tmp_path / "memory")
-    with pytest.raises(InvalidPolicy, match="so do final deliveries"):
+    with pytest.raises(InvalidOption, match="so do final deliveries"):
         join("table", member=1, peers=peers, failures=True, storage=tmp_path / "memory")
 
 
-def recovering() -> tuple[Recovery, list[tuple[int, Message]], Reports]:
+def recovering() -> tuple[Recovery, list[tuple[int, FinalsMessage]], MemberReports]:
     """Member 1's, what it says to whom, and reports of 2 and 3, who hold what it lacks."""
     policy = Policy("g", 1, View((1, 2, 3)), Timing(1_000_000, 0, 1_000_000), Rate(100, 10))
-    said: list[tuple[int, Message]] = []
-    reports = Reports()
+    said: list[tuple[int, FinalsMessage]] = []
+    reports = MemberReports()
     for member in (2, 3):
-        reports.of[member] = Report(1, upto=9, cells={(5, 4, 1): ((0, 2),)})
-    return Recovery(policy, Store(), FinalLog(), lambda _now, message, to: said.append((to, message))), said, reports
+        reports.by_member[member] = MemberReport(1, done_slot=9, held_ranges={(5, 4, 1): ((0, 2),)})
+    return (
+        Recovery(policy, MessageStore(), FinalLog(), lambda _now, message, to: said.append((to, message))),
+        said,
+        reports,
+    )
 
 
 def test_who_does_not_answer_is_not_asked_again_before_the_others() -> None:
     recovery, said, reports = recovering()
-    lacked = Want((Extent(5, 4, 1, 0, 3),))
-    recovery.ask(0, (), reports, (2, 3), 9)
-    recovery.ask(1, (), reports, (2, 3), 9)
+    lacked = RecoveryRequest((MessageRange(5, 4, 1, 0, 3),))
+    recovery.request_missing(0, (), reports, (2, 3), 9)
+    recovery.request_missing(1, (), reports, (2, 3), 9)
     assert said == [(2, lacked)], "it has time to answer"
-    due = recovery.due()
+    due = recovery.retry_at()
     assert due is not None
     assert recovery.overdue(due)
-    recovery.ask(due, (), reports, (2, 3), 9)
+    recovery.request_missing(due, (), reports, (2, 3), 9)
     assert said == [(2, lacked), (3, lacked)]
 
 
 def test_nothing_is_given_up_before_a_majority_keeps_it_no_longer() -> None:
     recovery, _, _ = recovering()
-    extent = Extent(5, 4, 1, 0, 3)
-    assert recovery.take(2, Give(extent, 0, 0, b"")) == []
-    assert not recovery.hopeless(extent, 2)
-    recovery.take(2, Give(extent, 0, 0, b""))
-    assert not recovery.hopeless(extent, 2), "one member says it twice"
-    recovery.take(3, Give(extent, 0, 0, b""))
-    assert recovery.hopeless(extent, 2)
+    extent = MessageRange(5, 4, 1, 0, 3)
+    assert recovery.receive(2, RecoveryReply(extent, 0, 0, b"")) == []
+    assert not recovery.is_unrecoverable(extent, 2)
+    recovery.receive(2, RecoveryReply(extent, 0, 0, b""))
+    assert not recovery.is_unrecoverable(extent, 2), "one member says it twice"
+    recovery.receive(3, RecoveryReply(extent, 0, 0, b""))
+    assert recovery.is_unrecoverable(extent, 2)
     data = encode_messages([b"a", b"b", b"c"])
-    ((cell, first, run),) = recovery.take(3, Give(extent, len(data), 0, data))
+    ((cell, first, run),) = recovery.receive(3, RecoveryReply(extent, len(data), 0, data))
     assert (cell, first, run.messages()) == ((5, 4, 1), 0, [b"a", b"b", b"c"])
-    assert not recovery.hopeless(extent, 2), "somebody has it after all"
+    assert not recovery.is_unrecoverable(extent, 2), "somebody has it after all"

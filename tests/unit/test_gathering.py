@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.agreement.gathering import EVERY_NS, Gathering, choose, numbered
+from unisono.agreement.gathering import BEACON_INTERVAL_NS, Gathering, assign_numbers, choose_table
 from unisono.wire.beacon import Applicant, Beacon, decode_beacon, encode_beacon, table_key
 
 MS = 1_000_000
@@ -20,7 +20,7 @@ APPLICANT = st.builds(
     host=st.sampled_from(["127.0.0.1", "10.0.0.7", "fe80::1"]),
     port=st.integers(1, 65535),
     nonce=st.integers(1, 2**64 - 1),
-    wanted=st.integers(0, 5),
+    requested_member=st.integers(0, 5),
 )
 BEACON = st.builds(
     Beacon,
@@ -29,7 +29,7 @@ BEACON = st.builds(
     sender=st.integers(1, 2**64 - 1),
     proposal=st.integers(0, 2**64 - 1),
     voted=st.booleans(),
-    settled=st.booleans(),
+    decided=st.booleans(),
     known=st.lists(APPLICANT, max_size=6, unique_by=lambda who: who.nonce).map(tuple),
 )
 
@@ -50,14 +50,14 @@ def test_a_broken_beacon_is_refused_or_another_one(beacon: Beacon, data: st.Data
 
 @given(st.lists(APPLICANT, max_size=8, unique_by=lambda who: who.nonce), st.integers(1, 5), st.randoms())
 def test_the_same_knowledge_gives_the_same_table(known: list[Applicant], members: int, chance: random.Random) -> None:
-    table = choose(tuple(known), members)
+    table = choose_table(tuple(known), members)
     chance.shuffle(known)
-    assert choose(tuple(known), members) == table
+    assert choose_table(tuple(known), members) == table
     if table is not None:
-        numbers = numbered(table)
+        numbers = assign_numbers(table)
         assert sorted(numbers) == list(range(1, members + 1))
         assert set(numbers.values()) == set(table)
-        assert all(who.wanted in {0, number} for number, who in numbers.items())
+        assert all(who.requested_member in {0, number} for number, who in numbers.items())
 
 
 def applicant(number: int, *, wanted: int = 0, incarnation: int = 10) -> Applicant:
@@ -87,19 +87,19 @@ class Net:
             self.under_way = [entry for entry in self.under_way if entry[0] > self.now]
             for _, to, beacon in due:
                 if to in self.processes and to not in self.cut:
-                    self.processes[to].beacon(self.now, beacon)
+                    self.processes[to].on_beacon(self.now, beacon)
             for nonce, process in self.processes.items():
                 if nonce in self.cut:
                     continue
                 if process.wake_at() <= self.now:
                     process.wake(self.now)
-                for beacon in process.out:
+                for beacon in process.outgoing:
                     for to in self.processes:
                         for _ in range(1 + (self.chance.random() < 0.05)):
                             if to != nonce and self.chance.random() >= self.loss:
                                 at = self.now + self.chance.randrange(1, 200) * MS
                                 self.under_way.append((at, to, beacon))
-                process.out.clear()
+                process.outgoing.clear()
 
     def tables(self) -> set[int]:
         return {table_key(p.table) for p in self.processes.values() if p.table is not None}
@@ -141,10 +141,10 @@ def test_voting_more_than_once_would_give_two_tables() -> None:
     process = Gathering(GROUP, b, 3)
     first, second = (a, b, c), (b, c, d)
     process.wake(0)
-    process.beacon(1, Beacon(GROUP, 3, a.nonce, table_key(first), False, False, first))
-    process.beacon(2, Beacon(GROUP, 3, a.nonce, table_key(first), True, False, first))
+    process.on_beacon(1, Beacon(GROUP, 3, a.nonce, table_key(first), False, False, first))
+    process.on_beacon(2, Beacon(GROUP, 3, a.nonce, table_key(first), True, False, first))
     assert process._vote == first
-    process.beacon(3, Beacon(GROUP, 3, d.nonce, table_key(second), True, False, second))
+    process.on_beacon(3, Beacon(GROUP, 3, d.nonce, table_key(second), True, False, second))
     assert process._vote == first, "it votes once"
 
 
@@ -156,8 +156,8 @@ def test_who_comes_late_learns_the_table_and_that_it_is_full() -> None:
     late = net.add(applicant(9), 3)
     net.run(2)
     assert late.table is None
-    assert late.closed_to_me == next(iter(net.processes.values())).table
-    assert "the group has its members already: 1 at 10.0.0.1:9000" in late.missing()
+    assert late.table_without_me == next(iter(net.processes.values())).table
+    assert "the group has its members already: 1 at 10.0.0.1:9000" in late.why_incomplete()
 
 
 def test_numbers_that_are_insisted_on_are_had_and_a_second_claim_is_passed_over() -> None:
@@ -168,7 +168,7 @@ def test_numbers_that_are_insisted_on_are_had_and_a_second_claim_is_passed_over(
     net.run(3)
     tables = {nonce: process.table for nonce, process in net.processes.items() if process.table}
     assert set(tables) == {who[0].nonce, who[1].nonce, who[2].nonce}
-    assert numbered(next(iter(tables.values()))) == {1: who[2], 2: who[1], 3: who[0]}
+    assert assign_numbers(next(iter(tables.values()))) == {1: who[2], 2: who[1], 3: who[0]}
 
 
 def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_votes() -> None:
@@ -189,7 +189,7 @@ def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_v
 
 def test_another_size_is_a_complaint() -> None:
     process = Gathering(GROUP, applicant(0), 3)
-    process.beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
-    assert "expects 4 members, here it is 3" in process.missing()
+    process.on_beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
+    assert "expects 4 members, here it is 3" in process.why_incomplete()
     process.wake(0)
-    assert process.wake_at() == EVERY_NS
+    assert process.wake_at() == BEACON_INTERVAL_NS

@@ -10,17 +10,17 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.errors import EnvironmentLacks
-from unisono.group import Joining
+from unisono.errors import MissingDependency
+from unisono.group import PendingJoin
 
 PEERS = {1: "127.0.0.1:9001", 2: "127.0.0.1:9002", 3: "127.0.0.1:9003"}
 
 
-def join(**options: Any) -> Joining:
+def join(**options: Any) -> PendingJoin:
     return unisono.join("table", **{"member": 1, "peers": PEERS, "max_message": 500, **options})
 
 
-def slot_ns(joining: Joining) -> int:
+def slot_ns(joining: PendingJoin) -> int:
     return joining._setup.timing.theta_ns
 
 
@@ -96,7 +96,7 @@ def test_multicast_leaves_in_one_copy() -> None:
     ],
 )
 def test_bad_policies_name_their_field(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(unisono.InvalidPolicy) as no:
+    with pytest.raises(unisono.InvalidOption) as no:
         join(**options)
     assert no.value.field == field
     assert str(no.value).startswith(f"{field}: ")
@@ -108,7 +108,7 @@ def test_bracketed_addresses_are_taken_apart() -> None:
 
 @pytest.mark.parametrize("rate", [(0, 1), (float("nan"), 1), (50, 0), (float("inf"), 1)])
 def test_rates_without_sense_are_refused(rate: tuple[float, int]) -> None:
-    with pytest.raises(unisono.InvalidPolicy, match=r"^rate\."):
+    with pytest.raises(unisono.InvalidOption, match=r"^rate\."):
         unisono.Rate(*rate)
 
 
@@ -164,7 +164,7 @@ def test_a_name_that_nobody_knows_is_told_with_its_member(monkeypatch: pytest.Mo
     peers = named(monkeypatch, unknown)
 
     async def scene() -> None:
-        with pytest.raises(EnvironmentLacks, match=r"'two\.example' of member 2 cannot be resolved.*not known"):
+        with pytest.raises(MissingDependency, match=r"'two\.example' of member 2 cannot be resolved.*not known"):
             await unisono.join("table", member=1, peers=peers)
 
     asyncio.run(scene())
@@ -182,7 +182,7 @@ def test_a_name_server_that_does_not_answer_in_time_is_told_with_the_member(monk
     async def scene() -> None:
         before = time.monotonic()
         try:
-            with pytest.raises(EnvironmentLacks, match=r"'two\.example' of member 2 .*no answer within 0\.1 s"):
+            with pytest.raises(MissingDependency, match=r"'two\.example' of member 2 .*no answer within 0\.1 s"):
                 await unisono.join("table", member=1, peers=peers, timeout="100ms")
             assert time.monotonic() - before < 20
         finally:

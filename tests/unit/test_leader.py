@@ -7,47 +7,47 @@ from collections.abc import Callable
 import pytest
 
 from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.events import Batch, Left, ViewChange, Violation
+from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.modes import TAKES, Input, Mode
-from unisono.orders.leader.base import Led
-from unisono.orders.leader.broadcast import Leader
+from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.leader.base import LeaderOrderBase
+from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.messages import (
     ORDERED_BYTES,
-    Beat,
-    Cut,
-    Lack,
-    Need,
-    Place,
-    Request,
-    Roll,
+    EntryHeader,
+    EntryType,
+    LastFrames,
+    MemberList,
+    MissingKind,
+    RetransmitRequest,
+    StampRequest,
+    StreamHeartbeat,
     Vote,
-    What,
-    decode_ask,
-    decode_beat,
-    decode_need,
-    decode_place,
-    decode_request,
-    decode_roll,
+    decode_entry_header,
+    decode_member_list,
+    decode_retransmit_request,
+    decode_stamp_request,
+    decode_stream_heartbeat,
     decode_vote,
-    encode_ask,
-    encode_beat,
-    encode_need,
-    encode_place,
-    encode_request,
-    encode_roll,
+    decode_vote_request,
+    encode_entry_header,
+    encode_member_list,
+    encode_retransmit_request,
+    encode_stamp_request,
+    encode_stream_heartbeat,
     encode_vote,
+    encode_vote_request,
 )
 from unisono.orders.leader.stream import WINDOW
-from unisono.orders.leader.timeouts import gap_bound_ns, outage_ns, poll_ns, silence_ns
-from unisono.orders.leader.timestamp import Timestamp
+from unisono.orders.leader.timeouts import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
+from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.stack import ORDERS, Stack, build
 from unisono.wire.door import Door, Refusal
-from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -73,9 +73,9 @@ class Bench:
             stack.wake(self.now)
         self.pass_on()
 
-    def order(self, member: int) -> Led:
+    def order(self, member: int) -> LeaderOrderBase:
         order = self.stacks[member].order
-        assert isinstance(order, Led)
+        assert isinstance(order, LeaderOrderBase)
         return order
 
     def pass_on(self) -> None:
@@ -126,14 +126,14 @@ def test_a_group_of_one_needs_nobody(order: str) -> None:
     assert bench.texts(1) == [b"alone"]
     bench.stacks[1].leave(bench.now)
     bench.pass_on()
-    assert isinstance(bench.events[1][-1], Left)
+    assert isinstance(bench.events[1][-1], LeaveComplete)
 
 
 def test_every_mode_takes_what_the_table_says() -> None:
-    def fresh(mode: Mode) -> Leader:
-        order = Leader(policy(1, 1), Unlimited())
+    def fresh(mode: Mode) -> LeaderBroadcast:
+        order = LeaderBroadcast(policy(1, 1), UnlimitedNetwork())
         if mode is Mode.DET_RATE:
-            order = Leader(policy(1, 2), Unlimited())
+            order = LeaderBroadcast(policy(1, 2), UnlimitedNetwork())
             order.wake(START)
         if mode in {Mode.DELIVER_MESSAGES, Mode.LEFT}:
             order.wake(START)
@@ -142,10 +142,10 @@ def test_every_mode_takes_what_the_table_says() -> None:
         assert order.mode is mode
         return order
 
-    for mode, takes in TAKES.items():
+    for mode, takes in ACCEPTED_INPUTS.items():
         assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in takes)
         order = fresh(mode)
-        order.new_rate(START, Rate(1e9, 2))
+        order.change_rate(START, Rate(1e9, 2))
         assert (order._new_rate is not None) == (Input.NEW_RATE in takes)
         order = fresh(mode)
         before = len(order.events)
@@ -162,27 +162,27 @@ def test_a_slot_takes_the_burst_and_no_more() -> None:
     assert bench.stacks[2].submit(bench.now, [b"x"] * 9) == 4
 
 
-@pytest.mark.parametrize("order", [Leader, Timestamp])
-def test_a_message_that_was_not_declared_is_refused(order: type[Led]) -> None:
+@pytest.mark.parametrize("order", [LeaderBroadcast, TimestampLeader])
+def test_a_message_that_was_not_declared_is_refused(order: type[LeaderOrderBase]) -> None:
     with pytest.raises(MessageTooLarge):
-        order(policy(1), Unlimited()).submit(START, [b"x" * 101])
+        order(policy(1), UnlimitedNetwork()).submit(START, [b"x" * 101])
 
 
 class Full:
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         raise ReservationRefused(reservation.peak_bytes_per_s, 0, 1)
 
 
 class Counting:
     def __init__(self) -> None:
-        self.asked: list[Reservation] = []
+        self.asked: list[BandwidthReservation] = []
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         self.asked.append(reservation)
 
 
-@pytest.mark.parametrize("order", [Leader, Timestamp])
-def test_a_network_without_room_is_not_joined(order: type[Led]) -> None:
+@pytest.mark.parametrize("order", [LeaderBroadcast, TimestampLeader])
+def test_a_network_without_room_is_not_joined(order: type[LeaderOrderBase]) -> None:
     with pytest.raises(ReservationRefused):
         order(policy(1), Full())
     first, second = Counting(), Counting()
@@ -209,13 +209,13 @@ def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str)
     bench.stacks[1].submit(bench.now, [b"first"])
     stale = bench.stacks[1].outgoing()
     bench.deaf = {1}
-    bench.wait(gap_bound_ns(TIMING) + 10 * MS)
-    assert [bench.order(m).succession.leader for m in (2, 3, 4)] == [2, 2, 2]
-    assert bench.order(2).succession.reign == 1
+    bench.wait(leader_change_bound_ns(TIMING) + 10 * MS)
+    assert [bench.order(m).election.leader for m in (2, 3, 4)] == [2, 2, 2]
+    assert bench.order(2).election.term == 1
     assert bench.violations(3) == ["leader_lost"]
     assert [e.left for e in bench.events[4] if isinstance(e, ViewChange)][-1] == (1,)
     before = bench.order(3).ignored["an old reign"]
-    ordered = [datagram.data for datagram in stale if datagram.data[1] in {Kind.ORDERED, Kind.BEAT}]
+    ordered = [datagram.data for datagram in stale if datagram.data[1] in {Kind.ORDERED, Kind.STREAM_HEARTBEAT}]
     for data in ordered:
         bench.stacks[3].receive(bench.now, data)
     assert ordered
@@ -224,10 +224,10 @@ def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str)
 
 def test_a_vote_is_given_only_in_silence_and_once() -> None:
     bench = Bench(4)
-    voter = bench.order(3).succession
+    voter = bench.order(3).election
 
     def ask(reign: int, sender: int) -> list[Kind]:
-        frame = Frame(Kind.ASK, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_ask(reign))
+        frame = Frame(Kind.VOTE_REQUEST, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_vote_request(reign))
         bench.order(3).from_below(bench.now, frame)
         kinds = [frame.kind for frame in bench.order(3).down]
         bench.order(3).down.clear()
@@ -236,10 +236,10 @@ def test_a_vote_is_given_only_in_silence_and_once() -> None:
     assert Kind.VOTE not in ask(1, 2), "the leader has just been heard"
     bench.deaf = {1, 2, 4}
     bench.now += 2 * TIMING.delta_ns
-    while voter.promised == 0 and bench.now < START + 200 * MS:
+    while voter.promised_term == 0 and bench.now < START + 200 * MS:
         bench.now += MS
         bench.order(3).wake(bench.now)
-    assert voter.promised == 1, "silence has lasted: it votes for who had asked"
+    assert voter.promised_term == 1, "silence has lasted: it votes for who had asked"
     bench.order(3).down.clear()
     assert Kind.VOTE not in ask(1, 3), "reign 1 is not member 3's"
     assert ask(1, 2) == [Kind.VOTE], "the same vote again, if it was lost"
@@ -247,8 +247,8 @@ def test_a_vote_is_given_only_in_silence_and_once() -> None:
 
 
 def test_reigns_have_one_owner_each() -> None:
-    succession = Bench(4).order(1).succession
-    assert [succession.roster.owner(reign) for reign in range(6)] == [1, 2, 3, 4, 1, 2]
+    succession = Bench(4).order(1).election
+    assert [succession.membership.leader_of(reign) for reign in range(6)] == [1, 2, 3, 4, 1, 2]
 
 
 def test_who_can_reach_less_than_a_majority_orders_nothing() -> None:
@@ -266,22 +266,22 @@ def test_who_can_reach_less_than_a_majority_orders_nothing() -> None:
 
 def test_a_leader_is_not_ahead_of_the_slowest_by_more_than_the_window() -> None:
     order = Bench(3).order(1)
-    assert order.succession.may_order(START + MS)
-    order.succession.stream.position = WINDOW
-    assert not order.succession.may_order(START + MS)
+    assert order.election.may_order(START + MS)
+    order.election.stream.position = WINDOW
+    assert not order.election.may_order(START + MS)
 
 
 def test_leaving_before_the_beginning_is_departing() -> None:
-    order = Leader(policy(1), Unlimited())
+    order = LeaderBroadcast(policy(1), UnlimitedNetwork())
     order.leave(START)
     assert order.mode is Mode.LEFT
     assert order.wake_at() is None
 
 
 def test_spans_add_up() -> None:
-    assert silence_ns(TIMING) == 21 * MS
-    assert poll_ns(TIMING) == 24 * MS
-    assert gap_bound_ns(TIMING) == 69 * MS
+    assert heartbeat_timeout_ns(TIMING) == 21 * MS
+    assert vote_wait_ns(TIMING) == 24 * MS
+    assert leader_change_bound_ns(TIMING) == 69 * MS
     assert outage_ns(TIMING, MS) == 80 * MS, "the dead leader's last message had waited for Δ+p"
 
 
@@ -310,44 +310,51 @@ def test_both_are_on_the_list_of_orders() -> None:
 
 # -- wire --------------------------------------------------------------------------------------------------------
 
-PLACE = Place(3, 7, 2, 1, What.RELAY, 2, 1, 40, 0, 9)
+PLACE = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
 
 
 def test_control_messages_come_back_as_they_were() -> None:
-    beat, vote, need = Beat(1, 2, 3, 4, True), Vote(5, 6, 4), Need(1, Lack.FRAMES, 2, 3, 4)
-    assert decode_beat(encode_beat(beat)) == beat
-    assert decode_ask(encode_ask(7)) == 7
+    beat, vote, need = (
+        StreamHeartbeat(1, 2, 3, 4, True),
+        Vote(5, 6, 4),
+        RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4),
+    )
+    assert decode_stream_heartbeat(encode_stream_heartbeat(beat)) == beat
+    assert decode_vote_request(encode_vote_request(7)) == 7
     assert decode_vote(encode_vote(vote)) == vote
-    assert decode_need(encode_need(need)) == need
-    assert decode_request(encode_request(Request(1, 2, 3))) == Request(1, 2, 3)
-    assert decode_place(encode_place(PLACE)) == PLACE
-    roll = Roll((1, 5, 9), (Cut(2, 3, 4), Cut(3, 1, 0)))
-    assert decode_roll(encode_roll(roll)) == roll
+    assert decode_retransmit_request(encode_retransmit_request(need)) == need
+    assert decode_stamp_request(encode_stamp_request(StampRequest(1, 2, 3))) == StampRequest(1, 2, 3)
+    assert decode_entry_header(encode_entry_header(PLACE)) == PLACE
+    roll = MemberList((1, 5, 9), (LastFrames(2, 3, 4), LastFrames(3, 1, 0)))
+    assert decode_member_list(encode_member_list(roll)) == roll
 
 
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (decode_beat, b""),
-        (decode_beat, encode_beat(Beat(1, 2**63, 0, 0, False))),
-        (decode_beat, encode_beat(Beat(1, 2, 3, 4, False))[:-1] + b"\2"),
-        (decode_ask, b"123"),
+        (decode_stream_heartbeat, b""),
+        (decode_stream_heartbeat, encode_stream_heartbeat(StreamHeartbeat(1, 2**63, 0, 0, False))),
+        (decode_stream_heartbeat, encode_stream_heartbeat(StreamHeartbeat(1, 2, 3, 4, False))[:-1] + b"\2"),
+        (decode_vote_request, b"123"),
         (decode_vote, encode_vote(Vote(5, 6, 5))),
         (decode_vote, b"x"),
-        (decode_need, encode_need(Need(1, Lack.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2)),
-        (decode_need, b""),
-        (decode_request, encode_request(Request(1, 2, 0))),
-        (decode_request, b"?"),
-        (decode_roll, b""),
-        (decode_roll, encode_roll(Roll(()))),
-        (decode_roll, encode_roll(Roll((2, 1)))),
-        (decode_roll, encode_roll(Roll((0, 1)))),
-        (decode_roll, encode_roll(Roll((1, 2)))[:-1]),
-        (decode_place, b""),
-        (decode_place, encode_place(Place(1, 7, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
-        (decode_place, encode_place(Place(3, 0, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
-        (decode_place, encode_place(Place(3, 7, 2, 1, What.GRANT, 2, 1, 40, 0, 9))),
-        (decode_place, encode_place(Place(3, 2**63, 2, 1, What.RELAY, 2, 1, 40, 0, 9))),
+        (
+            decode_retransmit_request,
+            encode_retransmit_request(RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4)).replace(b"\1\0", b"\7\0", 2),
+        ),
+        (decode_retransmit_request, b""),
+        (decode_stamp_request, encode_stamp_request(StampRequest(1, 2, 0))),
+        (decode_stamp_request, b"?"),
+        (decode_member_list, b""),
+        (decode_member_list, encode_member_list(MemberList(()))),
+        (decode_member_list, encode_member_list(MemberList((2, 1)))),
+        (decode_member_list, encode_member_list(MemberList((0, 1)))),
+        (decode_member_list, encode_member_list(MemberList((1, 2)))[:-1]),
+        (decode_entry_header, b""),
+        (decode_entry_header, encode_entry_header(EntryHeader(1, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
+        (decode_entry_header, encode_entry_header(EntryHeader(3, 0, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
+        (decode_entry_header, encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.GRANT, 2, 1, 40, 0, 9))),
+        (decode_entry_header, encode_entry_header(EntryHeader(3, 2**63, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
     ],
 )
 def test_what_contradicts_itself_is_nothing(decode: Callable[[bytes], object], body: bytes) -> None:
@@ -363,22 +370,22 @@ def admitted(body: bytes, flags: int = 0, kind: Kind = Kind.ORDERED) -> Frame | 
 
 def test_the_door_takes_an_entry_apart_before_it_lets_it_in() -> None:
     run = b"\0\1\0\3abc"
-    frame = admitted(encode_place(PLACE) + run)
+    frame = admitted(encode_entry_header(PLACE) + run)
     assert isinstance(frame, Frame)
-    assert frame.run is not None
-    assert frame.run.messages() == [b"abc"]
+    assert frame.packed_messages is not None
+    assert frame.packed_messages.messages() == [b"abc"]
     assert bytes(frame.body[ORDERED_BYTES:]) == run
-    assert isinstance(admitted(encode_place(PLACE), LAST | FINAL), Frame)
-    assert admitted(encode_place(PLACE) + b"\0\2\0\3abc") is Refusal.LYING_LENGTHS
-    assert admitted(encode_place(PLACE)) is Refusal.TRUNCATED
+    assert isinstance(admitted(encode_entry_header(PLACE), END_OF_SLOT | LEAVING), Frame)
+    assert admitted(encode_entry_header(PLACE) + b"\0\2\0\3abc") is Refusal.INCONSISTENT_LENGTHS
+    assert admitted(encode_entry_header(PLACE)) is Refusal.TRUNCATED
     assert admitted(b"short") is Refusal.BAD_CONTROL
-    stranger = Place(3, 7, 2, 1, What.RELAY, 9, 1, 40, 0, 9)
-    assert admitted(encode_place(stranger) + run) is Refusal.STRANGER
-    grant = encode_place(Place(3, 7, 2, 1, What.GRANT, 2, 1, 40, 8, 9))
+    stranger = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 9, 1, 40, 0, 9)
+    assert admitted(encode_entry_header(stranger) + run) is Refusal.NOT_A_MEMBER
+    grant = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.GRANT, 2, 1, 40, 8, 9))
     assert isinstance(admitted(grant), Frame)
     assert admitted(grant + b"x") is Refusal.BAD_CONTROL
-    assert admitted(grant, LAST) is Refusal.BAD_CONTROL
-    roll = encode_place(Place(3, 7, 2, 1, What.ROLL, 2, 1, 40, 0, 9))
-    assert isinstance(admitted(roll + encode_roll(Roll((1, 3)))), Frame)
-    assert admitted(roll + encode_roll(Roll((1, 4)))) is Refusal.BAD_CONTROL
-    assert admitted(b"", kind=Kind.BEAT) is Refusal.BAD_CONTROL
+    assert admitted(grant, END_OF_SLOT) is Refusal.BAD_CONTROL
+    roll = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.MEMBER_LIST, 2, 1, 40, 0, 9))
+    assert isinstance(admitted(roll + encode_member_list(MemberList((1, 3)))), Frame)
+    assert admitted(roll + encode_member_list(MemberList((1, 4)))) is Refusal.BAD_CONTROL
+    assert admitted(b"", kind=Kind.STREAM_HEARTBEAT) is Refusal.BAD_CONTROL

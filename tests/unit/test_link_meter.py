@@ -9,23 +9,23 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.model.metrics import Side
-from unisono.qos.watch.link_meter import REORDER, TIMED_KEPT, LinkMeter
-from unisono.qos.watch.meters import Monitor, Window
-from unisono.wire.frame import SERIALS
+from unisono.qos.watch.link_meter import REORDER_WINDOW, TIMED_BUFFER, LinkMeter
+from unisono.qos.watch.meters import MetricWindow, Monitor
+from unisono.wire.frame import SERIAL_MAX
 
 MS = 1_000_000
 
 
 def serial(number: int) -> int:
-    return number % SERIALS + 1
+    return number % SERIAL_MAX + 1
 
 
 def fed(arrivals: list[tuple[int, int, int]]) -> LinkMeter:
     """A meter that has taken (when, sent, number of the datagram)."""
     meter = LinkMeter(1, arrivals[0][0])
     for at, sent, number in arrivals:
-        meter.take(sent, serial(number))
-        meter.time(at, sent)
+        meter.on_datagram(sent, serial(number))
+        meter.record_timing(at, sent)
     return meter
 
 
@@ -41,18 +41,18 @@ def runs_of_loss(kept: list[bool]) -> list[int]:
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2, 0.6])
 def test_loss_and_its_bursts_are_those_that_were_planted(loss: float) -> None:
     chance = random.Random(7)
-    kept = [True, *(chance.random() >= loss for _ in range(4000)), *[True] * (2 * REORDER)]
+    kept = [True, *(chance.random() >= loss for _ in range(4000)), *[True] * (2 * REORDER_WINDOW)]
     meter = fed([(n * MS + 300, n * MS, n) for n, came in enumerate(kept) if came])
     lost = kept.count(False)
     assert meter.lost == lost
-    assert meter.settled == len(kept) - REORDER
+    assert meter.counted == len(kept) - REORDER_WINDOW
     runs = runs_of_loss(kept)
     assert meter.bursts.total == len(runs)
     assert meter.bursts.largest == max(runs, default=0)
     assert sum(min(run, 31) for run in runs if run < 32) == sum(b * times for b, times in meter.bursts.to_pairs())
 
 
-@pytest.mark.parametrize("gap", [1, REORDER - 1, REORDER, REORDER + 1, 127, 128, 200, 254])
+@pytest.mark.parametrize("gap", [1, REORDER_WINDOW - 1, REORDER_WINDOW, REORDER_WINDOW + 1, 127, 128, 200, 254])
 def test_an_outage_of_up_to_254_datagrams_is_counted_whole(gap: int) -> None:
     numbers = [*range(100), *range(100 + gap, 300 + gap)]
     meter = fed([(n * MS, n * MS - 300, n) for n in numbers])
@@ -71,10 +71,10 @@ def test_what_is_overtaken_within_the_window_is_not_lost() -> None:
 
 
 def test_what_comes_after_it_was_given_up_is_late_and_counts_as_lost_until_then() -> None:
-    numbers = [*range(100), *range(101, 101 + REORDER), 100, *range(101 + REORDER, 300)]
+    numbers = [*range(100), *range(101, 101 + REORDER_WINDOW), 100, *range(101 + REORDER_WINDOW, 300)]
     meter = fed([(at * MS, n * MS, n) for at, n in enumerate(numbers)])
     assert (meter.lost, meter.late, meter.reordered) == (1, 1, 0)
-    window = Window(0, 250 * MS)
+    window = MetricWindow(0, 250 * MS)
     Monitor._link_rows(Mock(), window, ("vbr", Side.BELOW, 2), meter)
     assert [row.value for row in window.rows if row.metric == "loss"] == [0.0]
 
@@ -82,7 +82,7 @@ def test_what_comes_after_it_was_given_up_is_late_and_counts_as_lost_until_then(
 def test_a_duplicate_changes_no_count_of_loss() -> None:
     once = [(n * MS, n * MS, n) for n in range(500)]
     meter = fed([arrival for arrival in once for _ in range(2)])
-    assert (meter.lost, meter.reordered, meter.settled, meter.doubled) == (0, 0, 500 - REORDER, 500)
+    assert (meter.lost, meter.reordered, meter.counted, meter.duplicated) == (0, 0, 500 - REORDER_WINDOW, 500)
 
 
 def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
@@ -99,9 +99,11 @@ def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
 
 def test_delay_is_corrected_by_the_clocks_difference() -> None:
     meter = LinkMeter(1, 0)
-    meter.correct(5 * MS)  # the peer's clock is ahead of ours: what took 1 ms seems to arrive 4 ms before it left
+    meter.set_clock_offset(
+        5 * MS
+    )  # the peer's clock is ahead of ours: what took 1 ms seems to arrive 4 ms before it left
     for n in range(100):
-        meter.time(n * MS + MS - 5 * MS, n * MS)
+        meter.record_timing(n * MS + MS - 5 * MS, n * MS)
     assert meter.delays.quantile(0.5) == pytest.approx(MS, rel=1 / 32)
 
 
@@ -110,24 +112,24 @@ def test_windows_add_up_and_hide_no_silence() -> None:
     lost = settled = 0
     for n in range(3000):
         if n % 10:
-            meter.take(n * MS, serial(n))
-            meter.time(n * MS, n * MS)
+            meter.on_datagram(n * MS, serial(n))
+            meter.record_timing(n * MS, n * MS)
         if n % 50 == 49:
-            lost, settled = lost + meter.lost, settled + max(0, meter.settled)
-            meter.restart()
-    assert (lost, settled) == (settled // 10, 3000 - REORDER - 1), "the first one, number 0, was never seen"
-    meter.silent_until(3500 * MS)
+            lost, settled = lost + meter.lost, settled + max(0, meter.counted)
+            meter.start_window()
+    assert (lost, settled) == (settled // 10, 3000 - REORDER_WINDOW - 1), "the first one, number 0, was never seen"
+    meter.extend_silence(3500 * MS)
     assert meter.silence_ns == 501 * MS
 
 
 def test_what_is_timed_is_kept_in_constant_memory_and_counts_whenever_it_is_worked_out() -> None:
     chance = random.Random(9)
-    arrivals = [(n * MS + chance.randrange(MS), n * MS, n) for n in range(3 * TIMED_KEPT + 7)]
+    arrivals = [(n * MS + chance.randrange(MS), n * MS, n) for n in range(3 * TIMED_BUFFER + 7)]
     meter, looked_at = fed(arrivals), LinkMeter(1, arrivals[0][0])
     for at, sent, number in arrivals:
-        looked_at.take(sent, serial(number))
-        looked_at.time(at, sent)
+        looked_at.on_datagram(sent, serial(number))
+        looked_at.record_timing(at, sent)
         assert looked_at.delays.total == number + 1
-    assert len(meter._timed) < TIMED_KEPT
+    assert len(meter._timed) < TIMED_BUFFER
     assert meter.delays == looked_at.delays
     assert (meter.jitter_ns(), meter.silence_ns) == (looked_at.jitter_ns(), looked_at.silence_ns)

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.faults import Duplication, Fault, Loss, Partition, Pause, Span, described
+from unisono.model.faults import Duplication, Fault, Loss, Partition, Pause, Span, fault_to_row
 from unisono.model.ids import group_key
-from unisono.model.losses import Losses, most_lost
-from unisono.runtime.fault_injection import Injection
+from unisono.model.losses import LossModel, max_lost
+from unisono.runtime.fault_injection import FaultInjection
 from unisono.wire.frame import Frame, Kind, encode
 
 KEY = group_key("table")
 
 
 def fates(faults: Sequence[Loss], count: int = 400, seed: int = 1, step_ns: int = 1) -> list[bool]:
-    losses = Losses(faults, Random(seed))
-    return [losses.lost(1, 2, number * step_ns) for number in range(count)]
+    losses = LossModel(faults, Random(seed))
+    return [losses.is_lost(1, 2, number * step_ns) for number in range(count)]
 
 
 def worst(lost: list[bool], of: int) -> int:
@@ -42,7 +42,7 @@ def test_bounds_hold_together(parts: list[tuple[float, int, int]], seed: int) ->
             keeps = [
                 sum(lost[max(0, number - fault.of + 1) : number + 1]) <= fault.at_most
                 for fault in faults
-                if fault.span.open(number) and fault.of is not None and fault.at_most is not None
+                if fault.span.contains(number) and fault.of is not None and fault.at_most is not None
             ]
             assert any(keeps)
 
@@ -55,8 +55,8 @@ def test_a_loss_that_grows_worse_keeps_its_bound_across_the_change() -> None:
 
 
 def test_links_do_not_share_a_bound() -> None:
-    losses = Losses([Loss(Span(), 1.0, 1, 2)], Random(1))
-    assert [losses.lost(sender, 9, 0) for sender in (1, 2, 1, 2)] == [True, True, False, False]
+    losses = LossModel([Loss(Span(), 1.0, 1, 2)], Random(1))
+    assert [losses.is_lost(sender, 9, 0) for sender in (1, 2, 1, 2)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_links_do_not_share_a_bound() -> None:
     ],
 )
 def test_the_most_that_is_lost_of_so_many(loss: Loss, consecutive: int, most: int) -> None:
-    assert most_lost(loss, consecutive) == most
+    assert max_lost(loss, consecutive) == most
     if loss.probability:
         harsh = Loss(Span(), 1.0, loss.at_most, loss.of)
         assert worst(fates([harsh]), consecutive) == most
 
 
 def test_a_fault_is_written_down_as_plain_values() -> None:
-    assert described(Loss(Span(5, None), 0.2, 1, 5, receivers=(3,))) == {
+    assert fault_to_row(Loss(Span(5, None), 0.2, 1, 5, receivers=(3,))) == {
         "kind": "loss",
         "from_ns": 5,
         "to_ns": None,
@@ -88,7 +88,7 @@ def test_a_fault_is_written_down_as_plain_values() -> None:
         "senders": [],
         "receivers": [3],
     }
-    assert described(Partition(Span(), ((1, 2), (3,))))["groups"] == [[1, 2], [3]]
+    assert fault_to_row(Partition(Span(), ((1, 2), (3,))))["groups"] == [[1, 2], [3]]
 
 
 # -- at a member ---------------------------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ class Receiver:
 
     def __init__(self, *faults: Fault, member: int = 9, seed: int = 1) -> None:
         self.now = 1_000
-        self.injection = Injection(member, faults, seed=seed, time_ns=lambda: self.now)
+        self.injection = FaultInjection(member, faults, seed=seed, time_ns=lambda: self.now)
         self.got: list[bytes] = []
-        self._take = self.injection.before(self._receive)
+        self._take = self.injection.wrap(self._receive)
 
     def _receive(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         self.got.append(data[start:end])
@@ -131,7 +131,7 @@ def test_nothing_stands_in_the_way_where_nothing_is_injected() -> None:
     def receive(data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         raise NotImplementedError
 
-    assert Injection(1, [Pause(1, 0, 5)]).before(receive) is receive
+    assert FaultInjection(1, [Pause(1, 0, 5)]).wrap(receive) is receive
 
 
 def test_loss_is_counted_and_the_same_for_the_same_seed() -> None:
@@ -147,13 +147,13 @@ def test_time_counts_from_the_beginning_and_is_zero_before() -> None:
     receiver = Receiver(Loss(Span(0, 100), 1.0), Loss(Span(200), 1.0))
     receiver.now += 150
     assert receiver.arrive(1) == 0  # the run has not begun: its first instant
-    receiver.injection.begin()
+    receiver.injection.start_run()
     assert receiver.arrive(1) == 0
     receiver.now += 100
     assert receiver.arrive(1) == 1
     receiver.now += 100
     assert receiver.arrive(1) == 0
-    receiver.injection.begin(receiver.now - 150)
+    receiver.injection.start_run(receiver.now - 150)
     assert receiver.arrive(1) == 1
 
 
@@ -172,7 +172,7 @@ def test_only_the_links_that_are_named_lose() -> None:
 
 def test_a_partition_cuts_and_heals() -> None:
     receiver = Receiver(Partition(Span(0, 100), ((1, 2), (3,))))
-    receiver.injection.begin()
+    receiver.injection.start_run()
     assert [receiver.arrive(sender) for sender in (1, 3, 4)] == [0, 0, 1]
     receiver.now += 100
     assert [receiver.arrive(sender) for sender in (1, 3, 4)] == [1, 1, 1]

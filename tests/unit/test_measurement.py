@@ -10,47 +10,55 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.measured import SLA, append, interval, worse_between, write_run
+from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
 
-from unisono.errors import InvalidPolicy, UnisonoError
+from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.text.sla import parse_slas
-from unisono.pipeline.measurement import CHANCES, Job, Measured, Running, Service, _Query, in_process
-from unisono.pipeline.measurement_store import MeasurementStore, Verdict
+from unisono.pipeline.measurement import (
+    MAX_RESTARTS,
+    MeasuredBatch,
+    MeasurementJob,
+    MeasurementService,
+    RunningMeasurement,
+    _RestartingQuery,
+    measure_in_process,
+)
+from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.qos.watch.group_sla import LinkEstimate
-from unisono.trace.metric_tails import Block, latest, read_block, stretches
+from unisono.trace.metric_tails import MetricBlock, read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")
-LOSS = worse_between(4, 8)
+LOSS = lossy_between(4, 8)
 _numbers = itertools.count()
 
 
-def blocks(directory: Path, service: Service) -> list[Block]:
-    return [read_block(s) for s in stretches(service.places, latest(directory, service.places))]
+def blocks(directory: Path, service: MeasurementService) -> list[MetricBlock]:
+    return [read_block(s) for s in slices_between(service.offsets, readable_offsets(directory, service.offsets))]
 
 
-def judged_at_once(directory: Path, keep: Path) -> list[Verdict]:
+def judged_at_once(directory: Path, keep: Path) -> list[StoredSlaVerdict]:
     with MeasurementStore(keep / "whole.sqlite") as store:
-        service = Service(SLAS, store)
-        service.take(blocks(directory, service))
+        service = MeasurementService(SLAS, store)
+        service.process(blocks(directory, service))
         return store.verdicts()
 
 
 def test_a_run_has_its_verdicts_and_estimates(tmp_path: Path) -> None:
     write_run(tmp_path, 16, LOSS)
     with MeasurementStore(tmp_path / "keep" / "x.sqlite") as store:
-        service = Service(SLAS, store)
-        measured = service.take(blocks(tmp_path, service))
+        service = MeasurementService(SLAS, store)
+        measured = service.process(blocks(tmp_path, service))
         assert [(v.run, v.group, v.violated, v.event.sla) for v in store.verdicts()] == [
             ("r", "g", True, "few losses"),
             ("r", "g", False, "few losses"),
         ]
         assert tuple(store.verdicts()) == measured.verdicts
         assert measured.rows == service.rows == 16 * 3 * 11
-        assert len(service.latest) == 6
-        assert service.broken == []
+        assert len(service.latest_estimates) == 6
+        assert service.violated_slas == []
         assert measured.network["r", "g"].loss == 0
-        store.told(store.verdicts()[0].id)
-        assert [v.told for v in store.verdicts()] == [True, False]
+        store.mark_reported(store.verdicts()[0].id)
+        assert [v.reported for v in store.verdicts()] == [True, False]
 
 
 def every_other_second(member: int, peer: int, number: int) -> float:
@@ -61,19 +69,19 @@ def every_other_second(member: int, peer: int, number: int) -> float:
 def test_restarts_between_batches_leave_no_row_out_and_count_none_twice(tmp_path: Path) -> None:
     """Every figure of every link and window is what it is without them."""
 
-    def found(restarts: bool) -> tuple[list[LinkEstimate], list[Verdict]]:
+    def found(restarts: bool) -> tuple[list[LinkEstimate], list[StoredSlaVerdict]]:
         folder = tmp_path / str(restarts)
         estimates: list[LinkEstimate] = []
         store = MeasurementStore(folder / "x.sqlite")
-        service = Service(SLAS, store)
+        service = MeasurementService(SLAS, store)
         for number in range(17):
             if restarts:
                 store.close()
                 store = MeasurementStore(folder / "x.sqlite")
-                service = Service(SLAS, store)
+                service = MeasurementService(SLAS, store)
             for member in (1, 2, 3):
-                append(folder, member, interval(member, (1, 2, 3), number, every_other_second))
-            estimates += service.take(blocks(folder, service)).estimates.get(("r", "g"), ())
+                append_rows(folder, member, interval_rows(member, (1, 2, 3), number, every_other_second))
+            estimates += service.process(blocks(folder, service)).estimates.get(("r", "g"), ())
         with store:
             return estimates, store.verdicts()
 
@@ -85,33 +93,33 @@ def test_a_batch_counts_as_read_when_what_follows_from_it_is_kept(
 ) -> None:
     write_run(tmp_path, 16, LOSS)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
-        service, ends, seen = Service(SLAS, store), latest(tmp_path, {}), []
-        running, commit = Running(service, store), store.commit
+        service, ends, seen = MeasurementService(SLAS, store), readable_offsets(tmp_path, {}), []
+        running, commit = RunningMeasurement(service, store), store.commit
 
-        def looked_at(state: dict[str, object], verdicts: tuple[Verdict, ...]) -> None:
-            seen.append(running.read(ends))
+        def looked_at(state: dict[str, object], verdicts: tuple[StoredSlaVerdict, ...]) -> None:
+            seen.append(running.has_processed(ends))
             commit(state, verdicts)
 
         monkeypatch.setattr(store, "commit", looked_at)
-        service.take(blocks(tmp_path, service))
+        service.process(blocks(tmp_path, service))
         assert seen == [False]
-        assert running.read(ends)
+        assert running.has_processed(ends)
 
 
 def test_damage_is_counted_once_and_remembered(tmp_path: Path) -> None:
     write_run(tmp_path, 4, LOSS)
-    path = append(tmp_path, 2, interval(2, (1, 2, 3), 4, LOSS))
+    path = append_rows(tmp_path, 2, interval_rows(2, (1, 2, 3), 4, LOSS))
     with path.open("a", encoding="utf-8") as stream:
         stream.write("no row\nnor this\n")
     with MeasurementStore(tmp_path / "x.sqlite") as store:
-        service = Service(SLAS, store)
+        service = MeasurementService(SLAS, store)
         first = blocks(tmp_path, service)
-        service.take(first)
-        service.take(first)
+        service.process(first)
+        service.process(first)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
-        service = Service(SLAS, store)
-    assert (service.damaged, service.rows) == (2, (3 * 4 + 1) * 11)
-    assert service.problem.startswith(f"{path}: line ")
+        service = MeasurementService(SLAS, store)
+    assert (service.damaged_lines, service.rows) == (2, (3 * 4 + 1) * 11)
+    assert service.first_problem.startswith(f"{path}: line ")
 
 
 @pytest.mark.parametrize(("patience_ns", "judged"), [(10**15, 0), (10**9, 2)])
@@ -119,22 +127,22 @@ def test_a_job_waits_for_a_silent_member_as_long_as_it_was_told(patience_ns: int
     write_run(tmp_path, 1, LOSS)
     for number in range(1, 20):
         for member in (1, 2):
-            append(tmp_path, member, interval(member, (1, 2, 3), number, LOSS))
-    job = Job(tmp_path, SLAS, tmp_path, patience_ns=patience_ns)
+            append_rows(tmp_path, member, interval_rows(member, (1, 2, 3), number, LOSS))
+    job = MeasurementJob(tmp_path, SLAS, tmp_path, patience_ns=patience_ns)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         service = job.service(store)
-        service.take(blocks(tmp_path, service))
+        service.process(blocks(tmp_path, service))
         assert len(store.verdicts()) == judged
 
 
 def test_a_verdict_that_is_found_again_stays_told_and_in_its_place(tmp_path: Path) -> None:
     write_run(tmp_path, 16, LOSS)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
-        service = Service(SLAS, store)
-        verdicts = service.take(blocks(tmp_path, service)).verdicts
-        store.told(verdicts[0].id)
+        service = MeasurementService(SLAS, store)
+        verdicts = service.process(blocks(tmp_path, service)).verdicts
+        store.mark_reported(verdicts[0].id)
         store.commit({"places": {}}, verdicts)
-        assert [(v.id, v.told) for v in store.verdicts()] == [(verdicts[0].id, True), (verdicts[1].id, False)]
+        assert [(v.id, v.reported) for v in store.verdicts()] == [(verdicts[0].id, True), (verdicts[1].id, False)]
 
 
 def test_the_state_and_the_verdicts_of_a_batch_are_kept_together_or_not_at_all(
@@ -147,9 +155,9 @@ def test_the_state_and_the_verdicts_of_a_batch_are_kept_together_or_not_at_all(
 
     monkeypatch.setattr("unisono.pipeline.measurement_store.event_text", breaks)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
-        service = Service(SLAS, store)
+        service = MeasurementService(SLAS, store)
         with pytest.raises(OSError, match="the disk is gone"):
-            service.take(blocks(tmp_path, service))
+            service.process(blocks(tmp_path, service))
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         assert (store.state, store.verdicts()) == (None, [])
 
@@ -178,9 +186,9 @@ def test_a_stream_is_started_anew_when_a_worker_is_to_blame_and_not_for_ever() -
         started.append(Query(next(problems)))
         return started[-1]
 
-    query = _Query(start)
+    query = _RestartingQuery(start)
     assert [query.failure() for _ in range(4)] == [""] * 4
-    assert len(started) == CHANCES == 3
+    assert len(started) == MAX_RESTARTS == 3
     started[-1].isActive, started[-1].problem = False, failing
     assert query.failure() == "", "the last chance"
     assert len(started) == 4
@@ -196,7 +204,7 @@ def test_a_stream_that_failed_by_itself_is_not_started_anew() -> None:
         started.append(Query("KeyError: 'places'"))
         return started[-1]
 
-    assert _Query(start).failure() == "KeyError: 'places'"
+    assert _RestartingQuery(start).failure() == "KeyError: 'places'"
     assert len(started) == 1
 
 
@@ -219,15 +227,15 @@ def test_killed_anywhere_it_finds_what_it_finds_in_one_go(acts: list[Act], tmp_p
     """
     folder = tmp_path / str(next(_numbers))
     written = dict.fromkeys((1, 2, 3), 0)
-    last: list[Block] = []
+    last: list[MetricBlock] = []
     handed: dict[str, int] = {}
     store = MeasurementStore(folder / "x.sqlite")
-    service = Service(SLAS, store, patience_ns=10**15)
+    service = MeasurementService(SLAS, store, patience_ns=10**15)
 
-    def batch() -> list[Block]:
+    def batch() -> list[MetricBlock]:
         nonlocal handed, last
-        behind, handed = handed, latest(folder, handed)
-        last = [read_block(stretch) for stretch in stretches(behind, handed)]
+        behind, handed = handed, readable_offsets(folder, handed)
+        last = [read_block(stretch) for stretch in slices_between(behind, handed)]
         return last
 
     # Who has never written is not known, and not waited for: each member's first interval is there.
@@ -235,53 +243,53 @@ def test_killed_anywhere_it_finds_what_it_finds_in_one_go(acts: list[Act], tmp_p
     for number, act in enumerate([1, 2, 3, "take", *acts, *[m for m in written for _ in range(17)], "take"]):
         if isinstance(act, int):
             if written[act] < (16 if number < len(acts) + 4 else 17):
-                append(folder, act, interval(act, (1, 2, 3), written[act], every_other_second))
+                append_rows(folder, act, interval_rows(act, (1, 2, 3), written[act], every_other_second))
                 written[act] += 1
         elif act == "take":
-            service.take(batch())
+            service.process(batch())
         elif act == "again":
-            service.take(last)  # Spark, which has not heard that it was done
+            service.process(last)  # Spark, which has not heard that it was done
         elif act == "from the start":
             handed = {}  # its checkpoint is gone
-            service.take(batch())
+            service.process(batch())
         else:
             if act != "kill":
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(store, "commit", lambda *_: None)
                     behind = handed
-                    service.take(batch())
+                    service.process(batch())
                     if act == "kill before the end":
                         handed = behind
             store.close()
             store = MeasurementStore(folder / "x.sqlite")
-            service = Service(SLAS, store, patience_ns=10**15)
+            service = MeasurementService(SLAS, store, patience_ns=10**15)
     found = store.verdicts()
     store.close()
     assert found == judged_at_once(folder, folder)
     assert len(found) == 3
     assert service.rows == 17 * 3 * 11
-    assert service.late == 0
+    assert service.late_rows == 0
 
 
 def test_without_spark_a_thread_follows_the_files(tmp_path: Path) -> None:
     write_run(tmp_path, 6, LOSS)
-    batches: list[Measured] = []
-    job = Job(tmp_path, SLAS, tmp_path / "keep", trigger_ns=1_000_000)
-    with in_process(job, batches.append) as running:
+    batches: list[MeasuredBatch] = []
+    job = MeasurementJob(tmp_path, SLAS, tmp_path / "keep", trigger_ns=1_000_000)
+    with measure_in_process(job, batches.append) as running:
         for number in range(6, 16):
             for member in (1, 2, 3):
-                append(tmp_path, member, interval(member, (1, 2, 3), number, LOSS))
-            while not running.read(latest(tmp_path, {})):
+                append_rows(tmp_path, member, interval_rows(member, (1, 2, 3), number, LOSS))
+            while not running.has_processed(readable_offsets(tmp_path, {})):
                 running.wait(1)
         assert [v.violated for v in running.store.verdicts()] == [True, False]
     assert [v for batch in batches for v in batch.verdicts] == judged_at_once(tmp_path, tmp_path)
 
 
 def test_a_state_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
-    job = Job(tmp_path, SLAS, tmp_path / "keep")
-    with in_process(job, lambda _: None):
+    job = MeasurementJob(tmp_path, SLAS, tmp_path / "keep")
+    with measure_in_process(job, lambda _: None):
         pass
-    with in_process(job, lambda _: None):
+    with measure_in_process(job, lambda _: None):
         pass
     (tmp_path / "elsewhere").mkdir()
     others = [
@@ -291,26 +299,29 @@ def test_a_state_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
         replace(job, window_ns=10**9),
     ]
     for other in others:
-        with pytest.raises(InvalidPolicy, match="holds the state of another"), in_process(other, lambda _: None):
+        with (
+            pytest.raises(InvalidOption, match="holds the state of another"),
+            measure_in_process(other, lambda _: None),
+        ):
             pass
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         store.commit({"places": {}}, ())
     with sqlite3.connect(tmp_path / "x.sqlite") as raw:
         raw.execute("UPDATE state SET version = 99")
     raw.close()
-    with pytest.raises(InvalidPolicy, match="version 99 is unknown"):
+    with pytest.raises(InvalidOption, match="version 99 is unknown"):
         MeasurementStore(tmp_path / "x.sqlite")
 
 
 def test_one_job_at_a_time_works_with_a_folder(tmp_path: Path) -> None:
-    job = Job(tmp_path, SLAS, tmp_path / "keep")
+    job = MeasurementJob(tmp_path, SLAS, tmp_path / "keep")
     with (
-        in_process(job, lambda _: None),
-        pytest.raises(InvalidPolicy, match="another measurement works"),
-        in_process(job, lambda _: None),
+        measure_in_process(job, lambda _: None),
+        pytest.raises(InvalidOption, match="another measurement works"),
+        measure_in_process(job, lambda _: None),
     ):
         pass
-    with in_process(job, lambda _: None):
+    with measure_in_process(job, lambda _: None):
         pass  # who has ended holds it no longer
 
 
@@ -318,12 +329,12 @@ def test_a_damaged_state_is_told_and_never_taken_for_a_new_one(tmp_path: Path) -
     keep = tmp_path / "keep"
     keep.mkdir()
     (keep / "measurement.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
-    with pytest.raises(InvalidPolicy, match="is no readable state of a measurement"):
+    with pytest.raises(InvalidOption, match="is no readable state of a measurement"):
         MeasurementStore(keep / "measurement.sqlite")
     (keep / "measurement.sqlite").unlink()
     (keep / "measures.json").write_text("", encoding="utf-8")
     with (
         pytest.raises(UnisonoError, match="is not readable JSON"),
-        in_process(Job(tmp_path, SLAS, keep), lambda _: None),
+        measure_in_process(MeasurementJob(tmp_path, SLAS, keep), lambda _: None),
     ):
         pass

@@ -5,28 +5,30 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.model.message_set import NO_MESSAGES, MessageSet, Ref
+from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
 
-REFS = st.builds(Ref, st.integers(1, 2), st.integers(1, 2), st.integers(-3, 12))
+REFS = st.builds(MessageRef, st.integers(1, 2), st.integers(1, 2), st.integers(-3, 12))
 SETS = st.frozensets(REFS)
 
 
-def set_of(refs: frozenset[Ref]) -> MessageSet:
+def set_of(refs: frozenset[MessageRef]) -> MessageSet:
     return MessageSet.of(refs)
 
 
 @given(SETS)
-def test_a_set_has_its_members_and_no_others(refs: frozenset[Ref]) -> None:
+def test_a_set_has_its_members_and_no_others(refs: frozenset[MessageRef]) -> None:
     made = set_of(refs)
     assert list(made) == sorted(refs)
     assert len(made) == len(refs)
     assert bool(made) == bool(refs)
-    for ref in (Ref(s, i, n) for s in (1, 2) for i in (1, 2) for n in range(-5, 14)):
+    for ref in (MessageRef(s, i, n) for s in (1, 2) for i in (1, 2) for n in range(-5, 14)):
         assert (ref in made) == (ref in refs)
 
 
 @given(SETS, SETS)
-def test_union_intersection_and_difference_are_those_of_sets(ours: frozenset[Ref], theirs: frozenset[Ref]) -> None:
+def test_union_intersection_and_difference_are_those_of_sets(
+    ours: frozenset[MessageRef], theirs: frozenset[MessageRef]
+) -> None:
     operations: list[Callable[[MessageSet, MessageSet], MessageSet]] = [
         lambda a, b: a | b,
         lambda a, b: a & b,
@@ -37,12 +39,12 @@ def test_union_intersection_and_difference_are_those_of_sets(ours: frozenset[Ref
 
 
 @given(SETS, REFS)
-def test_one_more(refs: frozenset[Ref], ref: Ref) -> None:
+def test_one_more(refs: frozenset[MessageRef], ref: MessageRef) -> None:
     assert set_of(refs).plus(ref) == set_of(refs | {ref})
 
 
 @given(SETS)
-def test_equal_sets_hash_alike_however_they_were_made(refs: frozenset[Ref]) -> None:
+def test_equal_sets_hash_alike_however_they_were_made(refs: frozenset[MessageRef]) -> None:
     one_by_one = NO_MESSAGES
     for ref in sorted(refs, reverse=True):
         one_by_one = one_by_one.plus(ref)
@@ -51,6 +53,6 @@ def test_equal_sets_hash_alike_however_they_were_made(refs: frozenset[Ref]) -> N
 
 
 def test_ranges_are_joined_so_that_a_long_history_is_short() -> None:
-    consumed = MessageSet.of(Ref(1, 1, n) for n in range(1000))
+    consumed = MessageSet.of(MessageRef(1, 1, n) for n in range(1000))
     assert consumed.ranges == {(1, 1): ((0, 999),)}
-    assert str(consumed - MessageSet.of([Ref(1, 1, 5)])) == "1.0-4 1.6-999"
+    assert str(consumed - MessageSet.of([MessageRef(1, 1, 5)])) == "1.0-4 1.6-999"

@@ -12,32 +12,40 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.measured import SLA, worse_between, write_run
+from tests.measured import SLA, lossy_between, write_run
 
-from unisono.cli.reporter_process import Messenger
+from unisono.cli.reporter_process import ReporterProcess
 from unisono.cluster import sla_reporter as teller
-from unisono.cluster.sla_reporter import Teller, estimate_of, estimate_to, verdict_of, verdict_to
+from unisono.cluster.sla_reporter import (
+    SlaReporter,
+    estimate_from_json,
+    estimate_to_json,
+    verdict_from_json,
+    verdict_to_json,
+)
 from unisono.errors import GroupClosed
 from unisono.model.events import SlaVerdict
 from unisono.model.text.sla import parse_slas
-from unisono.pipeline.measurement import Measured, Service
+from unisono.pipeline.measurement import MeasuredBatch, MeasurementService
 from unisono.pipeline.measurement_store import MeasurementStore
 from unisono.qos.adapt.estimate import Estimate
-from unisono.trace.metric_tails import latest, read_block, stretches
+from unisono.trace.metric_tails import read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"
 
 
-def found(folder: Path, store: MeasurementStore) -> Measured:
+def found(folder: Path, store: MeasurementStore) -> MeasuredBatch:
     """A violation and its end, in the group g."""
-    write_run(folder, 16, worse_between(4, 8))
-    return Service(SLAS, store).take([read_block(stretch) for stretch in stretches({}, latest(folder, {}))])
+    write_run(folder, 16, lossy_between(4, 8))
+    return MeasurementService(SLAS, store).process(
+        [read_block(stretch) for stretch in slices_between({}, readable_offsets(folder, {}))]
+    )
 
 
-def messenger(group: str = "g") -> tuple[Messenger, io.StringIO]:
+def messenger(group: str = "g") -> tuple[ReporterProcess, io.StringIO]:
     """One whose seat only listens."""
-    one, heard = Messenger(group, ("", "s"), ("", "a"), 6, {6: "127.0.0.1:1"}), io.StringIO()
+    one, heard = ReporterProcess(group, ("", "s"), ("", "a"), 6, {6: "127.0.0.1:1"}), io.StringIO()
     one._process = SimpleNamespace(stdin=heard)  # type: ignore[assignment]
     return one, heard
 
@@ -50,18 +58,18 @@ def test_what_a_batch_has_led_to_is_handed_over_to_its_own_group(tmp_path: Path)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         measured = found(tmp_path, store)
         one, heard = messenger()
-        one.take(measured)
-        one.take(Measured())
+        one.send_measured(measured)
+        one.send_measured(MeasuredBatch())
         calm, worse = measured.network["r", "g"], Estimate.of(0.5, measured.network["r", "g"].delays)
-        one.take(Measured(network={("q", "g"): calm, ("r", "g"): worse, ("r", "another"): calm}))
+        one.send_measured(MeasuredBatch(network={("q", "g"): calm, ("r", "g"): worse, ("r", "another"): calm}))
         line, later = lines(heard)
         assert later["verdicts"] == []
-        assert estimate_of(later["network"]) == worse, "the last run's"
-        assert [verdict_of(each) for each in line["verdicts"]] == [v.event for v in measured.verdicts]
-        assert estimate_of(line["network"]) == measured.network["r", "g"]
+        assert estimate_from_json(later["network"]) == worse, "the last run's"
+        assert [verdict_from_json(each) for each in line["verdicts"]] == [v.event for v in measured.verdicts]
+        assert estimate_from_json(line["network"]) == measured.network["r", "g"]
         another, heard = messenger("another")
-        another.take(measured)
-        another.begin(store)
+        another.send_measured(measured)
+        another.send_unreported_verdicts(store)
         assert lines(heard) == [{"verdicts": []}]
 
 
@@ -69,23 +77,23 @@ def test_a_service_that_begins_says_what_the_group_has_not_heard(tmp_path: Path)
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         broken, cleared = (verdict.event for verdict in found(tmp_path, store).verdicts)
         one, heard = messenger()
-        one.begin(store)
-        assert lines(heard) == [{"verdicts": [verdict_to(broken), verdict_to(cleared)]}]
+        one.send_unreported_verdicts(store)
+        assert lines(heard) == [{"verdicts": [verdict_to_json(broken), verdict_to_json(cleared)]}]
         said = [{"kind": "ready", "members": [1, 6]}, {"kind": "told", "id": broken.id}, {"kind": "event", "what": "x"}]
-        one._read(SimpleNamespace(stdout=[json.dumps(each) for each in said]))  # type: ignore[arg-type]
-        assert [verdict.told for verdict in store.verdicts()] == [True, False]
+        one._read_replies(SimpleNamespace(stdout=[json.dumps(each) for each in said]))  # type: ignore[arg-type]
+        assert [verdict.reported for verdict in store.verdicts()] == [True, False]
         again, heard = messenger()
-        again.begin(store)
-        assert lines(heard) == [{"verdicts": [verdict_to(cleared)]}]
+        again.send_unreported_verdicts(store)
+        assert lines(heard) == [{"verdicts": [verdict_to_json(cleared)]}]
 
 
 def test_an_estimate_and_a_verdict_are_the_same_on_the_other_side(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         measured = found(tmp_path, store)
     for verdict in measured.verdicts:
-        assert verdict_of(json.loads(json.dumps(verdict_to(verdict.event)))) == verdict.event
-    network = Estimate.of(0.25, measured.network["r", "g"].delays, burst=4, gamma_ns=7, sure=0.125)
-    there = estimate_of(json.loads(json.dumps(estimate_to(network))))
+        assert verdict_from_json(json.loads(json.dumps(verdict_to_json(verdict.event)))) == verdict.event
+    network = Estimate.of(0.25, measured.network["r", "g"].delays, loss_burst=4, gamma_ns=7, certain_loss=0.125)
+    there = estimate_from_json(json.loads(json.dumps(estimate_to_json(network))))
     assert (there, there.delays) == (network, network.delays)
 
 
@@ -99,7 +107,7 @@ class Seat:
         self.proclaimed: list[list[SlaVerdict]] = []
         self._events: asyncio.Queue[SlaVerdict] = asyncio.Queue()
 
-    def proclaim(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+    def announce_verdicts(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
         self.proclaimed.append(list(verdicts))
         for verdict in verdicts:
             self._events.put_nowait(verdict)
@@ -129,13 +137,13 @@ def test_a_seat_that_is_lost_says_again_what_was_not_delivered(tmp_path: Path, m
             if kind == "told" and said["id"] == cleared.id:
                 ended.set()
 
-        monkeypatch.setattr(teller, "member_joining", joining)
-        monkeypatch.setattr(teller, "report", report)
-        monkeypatch.setattr(teller, "AGAIN_S", 0)
+        monkeypatch.setattr(teller, "join_as_member", joining)
+        monkeypatch.setattr(teller, "print_report", report)
+        monkeypatch.setattr(teller, "REJOIN_AFTER_S", 0)
         scenario, slas = (SCENARIO.read_text(encoding="utf-8"), "s"), (SLA, "a")
-        seat = Teller({"scenario": scenario, "slas": slas, "member": 6, "peers": {}})
+        seat = SlaReporter({"scenario": scenario, "slas": slas, "member": 6, "peers": {}})
         queue: asyncio.Queue[str | None] = asyncio.Queue()
-        queue.put_nowait(json.dumps({"verdicts": [verdict_to(broken), verdict_to(cleared)]}))
+        queue.put_nowait(json.dumps({"verdicts": [verdict_to_json(broken), verdict_to_json(cleared)]}))
         running = asyncio.create_task(seat.run(queue))
         await asyncio.wait_for(ended.wait(), 20)
         queue.put_nowait(None)

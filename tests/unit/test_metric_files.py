@@ -10,7 +10,7 @@ import pytest
 from unisono.model.metrics import MetricRow, Side
 from unisono.trace.meta import TraceDamaged
 from unisono.trace.metric_files import MetricWriter, metrics_folder, read_metrics, read_stream
-from unisono.trace.metrics import MetricRecord, of_line, to_line
+from unisono.trace.metrics import MetricRecord, from_line, to_line
 
 ROWS = [
     MetricRow("vbr", Side.BELOW, 2, "loss", 1000, 250, 40, 0.125),
@@ -24,7 +24,7 @@ def test_a_line_is_its_record() -> None:
         record = MetricRecord("run 1", "tisch/7", 3, 99, row)
         line = to_line(record)
         assert line.count("\n") == 1
-        assert of_line(line) == record
+        assert from_line(line) == record
     fields = json.loads(to_line(MetricRecord("r", "g", 1, 2, ROWS[1])))
     assert (fields["p50"], fields["p99"], fields["largest"]) == (9, 9, 9)
     assert json.loads(to_line(MetricRecord("r", "g", 1, 2, ROWS[0])))["p50"] is None
@@ -43,10 +43,10 @@ def test_a_line_is_its_record() -> None:
 def test_a_line_of_something_else_is_refused(change: dict[str, object], problem: str) -> None:
     fields = json.loads(to_line(MetricRecord("r", "g", 1, 2, ROWS[0])))
     with pytest.raises(ValueError, match=problem):
-        of_line(json.dumps({**fields, **change}))
+        from_line(json.dumps({**fields, **change}))
     del fields["window_ns"]
     with pytest.raises(ValueError, match="window_ns is missing"):
-        of_line(json.dumps(fields))
+        from_line(json.dumps(fields))
 
 
 def test_the_writer_streams_and_leaves_parquet(tmp_path: Path) -> None:

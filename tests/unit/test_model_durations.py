@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import duration_ns, duration_text, ms
+from unisono.errors import InvalidOption
+from unisono.model.durations import duration_ns, duration_text, ns_to_ms
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_durations_are_exact(text: str | int, ns: int) -> None:
 
 @pytest.mark.parametrize("text", ["5", "ms", "", "5 m", "5d", "-5ms", "1e3ms", "5ms5ms", ".5ms", "5.ms", "5MS", -1])
 def test_what_is_no_duration_is_refused_with_the_field(text: str | int) -> None:
-    with pytest.raises(InvalidPolicy, match=r"^slot: ") as caught:
+    with pytest.raises(InvalidOption, match=r"^slot: ") as caught:
         duration_ns(text, "slot")
     assert caught.value.field == "slot"
 
 
 @pytest.mark.parametrize("text", [True, 1.5, None, b"5ms"])
 def test_other_types_are_refused(text: object) -> None:
-    with pytest.raises(InvalidPolicy, match="with a unit"):
+    with pytest.raises(InvalidOption, match="with a unit"):
         duration_ns(text)  # type: ignore[arg-type]
 
 
@@ -50,4 +50,4 @@ def test_a_duration_survives_its_own_text(ns: int) -> None:
 def test_the_text_of_a_negative_duration() -> None:
     assert duration_text(-1_500_000) == "-1.5ms"
     assert duration_text(999) == "999ns"
-    assert ms(1_500_000) == 1.5
+    assert ns_to_ms(1_500_000) == 1.5

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import Batch, Delivery
 from unisono.model.ids import MEMBER_MAX, checked_member, group_key
 from unisono.model.policy import FRAME_MAX, FRAME_MIN, MESSAGE_MAX, Policy
-from unisono.model.rates import Rate, Reservation
+from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
@@ -57,7 +57,7 @@ def test_policies_are_frozen_and_comparable() -> None:
     ],
 )
 def test_a_policy_that_cannot_be_kept_is_refused(field: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    with pytest.raises(InvalidOption) as caught:
         policy(**changes)
     assert caught.value.field == field
 
@@ -82,7 +82,7 @@ def test_the_extremes_of_a_policy_are_possible() -> None:
     ],
 )
 def test_a_rate_that_makes_no_sense_is_refused(field: str, arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    with pytest.raises(InvalidOption) as caught:
         Rate(*arguments)
     assert caught.value.field == field
 
@@ -106,7 +106,7 @@ def test_the_payload_of_a_slot_is_the_declared_one_or_the_burst_of_largest_messa
 
 @given(st.integers(1, 2**40), st.integers(1_000, 10**10))
 def test_the_peak_carries_a_burst_in_its_slot(burst_bytes: int, theta_ns: int) -> None:
-    peak = Reservation(1, burst_bytes, theta_ns).peak_bytes_per_s
+    peak = BandwidthReservation(1, burst_bytes, theta_ns).peak_bytes_per_s
     assert (peak - 1) * theta_ns < burst_bytes * NS_PER_S <= peak * theta_ns
 
 
@@ -114,7 +114,7 @@ def test_the_peak_carries_a_burst_in_its_slot(burst_bytes: int, theta_ns: int) -
     ("field", "arguments"), [("slot", (0, 0, 999)), ("delta", (-1, 0, 1000)), ("gamma", (0, -1, 1000))]
 )
 def test_a_timing_that_makes_no_sense_is_refused(field: str, arguments: tuple[int, int, int]) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    with pytest.raises(InvalidOption) as caught:
         Timing(*arguments)
     assert caught.value.field == field
 
@@ -139,13 +139,13 @@ def test_smax_is_the_first_slot_that_begins_after_everyone_has_it(timing: Timing
 
 @pytest.mark.parametrize("members", [(), (0,), (-1, 2), (MEMBER_MAX + 1,), (2, 1), (1, 1, 2)])
 def test_a_view_lists_its_members_once_and_in_order(members: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidOption):
         View(members)
 
 
 def test_a_view_without_a_member() -> None:
     assert View((1, 2, 5), 3).without(2, 9) == View((1, 5), 9)
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidOption):
         View((1,)).without(1, 2)
 
 
@@ -153,7 +153,7 @@ def test_member_numbers() -> None:
     assert checked_member(1) == 1
     assert checked_member(MEMBER_MAX) == MEMBER_MAX
     for wrong in (0, -1, MEMBER_MAX + 1):
-        with pytest.raises(InvalidPolicy):
+        with pytest.raises(InvalidOption):
             checked_member(wrong)
 
 
@@ -162,12 +162,12 @@ def test_group_keys_differ_by_name_and_stay_the_same() -> None:
     assert all(0 <= group_key(name) < 2**32 for name in ("a", "é" * 200))
     assert group_key("table-7") == 0x0A475F9A, "the key is on the wire: it never changes"
     for wrong in ("", "x" * 201):
-        with pytest.raises(InvalidPolicy):
+        with pytest.raises(InvalidOption):
             group_key(wrong)
 
 
 def test_a_batch_numbers_its_messages_from_its_first_sequence() -> None:
-    batch = Batch(2, 1, 7, 10, 0, 0, 3, [OwnRun([b"a", b"bb"], False), OwnRun([b"ccc"], True)])
+    batch = Batch(2, 1, 7, 10, 0, 0, 3, [OutgoingMessages([b"a", b"bb"], False), OutgoingMessages([b"ccc"], True)])
     assert batch.messages == [b"a", b"bb", b"ccc"]
     assert batch.sizes() == [1, 2, 3]
     wanted = [Delivery(2, 10, 7, b"a", 1), Delivery(2, 11, 7, b"bb", 1), Delivery(2, 12, 7, b"ccc", 1)]

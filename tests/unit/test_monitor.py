@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy, SlaError
+from unisono.errors import InvalidOption, SlaError
 from unisono.model.events import SlaViolation, StackEvent
 from unisono.model.metrics import EVERY_LINK, MetricRow, Side
 from unisono.model.policy import Policy
@@ -16,9 +16,9 @@ from unisono.model.rates import Rate
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.qos.watch.observer import Oversight
+from unisono.qos.watch.observer import QosObserver
 from unisono.stack import Stack, build
-from unisono.wire.frame import LAST, SERIALS, Frame, Kind
+from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind
 
 MS = 1_000_000
 S = 1000 * MS
@@ -62,13 +62,13 @@ class Pair:
             fields: dict[str, Any] = {"rate": Rate(1000, 8), "probe_every_ns": 100 * MS, **policy}
             stack = build(Policy("g", member, View((1, 2)), TIMING, **fields))
             self.stacks[member] = stack
-            stack.watcher = Oversight(stack.policy, stack.parties, stack.skew, slas)
+            stack.observer = QosObserver(stack.policy, stack.order_and_service_names, stack.clock_check, slas)
         self.now = T0
         self._under_way: list[tuple[int, int, int, bytes]] = []
 
-    def oversight(self, member: int) -> Oversight:
-        watcher = self.stacks[member].watcher
-        assert isinstance(watcher, Oversight)
+    def oversight(self, member: int) -> QosObserver:
+        watcher = self.stacks[member].observer
+        assert isinstance(watcher, QosObserver)
         return watcher
 
     def run(self, seconds: float, messages: Callable[[int, int], list[bytes]] = lambda now, member: []) -> None:
@@ -89,7 +89,7 @@ class Pair:
                     if not self.lose(self.now, member, self.sent[member]):
                         self._under_way.append((self.now + self.delay_ns, self.sent[member], 3 - member, datagram.data))
                 self.events[member] += stack.events()
-                self.rows[member] += self.oversight(member).rows()
+                self.rows[member] += self.oversight(member).pop_rows()
 
     def of(self, member: int, layer: str, side: Side, metric: str) -> list[MetricRow]:
         return [r for r in self.rows[member] if (r.layer, r.side, r.metric) == (layer, side, metric)]
@@ -197,7 +197,7 @@ def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
     pair = Pair(sla("delay", '"10ms"', 0.95))
     heard: list[object] = []
     pair.oversight(1).register("delay", heard.append)
-    with pytest.raises(InvalidPolicy, match="there is no agreement 'dealy'; known here: delay"):
+    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; known here: delay"):
         pair.oversight(1).register("dealy", heard.append)
     pair.run(3)
     assert not heard
@@ -251,18 +251,18 @@ class Arrivals:
 
     def __init__(self) -> None:
         stack = build(Policy("g", 1, View((1, 2, 3)), TIMING, rate=Rate(1000, 8)))
-        self.monitor = Oversight(stack.policy, stack.parties, stack.skew).monitor
+        self.monitor = QosObserver(stack.policy, stack.order_and_service_names, stack.clock_check).monitor
 
     def read(self, now: int, frames: list[Frame], serials: bytes, together: bool) -> None:
         if together:
-            self.monitor.arrived_together(now, frames, serials, bytes(frame.flags for frame in frames))
+            self.monitor.arrived_in_batch(now, frames, serials, bytes(frame.flags for frame in frames))
             return
         for frame, number in zip(frames, serials, strict=True):
             self.monitor.arrived(now, frame, number)
 
     def counts(self) -> dict[int, tuple[object, ...]]:
         return {
-            peer: (link.incarnation, link.settled, link.lost, link.late, link.doubled, link.reordered, link.bursts)
+            peer: (link.incarnation, link.counted, link.lost, link.late, link.duplicated, link.reordered, link.bursts)
             for peer, link in self.monitor._links.items()
         }
 
@@ -280,9 +280,9 @@ def test_datagrams_read_together_count_as_if_they_came_one_by_one(seed: int) -> 
         frames, serials = [], []
         for _ in range(chance.randrange(1, 50)):
             sent[peer] += 1 + (chance.random() < 0.01) * chance.randrange(1, 60)
-            flags = LAST if chance.random() < 0.1 else 0
+            flags = END_OF_SLOT if chance.random() < 0.1 else 0
             frames.append(Frame(Kind.DATA, peer, life[peer], 0, 1, 0, flags, sent_ns=now - 2 * MS + sent[peer] % MS))
-            serials.append(sent[peer] % SERIALS + 1)
+            serials.append(sent[peer] % SERIAL_MAX + 1)
             if chance.random() < 0.005:  # overtaken
                 frames.insert(0, frames.pop())
                 serials.insert(0, serials.pop())
@@ -295,7 +295,9 @@ def test_datagrams_read_together_count_as_if_they_came_one_by_one(seed: int) -> 
 
 def test_of_datagrams_read_together_the_marks_and_the_last_are_timed() -> None:
     arrivals = Arrivals()
-    frames = [Frame(Kind.DATA, 2, 1, 0, 1, n, LAST if n in {3, 7} else 0, sent_ns=T0 + n * MS) for n in range(20)]
+    frames = [
+        Frame(Kind.DATA, 2, 1, 0, 1, n, END_OF_SLOT if n in {3, 7} else 0, sent_ns=T0 + n * MS) for n in range(20)
+    ]
     arrivals.read(T0 + 20 * MS, frames[:1], bytes([1]), together=False)
     arrivals.read(T0 + 20 * MS, frames[1:], bytes(range(2, 21)), together=True)
     delays = arrivals.monitor._links[2].delays
@@ -309,13 +311,13 @@ def test_a_read_with_a_refused_datagram_counts_what_was_let_in() -> None:
     for _, _, to, data in pair._under_way:
         pair.stacks[to].receive(pair.now, data)
     link = pair.oversight(1).monitor._links[2]
-    before = link.settled
+    before = link.counted
     sender.submit(pair.now, [b"x"])
     pair.now += 5 * MS
     sender.wake(pair.now)
     (datagram,) = [each.data for each in sender.outgoing() if not each.to]
     alien = datagram[:8] + b"\0\0\0\0" + datagram[12:]
     read = datagram + alien
-    receiver.receive_run(pair.now, read, 0, len(read), len(datagram), multicast=False)
+    receiver.receive_segments(pair.now, read, 0, len(read), len(datagram), multicast=False)
     assert sum(receiver.door.refused.values()) == 1
-    assert link.settled == before + 1
+    assert link.counted == before + 1

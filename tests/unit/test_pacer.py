@@ -14,13 +14,13 @@ THETA_NS = 250_000_000
 def test_a_slot_takes_its_burst_and_no_more() -> None:
     pacer = Pacer(Rate(1000, 3), THETA_NS, 100)
     pacer.open_slot(10)
-    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (3, 300, False)
-    pacer.spend(2, 150)
-    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (1, 150, False)
-    pacer.spend(1, 0)
-    assert (pacer.messages_left(), pacer.full()) == (0, True)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.is_full()) == (3, 300, False)
+    pacer.record_sent(2, 150)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.is_full()) == (1, 150, False)
+    pacer.record_sent(1, 0)
+    assert (pacer.messages_left(), pacer.is_full()) == (0, True)
     pacer.open_slot(11)
-    assert (pacer.messages_left(), pacer.bytes_left(), pacer.full()) == (3, 300, False)
+    assert (pacer.messages_left(), pacer.bytes_left(), pacer.is_full()) == (3, 300, False)
 
 
 def test_the_average_holds_a_sender_back_until_old_slots_leave_the_window() -> None:
@@ -29,16 +29,16 @@ def test_the_average_holds_a_sender_back_until_old_slots_leave_the_window() -> N
     for slot in range(12):
         pacer.open_slot(slot)
         taken.append(pacer.messages_left())
-        pacer.spend(taken[-1], 0)
+        pacer.record_sent(taken[-1], 0)
     assert taken == [3, 3, 0, 0] * 3
 
 
 def test_skipped_slots_count_as_silent() -> None:
     pacer = Pacer(Rate(3, 3), THETA_NS, 100)
     pacer.open_slot(0)
-    pacer.spend(3, 0)
+    pacer.record_sent(3, 0)
     pacer.open_slot(3)
-    assert pacer.full(), "slots 0 to 3 are one window"
+    assert pacer.is_full(), "slots 0 to 3 are one window"
     pacer.open_slot(4)
     assert pacer.messages_left() == 3
 
@@ -58,7 +58,7 @@ def test_no_spending_exceeds_any_of_the_three_limits(seed: int) -> None:
         for _ in range(chance.randint(0, 4)):
             count = pacer.messages_left() if greedy else chance.randint(0, pacer.messages_left())
             size = chance.randint(0, min(pacer.bytes_left(), count * max_message))
-            pacer.spend(count, size)
+            pacer.record_sent(count, size)
             spent[slot] += count
             spent_bytes += size
         assert spent[slot] <= rate.burst
@@ -82,7 +82,7 @@ def test_after_a_rate_change_the_new_rate_holds_over_its_own_window(seed: int) -
         in_force = new if slot >= change else old
         assert pacer.rate == in_force
         spent[slot] = chance.randint(0, pacer.messages_left())
-        pacer.spend(spent[slot], 0)
+        pacer.record_sent(spent[slot], 0)
         assert spent[slot] <= in_force.burst
     window, allowance = new.averaging_slots(THETA_NS), new.allowance(THETA_NS)
     for start in range(change, 40):
@@ -92,7 +92,7 @@ def test_after_a_rate_change_the_new_rate_holds_over_its_own_window(seed: int) -
 def test_what_was_spent_before_a_change_counts_after_it() -> None:
     pacer = Pacer(Rate(40, 10), THETA_NS, 100)
     pacer.open_slot(0)
-    pacer.spend(10, 0)
+    pacer.record_sent(10, 0)
     pacer.open_slot(1, Rate(4, 4))
     assert pacer.messages_left() == 0
     pacer.open_slot(4)

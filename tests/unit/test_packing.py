@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import Load, Packer, frames_per_slot, reservation
+from unisono.orders.base.packing import FramePayload, Packer, frames_per_slot, reservation
 from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import HEAD_BYTES, TABLE_BYTES
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES
 
 MS = 1_000_000
 FRAME = 300
-ROOM = FRAME - HEADER_BYTES - HEAD_BYTES
+ROOM = FRAME - HEADER_BYTES - PACKED_HEADER_BYTES
 
 
 def policy(rate: Rate, **changes: Any) -> Policy:
@@ -24,30 +24,30 @@ def policy(rate: Rate, **changes: Any) -> Policy:
     return Policy("g", 1, View((1,)), Timing(10 * MS, 2 * MS, 5 * MS), rate, **fields)
 
 
-def shape(load: Load) -> str:
-    if load.run is not None:
-        return f"{'uniform' if load.run.uniform else 'mixed'} {list(load.run.sizes())}"
-    assert load.piece is not None
-    return f"piece {len(load.piece)}{'+' if load.more else ''}"
+def shape(load: FramePayload) -> str:
+    if load.packed_messages is not None:
+        return f"{'uniform' if load.packed_messages.same_size else 'mixed'} {list(load.packed_messages.sizes())}"
+    assert load.fragment is not None
+    return f"piece {len(load.fragment)}{'+' if load.has_more_fragments else ''}"
 
 
 def test_what_does_not_fill_a_frame_is_held_back() -> None:
     packer = Packer(FRAME)
-    assert packer.rest() is None
+    assert packer.flush() is None
     assert packer.add([b"ab", b"cd"], [2, 2]) == []
-    rest = packer.rest()
+    rest = packer.flush()
     assert rest is not None
-    assert (shape(rest), rest.messages) == ("uniform [2, 2]", 2)
-    assert packer.rest() is None, "it is handed out once"
+    assert (shape(rest), rest.messages_completed) == ("uniform [2, 2]", 2)
+    assert packer.flush() is None, "it is handed out once"
 
 
 def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
     packer = Packer(FRAME)
-    size = ROOM // 2 - TABLE_BYTES
+    size = ROOM // 2 - SIZE_ENTRY_BYTES
     assert packer.add([bytes(size)] * 2, [size] * 2) == []
     (full,) = packer.add([b""], [0])
-    assert full.messages == 2
-    rest = packer.rest()
+    assert full.messages_completed == 2
+    rest = packer.flush()
     assert rest is not None
     assert shape(rest) == "uniform [0]"
 
@@ -55,11 +55,11 @@ def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([ROOM - TABLE_BYTES], f"uniform [{ROOM - TABLE_BYTES}]"),
-        ([ROOM - TABLE_BYTES + 1], f"piece {ROOM - TABLE_BYTES + 1}"),
-        ([ROOM + HEAD_BYTES], f"piece {ROOM + HEAD_BYTES}"),
-        ([ROOM + HEAD_BYTES + 1], f"piece {ROOM + HEAD_BYTES}+, piece 1"),
-        ([1, ROOM + HEAD_BYTES, 2], f"uniform [1], piece {ROOM + HEAD_BYTES}, uniform [2]"),
+        ([ROOM - SIZE_ENTRY_BYTES], f"uniform [{ROOM - SIZE_ENTRY_BYTES}]"),
+        ([ROOM - SIZE_ENTRY_BYTES + 1], f"piece {ROOM - SIZE_ENTRY_BYTES + 1}"),
+        ([ROOM + PACKED_HEADER_BYTES], f"piece {ROOM + PACKED_HEADER_BYTES}"),
+        ([ROOM + PACKED_HEADER_BYTES + 1], f"piece {ROOM + PACKED_HEADER_BYTES}+, piece 1"),
+        ([1, ROOM + PACKED_HEADER_BYTES, 2], f"uniform [1], piece {ROOM + PACKED_HEADER_BYTES}, uniform [2]"),
         ([3, 3, 3], "uniform [3, 3, 3]"),
         ([3, 4], "mixed [3, 4]"),
         ([0, 0], "uniform [0, 0]"),
@@ -68,7 +68,7 @@ def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
 def test_messages_become_runs_or_pieces(sizes: list[int], expected: str) -> None:
     packer = Packer(FRAME)
     loads = packer.add([bytes(size) for size in sizes], sizes)
-    rest = packer.rest()
+    rest = packer.flush()
     assert ", ".join(map(shape, [*loads, *([rest] if rest else [])])) == expected
 
 
@@ -76,20 +76,20 @@ def test_calls_of_one_size_make_a_uniform_run_and_of_two_a_mixed_one() -> None:
     packer = Packer(FRAME)
     packer.add([b"ab"], [2])
     packer.add([b"cd", b"ef"], [2, 2])
-    rest = packer.rest()
+    rest = packer.flush()
     assert rest is not None
     assert shape(rest) == "uniform [2, 2, 2]"
     packer.add([b"ab"], [2])
     packer.add([b"c"], [1])
     packer.add([b"ef"], [2])
-    rest = packer.rest()
+    rest = packer.flush()
     assert rest is not None
     assert shape(rest) == "mixed [2, 1, 2]"
 
 
 def test_a_small_message_before_each_message_in_pieces_is_the_worst_load() -> None:
     """Three frames for little more than one frame's payload."""
-    sizes = [1, ROOM + HEAD_BYTES + 1] * 20
+    sizes = [1, ROOM + PACKED_HEADER_BYTES + 1] * 20
     packer = Packer(FRAME)
     loads = packer.add([bytes(size) for size in sizes], sizes)
     assert len(loads) == 60
@@ -100,9 +100,9 @@ def test_a_small_message_before_each_message_in_pieces_is_the_worst_load() -> No
 def test_the_reservation_adds_one_frame_per_slot_to_the_average() -> None:
     """Theorem 3, in bytes: the dummy is a header per Θ."""
     slow, fast = (reservation(policy(Rate(avg, 100)), Rate(avg, 100)).avg_bytes_per_s for avg in (1, 2))
-    header = HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES
+    header = HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES
     per_message = fast - slow
-    assert per_message == 100 + TABLE_BYTES + header
+    assert per_message == 100 + SIZE_ENTRY_BYTES + header
     assert slow - per_message == header * 200 + 1
 
 
@@ -114,6 +114,6 @@ def test_the_average_never_exceeds_the_peak() -> None:
 def test_a_slot_that_would_need_more_frames_than_have_numbers_is_refused() -> None:
     rate = Rate(50, 2**20)
     assert frames_per_slot(rate, 100, FRAME) > FRAME_NUMBER_MAX
-    with pytest.raises(InvalidPolicy, match=r"rate\.burst") as caught:
+    with pytest.raises(InvalidOption, match=r"rate\.burst") as caught:
         reservation(policy(rate), rate)
     assert caught.value.field == "rate.burst"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unisono.cli.main import Exit, main
+from unisono.cli.main import ExitStatus, main
 
 ASKED = (
     *("plan", "--members", "5", "--rate", "50", "--burst", "8", "--loss", "0.05", "--reliability", "0.999"),
@@ -51,7 +51,7 @@ def test_a_relative_latency_shortens_the_wait(capsys: pytest.CaptureFixture[str]
 
 def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = planned(capsys, *ASKED, "--deadline", "12ms")
-    assert status == Exit.VIOLATED
+    assert status == ExitStatus.VIOLATED
     assert found["chosen"] is None
     assert all(row["why"] for row in found["candidates"])
     assert any("instead: " in line for row in found["candidates"] for line in row["why"])
@@ -76,7 +76,7 @@ def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytes
     ],
 )
 def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--loss", "0.01", *arguments]) == Exit.BAD_INPUT
+    assert main(["plan", "--loss", "0.01", *arguments]) == ExitStatus.BAD_INPUT
     assert named in capsys.readouterr().err
 
 
@@ -89,7 +89,7 @@ def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps
     """Theorem 4 rules out both at once: 2Δ = 20 ms, and 19 ms are asked for."""
     asked = (*GRADED, "--deadline", "19ms", "--reliable")
     status, found = planned(capsys, *asked)
-    assert (status, found["chosen"]) == (Exit.VIOLATED, None)
+    assert (status, found["chosen"]) == (ExitStatus.VIOLATED, None)
     status, found = planned(capsys, *asked, "--grades", "both")
     assert (status, found["chosen"]) == (0, "vbr with failures")
     rows = {row["order"]: row for row in found["candidates"]}
@@ -120,7 +120,7 @@ def test_what_final_deliveries_cannot_promise_is_said(
     more: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, found = planned(capsys, *GRADED, *more)
-    assert (status, found["chosen"]) == (Exit.VIOLATED, None)
+    assert (status, found["chosen"]) == (ExitStatus.VIOLATED, None)
     (row,) = [row for row in found["candidates"] if row["order"] == "vbr with failures"]
     assert any(problem in line for line in row["why"])
 

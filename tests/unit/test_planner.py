@@ -5,15 +5,15 @@ from math import exp
 
 import pytest
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Exponential
+from unisono.errors import InvalidOption
+from unisono.model.delays import ExponentialDelay
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.qos.plan.over_rmcast import Wish
+from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, lower_bound_ns, plan
-from unisono.qos.plan.rmcast_agreement import Crashes
-from unisono.qos.plan.rmcast_model import Network, reached
+from unisono.qos.plan.rmcast_agreement import CrashModel
+from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability
 
 MS = 1_000_000
 ASK = Ask(members=5, rate=Rate(50, 8), timing=Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=1 * MS)
@@ -31,7 +31,7 @@ def test_every_order_is_listed_with_its_theorem() -> None:
     assert bounds["leader"] == 2 * 10 + 1  # 2Δ+p
     assert bounds["timestamp"] == 2 * 10 + max(1, 5)  # 2Δ+max(p, Θ), as corrected
     assert bounds["cbr"] >= 10 + 2  # Δ+Γ from the turn, Theorem 1, and the wait for the turn
-    assert all(candidate.why for candidate in found.candidates)
+    assert all(candidate.reasons for candidate in found.candidates)
 
 
 def test_the_cheapest_that_fits_is_chosen() -> None:
@@ -46,7 +46,7 @@ def test_a_deadline_below_a_bound_is_the_reason_against_it() -> None:
     assert offered(found, "vbr").feasible
     against = offered(found, "vbr with failures")
     assert not against.feasible
-    assert "19ms is above the deadline of 18ms" in against.why[0]
+    assert "19ms is above the deadline of 18ms" in against.reasons[0]
 
 
 def test_crashes_rule_out_what_would_wait_for_ever() -> None:
@@ -64,7 +64,7 @@ def test_theorem_4_no_gap_free_bound_below_f_plus_1_delta(failures: int, deadlin
     found = plan(ask)
     assert found.chosen is None, "none of the orders is gap-free in time when members crash"
     assert ("Theorem 4" in found.refusal) == refused
-    assert all(("Theorem 4" in candidate.why[0]) == refused for candidate in found.candidates)
+    assert all(("Theorem 4" in candidate.reasons[0]) == refused for candidate in found.candidates)
 
 
 def test_gaps_allowed_theorem_4_does_not_apply() -> None:
@@ -115,7 +115,7 @@ def test_a_loss_burst_that_the_code_covers_is_none_above_it() -> None:
     assert not offered(beyond, "vbr over fec 2/10").feasible
 
 
-LOSSY = replace(ASK, loss=0.05, delay=Exponential(MS), deadline_ns=60 * MS)
+LOSSY = replace(ASK, loss=0.05, delay=ExponentialDelay(MS), deadline_ns=60 * MS)
 
 
 def test_over_rmcast_delta_is_the_time_at_which_the_asked_share_is_reached() -> None:
@@ -123,10 +123,10 @@ def test_over_rmcast_delta_is_the_time_at_which_the_asked_share_is_reached() -> 
     assert found.chosen is not None
     setting = found.chosen.redundancy
     assert setting is not None
-    network = Network(Exponential(MS), 0.05)
+    network = NetworkModel(ExponentialDelay(MS), 0.05)
     delta = found.chosen.latency_bound_ns - 2 * 2 * MS - 5 * MS  # Δ+2Γ+Θ
     assert found.chosen.order == f"vbr with failures over rmcast ρ={setting.rho}"
-    assert reached(5, network, setting, delta - 1) < 0.999 <= reached(5, network, setting, delta)
+    assert reach_probability(5, network, setting, delta - 1) < 0.999 <= reach_probability(5, network, setting, delta)
     assert found.chosen.reliability == pytest.approx(0.999, abs=1e-9)
     assert found.chosen.avg_rate == pytest.approx(250 * found.chosen.broadcasts)
     assert found.chosen.broadcasts >= setting.rho + 1
@@ -139,7 +139,7 @@ def test_every_order_is_listed_alone_and_over_rmcast_with_the_walk() -> None:
         assert names.count(order) == 1
         assert names.count(f"{order} over rmcast") == 1
     assert found.chosen is not None
-    assert [line[0] for line in found.chosen.why if line[0] in "↓↑"] == list("↓↓↑↑↑")
+    assert [line[0] for line in found.chosen.reasons if line[0] in "↓↑"] == list("↓↓↑↑↑")
 
 
 def test_two_multicasts_in_a_row_each_have_to_be_surer() -> None:
@@ -149,21 +149,23 @@ def test_two_multicasts_in_a_row_each_have_to_be_surer() -> None:
     assert leader.redundancy is not None
     delta = leader.latency_bound_ns // 2  # 2Δ+p with p = 1ms
     delta -= MS // 2
-    assert reached(5, Network(Exponential(MS), 0.05), leader.redundancy, delta) == pytest.approx(0.999**0.5, abs=1e-6)
+    assert reach_probability(5, NetworkModel(ExponentialDelay(MS), 0.05), leader.redundancy, delta) == pytest.approx(
+        0.999**0.5, abs=1e-6
+    )
 
 
 def test_a_deadline_that_no_redundancy_keeps_is_answered_with_what_could_be_had() -> None:
     found = plan(replace(LOSSY, deadline_ns=12 * MS), reliability=0.999)
     assert found.chosen is None
     refused = next(offer for offer in found.candidates if offer.order == "vbr with failures over rmcast")
-    instead = next(line for line in refused.why if line.startswith("instead: "))
+    instead = next(line for line in refused.reasons if line.startswith("instead: "))
     again = plan(replace(LOSSY, deadline_ns=refused.latency_bound_ns), reliability=0.999)
     assert again.chosen is not None
     assert f"{refused.latency_bound_ns / 1e6:.6g}ms" in instead
 
 
 def test_what_is_late_counts_against_an_order_alone() -> None:
-    slow = plan(replace(ASK, delay=Exponential(5 * MS), failures=1))
+    slow = plan(replace(ASK, delay=ExponentialDelay(5 * MS), failures=1))
     alone = offered(slow, "vbr with failures")
     assert alone.reliability == pytest.approx((1 - exp(-2)) ** 4)
 
@@ -173,10 +175,10 @@ def test_nothing_to_repair_nothing_over_rmcast() -> None:
 
 
 def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
-    wish = Wish(0.999, crashes=Crashes(3_600_000 * MS, 1e-3))
-    found = plan(LOSSY, wish=wish)
+    wish = ReliabilityRequirement(0.999, crashes=CrashModel(3_600_000 * MS, 1e-3))
+    found = plan(LOSSY, reliability_requirement=wish)
     assert found.chosen is not None
-    assert any("agreement but for" in line for line in found.chosen.why)
+    assert any("agreement but for" in line for line in found.chosen.reasons)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_refused(wrong: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidPolicy, match=field):
+    with pytest.raises(InvalidOption, match=field):
         replace(ASK, **wrong)  # type: ignore[arg-type]
 
 
@@ -202,10 +204,10 @@ def test_the_priority_order_is_listed_with_what_it_cannot_promise() -> None:
     assert (plain.latency_bound_ns, coordinated.latency_bound_ns) == (2 * 10 * MS, 3 * 10 * MS), "into the queues"
     assert plain.feasible
     assert coordinated.feasible
-    assert "the consumers set the pace" in plain.why[0]
+    assert "the consumers set the pace" in plain.reasons[0]
     late = offered(plan(replace(ASK, deadline_ns=500 * MS)), "priority")
     assert not late.feasible
-    assert "no deadline can be promised" in late.why[0]
+    assert "no deadline can be promised" in late.reasons[0]
     assert not offered(plan(replace(ASK, failures=3)), "priority").feasible, "a majority must survive"
 
 
@@ -216,5 +218,5 @@ def test_the_priority_order_is_chosen_where_priorities_are_asked_for_and_only_th
     urgent = plan(replace(ASK, failures=1, priorities=True))
     assert urgent.chosen is not None
     assert urgent.chosen.order in {"priority", "priority_coordinator"}
-    assert "a priority changes nothing in its order" in offered(urgent, "vbr with failures").why[0]
+    assert "a priority changes nothing in its order" in offered(urgent, "vbr with failures").reasons[0]
     assert plan(replace(ASK, priorities=True, deadline_ns=500 * MS)).chosen is None

@@ -3,10 +3,10 @@
 import pytest
 
 from unisono.cluster.member_process import timeline
-from unisono.cluster.scenario_limits import caution, fates, left_out, refuse_unplayable
-from unisono.cluster.supervisor import Fate
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Chance
+from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
+from unisono.cluster.supervisor import MemberSchedule
+from unisono.errors import InvalidOption
+from unisono.model.delays import RandomSource
 from unisono.model.scenario import Leave, Scenario
 from unisono.model.text.scenario import parse_scenario
 
@@ -58,8 +58,8 @@ CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
     ],
 )
 def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told: str) -> None:
-    with pytest.raises(InvalidPolicy, match=told.replace("/", ".")):
-        refuse_unplayable(scenario(group, faults))
+    with pytest.raises(InvalidOption, match=told.replace("/", ".")):
+        refuse_unsupported(scenario(group, faults))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told:
     ],
 )
 def test_what_the_order_can_bear_is_played(group: str, faults: str) -> None:
-    refuse_unplayable(scenario(group, faults))
+    refuse_unsupported(scenario(group, faults))
 
 
 def test_what_is_left_out_is_said() -> None:
-    assert left_out(scenario("")) == []
+    assert unsupported_parts(scenario("")) == []
     rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'
-    assert left_out(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
+    assert unsupported_parts(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
         "reordering",
         "the network's delays",
         "drifting clocks",
@@ -91,8 +91,12 @@ def test_what_is_left_out_is_said() -> None:
 
 
 def test_an_order_that_assumes_no_loss_comes_with_a_caution() -> None:
-    assert "fenced out" in caution(scenario('order = "leader"', LOSS))
-    assert caution(scenario('order = "leader"')) == caution(scenario("failures = true\nloss_burst = 1", LOSS)) == ""
+    assert "fenced out" in loss_warning(scenario('order = "leader"', LOSS))
+    assert (
+        loss_warning(scenario('order = "leader"'))
+        == loss_warning(scenario("failures = true\nloss_burst = 1", LOSS))
+        == ""
+    )
 
 
 def test_what_happens_to_processes() -> None:
@@ -101,14 +105,14 @@ def test_what_happens_to_processes() -> None:
         + '[[step]]\nkind = "restart"\nmember = 2\nat = "1.5s"\n[[step]]\nkind = "start"\nmember = 3\nat = "500ms"\n'
     )
     rest += '[[fault]]\nkind = "pause"\nmember = 1\nfrom = "200ms"\nto = "400ms"\n'
-    assert fates(scenario("failures = true", rest)) == {
-        1: Fate(pauses_s=((0.2, 0.4),)),
-        2: Fate(kills_s=(1.0,), restarts_s=(1.5,)),
-        3: Fate(start_s=0.5),
+    assert member_schedules(scenario("failures = true", rest)) == {
+        1: MemberSchedule(pauses_s=((0.2, 0.4),)),
+        2: MemberSchedule(kills_s=(1.0,), restarts_s=(1.5,)),
+        3: MemberSchedule(start_s=0.5),
     }
 
 
-class Never(Chance):
+class Never(RandomSource):
     def random(self) -> float:
         raise AssertionError("a script needs no chance")
 

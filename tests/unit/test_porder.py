@@ -11,13 +11,13 @@ import pytest
 from unisono.orders.cbr.turns import (
     CYCLE_NS,
     RATE_MAX,
-    by_sorting,
     cycle_and_turn,
     due_ns,
+    initial_porder,
     period_ns,
-    start_up,
+    porder_by_sorting,
     turn_number,
-    update,
+    update_porder,
 )
 
 
@@ -61,7 +61,7 @@ def printed(
 
 def own_turns(rates: Mapping[int, int], j: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """Every turn of j in a cycle: the places at which a new rate of j can be processed."""
-    order = by_sorting(rates)
+    order = porder_by_sorting(rates)
     yield from ((order, current) for current, i in enumerate(order) if i == j)
 
 
@@ -81,16 +81,16 @@ def renegotiations(members: int, rates: range, new_rates: range) -> Iterator[tup
 
 
 def test_porder_is_the_turns_of_one_second_in_the_order_of_k_over_rate() -> None:
-    assert by_sorting({1: 1, 2: 2}) == (1, 2, 2)
-    assert by_sorting({1: 3, 2: 2}) == (1, 2, 1, 2, 1)
-    assert by_sorting({7: 1, 3: 1}) == (3, 7)
-    order = by_sorting({1: 10, 2: 100})
+    assert porder_by_sorting({1: 1, 2: 2}) == (1, 2, 2)
+    assert porder_by_sorting({1: 3, 2: 2}) == (1, 2, 1, 2, 1)
+    assert porder_by_sorting({7: 1, 3: 1}) == (3, 7)
+    order = porder_by_sorting({1: 10, 2: 100})
     assert order[:13] == (1, *[2] * 10, 1, 2), "one message from process 1 for every ten of process 2 (§4.1)"
 
 
 @pytest.mark.parametrize("rates", [{1: 1}, {1: 5, 2: 5}, {1: 7, 4: 3, 9: 11}, {1: 333, 2: 1000, 3: 1}])
 def test_start_up_inserts_the_members_one_after_the_other_and_gives_the_same(rates: dict[int, int]) -> None:
-    assert start_up(rates) == by_sorting(rates)
+    assert initial_porder(rates) == porder_by_sorting(rates)
 
 
 # -- errata --------------------------------------------------------------------------------------------------------
@@ -99,25 +99,25 @@ def test_start_up_inserts_the_members_one_after_the_other_and_gives_the_same(rat
 def test_erratum_000_1_without_an_else_the_index_runs_off_the_vector() -> None:
     with pytest.raises(IndexError):
         printed([1, 2, 1, 2], 1, {1: 2, 2: 3}, 2, with_else=False, placed_at_end=False)
-    assert update((1, 2, 1, 2), 1, {1: 2, 2: 2}, 2, 3) == ((1, 2, 2, 1, 2), 1)
+    assert update_porder((1, 2, 1, 2), 1, {1: 2, 2: 2}, 2, 3) == ((1, 2, 2, 1, 2), 1)
 
 
 def test_erratum_000_2_at_start_up_j_does_not_occur_in_the_vector() -> None:
     with pytest.raises(ZeroDivisionError):
         printed([1, 1], 0, {1: 2, 2: 2}, 2, zero_at_start=False)
-    assert update((1, 1), 0, {1: 2}, 2, 2) == ((1, 2, 1, 2), 0)
+    assert update_porder((1, 1), 0, {1: 2}, 2, 2) == ((1, 2, 1, 2), 0)
 
 
 def test_erratum_000_3_j_has_turns_left_after_the_last_other_turn() -> None:
     with pytest.raises(IndexError):
         printed([1, 2], 0, {1: 1, 2: 3}, 2, placed_at_end=False)
-    assert update((1, 2), 0, {1: 1, 2: 1}, 2, 3) == ((1, 2, 2, 2), 0)
+    assert update_porder((1, 2), 0, {1: 1, 2: 1}, 2, 3) == ((1, 2, 2, 2), 0)
 
 
 def test_erratum_000_4_the_smallest_counterexample() -> None:
     """Process 1 had taken two turns and would be asked for its second one again."""
     assert printed([1, 2, 1, 2], 3, {1: 2, 2: 1}, 2) == ([1, 2, 1], 2)
-    assert update((1, 2, 1, 2), 3, {1: 2, 2: 2}, 2, 1) == ((1, 2, 1), 3)
+    assert update_porder((1, 2, 1, 2), 3, {1: 2, 2: 2}, 2, 1) == ((1, 2, 1), 3)
 
 
 def test_erratum_000_4_as_printed_54_of_400_renegotiations_are_defective_and_as_built_none() -> None:
@@ -127,7 +127,7 @@ def test_erratum_000_4_as_printed_54_of_400_renegotiations_are_defective_and_as_
             tried += 1
             new, now_at = printed(order, current, {**rates, j: new_rate}, j)
             as_printed += bool(defects(order, current, new, now_at, j))
-            built, built_at = update(order, current, rates, j, new_rate)
+            built, built_at = update_porder(order, current, rates, j, new_rate)
             as_built += bool(defects(order, current, built, built_at, j))
     assert (tried, as_printed, as_built) == (400, 54, 0)
 
@@ -136,10 +136,10 @@ def test_erratum_000_4_as_printed_54_of_400_renegotiations_are_defective_and_as_
 def test_erratum_000_4_no_turn_of_another_process_is_skipped_or_repeated(members: int, rates: range) -> None:
     tried = 0
     for before, j, new_rate in renegotiations(members, rates, range(10)):
-        expected = by_sorting({i: r for i, r in {**before, j: new_rate}.items() if r})
+        expected = porder_by_sorting({i: r for i, r in {**before, j: new_rate}.items() if r})
         for order, current in own_turns(before, j):
             tried += 1
-            built, at = update(order, current, before, j, new_rate)
+            built, at = update_porder(order, current, before, j, new_rate)
             assert built == expected
             assert not defects(order, current, built, at, j)
             now = Fraction(order[:current].count(j), before[j])
@@ -151,9 +151,9 @@ def test_erratum_000_4_no_turn_of_another_process_is_skipped_or_repeated(members
 
 def test_a_change_while_another_process_is_served_skips_nothing_either() -> None:
     for before, j, new_rate in renegotiations(3, range(1, 4), range(5)):
-        order = by_sorting(before)
+        order = porder_by_sorting(before)
         for current in range(len(order)):
-            built, at = update(order, current, before, j, new_rate)
+            built, at = update_porder(order, current, before, j, new_rate)
             assert not defects(order, current, built, at, j), (before, j, new_rate, current)
 
 
@@ -161,26 +161,26 @@ def test_erratum_000_11_ties_are_in_the_order_of_members_whatever_the_history() 
     """Merged with a strict <, the entry that is there stays first, and the order depends on who was merged when."""
     merged, _ = printed([2, 2], 0, {1: 2, 2: 2}, 1)
     assert merged == [2, 1, 2, 1]
-    assert update((2, 2), 0, {2: 2}, 1, 2) == ((1, 2, 1, 2), 0)
+    assert update_porder((2, 2), 0, {2: 2}, 1, 2) == ((1, 2, 1, 2), 0)
     rates = {1: 4, 2: 2, 3: 1}
-    order = start_up(rates)
+    order = initial_porder(rates)
     for j, rate in ((1, 1), (3, 4), (2, 3), (1, 2), (2, 4), (3, 2), (1, 4)):
-        order, _ = update(order, 0, rates, j, rate)
+        order, _ = update_porder(order, 0, rates, j, rate)
         rates[j] = rate
-        assert order == by_sorting(rates)
+        assert order == porder_by_sorting(rates)
 
 
 def test_erratum_000_11_k_over_rate_is_compared_exactly() -> None:
     """k · (1/rate) in floating point parts turns that are tied; here they are in the order of members."""
     assert 3 * (1 / 10) != 9 * (1 / 30)
-    assert by_sorting({1: 30, 2: 10})[9 + 3] == 1
+    assert porder_by_sorting({1: 30, 2: 10})[9 + 3] == 1
     for rate in (3, 7, 49, 97, 9_999):
-        assert by_sorting({1: rate, 2: rate}) == (1, 2) * rate
-    assert start_up({1: 49, 2: 98, 3: 147}) == by_sorting({1: 49, 2: 98, 3: 147})
+        assert porder_by_sorting({1: rate, 2: rate}) == (1, 2) * rate
+    assert initial_porder({1: 49, 2: 98, 3: 147}) == porder_by_sorting({1: 49, 2: 98, 3: 147})
 
 
 def test_a_member_of_rate_0_is_not_there() -> None:
-    assert update((1, 2), 0, {1: 1, 2: 1, 3: 0}, 2, 2) == ((1, 2, 2), 0)
+    assert update_porder((1, 2), 0, {1: 1, 2: 1, 3: 0}, 2, 2) == ((1, 2, 2), 0)
 
 
 # -- the cadence ---------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_due_instants_rise_along_porder() -> None:
     rates = {1: 7, 2: 3, 5: 11, 6: 7}
     taken = dict.fromkeys(rates, 0)
     instants = []
-    for j in by_sorting(rates):
+    for j in porder_by_sorting(rates):
         instants.append(due_ns(0, taken[j], rates[j]))
         taken[j] += 1
     assert instants == sorted(instants)
@@ -214,4 +214,4 @@ def test_a_turns_number_names_its_cycle_and_rises() -> None:
 @pytest.mark.parametrize("current", [-1, 4, 5])
 def test_a_turn_outside_the_cycle_is_refused(current: int) -> None:
     with pytest.raises(IndexError, match="of a cycle of 4"):
-        update((1, 2, 1, 2), current, {1: 2, 2: 2}, 1, 1)
+        update_porder((1, 2, 1, 2), current, {1: 2, 2: 2}, 1, 1)

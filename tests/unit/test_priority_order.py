@@ -4,14 +4,22 @@ from collections.abc import Iterable
 
 import pytest
 
-from unisono.agreement.membership.contract import Happening, NewView, Out, Receive, StateGiven, StateWanted, Told
-from unisono.model.events import Batch, Left, Rejoining, Step, ViewChange, Violation, ViolationKind
+from unisono.agreement.membership.contract import (
+    NewView,
+    NoLongerMember,
+    Receive,
+    ReceiveUnicast,
+    StateReceived,
+    StateRequested,
+    ViewEvent,
+)
+from unisono.model.events import Batch, LeaveComplete, QueueStep, Rejoining, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.priority.insertion import Form
-from unisono.orders.priority.order import REST_NS, Priority
+from unisono.orders.priority.insertion import DecisionMode
+from unisono.orders.priority.order import REJOIN_DELAY_NS, PriorityOrder
 from unisono.orders.priority.state_messages import decode_handover
 from unisono.wire.frame import Frame
 
@@ -24,7 +32,7 @@ class Views:
 
     def __init__(self, ether: "Ether", member: int, life: int = 1) -> None:
         self.down: list[Frame] = []
-        self.stream: list[Happening] = []
+        self.stream: list[ViewEvent] = []
         self.violations: list[Violation] = []
         self.given: dict[int, bytes] = {}
         self.asked_to_leave = self.changing = False
@@ -34,13 +42,13 @@ class Views:
         for other in self._ether.members:
             self._ether.under_way.append((other, Receive(self._member, self._life, self._ether.view_id, body)))
 
-    def tell(self, now: int, to: int, body: bytes) -> None:
-        self._ether.under_way.append((to, Told(self._member, self._life, self._ether.view_id, body)))
+    def unicast(self, now: int, to: int, body: bytes) -> None:
+        self._ether.under_way.append((to, ReceiveUnicast(self._member, self._life, self._ether.view_id, body)))
 
     def blocked(self) -> bool:
         return self.changing
 
-    def give_state(self, now: int, view_id: int, state: bytes) -> None:
+    def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         self.given[view_id] = state
 
     def from_below(self, now: int, frame: Frame) -> None:
@@ -63,7 +71,7 @@ class Ether:
         self,
         members: Iterable[int],
         *,
-        form: Form = Form.ALL,
+        form: DecisionMode = DecisionMode.ALL,
         window: int = 64,
         burst: int = 100,
         again: bool = False,
@@ -72,22 +80,27 @@ class Ether:
         self._again = self._anew if again else None
         self.view_id = 1
         self.now = 0
-        self.under_way: list[tuple[int, Happening]] = []
+        self.under_way: list[tuple[int, ViewEvent]] = []
         self.views: dict[int, Views] = {}
-        self.orders: dict[int, Priority] = {}
+        self.orders: dict[int, PriorityOrder] = {}
         self._options = (form, window, burst)
         for member in self.members:
             self.add(member)
             self.hand(member, NewView(1, self.members, (1,) * len(self.members), self.members))
 
-    def add(self, member: int) -> Priority:
+    def add(self, member: int) -> PriorityOrder:
         form, window, burst = self._options
         policy = Policy(
             "g", member, View((1, 2, 3)), Timing(MS, 0, 10 * MS), Rate(avg=burst * 100, burst=burst), order="priority"
         )
         self.views[member] = Views(self, member)
-        order = self.orders[member] = Priority(
-            policy, Unlimited(), self.views[member], form=form, window=window, again=self._again
+        order = self.orders[member] = PriorityOrder(
+            policy,
+            UnlimitedNetwork(),
+            self.views[member],
+            decision_mode=form,
+            window=window,
+            views_for_rejoin=self._again,
         )
         return order
 
@@ -95,7 +108,7 @@ class Ether:
         views = self.views[policy.member] = Views(self, policy.member, policy.incarnation)
         return views
 
-    def hand(self, member: int, happening: Happening) -> None:
+    def hand(self, member: int, happening: ViewEvent) -> None:
         self.views[member].stream.append(happening)
         self.orders[member].wake(self.now)
 
@@ -112,11 +125,11 @@ class Ether:
         view = NewView(self.view_id, members, (1,) * len(members), joined, tuple(m for m in old if m not in members))
         for member in members:
             if member in old and joined:
-                self.hand(member, StateWanted(self.view_id))
+                self.hand(member, StateRequested(self.view_id))
         for member in members:
             if member in joined:
                 self.add(member)
-                self.hand(member, StateGiven(self.view_id, self.views[giver].given[self.view_id]))
+                self.hand(member, StateReceived(self.view_id, self.views[giver].given[self.view_id]))
             self.hand(member, view)
 
     def consumed(self, member: int) -> list[bytes]:
@@ -126,15 +139,15 @@ class Ether:
         return found
 
 
-@pytest.mark.parametrize("form", Form)
-def test_an_urgent_message_overtakes_at_every_member_alike(form: Form) -> None:
+@pytest.mark.parametrize("form", DecisionMode)
+def test_an_urgent_message_overtakes_at_every_member_alike(form: DecisionMode) -> None:
     ether = Ether((1, 2, 3), form=form)
     assert ether.orders[1].submit(0, [b"a", b"b", b"c"]) == 3
     ether.run()
     first = ether.orders[2].consume(0)
     assert first is not None
     assert (first.messages, first.priority, first.slot, first.first_index) == ([b"a"], LOW, 0, 0)
-    assert ether.orders[3].submit_at(0, [b"!"], HIGH) == 1
+    assert ether.orders[3].submit_with_priority(0, [b"!"], HIGH) == 1
     ether.run()
     assert ether.consumed(2) == [b"!", b"b", b"c"]
     assert ether.consumed(1) == ether.consumed(3) == [b"a", b"!", b"b", b"c"]
@@ -142,14 +155,14 @@ def test_an_urgent_message_overtakes_at_every_member_alike(form: Form) -> None:
 
 def test_the_events_tell_what_was_received_and_queued() -> None:
     ether = Ether((1, 2))
-    ether.orders[1].submit_at(0, [b"a"], 3)
+    ether.orders[1].submit_with_priority(0, [b"a"], 3)
     ether.run()
     view, received, queued = ether.orders[2].events
     assert isinstance(view, ViewChange)
     assert view.view.members == (1, 2)
     assert view.joined == (1, 2)
-    assert received == Step(False, 1, 1, 0, priority=3, number=0, consumed=0, position=0, detail="", view=1)
-    assert queued == Step(True, 1, 1, 0, priority=3, number=1, consumed=0, position=0, detail="(0,0)")
+    assert received == QueueStep(False, 1, 1, 0, priority=3, number=0, consumed=0, position=0, detail="", view=1)
+    assert queued == QueueStep(True, 1, 1, 0, priority=3, number=1, consumed=0, position=0, detail="(0,0)")
 
 
 def test_a_window_is_full_until_everybody_has_consumed_and_each_priority_has_its_own() -> None:
@@ -158,7 +171,7 @@ def test_a_window_is_full_until_everybody_has_consumed_and_each_priority_has_its
     assert sender.submit(0, [b"x"] * 10) == 4
     ether.run()
     assert sender.submit(0, [b"x"]) == 0
-    assert sender.submit_at(0, [b"!"] * 10, HIGH) == 4, "more urgent ones do not wait for less urgent ones"
+    assert sender.submit_with_priority(0, [b"!"] * 10, HIGH) == 4, "more urgent ones do not wait for less urgent ones"
     ether.run()
     assert len(ether.consumed(1)) == 8
     ether.run()
@@ -177,8 +190,8 @@ def test_the_declared_rate_is_kept() -> None:
     assert ether.orders[1].submit(10 * MS, [b"x"] * 5) == 2
 
 
-@pytest.mark.parametrize("form", Form)
-def test_a_newcomer_goes_on_from_where_the_giver_was(form: Form) -> None:
+@pytest.mark.parametrize("form", DecisionMode)
+def test_a_newcomer_goes_on_from_where_the_giver_was(form: DecisionMode) -> None:
     ether = Ether((1, 2), form=form)
     ether.orders[1].submit(0, [b"a", b"b"])
     ether.run()
@@ -186,7 +199,7 @@ def test_a_newcomer_goes_on_from_where_the_giver_was(form: Form) -> None:
     ether.change((1, 2, 3), giver=1)
     ether.run()
     assert decode_handover(ether.views[1].given[2])[0].position == 1
-    ether.orders[3].submit_at(0, [b"!"], HIGH)
+    ether.orders[3].submit_with_priority(0, [b"!"], HIGH)
     ether.run()
     assert ether.consumed(1) == ether.consumed(3) == [b"!", b"b"]
     assert ether.consumed(2) == [b"a", b"!", b"b"]
@@ -206,11 +219,11 @@ def test_a_member_leaves_when_everybody_knows_what_it_consumed() -> None:
     asked.append(ether.views[2].asked_to_leave)
     assert asked == [False, True]
     ether.change((1,))
-    ether.hand(2, Out("left"))
-    assert ether.orders[2].events[-1] == Left(0)
+    ether.hand(2, NoLongerMember("left"))
+    assert ether.orders[2].events[-1] == LeaveComplete(0)
     assert not any(isinstance(event, Violation) for event in ether.orders[2].events)
     assert not ether.orders[2].running()
-    ether.orders[1].submit_at(0, [b"!"], HIGH)
+    ether.orders[1].submit_with_priority(0, [b"!"], HIGH)
     ether.run()
     assert ether.consumed(1) == [b"a", b"!", b"b"], "what the leaver consumed stays in front"
 
@@ -219,10 +232,10 @@ def test_a_member_that_was_put_out_says_so_and_consumes_nothing_more() -> None:
     ether = Ether((1, 2))
     ether.orders[1].submit(0, [b"a"])
     ether.run()
-    ether.hand(2, Out("it was silent"))
+    ether.hand(2, NoLongerMember("it was silent"))
     violation, left = ether.orders[2].events[-2:]
     assert violation == Violation(ViolationKind.EXCLUDED, "it was silent", 2)
-    assert left == Left(-1)
+    assert left == LeaveComplete(-1)
     assert ether.orders[2].consume(0) is None
     assert ether.orders[2].submit(0, [b"x"]) == 0
 
@@ -233,26 +246,26 @@ def test_a_member_that_was_put_out_comes_back_in_another_life() -> None:
     order.submit(0, [b"a", b"b"])
     ether.run()
     assert ether.consumed(2) == [b"a", b"b"]
-    ether.hand(2, Out("the others went on"))
+    ether.hand(2, NoLongerMember("the others went on"))
     (rejoining,) = [event for event in order.events if isinstance(event, Rejoining)]
     assert (rejoining.incarnation, rejoining.final_slot) == (2, 1)
     assert [event.kind for event in order.events if isinstance(event, Violation)] == ["excluded"]
-    assert not [event for event in order.events if isinstance(event, Left)]
+    assert not [event for event in order.events if isinstance(event, LeaveComplete)]
     assert not order.running()
     assert order.submit(0, [b"c"]) == 0
     old = ether.views[2]
-    assert order.wake_at() == REST_NS
-    order.wake(REST_NS)
+    assert order.wake_at() == REJOIN_DELAY_NS
+    order.wake(REJOIN_DELAY_NS)
     assert ether.views[2] is not old, "it has views of its own life"
     assert ether.views[2].down is order.down
-    ether.hand(2, StateGiven(2, ether.orders[1].give_state()))
+    ether.hand(2, StateReceived(2, ether.orders[1].snapshot()))
     for member in (1, 2):
         ether.hand(member, NewView(2, (1, 2), (1, 2), joined=(2,), left=(2,)))
     assert order.running()
     assert ether.consumed(2) == [b"a", b"b"], "it goes on from where the giver was, who had consumed nothing"
-    assert order.submit(REST_NS, [b"c"]) == 1
+    assert order.submit(REJOIN_DELAY_NS, [b"c"]) == 1
     ether.run()
-    batch = order.consume(REST_NS)
+    batch = order.consume(REJOIN_DELAY_NS)
     assert batch is not None
     assert (batch.incarnation, batch.first_sequence, batch.messages) == (2, 0, [b"c"])
 
@@ -260,29 +273,29 @@ def test_a_member_that_was_put_out_comes_back_in_another_life() -> None:
 @pytest.mark.parametrize("early", [True, False])
 def test_who_leaves_while_it_is_out_is_gone(early: bool) -> None:
     ether = Ether((1, 2), again=True)
-    ether.hand(2, Out("the others went on"))
+    ether.hand(2, NoLongerMember("the others went on"))
     order = ether.orders[2]
     if not early:
-        order.wake(REST_NS)
-    order.leave(REST_NS)
+        order.wake(REJOIN_DELAY_NS)
+    order.leave(REJOIN_DELAY_NS)
     if not early:
         assert ether.views[2].asked_to_leave, "membership is asked to end"
-        ether.hand(2, Out("it left before its first view"))
-    assert [event for event in order.events if isinstance(event, Left)]
+        ether.hand(2, NoLongerMember("it left before its first view"))
+    assert [event for event in order.events if isinstance(event, LeaveComplete)]
     assert order.wake_at() is None
 
 
 def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:
     ether = Ether((1, 2))
     ether.hand(1, Receive(2, 1, 1, b"\xff"))
-    ether.hand(1, Told(2, 1, 1, b""))
+    ether.hand(1, ReceiveUnicast(2, 1, 1, b""))
     assert ether.orders[1].ignored["unreadable"] == 2
 
 
 def test_batches_are_one_message_with_its_number_in_the_agreed_order() -> None:
     ether = Ether((1, 2))
     ether.orders[1].submit(0, [b"a"])
-    ether.orders[2].submit_at(0, [b"b"], HIGH)
+    ether.orders[2].submit_with_priority(0, [b"b"], HIGH)
     ether.run()
     batches = [ether.orders[1].consume(0) for _ in range(2)]
     assert [batch.slot for batch in batches if isinstance(batch, Batch)] == [0, 1]
@@ -309,10 +322,10 @@ class Ledger:
     def __init__(self) -> None:
         self.text = b""
 
-    def give_state(self) -> bytes:
+    def snapshot(self) -> bytes:
         return self.text
 
-    def take_state(self, state: bytes) -> None:
+    def restore(self, state: bytes) -> None:
         self.text = state
 
 
@@ -331,7 +344,7 @@ def test_a_newcomer_gets_the_applications_state_at_the_cut() -> None:
         ether.orders[member].application = ledgers[member]
     add = ether.add
 
-    def add_with_application(member: int) -> Priority:
+    def add_with_application(member: int) -> PriorityOrder:
         order = add(member)
         order.application = ledgers[member]
         return order

@@ -12,19 +12,19 @@ NAMES = [
     "Blocked",
     "ClockViolation",
     "Delivery",
-    "EnvironmentLacks",
+    "DestinationNotAllowed",
     "Event",
     "FormationTimeout",
     "Grade",
     "Group",
     "GroupClosed",
     "Infeasible",
-    "InvalidPolicy",
+    "InvalidOption",
     "Link",
     "MessageTooLarge",
     "MetricRow",
+    "MissingDependency",
     "Multigroup",
-    "NotRelated",
     "Notice",
     "NoticeKind",
     "Rate",
@@ -71,7 +71,7 @@ def test_what_a_user_calls_explains_itself() -> None:
 
 
 def test_errors_have_one_base() -> None:
-    for name in ("EnvironmentLacks", "FormationTimeout", "GroupClosed", "Infeasible", "InvalidPolicy"):
+    for name in ("MissingDependency", "FormationTimeout", "GroupClosed", "Infeasible", "InvalidOption"):
         assert issubclass(getattr(unisono, name), unisono.UnisonoError)
     assert issubclass(unisono.MessageTooLarge, ValueError)
     assert issubclass(unisono.FormationTimeout, TimeoutError)

@@ -119,7 +119,7 @@ def test_everyone_knows_the_first_slot_before_it_begins(seed: int) -> None:
 def test_once_everyone_knows_the_hellos_end(seed: int) -> None:
     start = Start(seed)
     start.run(T0 + 400 * MS)
-    assert all(part.settled() and part.wake_at() is None for part in start.parts.values())
+    assert all(part.is_complete_everywhere() and part.wake_at() is None for part in start.parts.values())
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -143,7 +143,7 @@ def test_the_first_slot_is_named_only_when_everyone_is_heard() -> None:
     assert said(frame).first_slot == TIMING.smax(T0)
     assert not said(frame).complete, "member 2 has not named its slot"
     assert part.missing() == (2,)
-    assert [h.member for h in said(frame).heard] == [2, 3]
+    assert [h.member for h in said(frame).seen_peers] == [2, 3]
 
 
 def test_who_becomes_complete_tells_everyone_once() -> None:
@@ -173,11 +173,11 @@ def test_naming_and_completing_at_once_is_one_hello() -> None:
 def test_a_hello_that_was_overtaken_takes_nothing_back() -> None:
     part = RateExchange(policy(1, (1, 2)))
     part.from_below(T0, hello_of(policy(2, (1, 2)), 7, complete=True))
-    assert part.settled()
+    assert part.is_complete_everywhere()
     part.from_below(T0, hello_of(policy(2, (1, 2))))
-    assert part.settled()
+    assert part.is_complete_everywhere()
     part.from_below(T0, hello_of(policy(2, (1, 2)), 7))
-    assert part.settled()
+    assert part.is_complete_everywhere()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_a_policy_that_differs_is_one_violation_however_often_it_is_said(changes
     assert (violation.kind, violation.member) == ("policy_differs", 2)
     assert word in violation.text
     assert 2 in part.missing(), "it is not taken into the group"
-    assert word in part.complaints[2]
+    assert word in part.problems[2]
     assert part.from_below(T0, hello_of(policy(2))) is None
-    assert part.complaints == {}, "it was put right"
+    assert part.problems == {}, "it was put right"
 
 
 def test_a_member_that_restarts_before_the_group_began_is_taken_anew() -> None:
@@ -233,7 +233,7 @@ def test_a_group_of_one_needs_nobody() -> None:
     part = RateExchange(policy(1, (1,)))
     part.wake(T0)
     assert part.complete
-    assert part.settled()
+    assert part.is_complete_everywhere()
     assert part.wake_at() is None
     assert part.first_slot() == TIMING.smax(T0)
 
@@ -258,9 +258,9 @@ def test_multicast_is_used_only_when_every_peer_has_heard_it() -> None:
                     blocked = frame.multicast and (sender, m) == (1, 3)
                     if m != sender and frame.to in {0, m} and not blocked:
                         other.from_below(T0, frame)
-    assert not parts[1].heard_by_multicast()
-    assert parts[2].heard_by_multicast()
-    assert parts[3].heard_by_multicast()
+    assert not parts[1].reaches_all_by_multicast()
+    assert parts[2].reaches_all_by_multicast()
+    assert parts[3].reaches_all_by_multicast()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_policies_about_failures_and_loss_have_to_be_the_same(changes: dict[str,
     assert violation is not None
     assert (violation.kind, violation.text) == ("policy_differs", f"member 2 {problem}")
     assert part.from_below(T0, frame) is None, "said once"
-    assert part.complaints == {2: problem}
+    assert part.problems == {2: problem}
 
 
 def test_a_loss_burst_has_to_be_the_same() -> None:
@@ -296,6 +296,6 @@ def test_a_slot_that_was_changed_since_need_not_be_as_declared() -> None:
     part, other = RateExchange(policy(1)), RateExchange(policy(2, timing=replace(TIMING, theta_ns=7 * MS)))
     other.wake(T0)
     assert part.from_below(T0, other.down[0]) is not None
-    part.changes = 1
+    part.slot_changes = 1
     assert part.from_below(T0, other.down[0]) is None
-    assert part.complaints == {}
+    assert part.problems == {}

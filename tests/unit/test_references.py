@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidPolicy
-from unisono.model.text.references import Reference, parse_reference
+from unisono.errors import InvalidOption
+from unisono.model.text.references import GroupReference, parse_reference
 
 ADDRESS = st.sampled_from(["10.0.0.7:9001", "host.example:1", "[fe80::1]:65535"])
 
@@ -18,15 +18,15 @@ ADDRESS = st.sampled_from(["10.0.0.7:9001", "host.example:1", "[fe80::1]:65535"]
     st.sampled_from(["", "#1f2e3d4c"]),
 )
 def test_a_reference_to_addresses_is_read_as_it_was_written(group: str, peers: dict[int, str], table: str) -> None:
-    reference = Reference(group, peers, table)
+    reference = GroupReference(group, peers, table)
     assert parse_reference(reference.text()) == reference
 
 
 def test_references_by_beacon_and_by_name() -> None:
-    by_beacon = Reference("table-7", beacon="239.255.77.76:7776", members=5)
+    by_beacon = GroupReference("table-7", beacon="239.255.77.76:7776", members=5)
     assert by_beacon.text() == "unisono://table-7?beacon=239.255.77.76:7776&members=5"
     assert parse_reference(by_beacon.text()) == by_beacon
-    by_name = Reference("table-7", dns="table.example:9001", members=3)
+    by_name = GroupReference("table-7", dns="table.example:9001", members=3)
     assert parse_reference(by_name.text()) == by_name
 
 
@@ -45,7 +45,7 @@ def test_references_by_beacon_and_by_name() -> None:
     ],
 )
 def test_a_wrong_reference_is_refused(text: str, problem: str) -> None:
-    with pytest.raises(InvalidPolicy) as caught:
+    with pytest.raises(InvalidOption) as caught:
         parse_reference(text)
     assert caught.value.field == "reference"
     assert problem in str(caught.value)

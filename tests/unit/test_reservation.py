@@ -2,16 +2,16 @@
 
 import pytest
 
-from unisono.errors import InvalidPolicy, ReservationRefused
-from unisono.model.rates import Reservation
+from unisono.errors import InvalidOption, ReservationRefused
+from unisono.model.rates import BandwidthReservation
 from unisono.qos.plan.admission import Link, capacity_bytes_per_s
 
 THETA_NS = 10_000_000
 
 
-def asking(burst_bytes: int) -> Reservation:
+def asking(burst_bytes: int) -> BandwidthReservation:
     """A reservation whose peak is 100 times its burst, per second."""
-    return Reservation(1, burst_bytes, THETA_NS)
+    return BandwidthReservation(1, burst_bytes, THETA_NS)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_capacity_has_a_unit(text: str | int, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["100", "fast", "1Tbit/s", "-1MB/s", "100 mbit/s", "1bit/s", 0, -5])
 def test_a_capacity_without_sense_is_refused(text: str | int) -> None:
-    with pytest.raises(InvalidPolicy, match=r"^capacity: "):
+    with pytest.raises(InvalidOption, match=r"^capacity: "):
         Link(text)
 
 
@@ -69,9 +69,9 @@ def test_a_group_without_multicast_after_all_needs_room_for_its_copies() -> None
     link = Link(1_000_000)
     share = link.share(copies=1)
     share.reserve(asking(3_000))
-    share.leave_in(3)
+    share.set_copies(3)
     assert link.free_bytes_per_s == 100_000
     with pytest.raises(ReservationRefused):
-        share.leave_in(4)
+        share.set_copies(4)
     share.reserve(asking(2_000))
     assert link.free_bytes_per_s == 400_000

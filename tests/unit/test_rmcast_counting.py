@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.model.redundancy import Adaptive, Redundancy
-from unisono.net.rmcast.message import DONE, NOTHING, WAITING, RmcastMessage, RmcastRules
+from unisono.net.rmcast.message import DONE, NO_COPY, WAITING, RmcastMessage, RmcastRules
 
 ETA, RHO = 10_000, 2
 
@@ -14,75 +14,75 @@ def message(adaptive: Adaptive = "counting", member: int = 5) -> RmcastMessage:
 
 def test_rho_plus_2_broadcasts_are_enough_whoever_made_them() -> None:
     m = message()
-    assert m.copy(0, 0, 0)
-    assert not m.copy(1, 0, 7)
-    assert not m.copy(2, 0, 8)
+    assert m.on_copy(0, 0, 0)
+    assert not m.on_copy(1, 0, 7)
+    assert not m.on_copy(2, 0, 8)
     assert m.phase == WAITING
-    assert not m.copy(3, 0, 6)
+    assert not m.on_copy(3, 0, 6)
     assert m.phase == DONE
 
 
 def test_without_counting_they_are_not() -> None:
     m = message("heuristic")
     for now, broadcaster in enumerate((0, 7, 8, 6)):
-        m.copy(now, 0, broadcaster)
+        m.on_copy(now, 0, broadcaster)
     assert m.phase == WAITING
 
 
 def test_the_same_copy_twice_counts_once() -> None:
     m = message()
-    m.copy(0, 0, 0)
+    m.on_copy(0, 0, 0)
     for now in range(1, 9):
-        m.copy(now, 0, 7)
+        m.on_copy(now, 0, 7)
     assert m.phase == WAITING
 
 
 def test_a_copy_that_was_overtaken_takes_nothing_away() -> None:
     m = message()
-    m.copy(0, 1, 7)
-    m.copy(1, 0, 7)
-    m.copy(2, 0, 8)
-    m.copy(3, 0, 6)
+    m.on_copy(0, 1, 7)
+    m.on_copy(1, 0, 7)
+    m.on_copy(2, 0, 8)
+    m.on_copy(3, 0, 6)
     assert m.phase == WAITING
-    m.copy(4, 0, 4)
+    m.on_copy(4, 0, 4)
     assert m.phase == DONE
 
 
 def test_copies_that_the_originator_must_have_sent_count_unheard() -> None:
     m = message()
-    assert m.copy(0, 1, 0)  # so copy 0 was broadcast too
-    m.copy(1, 0, 7)
+    assert m.on_copy(0, 1, 0)  # so copy 0 was broadcast too
+    m.on_copy(1, 0, 7)
     assert m.phase == WAITING
-    m.copy(2, 0, 8)
+    m.on_copy(2, 0, 8)
     assert m.phase == DONE
 
 
 def test_of_one_that_took_over_only_what_is_known_counts() -> None:
     m = message()
-    assert m.copy(0, 1, 7)  # 7 may have begun with copy 1
-    m.copy(1, 0, 8)
-    m.copy(2, 0, 6)
+    assert m.on_copy(0, 1, 7)  # 7 may have begun with copy 1
+    m.on_copy(1, 0, 8)
+    m.on_copy(2, 0, 6)
     assert m.phase == WAITING
-    m.copy(3, 0, 4)
+    m.on_copy(3, 0, 4)
     assert m.phase == DONE
 
 
 def test_copies_below_the_largest_count_too() -> None:
     m = message()
-    m.copy(0, 1, 0)
-    m.copy(1, 0, 7)
-    m.copy(2, 0, 8)
+    m.on_copy(0, 1, 0)
+    m.on_copy(1, 0, 7)
+    m.on_copy(2, 0, 8)
     assert m.phase == DONE
 
 
 def test_ones_own_broadcasts_count() -> None:
     m = message()
-    m.copy(0, 0, 0)
-    m.copy(1, 0, 7)
-    assert m.wake(m.deadline) == NOTHING  # ζ begins
+    m.on_copy(0, 0, 0)
+    m.on_copy(1, 0, 7)
+    assert m.wake(m.deadline) == NO_COPY  # ζ begins
     assert m.wake(m.deadline) == 0
     assert m.phase != DONE
-    m.copy(m.deadline - 1, 0, 8)
+    m.on_copy(m.deadline - 1, 0, 8)
     assert m.phase == DONE
 
 
@@ -90,7 +90,7 @@ def test_an_originator_makes_all_its_broadcasts() -> None:
     m = message(member=0)
     sent = [m.originate(0)]
     for broadcaster in (3, 4, 5, 6):
-        m.copy(1, 0, broadcaster)
+        m.on_copy(1, 0, broadcaster)
     while m.phase != DONE:
         sent.append(m.wake(m.deadline))
     assert sent == [0, 1, 2]
@@ -98,12 +98,12 @@ def test_an_originator_makes_all_its_broadcasts() -> None:
 
 def test_a_first_copy_that_is_enough_is_still_delivered() -> None:
     m = RmcastMessage(RmcastRules(5, 9, Redundancy(0, ETA, 0, "counting"), lambda _: 100), 0)
-    assert m.copy(0, 0, 0)
+    assert m.on_copy(0, 0, 0)
     assert m.phase == DONE
 
 
 @pytest.mark.parametrize("adaptive", ["heuristic", "counting"])
 def test_patience_is_that_of_the_heuristic(adaptive: Adaptive) -> None:
     m = message(adaptive)
-    m.copy(0, 1, 0)
+    m.on_copy(0, 1, 0)
     assert m.deadline == ETA + ETA

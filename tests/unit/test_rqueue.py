@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from unisono.orders.base.receive_queue import Rqueue
-from unisono.wire.frame import LAST, Frame, Kind
+from unisono.wire.frame import END_OF_SLOT, Frame, Kind
 
 
 def frame(slot: int, number: int, flags: int = 0) -> Frame:
@@ -17,7 +17,7 @@ def test_any_order_of_arrival_is_kept(order: tuple[int, ...]) -> None:
     queue = Rqueue()
     arrived: set[int] = set()
     for number in order:
-        assert queue.add(frame(7, number, LAST if number == 3 else 0))
+        assert queue.add(frame(7, number, END_OF_SLOT if number == 3 else 0))
         arrived.add(number)
         top = 3 if 3 in arrived else max(arrived)
         assert queue.slots[7].missing() == [n for n in range(top + 1) if n not in arrived]
@@ -33,22 +33,22 @@ def test_a_duplicate_is_known_for_one_before_and_after_it_is_taken() -> None:
     slot.waiting.pop(0)
     slot.next_number = 1
     assert not queue.add(frame(7, 0))
-    assert queue.add(frame(7, 1, LAST))
+    assert queue.add(frame(7, 1, END_OF_SLOT))
     slot.waiting.pop(1)
     slot.next_number = 2
     assert slot.ended()
     assert slot.missing() == []
-    assert not queue.add(frame(7, 1, LAST))
+    assert not queue.add(frame(7, 1, END_OF_SLOT))
 
 
 def test_frames_that_contradict_the_mark_are_not_kept() -> None:
     queue = Rqueue()
-    assert queue.add(frame(7, 2, LAST))
+    assert queue.add(frame(7, 2, END_OF_SLOT))
     assert not queue.add(frame(7, 3)), "beyond the end"
-    assert not queue.add(frame(7, 1, LAST)), "a second end"
+    assert not queue.add(frame(7, 1, END_OF_SLOT)), "a second end"
     assert queue.add(frame(7, 1))
     assert queue.add(frame(8, 3))
-    assert not queue.add(frame(8, 2, LAST)), "an end before what has arrived"
+    assert not queue.add(frame(8, 2, END_OF_SLOT)), "an end before what has arrived"
     assert queue.slots[8].last_number is None
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import ScenarioError
-from unisono.model.delays import Constant, Exponential, Uniform
+from unisono.model.delays import ConstantDelay, ExponentialDelay, UniformDelay
 from unisono.model.faults import Crash, Duplication, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
-from unisono.model.scenario import Leave, LinkDelay, RateChange, Scenario, Send, Start
+from unisono.model.scenario import Leave, LinkDelay, PlannedRateChange, Scenario, Send, Start
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 
@@ -39,7 +39,7 @@ def test_the_least_that_a_file_must_say() -> None:
     assert scenario.timing == Timing(10 * MS, 2 * MS, 5 * MS)
     assert scenario.run_ns == 1_500 * MS
     assert scenario.bound_ns == 17 * MS
-    assert scenario.network.delay == Uniform(0, 10 * MS)
+    assert scenario.network.delay == UniformDelay(0, 10 * MS)
     assert {workload.kind for workload in scenario.workloads.values()} == {"silent"}
     policy = scenario.policy_for(2)
     assert (policy.member, policy.group, policy.rate, policy.max_message) == (2, "g", Rate(100, 8), 4096)
@@ -109,11 +109,11 @@ def test_the_world_is_said_in_plain_values() -> None:
     """)
     assert scenario.workloads[1].sends == ()
     assert scenario.workloads[2].sends == (Send(3 * MS, (1, 2)),)
-    assert scenario.network.delay == Exponential(MS)
-    assert scenario.network.links == (LinkDelay(1, 3, Constant(10 * MS)),)
+    assert scenario.network.delay == ExponentialDelay(MS)
+    assert scenario.network.links == (LinkDelay(1, 3, ConstantDelay(10 * MS)),)
     assert (scenario.network.adversary, scenario.network.fifo) == ("corners", False)
     assert (scenario.clocks.kind, scenario.clocks.offsets_ns) == ("drifting", {2: -MS})
-    assert scenario.steps == (Start(2, 4 * MS), RateChange(1, 1000 * MS, Rate(100, 2)), Leave(3, 1000 * MS))
+    assert scenario.steps == (Start(2, 4 * MS), PlannedRateChange(1, 1000 * MS, Rate(100, 2)), Leave(3, 1000 * MS))
     assert (scenario.expect.verdict, scenario.bound_ns) == ("violated", 40 * MS)
 
 

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy, MessageTooLarge
-from unisono.model.events import Batch, Left, ViewChange, Violation
+from unisono.errors import InvalidOption, MessageTooLarge
+from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
-from unisono.model.services import PROMISES, SERVICES
+from unisono.model.services import SERVICE_CHECKS, SERVICE_LAYERS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.layer import Lost
+from unisono.net.layer import LostMessages
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.service import Service
-from unisono.net.services.uniform import Uniform
-from unisono.net.services.uniform_messages import ASK, HAVE, Have, decode_haves, encode_haves
+from unisono.net.services.uniform import UniformDelivery
+from unisono.net.services.uniform_messages import HAVE, HAVE_REQUEST, Have, decode_haves, encode_haves
 from unisono.stack import Stack, build
 from unisono.wire.door import Door
-from unisono.wire.frame import FINAL, LAST, Frame, Kind, encode
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -35,7 +35,7 @@ MEMBERS = (1, 2, 3, 4)
 TIMING = Timing(30 * MS, 2 * MS, 5 * MS)
 ETA = 10 * MS
 REDUNDANCY = Redundancy(2, ETA, 0)
-LIFE = REDUNDANCY.life_ns(len(MEMBERS), TIMING.delta_ns)
+LIFE = REDUNDANCY.message_lifetime_ns(len(MEMBERS), TIMING.delta_ns)
 KINDS = frozenset({Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
 
 
@@ -52,9 +52,9 @@ class Member:
         self.layer: Any = kind(policy(member, members=members, incarnation=life))
         self.door = Door(GROUP, member, members, KINDS)
 
-    def send(self, text: str, now: int = T0, flags: int = LAST) -> bytes:
+    def send(self, text: str, now: int = T0, flags: int = END_OF_SLOT) -> bytes:
         """Multicast a message; the frame as bytes."""
-        run = OwnRun([text.encode()], uniform=True) if text else None
+        run = OutgoingMessages([text.encode()], same_size=True) if text else None
         frame = Frame(Kind.DATA, self.member, self.life, 0, TIMING.slot_of(now), 0, flags, 8, 0, now, run)
         self.layer.from_above(now, frame)
         return encode(next(f for f in self.pop(self.layer.down) if f.to == 0), GROUP)
@@ -69,10 +69,10 @@ class Member:
     def up(self) -> list[str]:
         found = []
         for frame in self.pop(self.layer.up):
-            if isinstance(frame, Lost):
+            if isinstance(frame, LostMessages):
                 found.append(f"lost {frame.sender}/{frame.first_sequence}")
             else:
-                found.append(frame.run.messages()[0].decode() if frame.run else "final")
+                found.append(frame.packed_messages.messages()[0].decode() if frame.packed_messages else "final")
         return found
 
     def wake(self, now: int) -> list[str]:
@@ -116,7 +116,7 @@ def test_fifo_goes_on_when_a_messages_life_is_over_and_never_back() -> None:
     assert two.wake(T0 + LIFE - 1) == []
     assert two.wake(T0 + LIFE) == ["waits"]
     assert two.take(late, third, now=T0 + LIFE) == ["third"]
-    assert two.layer.skipped == 1
+    assert two.layer.skipped_frames == 1
 
 
 def test_fifo_keeps_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,14 +175,14 @@ def test_causal_goes_on_when_a_cause_will_not_come_and_never_back() -> None:
     assert three.layer.wake_at() == T0 + LIFE
     assert three.wake(T0 + LIFE) == ["seen", "answer"], "what is here comes before what it caused"
     assert three.take(lost, now=T0 + LIFE) == []
-    assert three.layer.skipped == 1
+    assert three.layer.skipped_frames == 1
     assert three.layer.wake_at() is None
 
 
 def test_vector_clocks_go_on_beyond_32_bits() -> None:
     one, two, three = Member(Causal, 1), Member(Causal, 2), Member(Causal, 3)
     for member in (two, three):
-        member.layer._passed[1] = 2**32 - 1
+        member.layer._passed_up[1] = 2**32 - 1
     one.layer._sequence = 2**32 - 1
     a, b = one.send("a"), one.send("b")
     two.take(a, b)
@@ -210,7 +210,7 @@ def have_of(member: Member, now: int) -> bytes:
 def test_uniform_waits_for_half_of_the_members() -> None:
     """Of five, three must have it: its sender, this member, and one more that says so."""
     members = (1, 2, 3, 4, 5)
-    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
+    one, two, three = (Member(UniformDelivery, m, members) for m in (1, 2, 3))
     message = two.send("m")
     assert one.take(message) == []
     three.take(message)
@@ -218,7 +218,7 @@ def test_uniform_waits_for_half_of_the_members() -> None:
 
 
 def test_uniform_delivers_ones_own_message_like_everybodys() -> None:
-    one, two = Member(Uniform, 1), Member(Uniform, 2)
+    one, two = Member(UniformDelivery, 1), Member(UniformDelivery, 2)
     message = one.send("mine")
     assert one.up() == []
     two.take(message)
@@ -227,7 +227,7 @@ def test_uniform_delivers_ones_own_message_like_everybodys() -> None:
 
 def test_a_have_that_comes_before_the_message_counts() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
+    one, two, three = (Member(UniformDelivery, m, members) for m in (1, 2, 3))
     message = two.send("m")
     three.take(message)
     assert one.take(have_of(three, T0)) == []
@@ -236,7 +236,7 @@ def test_a_have_that_comes_before_the_message_counts() -> None:
 
 def test_uniform_keeps_the_order_in_which_messages_came() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two, three, four = (Member(Uniform, m, members) for m in (1, 2, 3, 4))
+    one, two, three, four = (Member(UniformDelivery, m, members) for m in (1, 2, 3, 4))
     first, second = two.send("first"), three.send("second")
     assert one.take(first, second) == []
     four.take(second)
@@ -247,7 +247,7 @@ def test_uniform_keeps_the_order_in_which_messages_came() -> None:
 
 def test_have_is_said_at_most_once_in_a_slot_and_rho_more_times_and_then_asked_for() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
+    one, two = Member(UniformDelivery, 1, members), Member(UniformDelivery, 2, members)
     two.take(one.send("a"))
     told = []
     now = T0
@@ -257,20 +257,26 @@ def test_have_is_said_at_most_once_in_a_slot_and_rho_more_times_and_then_asked_f
         now = max(now, at)
         two.layer.wake(now)
         told.append((now - T0, {number for _, number, _ in two.said()}))
-    assert told == [(0, {HAVE}), (ETA, {HAVE}), (2 * ETA, {ASK}), (3 * ETA, {ASK}), (4 * ETA, {ASK})]
+    assert told == [
+        (0, {HAVE}),
+        (ETA, {HAVE}),
+        (2 * ETA, {HAVE_REQUEST}),
+        (3 * ETA, {HAVE_REQUEST}),
+        (4 * ETA, {HAVE_REQUEST}),
+    ]
     two.take(one.send("b"), now=now)
     assert two.layer.wake_at() == now + TIMING.theta_ns
 
 
 def test_a_question_is_answered_at_once() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
+    one, two = Member(UniformDelivery, 1, members), Member(UniformDelivery, 2, members)
     two.take(one.send("a"))
     two.layer.wake(T0)
     two.layer.wake(T0 + ETA)
     two.said()
     two.layer.wake(T0 + 2 * ETA)
-    ask = next(data for to, number, data in two.said() if (to, number) == (1, ASK))
+    ask = next(data for to, number, data in two.said() if (to, number) == (1, HAVE_REQUEST))
     one.take(ask)
     ((to, number, _),) = one.said()
     assert (to, number) == (2, HAVE)
@@ -278,16 +284,16 @@ def test_a_question_is_answered_at_once() -> None:
 
 def test_a_message_that_did_not_come_is_not_claimed() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two, three = (Member(Uniform, m, members) for m in (1, 2, 3))
-    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    one, two, three = (Member(UniformDelivery, m, members) for m in (1, 2, 3))
+    life = REDUNDANCY.message_lifetime_ns(5, TIMING.delta_ns)
     missed, come = two.send("missed"), two.send("come")
     three.take(come)
     three.layer.wake(T0 + life)
     three.said()
-    assert three.layer._have(2).floor == 2, "it no longer waits for the first one"
+    assert three.layer._have_of(2).floor == 2, "it no longer waits for the first one"
     one.take(missed, come, now=T0 + life)
     assert one.take(have_of(three, T0 + life + ETA), now=T0 + life + ETA) == []
-    four = Member(Uniform, 4, members)
+    four = Member(UniformDelivery, 4, members)
     four.take(missed, now=T0 + life)
     later = T0 + life + 2 * ETA
     assert one.take(have_of(four, later), now=later) == ["missed", "come"]
@@ -295,33 +301,33 @@ def test_a_message_that_did_not_come_is_not_claimed() -> None:
 
 def test_what_too_few_have_is_dropped_and_told() -> None:
     members = (1, 2, 3, 4, 5)
-    one, two = Member(Uniform, 1, members), Member(Uniform, 2, members)
-    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    one, two = Member(UniformDelivery, 1, members), Member(UniformDelivery, 2, members)
+    life = REDUNDANCY.message_lifetime_ns(5, TIMING.delta_ns)
     one.take(two.send("m"))
     assert one.wake(T0 + 2 * life - 1) == []
     assert one.wake(T0 + 2 * life) == ["lost 2/0"]
-    assert one.layer.dropped == 1
+    assert one.layer.dropped_messages == 1
 
 
 def test_who_has_left_is_no_longer_counted() -> None:
     members = (1, 2, 3)
-    one, two, three = (Member(Uniform, m, members) for m in members)
+    one, two, three = (Member(UniformDelivery, m, members) for m in members)
     for member in (two, three):
-        assert one.take(member.send("", flags=LAST | FINAL)) == ["final"]
+        assert one.take(member.send("", flags=END_OF_SLOT | LEAVING)) == ["final"]
     one.send("alone")
     assert one.up() == ["alone"]
 
 
 def test_a_farewell_is_not_held_up_by_the_dead() -> None:
     members = (1, 2, 3, 4, 5)
-    one = Member(Uniform, 1, members)
-    life = REDUNDANCY.life_ns(5, TIMING.delta_ns)
+    one = Member(UniformDelivery, 1, members)
+    life = REDUNDANCY.message_lifetime_ns(5, TIMING.delta_ns)
     one.send("last")
-    one.send("", flags=LAST | FINAL)
+    one.send("", flags=END_OF_SLOT | LEAVING)
     assert one.wake(T0 + 2 * life) == ["lost 1/0", "final"]
 
 
-@pytest.mark.parametrize("kind", [Fifo, Causal, Uniform])
+@pytest.mark.parametrize("kind", [Fifo, Causal, UniformDelivery])
 def test_a_frame_of_an_earlier_life_that_comes_first_does_no_harm(kind: type[Service]) -> None:
     """A copy that was left over from an earlier group of the same name."""
     members = (1, 2, 3)
@@ -388,7 +394,7 @@ class Group:
         return [m for event in self.stacks[member].events() if isinstance(event, Batch) for m in event.messages]
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_a_service_carries_messages_of_any_size_at_once(order: str) -> None:
     group = Group(order)
     messages = [b"small", bytes(range(256)) * 15, b"", b"last"]
@@ -399,7 +405,7 @@ def test_a_service_carries_messages_of_any_size_at_once(order: str) -> None:
     assert group.stacks[2].delays.total == 1
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_a_service_holds_its_members_to_their_rates(order: str) -> None:
     group = Group(order)
     assert group.send(1, *[b"m"] * 10) == 8
@@ -412,14 +418,14 @@ def test_a_service_holds_its_members_to_their_rates(order: str) -> None:
         group.send(1, bytes(4001))
 
 
-@pytest.mark.parametrize("order", sorted(SERVICES))
+@pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_leaving_a_service(order: str) -> None:
     group = Group(order)
     group.send(1, b"last words")
     group.stacks[1].leave(group.now)
     group.until(group.now + 100 * MS)
     events = group.stacks[1].events()
-    assert isinstance(events[-1], Left)
+    assert isinstance(events[-1], LeaveComplete)
     for member in (2, 3):
         seen = group.stacks[member].events()
         assert [m for e in seen if isinstance(e, Batch) for m in e.messages] == [b"last words"]
@@ -435,7 +441,7 @@ def test_who_leaves_is_gone_when_its_last_copies_are_out() -> None:
     group.stacks[1].leave(group.now)
     left_at = {}
     for step in range(40):
-        if any(isinstance(event, Left) for event in group.stacks[1].events()):
+        if any(isinstance(event, LeaveComplete) for event in group.stacks[1].events()):
             left_at[1] = step
         group.until(group.now + MS)
     assert left_at == {1: REDUNDANCY.rho * ETA // MS}
@@ -466,7 +472,7 @@ def test_a_message_that_is_lost_in_every_copy_is_told() -> None:
     group.until(group.now + 60 * MS)
     group.cut = set()
     group.send(1, b"found")
-    life = REDUNDANCY.life_ns(3, TIMING.delta_ns)
+    life = REDUNDANCY.message_lifetime_ns(3, TIMING.delta_ns)
     assert group.delivered(3) == []
     group.until(group.now + life + MS)
     events = group.stacks[3].events()
@@ -499,19 +505,19 @@ def test_members_may_repeat_differently_often() -> None:
 
 
 def test_a_service_without_reliable_multicast_is_refused() -> None:
-    for order in SERVICES:
-        with pytest.raises(InvalidPolicy, match="ρ, η and ω") as caught:
+    for order in SERVICE_LAYERS:
+        with pytest.raises(InvalidOption, match="ρ, η and ω") as caught:
             build(policy(1, order, reliable=None))
         assert caught.value.field == "reliable"
-    for kind in (Fifo, Causal, Uniform):
-        with pytest.raises(InvalidPolicy):
+    for kind in (Fifo, Causal, UniformDelivery):
+        with pytest.raises(InvalidOption):
             kind(policy(1, reliable=None))
 
 
 def test_frames_that_are_too_small_are_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="34 bytes more"):
+    with pytest.raises(InvalidOption, match="34 bytes more"):
         build(policy(1, "causal", max_frame=350))
-    with pytest.raises(InvalidPolicy, match="uniform delivery to 80 members"):
+    with pytest.raises(InvalidOption, match="uniform delivery to 80 members"):
         build(policy(1, "uniform", tuple(range(1, 81))))
 
 
@@ -529,4 +535,4 @@ def test_erratum_002_3_is_mended_under_uniform_delivery_unless_told() -> None:
 
 
 def test_every_service_promises_something() -> None:
-    assert set(PROMISES) == set(SERVICES)
+    assert set(SERVICE_CHECKS) == set(SERVICE_LAYERS)

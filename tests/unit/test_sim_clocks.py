@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, SteppedClock, corner_clock
 
 BASE = 1_700_000_000_000_000_000
@@ -46,7 +46,7 @@ def test_a_slow_drift_at_full_size_is_exact() -> None:
 
 
 def test_a_drift_that_would_run_backwards_is_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="too fast"):
+    with pytest.raises(InvalidOption, match="too fast"):
         DriftingClock(100, 199)
 
 
@@ -67,7 +67,7 @@ def test_a_step_back_stands_still_and_a_step_forward_leaps() -> None:
 
 
 def test_steps_come_in_order() -> None:
-    with pytest.raises(InvalidPolicy, match="ascending"):
+    with pytest.raises(InvalidOption, match="ascending"):
         SteppedClock(0, [(5, 1), (5, 2)])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from unisono.model.faults import Duplication, Loss, Partition, Reordering, Span
 from unisono.sim.faults import LinkFault, link_fault
-from unisono.sim.network import Link, Network
+from unisono.sim.network import SimulatedLink, SimulatedNetwork
 
 DELTA = 1000
 START = 10**6
@@ -18,9 +18,9 @@ def part(fault: Loss | Duplication | Reordering | Partition) -> LinkFault:
 
 
 def ways(*faults: Loss | Duplication | Reordering | Partition, sends: int = 400) -> list[list[int]]:
-    link = Link(1, 2, lambda _now: 500)
-    network = Network([link], [part(fault) for fault in faults])
-    return [network.arrivals(link, START + 10 * number) for number in range(sends)]
+    link = SimulatedLink(1, 2, lambda _now: 500)
+    network = SimulatedNetwork([link], [part(fault) for fault in faults])
+    return [network.arrival_times(link, START + 10 * number) for number in range(sends)]
 
 
 def test_loss_takes_its_share() -> None:
@@ -68,7 +68,7 @@ def test_a_partition_cuts_between_groups_and_not_within() -> None:
     flight = [(5, False)]
 
     def passes(sender: int, receiver: int, now: int) -> bool:
-        return bool(fault.flights(Link(sender, receiver, lambda _now: 0), now, flight))
+        return bool(fault.apply(SimulatedLink(sender, receiver, lambda _now: 0), now, flight))
 
     assert passes(1, 2, START)
     assert passes(4, 5, START)

@@ -5,27 +5,37 @@ from random import Random
 
 import pytest
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Constant, DelayModel, Exponential, Uniform
-from unisono.sim.network import Draw, Link, Network, corners, drawn, everything, modelled, opposed, table
-from unisono.sim.random_streams import Streams
+from unisono.errors import InvalidOption
+from unisono.model.delays import ConstantDelay, DelayModel, ExponentialDelay, UniformDelay
+from unisono.sim.network import (
+    DelaySource,
+    SimulatedLink,
+    SimulatedNetwork,
+    adversarial_network,
+    constant_delay,
+    corners,
+    delay_per_link,
+    delays_from_model,
+    network_with_model,
+)
+from unisono.sim.random_streams import RandomStreams
 
 MS = 1_000_000
 
 
-def scripted(*delays: int) -> Draw:
+def scripted(*delays: int) -> DelaySource:
     left = iter(delays)
     return lambda _now: next(left)
 
 
 def test_a_later_datagram_never_arrives_before_an_earlier_one() -> None:
-    link = Link(1, 2, scripted(10, 0, 3, 50))
+    link = SimulatedLink(1, 2, scripted(10, 0, 3, 50))
     assert [link.arrival(now) for now in (0, 1, 9, 20)] == [10, 10, 12, 70]
 
 
 def test_fifo_waits_within_delta() -> None:
     chance = Random(4)
-    link = Link(1, 2, drawn(Uniform(0, 10 * MS), 10 * MS, chance))
+    link = SimulatedLink(1, 2, delays_from_model(UniformDelay(0, 10 * MS), 10 * MS, chance))
     now = last = 0
     for _ in range(2000):
         now += int(chance.random() * MS)
@@ -35,27 +45,27 @@ def test_fifo_waits_within_delta() -> None:
 
 
 def test_without_fifo_datagrams_overtake() -> None:
-    link = Link(1, 2, scripted(10, 0), fifo=False)
+    link = SimulatedLink(1, 2, scripted(10, 0), fifo=False)
     assert [link.arrival(0), link.arrival(1)] == [10, 1]
 
 
 def test_links_go_from_everyone_to_everyone_else() -> None:
-    network = modelled((1, 2, 5), Constant(1), 1, lambda a, b: Random(0))
+    network = network_with_model((1, 2, 5), ConstantDelay(1), 1, lambda a, b: Random(0))
     assert [link.receiver for link in network.links_from(2)] == [1, 5]
     assert network.links_from(9) == ()
 
 
-@pytest.mark.parametrize("model", [Exponential(5 * MS), Uniform(0, 30 * MS), Constant(10 * MS)])
+@pytest.mark.parametrize("model", [ExponentialDelay(5 * MS), UniformDelay(0, 30 * MS), ConstantDelay(10 * MS)])
 def test_models_are_held_to_delta(model: DelayModel) -> None:
-    draw = drawn(model, 10 * MS, Random(1))
+    draw = delays_from_model(model, 10 * MS, Random(1))
     assert max(draw(0) for _ in range(500)) <= 10 * MS
 
 
 def test_each_link_has_a_stream_of_its_own() -> None:
     def first(members: tuple[int, ...]) -> int:
-        streams = Streams(1)
-        network = modelled(members, Uniform(0, MS), MS, lambda a, b: streams.stream("network", a, b))
-        return network.links_from(1)[0].draw(0)
+        streams = RandomStreams(1)
+        network = network_with_model(members, UniformDelay(0, MS), MS, lambda a, b: streams.stream("network", a, b))
+        return network.links_from(1)[0].draw_delay(0)
 
     assert first((1, 2)) == first((1, 2, 3, 4))
 
@@ -64,8 +74,8 @@ def test_adversaries_choose_within_delta() -> None:
     toss = corners(Random(1), MS)
     seen = {toss(1, 2, now, now) for now in range(50)}
     assert seen == {0, MS}
-    assert everything(7)(1, 2, 0, 0) == 7
-    assert [table({(1, 2): 5}, 3)(a, b, 0, 0) for a, b in ((1, 2), (2, 1))] == [5, 3]
+    assert constant_delay(7)(1, 2, 0, 0) == 7
+    assert [delay_per_link({(1, 2): 5}, 3)(a, b, 0, 0) for a, b in ((1, 2), (2, 1))] == [5, 3]
 
 
 def test_an_adversary_is_told_who_when_and_which() -> None:
@@ -75,7 +85,7 @@ def test_an_adversary_is_told_who_when_and_which() -> None:
         asked.append((sender, receiver, now, ordinal))
         return 0
 
-    network = opposed((1, 2), adversary, MS)
+    network = adversarial_network((1, 2), adversary, MS)
     for now in (10, 20):
         network.links_from(1)[0].arrival(now)
     network.links_from(2)[0].arrival(30)
@@ -84,15 +94,15 @@ def test_an_adversary_is_told_who_when_and_which() -> None:
 
 @pytest.mark.parametrize("delay", [-1, MS + 1])
 def test_an_adversary_that_exceeds_delta_is_refused(delay: int) -> None:
-    with pytest.raises(InvalidPolicy, match="1→2"):
-        opposed((1, 2), everything(delay), MS).links_from(1)[0].draw(0)
+    with pytest.raises(InvalidOption, match="1→2"):
+        adversarial_network((1, 2), constant_delay(delay), MS).links_from(1)[0].draw_delay(0)
 
 
 def test_without_faults_the_long_way_gives_the_same_arrivals() -> None:
-    def link() -> Link:
-        return Link(1, 2, scripted(10, 0, 3))
+    def link() -> SimulatedLink:
+        return SimulatedLink(1, 2, scripted(10, 0, 3))
 
-    make: Callable[[], Link] = link
+    make: Callable[[], SimulatedLink] = link
     plain, composed = make(), make()
-    network = Network([composed])
-    assert [[plain.arrival(now)] for now in (0, 1, 20)] == [network.arrivals(composed, now) for now in (0, 1, 20)]
+    network = SimulatedNetwork([composed])
+    assert [[plain.arrival(now)] for now in (0, 1, 20)] == [network.arrival_times(composed, now) for now in (0, 1, 20)]

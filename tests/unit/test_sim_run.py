@@ -21,7 +21,7 @@ def scenario(name: str) -> Scenario:
 
 
 def played(name: str, seed: int | None = None) -> tuple[Result, dict[str, Verdict]]:
-    result = run(scenario(name), seed, payloads=True)
+    result = run(scenario(name), seed, compare_payloads=True)
     return result, check_all(result.trace, until_ns=result.until_ns)
 
 
@@ -39,13 +39,13 @@ def test_figure_8_attains_the_bound_to_the_nanosecond() -> None:
 def test_theorem_3_one_frame_per_slot_is_added_and_the_burst_is_not_exceeded() -> None:
     result, _ = played("theorem_3_overhead")
     burst = result.scenario.rates[1].burst
-    silent, full = result.loads[1], result.loads[2]
+    silent, full = result.traffic[1], result.traffic[2]
     assert (silent.avg_rate, silent.max_burst) == (1.0, 1)
     assert full.max_burst == burst
     assert result.overhead.max_burst == burst
     assert result.overhead.added_rate <= 1.0
     # Of a full member's slots only those before its first burst and after its last have a frame of their own.
-    assert sum(full.frames.values()) - result.sent[2] <= 4
+    assert sum(full.frames_by_slot.values()) - result.sent[2] <= 4
 
 
 def test_a_stalled_member_says_whom_it_waits_for_and_stays_in_order() -> None:

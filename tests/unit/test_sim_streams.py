@@ -3,25 +3,25 @@
 import subprocess
 import sys
 
-from unisono.sim.random_streams import Streams, below
+from unisono.sim.random_streams import RandomStreams, random_below
 
 
 def test_a_name_gives_the_same_numbers_on_every_python() -> None:
     # Written down from CPython 3.11: a change here changes every seed's run.
-    stream = Streams(1).stream("network", 1, 2)
-    assert [below(stream, 1_000_000) for _ in range(4)] == [233022, 763545, 537978, 24426]
+    stream = RandomStreams(1).stream("network", 1, 2)
+    assert [random_below(stream, 1_000_000) for _ in range(4)] == [233022, 763545, 537978, 24426]
 
 
 def test_names_are_not_confused() -> None:
-    streams = Streams(1)
+    streams = RandomStreams(1)
     names: list[tuple[str | int, ...]] = [("a", 1, 2), ("a", 12), ("a", "1", 2), ("a",), ("b", 1, 2), ("a", 1, 2, "")]
     first = [streams.stream(*name).random() for name in names]
     assert len(set(first)) == len(names)
-    assert Streams(2).stream("a", 1, 2).random() not in first
+    assert RandomStreams(2).stream("a", 1, 2).random() not in first
 
 
 def test_hash_randomization_changes_nothing() -> None:
-    code = "from unisono.sim.random_streams import Streams; print(Streams(5).stream('x', 'y', 3).random())"
+    code = "from unisono.sim.random_streams import RandomStreams; print(RandomStreams(5).stream('x', 'y', 3).random())"
     answers = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.events import StackEvent
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
@@ -12,10 +12,10 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.model.workloads import cbr
 from unisono.sim.clocks import Clock, FixedClock
-from unisono.sim.member import PayloadDiffers
-from unisono.sim.network import Network, everything, opposed
-from unisono.sim.random_streams import Streams
-from unisono.sim.traffic import Ledger
+from unisono.sim.member import PayloadMismatch
+from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_delay
+from unisono.sim.random_streams import RandomStreams
+from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
 from unisono.stack import Datagram, build
 from unisono.trace.kinds import OBSERVER, EventKind
@@ -59,7 +59,7 @@ class Scribe:
     def events(self) -> Sequence[StackEvent]:
         return ()
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         self.log.append(("new_rate", now, rate.burst))
 
     def leave(self, now: int) -> None:
@@ -67,7 +67,7 @@ class Scribe:
 
 
 def two(first: Scribe, second: Scribe, *, delay: int = 10, offsets: tuple[int, int] = (0, 0)) -> World:
-    world = World(opposed((1, 2), everything(delay), 1000))
+    world = World(adversarial_network((1, 2), constant_delay(delay), 1000))
     for member, machine, offset in ((1, first, offsets[0]), (2, second, offsets[1])):
         world.add(member, machine, FixedClock(offset), TIMING)
     return world
@@ -113,10 +113,10 @@ def test_a_member_comes_up_when_its_clock_shows_zero_at_the_earliest() -> None:
 
 
 def test_what_reaches_a_member_that_is_not_up_is_gone() -> None:
-    world = World(opposed((1, 2), everything(10), 10))
+    world = World(adversarial_network((1, 2), constant_delay(10), 10))
     second = Scribe()
     world.add(1, Scribe(), FixedClock(), TIMING)
-    world.add(2, second, FixedClock(), TIMING, starts_ns=100)
+    world.add(2, second, FixedClock(), TIMING, starts_at_ns=100)
     for at in (50, 95):
         world.send(at, 1, [at])
     world.run(200)
@@ -131,7 +131,7 @@ def test_a_crashed_member_does_nothing_more() -> None:
     world.send(110, 2, [1])
     world.run(200)
     assert second.log == [("wake", 0, None)]
-    assert not world.nodes[2].up
+    assert not world.members[2].up
 
 
 def test_a_pause_holds_every_input_until_its_end() -> None:
@@ -154,7 +154,7 @@ def test_what_a_stack_does_not_take_is_offered_again_at_its_next_wake() -> None:
     world = two(first, second)
     world.send(100, 1, [1, 2, 3])
     world.run(150)
-    assert world.nodes[1].waiting == 2
+    assert world.members[1].waiting_count == 2
     world.run(500)
     assert [entry for entry in first.log if entry[0] == "submit"] == [
         ("submit", 100, 1),
@@ -162,7 +162,7 @@ def test_what_a_stack_does_not_take_is_offered_again_at_its_next_wake() -> None:
         ("submit", 300, 2),
     ]
     assert [what for verb, _, what in second.log if verb == "receive"] == [1, 2, 3]
-    assert world.nodes[1].waiting == 0
+    assert world.members[1].waiting_count == 0
 
 
 def test_a_machine_that_is_never_content_does_not_stop_time() -> None:
@@ -181,7 +181,7 @@ def test_every_step_can_be_checked() -> None:
     def check(world: World) -> None:
         seen.append(world.now)
 
-    world = World(Network([]), check=check)
+    world = World(SimulatedNetwork([]), check=check)
     world.add(1, Scribe(alarms=[5, 9]), FixedClock(), TIMING)
     world.run(100)
     assert seen == [0, 5, 9]
@@ -191,7 +191,7 @@ def test_every_step_can_be_checked() -> None:
 def test_requests_reach_the_machine() -> None:
     first = Scribe()
     world = two(first, Scribe())
-    world.new_rate(10, 1, Rate(1, 7))
+    world.change_rate(10, 1, Rate(1, 7))
     world.leave(20, 1)
     world.run(30)
     assert first.log[1:] == [("new_rate", 10, 7), ("leave", 20, None)]
@@ -199,7 +199,7 @@ def test_requests_reach_the_machine() -> None:
 
 def test_a_member_is_there_once() -> None:
     world = two(Scribe(), Scribe())
-    with pytest.raises(InvalidPolicy, match="in the world already"):
+    with pytest.raises(InvalidOption, match="in the world already"):
         world.add(2, Scribe(), FixedClock(), TIMING)
 
 
@@ -211,28 +211,28 @@ def group(
 ) -> tuple[World, MemoryTrace]:
     members = tuple(clocks)
     memory = MemoryTrace("run", "g")
-    network = opposed(members, everything(delay), TIMING.delta_ns)
-    world = World(network, start_ns=start, memory=memory, ledger=Ledger(), payloads=True)
+    network = adversarial_network(members, constant_delay(delay), TIMING.delta_ns)
+    world = World(network, start_ns=start, memory_trace=memory, ledger=TrafficLedger(), compare_payloads=True)
     for member, clock in clocks.items():
         policy = Policy("g", member, View(members), TIMING, Rate(1600, burst), max_message=2000)
-        offers = cbr(100, (10, 1900), Streams(1).stream("workload", member))
-        world.add(member, build(policy), clock, TIMING, offers=offers)
+        offers = cbr(100, (10, 1900), RandomStreams(1).stream("workload", member))
+        world.add(member, build(policy), clock, TIMING, workload=offers)
     return world, memory
 
 
 def kinds(memory: MemoryTrace, member: int) -> list[str]:
     codes = {kind.code: kind.value for kind in EventKind}
-    return [codes[row[0]] for row in memory.runs.get((member, 0 if member == OBSERVER else 1), [])]
+    return [codes[row[0]] for row in memory.packed_rows.get((member, 0 if member == OBSERVER else 1), [])]
 
 
 @pytest.mark.parametrize("start", [0, START])
 def test_a_group_delivers_what_it_sends(start: int) -> None:
     world, memory = group({1: FixedClock(MS), 2: FixedClock(-MS), 3: FixedClock()}, start=start)
-    world.send_until = start + 300 * MS
+    world.send_until_ns = start + 300 * MS
     world.run(start + 400 * MS)
-    sent = sum(node.accepted for node in world.nodes.values())
+    sent = sum(node.accepted for node in world.members.values())
     assert sent > 50
-    assert [node.delivered for node in world.nodes.values()] == [sent] * 3
+    assert [node.delivered for node in world.members.values()] == [sent] * 3
     assert kinds(memory, 1)[:2] == ["start", "view"]
 
 
@@ -244,16 +244,16 @@ def test_leaving_and_crashing_are_written_down() -> None:
     assert kinds(memory, 2)[-1] == "leave"
     assert kinds(memory, OBSERVER) == ["crash"]
     assert "violation" in kinds(memory, 1)
-    assert not world.nodes[2].up
+    assert not world.members[2].up
 
 
 def test_altered_bytes_do_not_pass() -> None:
     world, _ = group({1: FixedClock(), 2: FixedClock()})
     world.run(START + 100 * MS)
-    assert world.payloads is not None
-    world.payloads[1, 1].extend([b"never sent"] * 5)
-    world.nodes[1].accepted += 5
-    with pytest.raises(PayloadDiffers, match="member"):
+    assert world.sent_payloads is not None
+    world.sent_payloads[1, 1].extend([b"never sent"] * 5)
+    world.members[1].accepted += 5
+    with pytest.raises(PayloadMismatch, match="member"):
         world.run(START + 200 * MS)
 
 
@@ -261,8 +261,8 @@ def test_the_ledger_counts_frames_by_their_slot() -> None:
     world, _ = group({1: FixedClock(), 2: FixedClock()})
     world.run(START + 200 * MS)
     assert world.ledger is not None
-    load = world.ledger.loads[1]
-    slots = list(load.frames)
+    load = world.ledger.traffic[1]
+    slots = list(load.frames_by_slot)
     assert slots == list(range(slots[0], slots[0] + len(slots)))
-    assert min(load.frames.values()) == 1
+    assert min(load.frames_by_slot.values()) == 1
     assert load.control_frames >= 2

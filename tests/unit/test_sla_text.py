@@ -51,7 +51,7 @@ def test_a_file_is_read_whole() -> None:
     assert (second.provider, second.consumer, second.bound) == ("network", "vbr", 0.02)
     assert (second.links, second.together, second.observations) == ((2, 3), True, 100)
     assert second.informs == ("rmcast",)
-    assert (slas.collect_ns, slas.adapt, slas.hysteresis.lower_after) == (100 * MS, ("rho",), 4)
+    assert (slas.collect_interval_ns, slas.adaptable_settings, slas.hysteresis.lower_after) == (100 * MS, ("rho",), 4)
 
 
 # What to write in place of what, and the line and the field that the error names.

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
-from unisono.model.events import Batch, Left, ViewChange
+from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
+from unisono.model.events import Batch, LeaveComplete, ViewChange
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Unlimited
+from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Skew
+from unisono.net.clock_check import ClockCheck
 from unisono.net.layer import Layer
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import ORDERS, Datagram, Stack, build
@@ -75,13 +75,13 @@ def test_the_five_verbs_carry_a_message_from_one_member_to_the_other() -> None:
     for stack in stacks.values():
         stack.wake(end + TIMING.theta_ns)
     carry(stacks, end + TIMING.theta_ns)
-    assert stacks[2].events() == [Left(first + 1)]
+    assert stacks[2].events() == [LeaveComplete(first + 1)]
     (change,) = stacks[1].events()
     assert change == ViewChange(View((1,), first + 2), left=(2,))
 
 
 def test_an_unknown_order_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidPolicy, match="vbr") as caught:
+    with pytest.raises(InvalidOption, match="vbr") as caught:
         build(policy(order="chaos"))
     assert caught.value.field == "order"
     assert "chaos" in str(caught.value)
@@ -104,7 +104,7 @@ def test_a_message_too_large_takes_nothing_of_its_batch() -> None:
 
 def test_a_network_without_room_refuses_the_stack() -> None:
     class Full:
-        def reserve(self, reservation: Reservation) -> None:
+        def reserve(self, reservation: BandwidthReservation) -> None:
             raise ReservationRefused(reservation.avg_bytes_per_s, 5, 10)
 
     with pytest.raises(ReservationRefused, match="5 B/s free"):
@@ -138,7 +138,7 @@ def test_probes_measure_clocks_below_the_order() -> None:
     for stack in stacks.values():
         stack.wake(T0 + 1)
     carry(stacks, T0 + 1)
-    assert stacks[1].skew.gamma_ns() == 0
+    assert stacks[1].clock_check.gamma_ns() == 0
     due = stacks[1].wake_at()
     assert due is not None
     assert due > T0 + 1
@@ -174,7 +174,7 @@ class Tag:
 def tagged(names: str, log: list[str]) -> Stack:
     here = policy(members=(1,)) if not names else policy()
     layers: list[Layer] = [Tag(name, log) for name in names]
-    return Stack(here, Vbr(here, Unlimited()), layers, Skew(here))
+    return Stack(here, Vbr(here, UnlimitedNetwork()), layers, ClockCheck(here))
 
 
 def test_frames_pass_the_layers_in_order_both_ways() -> None:
@@ -194,7 +194,7 @@ def test_frames_pass_the_layers_in_order_both_ways() -> None:
 def test_what_a_layer_does_not_take_passes_it_by() -> None:
     log: list[str] = []
     layers: list[Layer] = [Tag("a", log, frozenset({Kind.DATA})), Tag("b", log, frozenset({Kind.HELLO})), Tag("c", log)]
-    stack = Stack(policy(), Vbr(policy(), Unlimited()), layers, Skew(policy()))
+    stack = Stack(policy(), Vbr(policy(), UnlimitedNetwork()), layers, ClockCheck(policy()))
     stack.wake(T0)
     assert [line for line in log if "down" in line] == ["b down 0", "c down 0"], "the order says HELLO"
     log.clear()
@@ -213,12 +213,12 @@ def test_a_stack_without_layers_is_the_order_alone() -> None:
     assert isinstance(datagram, Datagram)
     assert (datagram.to, datagram.multicast) == (0, False)
     stack.receive(now, datagram.data)
-    assert stack.door.refused == {Refusal.OWN_ECHO: 1}
+    assert stack.door.refused == {Refusal.OWN_DATAGRAM: 1}
 
 
 def test_a_new_rate_goes_through_the_stack() -> None:
     stacks, first = formed((1,))
     now = TIMING.start_of(first)
-    stacks[1].new_rate(now, Rate(1000, 2))
+    stacks[1].change_rate(now, Rate(1000, 2))
     assert stacks[1].submit(now, [b""] * 20) == 8
     assert stacks[1].submit(now + TIMING.theta_ns, [b""] * 20) == 2

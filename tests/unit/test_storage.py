@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from unisono.errors import InvalidPolicy, StorageError
+from unisono.errors import InvalidOption, StorageError
 from unisono.model.stored_records import Write
-from unisono.runtime.storage import BATCH_NS, Storage
+from unisono.runtime.storage import BATCH_SYNC_INTERVAL_NS, Storage
 
 ACTED = 24
 """How many bytes at the beginning say how much was acted upon."""
@@ -32,31 +32,31 @@ def filled(path: Path, count: int = 5) -> bytes:
 def test_what_was_written_is_read_again_with_the_same_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     first = opened(path)
-    number = first.memory.number
-    first.apply([Write((b"a", b"")), Write((b"b" * 100_000,), lazy=True)])
+    number = first.stored_records.storage_id
+    first.apply([Write((b"a", b"")), Write((b"b" * 100_000,), may_be_lost=True)])
     first.close()
     again = opened(path)
-    assert again.memory.number == number
-    assert again.memory.records == (b"a", b"", b"b" * 100_000)
+    assert again.stored_records.storage_id == number
+    assert again.stored_records.records == (b"a", b"", b"b" * 100_000)
     again.apply([Write((b"c",))])
     again.close()
-    assert opened(path).memory.records[-1] == b"c"
+    assert opened(path).stored_records.records[-1] == b"c"
 
 
 def test_two_files_have_two_memories(tmp_path: Path) -> None:
-    assert opened(tmp_path / "a").memory.number != opened(tmp_path / "b").memory.number
+    assert opened(tmp_path / "a").stored_records.storage_id != opened(tmp_path / "b").stored_records.storage_id
 
 
 def test_a_replacement_leaves_only_what_it_holds_and_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "log"
     made = opened(path)
-    number = made.memory.number
+    number = made.stored_records.storage_id
     made.apply([Write((b"x" * 1000,))])
-    made.apply([Write((b"lost",)), Write((b"all", b"there is"), replace=True), Write((b"and this",))])
+    made.apply([Write((b"lost",)), Write((b"all", b"there is"), replaces_all=True), Write((b"and this",))])
     made.close()
     again = opened(path)
-    assert again.memory.records == (b"all", b"there is", b"and this")
-    assert again.memory.number == number
+    assert again.stored_records.records == (b"all", b"there is", b"and this")
+    assert again.stored_records.storage_id == number
     assert path.stat().st_size < 500
     assert os.listdir(tmp_path) == ["log"]
 
@@ -77,13 +77,13 @@ def test_an_end_torn_at_any_byte_is_cut_and_writing_goes_on(tmp_path: Path) -> N
     for end in range(start + 1, len(data)):
         path.write_bytes(data[:end])
         made = opened(path)
-        assert made.memory.records == tuple(b"record %d" % number for number in range(4))
-        assert made.cut_bytes == end - start
+        assert made.stored_records.records == tuple(b"record %d" % number for number in range(4))
+        assert made.truncated_bytes == end - start
         made.apply([Write((b"next",))])
         made.close()
         again = opened(path)
-        assert again.memory.records[-1] == b"next"
-        assert again.cut_bytes == 0
+        assert again.stored_records.records[-1] == b"next"
+        assert again.truncated_bytes == 0
         again.close()
 
 
@@ -114,12 +114,12 @@ def test_blocks_that_were_never_written_are_a_torn_end(tmp_path: Path) -> None:
     data = unfinished(path)
     path.write_bytes(data + bytes(4096))
     made = opened(path)
-    assert len(made.memory.records) == 5
-    assert made.cut_bytes == 4096
+    assert len(made.stored_records.records) == 5
+    assert made.truncated_bytes == 4096
     made.close()
     path.write_bytes(data[:-8] + bytes(8))
     made = opened(path)
-    assert len(made.memory.records) == 4
+    assert len(made.stored_records.records) == 4
     made.close()
 
 
@@ -153,10 +153,10 @@ def test_a_file_that_never_got_its_heading_is_begun_again(tmp_path: Path) -> Non
     data = filled(path, 0)
     path.write_bytes(bytes(ACTED) + data[ACTED : len(data) // 2])
     made = opened(path)
-    assert made.memory.records == ()
+    assert made.stored_records.records == ()
     made.apply([Write((b"a",))])
     made.close()
-    assert opened(path).memory.records == (b"a",)
+    assert opened(path).stored_records.records == (b"a",)
 
 
 def test_another_members_file_is_refused(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     first = opened(tmp_path / "log")
     with pytest.raises(StorageError, match="another process has it open"):
         opened(tmp_path / "log")
-    first.apply([Write((b"a",), replace=True)])
+    first.apply([Write((b"a",), replaces_all=True)])
     with pytest.raises(StorageError, match="another process has it open"):
         opened(tmp_path / "log")
     first.close()
@@ -252,7 +252,7 @@ def test_always_syncs_after_each_write_and_before_it_returns(tmp_path: Path, mon
 def test_what_is_lazy_waits_for_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = opened(tmp_path / "log", "always")
     calls = counting(monkeypatch)
-    made.apply([Write((b"a",), lazy=True)])
+    made.apply([Write((b"a",), may_be_lost=True)])
     made.apply([Write((b"b",))])
     assert calls == ["write", "write", "sync", "write"]
 
@@ -260,7 +260,7 @@ def test_what_is_lazy_waits_for_the_next_write(tmp_path: Path, monkeypatch: pyte
 def test_never_never_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counting(monkeypatch)
     made = opened(tmp_path / "log", "never")
-    made.apply([Write((b"a",)), Write((b"b",), replace=True)])
+    made.apply([Write((b"a",)), Write((b"b",), replaces_all=True)])
     made.close()
     assert "sync" not in calls
 
@@ -273,7 +273,7 @@ def test_a_batch_is_synced_at_most_once_in_a_while(tmp_path: Path, monkeypatch: 
     for _ in range(5):
         made.apply([Write((b"a",))])
     assert calls.count("sync") == 1
-    now += BATCH_NS
+    now += BATCH_SYNC_INTERVAL_NS
     made.apply([Write((b"a",))])
     assert calls.count("sync") == 2
     made.apply([Write((b"a",))])
@@ -282,5 +282,5 @@ def test_a_batch_is_synced_at_most_once_in_a_while(tmp_path: Path, monkeypatch: 
 
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPolicy, match="always, batch, never"):
+    with pytest.raises(InvalidOption, match="always, batch, never"):
         opened(tmp_path / "log", "sometimes")

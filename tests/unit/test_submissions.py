@@ -41,9 +41,9 @@ def test_all_that_waits_is_taken_at_the_end() -> None:
     queue = Submissions()
     for name, priority in ((b"a", 0), (b"b", 3)):
         queue.put(submission(name, priority))
-    assert [one.messages[0] for one in queue.take_all()] == [b"b", b"a"]
+    assert [one.messages[0] for one in queue.pop_all()] == [b"b", b"a"]
     assert queue.first is None
-    assert queue.take_all() == []
+    assert queue.pop_all() == []
 
 
 def test_an_urgent_message_overtakes_those_that_wait_at_its_sender_and_the_trace_says_its_priority() -> None:
@@ -88,7 +88,7 @@ def test_a_priority_that_cannot_be_is_refused(priority: int) -> None:
     async def play() -> None:
         group = await unisono.join("one", member=1, peers=free_addresses((1,)))
         try:
-            with pytest.raises(unisono.InvalidPolicy, match="priority"):
+            with pytest.raises(unisono.InvalidOption, match="priority"):
                 await group.send(b"x", priority=priority)
         finally:
             await group.leave()

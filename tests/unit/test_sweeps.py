@@ -9,12 +9,20 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from unisono.cli.main import Exit, main
-from unisono.errors import InvalidPolicy
-from unisono.experiments.catalogue import find, run_task
-from unisono.experiments.experiment import Experiment, Row, Tally, Task, rows_of, run_block, tasks
-from unisono.experiments.mistakes import Mistakes, mistakes_of
-from unisono.experiments.sweeps import changed, crossed, read_sweep, sweep, toml
+from unisono.cli.main import ExitStatus, main
+from unisono.errors import InvalidOption
+from unisono.experiments.catalogue import find_experiment, run_task
+from unisono.experiments.experiment import (
+    Experiment,
+    ExperimentTask,
+    Row,
+    Tally,
+    result_rows,
+    run_block,
+    split_into_tasks,
+)
+from unisono.experiments.mistakes import EarlyDeliveryMistakes, count_mistakes
+from unisono.experiments.sweeps import cross_product, read_sweep, sweep, to_toml, with_parameters
 from unisono.model.text.scenario import parse_scenario
 from unisono.pipeline.experiments import read_tally, tally_path, write_tally
 from unisono.trace.meta import RunMeta
@@ -49,13 +57,13 @@ seconds = 0.2
 def rows_for(experiment: Experiment, chosen: dict[str, object], runs: int = 1) -> list[Row]:
     """The rows of the points that have these parameters."""
     points = [n for n, point in enumerate(experiment.points) if chosen.items() <= point.items()]
-    done = [(task, run_block(experiment, task)) for task in tasks(experiment, runs) if task.point in points]
-    return experiment.rows([(experiment.points[task.point], tally) for task, tally in done])
+    done = [(task, run_block(experiment, task)) for task in split_into_tasks(experiment, runs) if task.point in points]
+    return experiment.make_rows([(experiment.points[task.point], tally) for task, tally in done])
 
 
 def test_no_order_is_later_than_its_bound_and_the_bound_is_the_theorem() -> None:
     centre = {"group.delta": "20ms", "group.gamma": "2ms", "group.slot": "10ms", "group.members": 5}
-    rows = {str(row["system"]): row for row in rows_for(find("orders-latency"), dict(centre))}
+    rows = {str(row["system"]): row for row in rows_for(find_experiment("orders-latency"), dict(centre))}
     bounds = {"vbr": 32, "vbr with failures": 34, "cbr": 42, "leader": 40, "timestamp": 50}
     assert {system: row["bound_ms"] for system, row in rows.items()} == bounds
     for row in rows.values():
@@ -64,13 +72,13 @@ def test_no_order_is_later_than_its_bound_and_the_bound_is_the_theorem() -> None
 
 
 def test_long_slots_cost_fewer_frames_and_more_time() -> None:
-    short, long = (rows_for(find("slot-trade-off"), {"group.slot": slot})[0] for slot in ("2ms", "50ms"))
+    short, long = (rows_for(find_experiment("slot-trade-off"), {"group.slot": slot})[0] for slot in ("2ms", "50ms"))
     assert float(str(short["frames_per_message"])) > 5 * float(str(long["frames_per_message"]))
     assert float(str(short["latency_ms"])) < float(str(long["latency_ms"]))
 
 
 def test_each_remedy_delivers_more_than_none_and_costs_more() -> None:
-    rows = {str(row["remedy"]): row for row in rows_for(find("loss-remedies"), {"fault.0.probability": 0.1})}
+    rows = {str(row["remedy"]): row for row in rows_for(find_experiment("loss-remedies"), {"fault.0.probability": 0.1})}
     nothing = rows.pop("nothing")
     assert float(str(nothing["delivered_share"])) < 0.95
     assert {name.split()[0].rstrip(",") for name in rows} == {"repetition", "FEC", "RMCast"}
@@ -83,7 +91,8 @@ def test_each_remedy_delivers_more_than_none_and_costs_more() -> None:
 def test_a_window_above_delays_and_skew_makes_no_mistakes_and_a_short_one_many() -> None:
     chosen = {"network.delay": "uniform:0ms..5ms", "group.gamma": "2ms"}
     short, long = (
-        rows_for(find("optimistic-mistakes"), {**chosen, "topology.window": window})[0] for window in ("2ms", "8ms")
+        rows_for(find_experiment("optimistic-mistakes"), {**chosen, "topology.window": window})[0]
+        for window in ("2ms", "8ms")
     )
     assert (long["mistakes_share"], long["lost_share"]) == (0.0, 0.0)
     assert float(str(short["mistakes_share"])) > 0.2
@@ -110,14 +119,14 @@ def test_mistakes_are_what_is_final_and_not_the_first_of_what_is_early() -> None
                 local_ns=0,
                 grade=grade,
             )
-    found = mistakes_of(memory.trace(RunMeta("r", "g", "quasi_genuine", (1, 2), 0, 0, 1, None, False, "test")))
+    found = count_mistakes(memory.trace(RunMeta("r", "g", "quasi_genuine", (1, 2), 0, 0, 1, None, False, "test")))
     # 3 overtakes 2; 4 was never early.
-    assert found == Mistakes(deliveries=5, out_of_order=1, lost=1)
+    assert found == EarlyDeliveryMistakes(deliveries=5, out_of_order=1, lost=1)
     assert (found.share, found.lost_share) == (0.4, 0.2)
 
 
 def test_the_urgent_overtake() -> None:
-    (row,) = rows_for(find("priority-latency"), {"group.order": "priority", "group.members": 6})
+    (row,) = rows_for(find_experiment("priority-latency"), {"group.order": "priority", "group.members": 6})
     assert row["paper"] == 6.0
     assert float(str(row["urgent_ms"])) < float(str(row["plain_ms"]))
 
@@ -148,7 +157,7 @@ def test_without_spark_a_sweep_goes_on_where_it_broke_off(
         """The exit status, the points that were run, and what was printed."""
         ran.clear()
 
-        def counted(task: Task) -> tuple[Task, Tally]:
+        def counted(task: ExperimentTask) -> tuple[ExperimentTask, Tally]:
             if len(ran) == breaks_at:
                 raise KeyboardInterrupt
             ran.append(task.point)
@@ -158,11 +167,13 @@ def test_without_spark_a_sweep_goes_on_where_it_broke_off(
         path.write_text(text, encoding="utf-8")
         return main(arguments), list(ran), capsys.readouterr().out
 
-    assert shown(SWEEP, breaks_at=2) == (Exit.INTERRUPTED, [0, 1], "")
+    assert shown(SWEEP, breaks_at=2) == (ExitStatus.INTERRUPTED, [0, 1], "")
     status, points, finished = shown(SWEEP)
     assert (status, points) == (0, [2, 3])
     assert shown(SWEEP) == (0, [], finished)
-    assert json.loads(finished)["rows"] == rows_of(read_sweep(SWEEP), map(run_task, tasks(read_sweep(SWEEP))))
+    assert json.loads(finished)["rows"] == result_rows(
+        read_sweep(SWEEP), map(run_task, split_into_tasks(read_sweep(SWEEP)))
+    )
     assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is no other sweep"
     status, points, other = shown(SWEEP.replace('delta = "10ms"', 'delta = "12ms"'))
     assert (status, points) == (0, [0, 1, 2, 3]), "another scenario is another sweep"
@@ -196,7 +207,7 @@ def test_a_kept_point_that_cannot_be_read_is_told_and_neither_used_nor_overwritt
         pq.write_table(table.replace_schema_metadata(version), kept)
     before = kept.read_bytes()
     capsys.readouterr()
-    assert main(arguments) == Exit.BAD_INPUT
+    assert main(arguments) == ExitStatus.BAD_INPUT
     told = capsys.readouterr().err
     assert f"{kept}: {said}" in told
     assert "remove it to run the point again" in told
@@ -213,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
     out.write_text("", encoding="utf-8")
     monkeypatch.setattr("unisono.cli.experiment.run_task", None)
     place = out if where == "a file" else out / "deeper"
-    assert main(["experiment", "tapas-group-1", "--master", "none", "--out", str(place)]) == Exit.BAD_INPUT
+    assert main(["experiment", "tapas-group-1", "--master", "none", "--out", str(place)]) == ExitStatus.BAD_INPUT
     said = capsys.readouterr().err
     assert f"--out: {place} cannot be written" in said
     assert "name another folder" in said
@@ -222,7 +233,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
 def test_points_of_a_named_sweep_are_kept_with_its_scenario(tmp_path: Path) -> None:
     text = "[group]\ndelta = {}\n"
     one, other = (sweep("slots", "Slots", "", text.format(delta), [{"group.slot": "5ms"}], runs=1) for delta in (1, 2))
-    task = Task("slots", 0, 0, 1, 1)
+    task = ExperimentTask("slots", 0, 0, 1, 1)
     write_tally(tmp_path, one, [(task, Tally(1, {"late": 2.0}, {"late": 4.0}))])
     assert read_tally(tmp_path, one, [task]) == [(task, Tally(1, {"late": 2.0}, {"late": 4.0}))]
     assert read_tally(tmp_path, other, [task]) is None
@@ -230,8 +241,10 @@ def test_points_of_a_named_sweep_are_kept_with_its_scenario(tmp_path: Path) -> N
 
 def test_a_task_of_a_file_carries_the_file() -> None:
     experiment = read_sweep(SWEEP)
-    work = [pickle.loads(pickle.dumps(task)) for task in tasks(experiment)]
-    assert rows_of(experiment, map(run_task, work)) == rows_of(experiment, map(run_task, tasks(find(SWEEP))))
+    work = [pickle.loads(pickle.dumps(task)) for task in split_into_tasks(experiment)]
+    assert result_rows(experiment, map(run_task, work)) == result_rows(
+        experiment, map(run_task, split_into_tasks(find_experiment(SWEEP)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,16 +271,21 @@ def test_a_sweep_that_is_none_is_refused_with_the_reason(
 ) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(text, encoding="utf-8")
-    assert main(["experiment", str(path)]) == Exit.BAD_INPUT
+    assert main(["experiment", str(path)]) == ExitStatus.BAD_INPUT
     assert problem in capsys.readouterr().err
 
 
 def test_tables_are_written_as_they_are_read() -> None:
-    tables = changed({"a": {"x": 1, "y": ["p", 2.5]}, "f": [{"z": True}]}, {"f.0.w": "s", "a.x": None, "label": 3})
+    tables = with_parameters(
+        {"a": {"x": 1, "y": ["p", 2.5]}, "f": [{"z": True}]}, {"f.0.w": "s", "a.x": None, "label": 3}
+    )
     assert tables == {"a": {"y": ["p", 2.5]}, "f": [{"z": True, "w": "s"}]}
-    assert toml(tables) == '[a]\ny = ["p", 2.5]\n[[f]]\nz = true\nw = "s"\n'
-    assert parse_scenario(toml(changed(_scenario(), {"group.slot": "5ms", "group.members": 2})), "again").group == "few"
-    assert crossed({"a": [1, 2], "b": ["x"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+    assert to_toml(tables) == '[a]\ny = ["p", 2.5]\n[[f]]\nz = true\nw = "s"\n'
+    assert (
+        parse_scenario(to_toml(with_parameters(_scenario(), {"group.slot": "5ms", "group.members": 2})), "again").group
+        == "few"
+    )
+    assert cross_product({"a": [1, 2], "b": ["x"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
 
 
 def _scenario() -> dict[str, object]:
@@ -279,8 +297,8 @@ def _scenario() -> dict[str, object]:
 
 
 def test_an_unknown_experiment_is_none() -> None:
-    with pytest.raises(InvalidPolicy, match="is none; there are"):
-        find("orders")
+    with pytest.raises(InvalidOption, match="is none; there are"):
+        find_experiment("orders")
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda p: p.stem)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.measured import BEGIN_NS, COLLECT_NS, MS, SLA, Loss, interval, worse_between
+from tests.measured import COLLECT_NS, MS, SLA, START_NS, LossByInterval, interval_rows, lossy_between
 
 from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.model.text.sla import parse_slas
-from unisono.qos.watch.group_sla import Judged, System, verdict_id, worst_finding
-from unisono.qos.watch.sla import Kept
+from unisono.qos.watch.group_sla import EvaluationResult, GroupEvaluation, verdict_id, worst_finding
+from unisono.qos.watch.sla import SlaStatus
 
 SLAS = parse_slas(SLA, "sla.toml").slas
 MEMBERS = (1, 2, 3)
@@ -25,47 +25,53 @@ def nothing(member: int, peer: int, number: int) -> float:
     return 0.0
 
 
-def feed(system: System, numbers: Sequence[int], loss: Loss, members: Sequence[int] = MEMBERS) -> list[Judged]:
+def feed(
+    system: GroupEvaluation, numbers: Sequence[int], loss: LossByInterval, members: Sequence[int] = MEMBERS
+) -> list[EvaluationResult]:
     found = []
     for number in numbers:
         for member in members:
-            system.take(member, 1, interval(member, MEMBERS, number, loss), to_the_end=True)
-        found.append(system.judge())
+            system.add_rows(member, 1, interval_rows(member, MEMBERS, number, loss), all_read=True)
+        found.append(system.evaluate())
     return found
 
 
-def verdicts(judged: Sequence[Judged]) -> list[SlaViolation | SlaCleared]:
+def verdicts(judged: Sequence[EvaluationResult]) -> list[SlaViolation | SlaCleared]:
     return [verdict for each in judged for verdict in each.verdicts]
 
 
 def test_one_bad_link_among_six_breaks_the_agreement_and_is_named() -> None:
-    broken, cleared = verdicts(feed(System(SLAS), range(16), worse_between(4, 8)))
+    broken, cleared = verdicts(feed(GroupEvaluation(SLAS), range(16), lossy_between(4, 8)))
     assert isinstance(broken, SlaViolation)
     assert (broken.kind, broken.sla, broken.member, broken.link) == ("system_sla", "few losses", 2, 1)
     assert broken.measured == pytest.approx(0.2)
-    assert broken.window_start_ns == BEGIN_NS + 4 * COLLECT_NS
+    assert broken.window_start_ns == START_NS + 4 * COLLECT_NS
     assert isinstance(cleared, SlaCleared)
-    assert (cleared.kind, cleared.window_start_ns) == ("system_sla_cleared", BEGIN_NS + 8 * COLLECT_NS)
+    assert (cleared.kind, cleared.window_start_ns) == ("system_sla_cleared", START_NS + 8 * COLLECT_NS)
 
 
 def test_together_all_links_of_all_members_are_one() -> None:
-    system = System(SLAS)
+    system = GroupEvaluation(SLAS)
     for member in MEMBERS:
         # One member in three is slow: a third of all delays, where a tenth may be.
-        rows = [r for n in range(4) for r in interval(member, MEMBERS, n, nothing, 50 * MS if member == 3 else MS)]
-        system.take(member, 1, rows, to_the_end=True)
-    judged = system.judge()
+        rows = [r for n in range(4) for r in interval_rows(member, MEMBERS, n, nothing, 50 * MS if member == 3 else MS)]
+        system.add_rows(member, 1, rows, all_read=True)
+    judged = system.evaluate()
     (broken,) = judged.verdicts
     assert isinstance(broken, SlaViolation)
     assert (broken.sla, broken.member, broken.link) == ("all in all", None, 0)
     assert broken.measured == pytest.approx(2 / 3)
-    assert [finding.kept for finding, _ in judged.findings] == [Kept.HELD, Kept.VIOLATED, Kept.VIOLATED]
+    assert [finding.status for finding, _ in judged.findings] == [
+        SlaStatus.HELD,
+        SlaStatus.VIOLATED,
+        SlaStatus.VIOLATED,
+    ]
 
 
 def test_a_window_is_judged_when_the_last_member_is_past_its_end() -> None:
-    system = System(SLAS)
+    system = GroupEvaluation(SLAS)
     assert not any(judged.findings for judged in feed(system, range(12), nothing, members=(1, 2))[:1])
-    slow = System(SLAS, patience_ns=10**12)
+    slow = GroupEvaluation(SLAS, patience_ns=10**12)
     feed(slow, [0], nothing)
     assert not any(judged.findings for judged in feed(slow, range(1, 9), nothing, members=(1, 2)))
     judged = feed(slow, range(1, 9), nothing, members=(3,))
@@ -73,45 +79,45 @@ def test_a_window_is_judged_when_the_last_member_is_past_its_end() -> None:
 
 
 def test_who_is_silent_is_waited_for_so_long_and_no_longer() -> None:
-    system = System(SLAS, patience_ns=8 * COLLECT_NS)
+    system = GroupEvaluation(SLAS, patience_ns=8 * COLLECT_NS)
     feed(system, [0], nothing)
     judged = feed(system, range(1, 12), nothing, members=(1, 2))
     assert [bool(each.findings) for each in judged].index(True) == 8  # when it is 2 s and an interval behind
 
 
 def test_who_has_written_more_than_was_read_is_always_waited_for() -> None:
-    system = System(SLAS, patience_ns=COLLECT_NS)
-    system.take(3, 1, interval(3, MEMBERS, 0, nothing), to_the_end=False)
+    system = GroupEvaluation(SLAS, patience_ns=COLLECT_NS)
+    system.add_rows(3, 1, interval_rows(3, MEMBERS, 0, nothing), all_read=False)
     assert not any(judged.findings for judged in feed(system, range(20), nothing, members=(1, 2)))
 
 
 def test_late_rows_are_counted_and_change_nothing() -> None:
-    system = System(SLAS, patience_ns=4 * COLLECT_NS)
+    system = GroupEvaluation(SLAS, patience_ns=4 * COLLECT_NS)
     feed(system, [0], nothing)
     feed(system, range(1, 20), nothing, members=(1, 2))
     assert system.late == 0
-    late = [row for n in range(1, 9) for row in interval(3, MEMBERS, n, lambda *_: 0.9)]
-    system.take(3, 1, late, to_the_end=True)
+    late = [row for n in range(1, 9) for row in interval_rows(3, MEMBERS, n, lambda *_: 0.9)]
+    system.add_rows(3, 1, late, all_read=True)
     assert system.late == sum(row.link != 0 for row in late)
-    assert not system.judge().verdicts
-    assert system.judge().late == system.late
+    assert not system.evaluate().verdicts
+    assert system.evaluate().late == system.late
 
 
 def test_a_row_behind_the_last_that_was_judged_is_late_like_any_other() -> None:
-    system = System(SLAS, patience_ns=0)
+    system = GroupEvaluation(SLAS, patience_ns=0)
     feed(system, range(4), nothing, members=(1,))
-    system.take(1, 1, interval(1, MEMBERS, 3, lambda *_: 0.9), to_the_end=True)
+    system.add_rows(1, 1, interval_rows(1, MEMBERS, 3, lambda *_: 0.9), all_read=True)
     assert system.late == 2 * 5
-    assert not system.judge().findings
+    assert not system.evaluate().findings
 
 
 def test_who_comes_late_and_far_behind_has_no_window_judged_again() -> None:
-    system = System(SLAS, patience_ns=10**12)
-    loss = worse_between(0, 4)
+    system = GroupEvaluation(SLAS, patience_ns=10**12)
+    loss = lossy_between(0, 4)
     found = feed(system, range(8), loss, members=(1, 2))
     for number in range(16):
-        system.take(3, 1, interval(3, MEMBERS, number, loss), to_the_end=True)
-        found.append(system.judge())
+        system.add_rows(3, 1, interval_rows(3, MEMBERS, number, loss), all_read=True)
+        found.append(system.evaluate())
     found += feed(system, range(8, 16), loss, members=(1, 2))
     windows = [(finding.sla.name, finding.window_start_ns) for each in found for finding, _ in each.findings]
     assert len(windows) == len(set(windows)) == 4 + 8
@@ -120,15 +126,15 @@ def test_who_comes_late_and_far_behind_has_no_window_judged_again() -> None:
 
 
 def test_a_member_that_comes_back_is_waited_for_in_its_new_life() -> None:
-    system = System(SLAS)
+    system = GroupEvaluation(SLAS)
     feed(system, range(4), nothing)
-    system.take(3, 2, interval(3, MEMBERS, 6, nothing), to_the_end=True)
-    system.take(3, 1, interval(3, MEMBERS, 4, nothing), to_the_end=True)  # the old life's last words
+    system.add_rows(3, 2, interval_rows(3, MEMBERS, 6, nothing), all_read=True)
+    system.add_rows(3, 1, interval_rows(3, MEMBERS, 4, nothing), all_read=True)  # the old life's last words
     assert any(judged.findings for judged in feed(system, range(4, 7), nothing, members=(1, 2)))
 
 
 def test_estimates_of_a_window_by_link() -> None:
-    judged = feed(System(SLAS, window_ns=4 * COLLECT_NS), range(4), worse_between(2, 4))[-1]
+    judged = feed(GroupEvaluation(SLAS, window_ns=4 * COLLECT_NS), range(4), lossy_between(2, 4))[-1]
     assert [(e.member, e.link) for e in judged.estimates] == [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]
     bad = judged.estimates[2]
     assert bad.loss == pytest.approx(0.1)
@@ -141,15 +147,15 @@ def test_estimates_of_a_window_by_link() -> None:
 
 def link(metric: str, number: int, value: float, layer: str = "vbr", largest: int = 0) -> MetricRow:
     """One row of member 1 about the link from 2."""
-    return MetricRow(layer, Side.BELOW, 2, metric, BEGIN_NS + number * COLLECT_NS, COLLECT_NS, 100, value, largest)
+    return MetricRow(layer, Side.BELOW, 2, metric, START_NS + number * COLLECT_NS, COLLECT_NS, 100, value, largest)
 
 
-def judged_rows(rows: Sequence[MetricRow], windows: int = 1) -> Judged:
+def judged_rows(rows: Sequence[MetricRow], windows: int = 1) -> EvaluationResult:
     """What these rows lead to, of one member in so many windows of a second."""
-    system = System(SLAS, window_ns=4 * COLLECT_NS)
-    whole = [row for number in range(4 * windows) for row in interval(1, (1, 3), number, nothing)]
-    system.take(1, 1, sorted([*rows, *whole], key=lambda row: row.window_start_ns), to_the_end=True)
-    return system.judge()
+    system = GroupEvaluation(SLAS, window_ns=4 * COLLECT_NS)
+    whole = [row for number in range(4 * windows) for row in interval_rows(1, (1, 3), number, nothing)]
+    system.add_rows(1, 1, sorted([*rows, *whole], key=lambda row: row.window_start_ns), all_read=True)
+    return system.evaluate()
 
 
 def test_an_estimate_has_the_worst_of_its_intervals_and_the_quantiles_of_all_delays() -> None:
@@ -176,12 +182,12 @@ def test_the_network_is_what_its_own_layer_saw_in_the_last_window() -> None:
 
 
 def test_what_was_judged_before_a_restart_is_not_judged_again_and_late_stays_late() -> None:
-    loss = worse_between(0, 4)
-    first = System(SLAS)
+    loss = lossy_between(0, 4)
+    first = GroupEvaluation(SLAS)
     assert len(verdicts(feed(first, range(4), loss))) == 1
-    first.take(2, 1, interval(2, MEMBERS, 0, loss), to_the_end=True)
+    first.add_rows(2, 1, interval_rows(2, MEMBERS, 0, loss), all_read=True)
     assert first.late == 2 * 5
-    second = System(SLAS, state=json.loads(json.dumps(first.state())))
+    second = GroupEvaluation(SLAS, state=json.loads(json.dumps(first.state())))
     assert second.late == first.late
     again = feed(second, range(4), loss)
     assert not any(judged.findings for judged in again)
@@ -190,26 +196,28 @@ def test_what_was_judged_before_a_restart_is_not_judged_again_and_late_stays_lat
 
 def test_a_restarted_one_knows_the_order_without_being_told() -> None:
     """A stretch may begin behind the row by which an order shows."""
-    first = System(SLAS)
+    first = GroupEvaluation(SLAS)
     feed(first, range(4), nothing)
-    second = System(SLAS, state=json.loads(json.dumps(first.state())))
+    second = GroupEvaluation(SLAS, state=json.loads(json.dumps(first.state())))
     for member in MEMBERS:
-        rows = [row for n in range(4, 8) for row in interval(member, MEMBERS, n, nothing) if row.metric != "held_back"]
-        second.take(member, 1, rows, to_the_end=True)
-    assert len(second.judge().findings) == 1 + 2
+        rows = [
+            row for n in range(4, 8) for row in interval_rows(member, MEMBERS, n, nothing) if row.metric != "held_back"
+        ]
+        second.add_rows(member, 1, rows, all_read=True)
+    assert len(second.evaluate().findings) == 1 + 2
 
 
 @pytest.mark.parametrize("cut", range(1, 16))
 def test_one_that_goes_on_from_a_state_finds_what_one_that_never_stopped_does(cut: int) -> None:
-    loss = worse_between(4, 8)
-    whole = verdicts(feed(System(SLAS), range(16), loss))
-    first = System(SLAS)
+    loss = lossy_between(4, 8)
+    whole = verdicts(feed(GroupEvaluation(SLAS), range(16), loss))
+    first = GroupEvaluation(SLAS)
     found = verdicts(feed(first, range(cut), loss))
-    second = System(SLAS, state=json.loads(json.dumps(first.state())))
+    second = GroupEvaluation(SLAS, state=json.loads(json.dumps(first.state())))
     for member in MEMBERS:
-        rows = [r for n in range(cut) for r in interval(member, MEMBERS, n, loss)]
-        pending = [r for r in rows if r.window_start_ns + r.window_ns > first.settled_ns]
-        second.take(member, 1, pending, to_the_end=True, again=True)
+        rows = [r for n in range(cut) for r in interval_rows(member, MEMBERS, n, loss)]
+        pending = [r for r in rows if r.window_start_ns + r.window_ns > first.evaluated_until_ns]
+        second.add_rows(member, 1, pending, all_read=True, replayed=True)
     assert found + verdicts(feed(second, range(cut, 16), loss)) == whole
     assert second.late == 0
 
@@ -218,25 +226,27 @@ def test_an_agreement_with_who_is_not_there_is_never_judged_and_named() -> None:
     """Above a service that the group does not have, loss is the network's: not what was promised."""
     theirs = replace(SLAS[0], name="gaps", provider="rmcast", observations=1)
     rare = replace(SLAS[0], name="rare", observations=10**6)
-    system = System((*SLAS, theirs, rare))
-    bad = worse_between(0, 16, share=0.9)
-    assert list(system.unjudged) == ["few losses", "all in all", "gaps", "rare"]
+    system = GroupEvaluation((*SLAS, theirs, rare))
+    bad = lossy_between(0, 16, share=0.9)
+    assert list(system.unevaluated_slas) == ["few losses", "all in all", "gaps", "rare"]
     found = verdicts(feed(system, range(4), bad))
     assert [verdict.sla for verdict in found] == ["few losses"]
-    assert list(system.unjudged) == ["gaps", "rare"]
+    assert list(system.unevaluated_slas) == ["gaps", "rare"]
     # Where the service is, its collector's rows are there too.
-    second = System(system.slas, state=json.loads(json.dumps(system.state())))
-    assert list(second.unjudged) == ["gaps", "rare"]
-    second.take(1, 1, [replace(interval(1, MEMBERS, 4, nothing)[0], layer="rmcast", metric="rate")], to_the_end=True)
+    second = GroupEvaluation(system.slas, state=json.loads(json.dumps(system.state())))
+    assert list(second.unevaluated_slas) == ["gaps", "rare"]
+    second.add_rows(
+        1, 1, [replace(interval_rows(1, MEMBERS, 4, nothing)[0], layer="rmcast", metric="rate")], all_read=True
+    )
     found = verdicts(feed(second, range(4, 8), bad))
     assert [verdict.sla for verdict in found] == ["gaps"]
-    third = System(second.slas, state=json.loads(json.dumps(second.state())))
-    assert third.unjudged == ("rare",)
+    third = GroupEvaluation(second.slas, state=json.loads(json.dumps(second.state())))
+    assert third.unevaluated_slas == ("rare",)
     assert [verdict.sla for verdict in verdicts(feed(third, range(8, 12), nothing))] == ["few losses", "gaps"]
 
 
 def test_a_verdict_is_known_by_what_it_is_about() -> None:
-    (broken, cleared) = verdicts(feed(System(SLAS), range(16), worse_between(4, 8)))
+    (broken, cleared) = verdicts(feed(GroupEvaluation(SLAS), range(16), lossy_between(4, 8)))
     ids = {verdict_id("r", "g", broken), verdict_id("r", "g", cleared), verdict_id("s", "g", broken)}
     assert len(ids) == 3
     assert verdict_id("r", "g", replace(broken, text="other words")) in ids
@@ -251,8 +261,8 @@ def test_the_worst_of_all_links_of_the_group_is_held_to_the_certainty_that_was_a
         return [MetricRow("vbr", Side.BELOW, link, "loss", 0, 1000 * MS, 400, s) for link, s in enumerate(shares, 1)]
 
     alone, _ = worst_finding(loss, {1: rows(0.04)}, 0)
-    assert (alone.kept, alone.link) == (Kept.VIOLATED, 1)
+    assert (alone.status, alone.link) == (SlaStatus.VIOLATED, 1)
     among, _ = worst_finding(loss, {member: rows(0.04 if member == 3 else 0.02) for member in range(1, 6)}, 0)
-    assert among.kept is Kept.HELD
+    assert among.status is SlaStatus.HELD
     bad, member = worst_finding(loss, {member: rows(0.06 if member == 3 else 0.02) for member in range(1, 6)}, 0)
-    assert (bad.kept, member) == (Kept.VIOLATED, 3)
+    assert (bad.status, member) == (SlaStatus.VIOLATED, 3)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.unit.test_leader import MS, START, TIMING, Bench
 
-from unisono.model.events import Batch, Left
+from unisono.model.events import Batch, LeaveComplete
 from unisono.model.rates import Rate
-from unisono.orders.leader.timeouts import gap_bound_ns
-from unisono.orders.leader.timestamp import Timestamp
-from unisono.wire.frame import LAST, Kind, unpack_header
+from unisono.orders.leader.timeouts import leader_change_bound_ns
+from unisono.orders.leader.timestamp import TimestampLeader
+from unisono.wire.frame import END_OF_SLOT, Kind, unpack_header
 
 
-def stamp(bench: Bench, member: int) -> Timestamp:
+def stamp(bench: Bench, member: int) -> TimestampLeader:
     order = bench.order(member)
-    assert isinstance(order, Timestamp)
+    assert isinstance(order, TimestampLeader)
     return order
 
 
@@ -25,8 +25,8 @@ def kinds(bench: Bench, member: int) -> list[int]:
 def test_the_first_message_asks_for_a_burst_and_later_ones_do_not() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"a"])
-    assert kinds(bench, 2) == [Kind.REQUEST, Kind.DATA]
-    assert stamp(bench, 2)._asked[0].count == 4
+    assert kinds(bench, 2) == [Kind.STAMP_REQUEST, Kind.DATA]
+    assert stamp(bench, 2)._pending_requests[0].stamps == 4
     bench.stacks[2].submit(bench.now + MS, [b"b"])
     assert kinds(bench, 2) == [Kind.DATA]
 
@@ -40,7 +40,7 @@ def test_a_request_stays_open_for_theta_less_gamma_and_is_released_once() -> Non
     assert Kind.DATA not in kinds(bench, 2)
     bench.stacks[2].wake(closes)
     released = [unpack_header(datagram.data, 0) for datagram in bench.stacks[2].outgoing()]
-    assert [(fields[1], fields[2]) for fields in released if fields[1] == Kind.DATA] == [(Kind.DATA, LAST)]
+    assert [(fields[1], fields[2]) for fields in released if fields[1] == Kind.DATA] == [(Kind.DATA, END_OF_SLOT)]
     assert bench.stacks[2].submit(closes, [b"b"]) == 0, "the next request is made Θ after the last"
     assert bench.stacks[2].submit(START + TIMING.theta_ns, [b"b"]) == 1
 
@@ -49,7 +49,7 @@ def test_a_full_burst_ends_its_request_itself() -> None:
     bench = Bench(order="timestamp")
     assert bench.stacks[2].submit(bench.now, [b"x"] * 6) == 4
     data = [unpack_header(d.data, 0) for d in bench.stacks[2].outgoing()]
-    assert [(fields[1], fields[2]) for fields in data] == [(Kind.REQUEST, 0), (Kind.DATA, LAST)]
+    assert [(fields[1], fields[2]) for fields in data] == [(Kind.STAMP_REQUEST, 0), (Kind.DATA, END_OF_SLOT)]
 
 
 def test_grants_are_delivered_in_their_order_and_each_to_its_end() -> None:
@@ -65,7 +65,7 @@ def test_grants_are_delivered_in_their_order_and_each_to_its_end() -> None:
     bench.pass_on()
     bench.wait(20 * MS)
     assert bench.texts(1) == bench.texts(2) == bench.texts(3) == [b"a", b"b", b"c"]
-    places = [event.first_place for event in bench.events[1] if isinstance(event, Batch)]
+    places = [event.first_position for event in bench.events[1] if isinstance(event, Batch)]
     assert places == [0, 1, 4]
 
 
@@ -93,7 +93,7 @@ def test_stamps_of_a_dead_member_do_not_hold_up_the_others() -> None:
     bench.now += MS
     bench.pass_on()
     assert bench.texts(4) == [b"last words"]
-    bench.wait(gap_bound_ns(TIMING))
+    bench.wait(leader_change_bound_ns(TIMING))
     assert bench.texts(4) == bench.texts(1) == [b"last words", b"after"]
     assert bench.order(1).view.members == (1, 2, 4)
 
@@ -121,7 +121,7 @@ def test_leaving_gives_the_stamps_back(open_request: bool) -> None:
     bench.stacks[3].leave(bench.now)
     bench.pass_on()
     bench.wait(20 * MS)
-    assert isinstance(bench.events[3][-1], Left)
+    assert isinstance(bench.events[3][-1], LeaveComplete)
     assert bench.order(1).view.members == (1, 2)
     assert bench.texts(1) == bench.texts(3) == ([b"bye"] if open_request else [])
 
@@ -129,7 +129,7 @@ def test_leaving_gives_the_stamps_back(open_request: bool) -> None:
 def test_a_new_rate_is_in_force_with_the_next_request() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"x"])
-    bench.stacks[2].new_rate(bench.now, Rate(1e9, 2))
+    bench.stacks[2].change_rate(bench.now, Rate(1e9, 2))
     assert bench.stacks[2].submit(bench.now, [b"x"] * 5) == 3
     bench.pass_on()
     bench.wait(5 * MS)

@@ -36,8 +36,8 @@ from unisono.trace.files import (
     write_part,
     write_trace,
 )
-from unisono.trace.kinds import CODED, OBSERVER, OF_MESSAGES, EventKind
-from unisono.trace.layout import SURVEYED
+from unisono.trace.kinds import CODED, MESSAGE_KINDS, OBSERVER, EventKind
+from unisono.trace.layout import SUMMARY_COLUMNS
 from unisono.trace.meta import RunMeta, TraceDamaged, read_json, read_meta, write_json, write_meta
 from unisono.trace.recorder import MemoryTrace, Recorder, told_extras, view_extras
 from unisono.trace.schema import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
@@ -177,7 +177,7 @@ def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
 
 def same_where_surveyed(some: Rows, whole: Rows) -> bool:
     """Whether rows are the same in the columns that a survey reads."""
-    columns = (*SURVEYED, "member", "life", *(table for name, table in CODED.items() if name in SURVEYED))
+    columns = (*SUMMARY_COLUMNS, "member", "life", *(table for name, table in CODED.items() if name in SUMMARY_COLUMNS))
     return all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in columns)
 
 
@@ -197,16 +197,16 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
             assert named
             member, life = int(path.parent.name.removeprefix("member=")), int(named[3])
             who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "life": life}
-            assert same_where_surveyed(read_columns(path, SURVEYED, **who), read_part(path))
+            assert same_where_surveyed(read_columns(path, SUMMARY_COLUMNS, **who), read_part(path))
             # Files that other tools wrote tell less, or have more groups of rows.
             table = pq.ParquetFile(path).read()
             for options in ({"write_statistics": False}, {"row_group_size": 1}, {}):
                 pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"2"}), path, **options)
-                assert same_where_surveyed(read_columns(path, SURVEYED, **who), read_part(path))
+                assert same_where_surveyed(read_columns(path, SUMMARY_COLUMNS, **who), read_part(path))
     text = table.set_column(table.column_names.index("view"), "view", pa.array(["?"] * len(table)))
     pq.write_table(text, path)
     with pytest.raises(TraceDamaged, match="wrong type"):
-        read_columns(path, SURVEYED, **who)
+        read_columns(path, SUMMARY_COLUMNS, **who)
 
 
 def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: 
     assert b"destinations" in table.schema.metadata[ABSENT_LISTS_KEY]
     directed = pa.array([[2], *[None] * (len(table) - 1)], pa.list_(pa.int32()))
     pq.write_table(table.set_column(table.column_names.index("destinations"), "destinations", directed), path)
-    read = read_columns(path, SURVEYED, run=META.run, group=META.group, member=1, life=0)
+    read = read_columns(path, SUMMARY_COLUMNS, run=META.run, group=META.group, member=1, life=0)
     assert read.destination_sets == ((2,),)
 
 
@@ -285,7 +285,7 @@ def test_killed_writer_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     recorder = writer.recorder()
     index = 0
     while True:
-        if writer._put_rows - writer._taken_rows < 1000:
+        if writer._put_rows - writer._processed_rows < 1000:
             recorder.delivered(sender=1, incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
                                first_place=0, first_index=index, real_ns=0, local_ns=0)
             index += 10
@@ -369,7 +369,7 @@ def test_wrong_type_is_named(tmp_path: Path) -> None:
     assert "has a column of the wrong type" in damaged(tmp_path)
 
 
-@pytest.mark.parametrize("kind", OF_MESSAGES)
+@pytest.mark.parametrize("kind", MESSAGE_KINDS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_path: Path) -> None:
     path = tmp_path / "slots-0-99.0.0.parquet"
@@ -380,7 +380,7 @@ def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_
     told = re.escape(f"{path}: has a message without a number")
     with pytest.raises(TraceDamaged, match=told):
         read_part(path)
-    for names in (SURVEYED, ["kind", "sequence"]):
+    for names in (SUMMARY_COLUMNS, ["kind", "sequence"]):
         with pytest.raises(TraceDamaged, match=told):
             read_columns(path, names, run=META.run, group=META.group, member=1, life=0)
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy
+from unisono.errors import InvalidOption, MissingDependency
 from unisono.runtime import transport as transport_module
-from unisono.runtime.batching import LARGEST_UDP, Address, Inbox, Outbox, Run, cut_runs
+from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address, DatagramRun, Inbox, Outbox, split_into_runs
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Datagram
 
@@ -120,7 +120,7 @@ def test_round_trip_of_equal_and_unequal_sizes(offload: bool, host: str) -> None
 
     try:
         asyncio.run(scene())
-    except (EnvironmentLacks, OSError):
+    except (MissingDependency, OSError):
         if host == "::1" and not _has_ipv6():
             pytest.skip("no IPv6 on this machine")
         raise
@@ -237,7 +237,7 @@ def test_the_largest_frame_on_loopback_arrives() -> None:
     async def scene() -> None:
         async with members(2) as (one, two):
             size = one.transport.max_frame()
-            assert 1400 <= size <= LARGEST_UDP
+            assert 1400 <= size <= MAX_UDP_PAYLOAD
             one.transport.send(to(2, b"m" * size, b"n" * size))
             await two.until_got(2)
             assert two.payloads == [b"m" * size, b"n" * size]
@@ -248,7 +248,7 @@ def test_the_largest_frame_on_loopback_arrives() -> None:
 def test_the_largest_frame_is_the_smallest_of_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = free_peers(3)
     mtu = {port: 1472 if member == 3 else 8972 for member, (_, port) in peers.items()}
-    monkeypatch.setattr(transport_module, "largest_frame", lambda family, address, interface=None: mtu[address[1]])
+    monkeypatch.setattr(transport_module, "max_frame_to", lambda family, address, interface=None: mtu[address[1]])
     transport = UdpTransport(1, peers)
     assert transport.max_frame() == 1472
     transport.close()
@@ -267,7 +267,7 @@ def test_buffers_are_granted_and_reported() -> None:
 def test_a_taken_port_says_what_to_do() -> None:
     peers = free_peers(1)
     first = UdpTransport(1, peers)
-    with pytest.raises(EnvironmentLacks, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is taken.*another port"):
+    with pytest.raises(MissingDependency, match=rf"port {peers[1][1]} of 127\.0\.0\.1 is taken.*another port"):
         UdpTransport(1, peers)
     first.close()
     UdpTransport(1, peers).close()
@@ -278,20 +278,20 @@ def test_a_taken_port_says_what_to_do() -> None:
     [("192.0.2.77", "not an address of this machine"), ("no-such-host.invalid", "member 1 cannot be resolved")],
 )
 def test_a_wrong_address_says_what_to_do(host: str, advice: str) -> None:
-    with pytest.raises(EnvironmentLacks, match=advice):
+    with pytest.raises(MissingDependency, match=advice):
         UdpTransport(1, {1: (host, 4000)})
 
 
 def test_members_need_addresses_in_one_family() -> None:
-    with pytest.raises(EnvironmentLacks, match="no address family in common"):
+    with pytest.raises(MissingDependency, match="no address family in common"):
         UdpTransport(1, {1: ("127.0.0.1", 4000), 2: ("::1", 4000)})
 
 
 def test_members_without_address_are_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="member 7"):
+    with pytest.raises(InvalidOption, match="member 7"):
         UdpTransport(7, free_peers(1))
     transport = UdpTransport(1, free_peers(1))
-    with pytest.raises(InvalidPolicy, match="member 9"):
+    with pytest.raises(InvalidOption, match="member 9"):
         transport.set_active([1, 9])
     transport.send(to(9, b"nobody", b"nobody"))
     assert transport.errors == Counter({"NO_ADDRESS": 2})
@@ -424,7 +424,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[Gated]:
         opened.append(sock)
         return sock
 
-    monkeypatch.setattr(transport_module, "open_bound", open_gated)
+    monkeypatch.setattr(transport_module, "open_bound_socket", open_gated)
     return opened
 
 
@@ -513,12 +513,12 @@ def test_backlog_under_a_tiny_send_buffer(tmp_path: Path) -> None:
             outbox.attach(loop, flushed.set)
             payloads = [bytes([n]) * 1000 for n in range(100)]
             for payload in payloads:
-                outbox.send(Run(cast("Address", path), [payload], len(payload), len(payload)))
+                outbox.send(DatagramRun(cast("Address", path), [payload], len(payload), len(payload)))
             assert 0 < outbox.traffic.datagrams < 100
             assert outbox.backlog_bytes == 1000 * (100 - outbox.traffic.datagrams)
 
             def read() -> None:
-                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), most_calls=64, most_bytes=1 << 20)
+                inbox.read(lambda data, start, end, *_: got.append(data[start:end]), max_calls=64, max_bytes=1 << 20)
 
             loop.add_reader(receiver.fileno(), read)
             async with asyncio.timeout(10):
@@ -545,12 +545,12 @@ datagrams = st.builds(
 @given(st.lists(datagrams, max_size=200), st.sampled_from([-1, 0, 5, 1400, 65_507]))
 def test_runs_keep_every_datagram_and_the_kernels_rules(given: Sequence[Datagram], largest: int) -> None:
     again = []
-    for first, buffers, size in cut_runs(given, largest):
+    for first, buffers, size in split_into_runs(given, largest):
         lengths = [len(data) for data in buffers]
         assert size == sum(lengths)
         if len(buffers) > 1:
             assert len(buffers) <= 64
-            assert size <= LARGEST_UDP
+            assert size <= MAX_UDP_PAYLOAD
             assert lengths[0] <= largest
             assert set(lengths[:-1]) == {lengths[0]}
             assert 0 < lengths[-1] <= lengths[0]

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from unisono.errors import InvalidPolicy, MessageTooLarge, ReservationRefused
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange, Violation
+from unisono.errors import InvalidOption, MessageTooLarge, ReservationRefused
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation
+from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.base.formation import members_key
-from unisono.orders.base.modes import TAKES, Input, Mode
+from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.base.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
-from unisono.wire.frame import FINAL, LAST, MORE, PIECE, Frame, Kind
-from unisono.wire.frame import FIRST as FIRST_PIECE
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
+from unisono.wire.frame import FIRST_FRAGMENT as FIRST_PIECE
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -41,10 +41,10 @@ class Network:
     """Notes what is reserved; refuses when told to."""
 
     def __init__(self) -> None:
-        self.reserved: list[Reservation] = []
+        self.reserved: list[BandwidthReservation] = []
         self.full = False
 
-    def reserve(self, asked: Reservation) -> None:
+    def reserve(self, asked: BandwidthReservation) -> None:
         if self.full:
             raise ReservationRefused(asked.avg_bytes_per_s, 1, 2)
         self.reserved.append(asked)
@@ -90,7 +90,9 @@ class Probe:
     def delivered(self) -> list[bytes]:
         return [m for event in self.events() if isinstance(event, Batch) for m in event.messages]
 
-    def peer(self, sender: int, slot: int, *messages: bytes, number: int = 0, flags: int = LAST, now: int = 0) -> None:
+    def peer(
+        self, sender: int, slot: int, *messages: bytes, number: int = 0, flags: int = END_OF_SLOT, now: int = 0
+    ) -> None:
         """A frame of a peer arrives."""
         self.vbr.from_below(now or end(slot), data(sender, slot, *messages, number=number, flags=flags))
 
@@ -100,13 +102,13 @@ class Probe:
         assert due is None or due > now, "a wake makes progress"
 
 
-def data(sender: int, slot: int, *messages: bytes, number: int = 0, flags: int = LAST, burst: int = 3) -> Frame:
-    run = OwnRun(list(messages), False) if messages else None
+def data(sender: int, slot: int, *messages: bytes, number: int = 0, flags: int = END_OF_SLOT, burst: int = 3) -> Frame:
+    run = OutgoingMessages(list(messages), False) if messages else None
     return Frame(Kind.DATA, sender, 1, 0, slot, number, flags, burst, 100 * slot, 0, run)
 
 
 def piece(sender: int, slot: int, body: bytes, number: int, flags: int) -> Frame:
-    return Frame(Kind.DATA, sender, 1, 0, slot, number, flags | PIECE, 3, 0, 0, None, body)
+    return Frame(Kind.DATA, sender, 1, 0, slot, number, flags | FRAGMENT, 3, 0, 0, None, body)
 
 
 # -- modes and inputs ----------------------------------------------------------------------------------------------
@@ -142,14 +144,14 @@ def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: Mode, wha
         vbr.from_below(now, data(2, FIRST, b"x"))
         effect = not vbr.ignored
     elif what is Input.NEW_RATE:
-        vbr.new_rate(now, Rate(10, 2))
+        vbr.change_rate(now, Rate(10, 2))
         effect = len(probe.network.reserved) > reservations
     else:
         vbr.leave(now)
         vbr.from_below(now, data(2, FIRST))
-        effect = any(isinstance(event, Left) for event in probe.events())
-    assert effect == (what in TAKES[mode])
-    assert set(TAKES) == set(Mode)
+        effect = any(isinstance(event, LeaveComplete) for event in probe.events())
+    assert effect == (what in ACCEPTED_INPUTS[mode])
+    assert set(ACCEPTED_INPUTS) == set(Mode)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -179,7 +181,13 @@ def test_a_silent_slot_is_one_frame_without_a_body() -> None:
     assert probe.sent() == [], "not before the slot is over"
     probe.wake(end(FIRST))
     (dummy,) = probe.sent()
-    assert (dummy.slot, dummy.number, dummy.flags, dummy.run, dummy.body) == (FIRST, 0, LAST, None, b"")
+    assert (dummy.slot, dummy.number, dummy.flags, dummy.packed_messages, dummy.body) == (
+        FIRST,
+        0,
+        END_OF_SLOT,
+        None,
+        b"",
+    )
     probe.wake(end(FIRST) + 1)
     assert probe.sent() == []
 
@@ -190,9 +198,9 @@ def test_a_slot_with_messages_needs_no_dummy() -> None:
     assert probe.sent() == [], "held back for the mark"
     probe.wake(end(FIRST))
     (frame,) = probe.sent()
-    assert frame.flags == LAST
-    assert frame.run is not None
-    assert frame.run.messages() == [b"a", b"b"]
+    assert frame.flags == END_OF_SLOT
+    assert frame.packed_messages is not None
+    assert frame.packed_messages.messages() == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +217,8 @@ def test_a_burst_used_up_ends_its_slot_without_an_extra_frame(sizes: list[int], 
     else:
         assert probe.vbr.submit(now, [*messages, b"more"]) == 3
     frames = probe.sent()
-    assert [frame.flags & LAST for frame in frames] == [0] * (len(frames) - 1) + [LAST]
-    assert all(frame.run is not None or frame.body for frame in frames), "no frame without a body"
+    assert [frame.flags & END_OF_SLOT for frame in frames] == [0] * (len(frames) - 1) + [END_OF_SLOT]
+    assert all(frame.packed_messages is not None or frame.body for frame in frames), "no frame without a body"
     assert probe.vbr.submit(now, [b"more"]) == 0
     probe.wake(end(FIRST))
     assert probe.sent() == [], "the mark has gone already"
@@ -221,11 +229,11 @@ def test_a_late_wake_ends_every_slot_that_is_over_once() -> None:
     probe = Probe().begin()
     probe.vbr.submit(start(FIRST), [b"a"])
     probe.wake(start(FIRST + 4) + 1)
-    assert [(f.slot, f.number, f.flags, f.run is not None) for f in probe.sent()] == [
-        (FIRST, 0, LAST, True),
-        (FIRST + 1, 0, LAST, False),
-        (FIRST + 2, 0, LAST, False),
-        (FIRST + 3, 0, LAST, False),
+    assert [(f.slot, f.number, f.flags, f.packed_messages is not None) for f in probe.sent()] == [
+        (FIRST, 0, END_OF_SLOT, True),
+        (FIRST + 1, 0, END_OF_SLOT, False),
+        (FIRST + 2, 0, END_OF_SLOT, False),
+        (FIRST + 3, 0, END_OF_SLOT, False),
     ]
     assert probe.vbr.submit(start(FIRST + 4) + 1, [b"b"]) == 1
 
@@ -254,7 +262,7 @@ def test_a_submission_that_takes_nothing_still_delivers_what_its_time_makes_due(
 def test_a_new_rate_asked_for_late_still_delivers_what_its_time_makes_due() -> None:
     probe = Probe().begin()
     probe.peer(2, FIRST, b"peer", now=start(FIRST) + 1)
-    probe.vbr.new_rate(end(FIRST), Rate(10, 2))
+    probe.vbr.change_rate(end(FIRST), Rate(10, 2))
     assert probe.delivered() == [b"peer"]
 
 
@@ -322,7 +330,7 @@ def test_at_full_load_every_message_is_delivered_in_the_slot_of_its_submission(
         assert probe.vbr.max_send() == bursts
         if changing:
             bursts = burst + slot % 2
-            probe.vbr.new_rate(now, Rate(1e6, bursts))
+            probe.vbr.change_rate(now, Rate(1e6, bursts))
         probe.vbr.wake(end(slot))
         probe.peer(2, slot, label, label)
         assert probe.vbr.max_rate(1) == got, "Lemma 5.1: what the header said in this slot"
@@ -352,7 +360,7 @@ def test_every_member_has_its_turn_whatever_the_numbers_are() -> None:
 def test_a_new_rate_holds_from_the_next_slot_on() -> None:
     """Erratum 000-18: not in the slot in which it is asked for, even if nothing has been sent in it."""
     probe = Probe().begin()
-    probe.vbr.new_rate(start(FIRST) + 1, Rate(1e6, 5))
+    probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5))
     assert probe.vbr.max_send() == 3
     assert probe.vbr.submit(start(FIRST) + 1, [b"x"] * 9) == 3
     assert {frame.burst for frame in probe.sent()} == {3}
@@ -363,7 +371,7 @@ def test_a_new_rate_holds_from_the_next_slot_on() -> None:
 def test_a_new_rate_asked_for_late_does_not_reach_into_the_past_or_the_present() -> None:
     """The driver wakes late: by the clock the request comes in slot FIRST+2, which still has the old rate."""
     probe = Probe().begin()
-    probe.vbr.new_rate(start(FIRST + 2) + 1, Rate(1e6, 5))
+    probe.vbr.change_rate(start(FIRST + 2) + 1, Rate(1e6, 5))
     assert [(frame.slot, frame.burst) for frame in probe.sent()] == [(FIRST, 3), (FIRST + 1, 3)]
     assert probe.vbr.submit(start(FIRST + 2) + 1, [b"x"] * 9) == 3
     assert probe.vbr.submit(start(FIRST + 3), [b"x"] * 9) == 5
@@ -375,7 +383,7 @@ def test_the_larger_of_both_rates_is_reserved_until_the_new_one_holds(burst: int
     old = reservation(probe.policy, probe.policy.rate)
     new = reservation(probe.policy, Rate(20, burst))
     assert probe.network.reserved == [old]
-    probe.vbr.new_rate(start(FIRST) + 1, Rate(20, burst))
+    probe.vbr.change_rate(start(FIRST) + 1, Rate(20, burst))
     (between,) = probe.network.reserved[1:]
     assert between.burst_bytes_per_slot == max(old.burst_bytes_per_slot, new.burst_bytes_per_slot)
     assert between.avg_bytes_per_s == max(old.avg_bytes_per_s, new.avg_bytes_per_s)
@@ -391,7 +399,7 @@ def test_a_refused_rate_leaves_the_old_one_in_force() -> None:
     probe = Probe().begin()
     probe.network.full = True
     with pytest.raises(ReservationRefused):
-        probe.vbr.new_rate(start(FIRST) + 1, Rate(1e6, 5))
+        probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5))
     probe.network.full = False
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 9) == 3
     assert probe.vbr.submit(start(FIRST + 2), [b"x"] * 9) == 3
@@ -401,16 +409,16 @@ def test_a_refused_rate_leaves_the_old_one_in_force() -> None:
 def test_a_rate_that_could_not_carry_the_largest_message_is_refused() -> None:
     """Else a message of that size would wait for ever."""
     probe = Probe().begin()
-    with pytest.raises(InvalidPolicy, match=r"burst_bytes"):
-        probe.vbr.new_rate(start(FIRST) + 1, Rate(1e6, 5, 999))
+    with pytest.raises(InvalidOption, match=r"burst_bytes"):
+        probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5, 999))
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 9) == 3
     assert len(probe.network.reserved) == 1
 
 
 def test_the_last_of_several_new_rates_counts() -> None:
     probe = Probe().begin()
-    probe.vbr.new_rate(start(FIRST) + 1, Rate(1e6, 9))
-    probe.vbr.new_rate(start(FIRST) + 2, Rate(1e6, 2))
+    probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 9))
+    probe.vbr.change_rate(start(FIRST) + 2, Rate(1e6, 2))
     assert probe.vbr.submit(start(FIRST + 1), [b"x"] * 20) == 2
     assert probe.network.reserved[-1] == reservation(probe.policy, Rate(1e6, 2))
 
@@ -441,12 +449,16 @@ def test_any_order_of_arrival_gives_one_order_of_delivery(order: tuple[int, ...]
     for position in order:
         probe.vbr.from_below(end(FIRST + 1), frames[position])
     batches = [event for event in probe.events() if isinstance(event, Batch)]
-    assert [divmod(b.first_place, PLACE_PER_SENDER) for b in batches if b.sender != 1] == [(2, 0), (3, 0), (3, 0)]
+    assert [divmod(b.first_position, POSITIONS_PER_SENDER) for b in batches if b.sender != 1] == [
+        (2, 0),
+        (3, 0),
+        (3, 0),
+    ]
     assert [m for b in batches for m in b.messages] == [b"1a", b"1b", b"2", b"3", b"1c", b"3b"]
-    places = [(b.slot, b.first_place + i) for b in batches for i in range(b.count)]
+    places = [(b.slot, b.first_position + i) for b in batches for i in range(b.count)]
     assert places == sorted(places)
     assert [b.first_index for b in batches] == [sum(c.count for c in batches[:n]) for n in range(len(batches))]
-    assert places[1] == (FIRST, PLACE_PER_SENDER + 1)
+    assert places[1] == (FIRST, POSITIONS_PER_SENDER + 1)
     assert not probe.vbr.ignored
 
 
@@ -455,8 +467,8 @@ def test_pieces_become_their_message_in_any_order_of_arrival(order: tuple[int, .
     probe = Probe().begin()
     probe.wake(end(FIRST))
     frames = [
-        piece(2, FIRST, b"one ", 0, MORE | FIRST_PIECE),
-        piece(2, FIRST, b"two ", 1, MORE),
+        piece(2, FIRST, b"one ", 0, MORE_FRAGMENTS | FIRST_PIECE),
+        piece(2, FIRST, b"two ", 1, MORE_FRAGMENTS),
         piece(2, FIRST, b"three", 2, 0),
         data(2, FIRST, b"tail", number=3),
     ]
@@ -545,7 +557,7 @@ def test_the_start_says_whom_it_waits_for() -> None:
     assert not probe.vbr.running()
     probe.vbr.from_below(T0, probe.hello(2, theta_ns=THETA + 1))
     assert probe.vbr.waiting_for() == (2,)
-    assert "member 2 has slot" in probe.vbr.complaint()
+    assert "member 2 has slot" in probe.vbr.why_not_formed()
 
 
 def test_hellos_end_when_the_first_slot_is_delivered() -> None:
@@ -682,15 +694,15 @@ def test_a_member_leaves_with_the_slot_that_it_is_in() -> None:
     probe.vbr.submit(start(FIRST), [b"last words"])
     probe.vbr.leave(start(FIRST) + 1)
     (frame,) = probe.sent()
-    assert frame.flags == LAST | FINAL
-    assert frame.run is not None
-    assert frame.run.messages() == [b"last words"], "what was accepted is sent"
+    assert frame.flags == END_OF_SLOT | LEAVING
+    assert frame.packed_messages is not None
+    assert frame.packed_messages.messages() == [b"last words"], "what was accepted is sent"
     assert probe.vbr.submit(start(FIRST) + 2, [b"x"]) == 0
     probe.peer(2, FIRST, b"answer")
     batch, answer, left = probe.events()
     assert isinstance(batch, Batch)
     assert isinstance(answer, Batch)
-    assert left == Left(FIRST)
+    assert left == LeaveComplete(FIRST)
     assert probe.vbr.mode is Mode.LEFT
 
 
@@ -699,7 +711,7 @@ def test_who_leaves_sends_nothing_after_its_final_slot(me: int) -> None:
     """It waits for the others' marks of that slot, without a busy loop, however long they take."""
     probe = Probe(me).begin()
     probe.vbr.leave(start(FIRST) + 1)
-    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, LAST | FINAL)]
+    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, END_OF_SLOT | LEAVING)]
     now = start(FIRST) + 1
     for _ in range(10):
         due = probe.vbr.wake_at()
@@ -713,26 +725,30 @@ def test_who_leaves_sends_nothing_after_its_final_slot(me: int) -> None:
     (violation,) = [e for e in probe.events() if isinstance(e, Violation)]
     assert violation.slot == FIRST
     probe.peer(3 - me, FIRST)
-    assert probe.events()[-1] == Left(FIRST)
+    assert probe.events()[-1] == LeaveComplete(FIRST)
 
 
 def test_a_leave_that_the_driver_brings_late_ends_the_slot_that_the_clock_is_in() -> None:
     probe = Probe().begin()
     probe.vbr.leave(start(FIRST + 2) + 1)
-    assert [(f.slot - FIRST, f.flags) for f in probe.sent()] == [(0, LAST), (1, LAST), (2, LAST | FINAL)]
+    assert [(f.slot - FIRST, f.flags) for f in probe.sent()] == [
+        (0, END_OF_SLOT),
+        (1, END_OF_SLOT),
+        (2, END_OF_SLOT | LEAVING),
+    ]
 
 
 def test_a_leave_after_the_mark_ends_the_next_slot() -> None:
     probe = Probe().begin()
     assert probe.vbr.submit(start(FIRST), [b"x"] * 3) == 3
     probe.vbr.leave(start(FIRST) + 1)
-    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, LAST)]
+    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, END_OF_SLOT)]
     for slot in (FIRST, FIRST + 1, FIRST + 2):
         probe.wake(end(slot))
-    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST + 1, LAST | FINAL)]
+    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST + 1, END_OF_SLOT | LEAVING)]
     probe.peer(2, FIRST)
     probe.peer(2, FIRST + 1)
-    assert probe.events()[-1] == Left(FIRST + 1)
+    assert probe.events()[-1] == LeaveComplete(FIRST + 1)
 
 
 def test_a_leave_before_the_first_slot_ends_that_slot() -> None:
@@ -742,14 +758,14 @@ def test_a_leave_before_the_first_slot_ends_that_slot() -> None:
     probe.vbr.leave(T0 + 1)
     probe.vbr.leave(T0 + 2)
     probe.wake(end(FIRST))
-    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, LAST | FINAL)]
+    assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, END_OF_SLOT | LEAVING)]
 
 
 def test_the_others_go_on_without_who_left() -> None:
     probe = Probe(2, (1, 2, 3)).begin()
     probe.vbr.submit(start(FIRST), [b"a"])
     probe.vbr.wake(end(FIRST))
-    probe.peer(1, FIRST, b"bye", flags=LAST | FINAL)
+    probe.peer(1, FIRST, b"bye", flags=END_OF_SLOT | LEAVING)
     probe.peer(3, FIRST, b"c")
     bye, own, third, change = probe.events()
     assert isinstance(bye, Batch)
@@ -767,26 +783,26 @@ def test_the_others_go_on_without_who_left() -> None:
 def test_all_others_leave_and_the_last_member_goes_on_alone() -> None:
     probe = Probe(2, (1, 2, 3)).begin()
     probe.vbr.wake(end(FIRST))
-    probe.peer(1, FIRST, flags=LAST | FINAL)
-    probe.peer(3, FIRST, flags=LAST | FINAL)
+    probe.peer(1, FIRST, flags=END_OF_SLOT | LEAVING)
+    probe.peer(3, FIRST, flags=END_OF_SLOT | LEAVING)
     assert probe.events() == [ViewChange(View((2,), FIRST + 1), left=(1, 3))]
     assert probe.vbr.submit(start(FIRST + 1), [b"alone"]) == 1
     probe.wake(end(FIRST + 1))
     assert probe.delivered() == [b"alone"]
     probe.vbr.leave(start(FIRST + 2))
-    assert probe.events() == [Left(FIRST + 2)]
+    assert probe.events() == [LeaveComplete(FIRST + 2)]
 
 
 def test_all_leave_in_one_slot() -> None:
     probe = Probe().begin()
     probe.vbr.leave(start(FIRST))
-    probe.peer(2, FIRST, flags=LAST | FINAL)
-    assert probe.events() == [Left(FIRST)]
+    probe.peer(2, FIRST, flags=END_OF_SLOT | LEAVING)
+    assert probe.events() == [LeaveComplete(FIRST)]
 
 
 @pytest.mark.parametrize("mode", [Mode.GET_RATE, Mode.DET_RATE])
 def test_a_leave_before_the_group_began_is_done_at_once(mode: Mode) -> None:
     probe = in_mode(mode)
     probe.vbr.leave(T0)
-    assert probe.events() == [Left(TIMING.slot_of(T0))]
+    assert probe.events() == [LeaveComplete(TIMING.slot_of(T0))]
     assert probe.vbr.mode is Mode.LEFT

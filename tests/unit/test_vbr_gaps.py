@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from unisono.model.events import Batch, ClockViolation, Left, StackEvent, ViewChange, Violation
+from unisono.model.events import Batch, ClockViolation, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Unlimited
+from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.clock_check import Differs
+from unisono.net.clock_check import ClockDifference
 from unisono.orders.base.modes import Mode
 from unisono.orders.vbr import order as vbr
-from unisono.orders.vbr.failures import LAPSES, VbrGaps, latency_bound_ns
+from unisono.orders.vbr.failures import TIMEOUTS_BEFORE_REPORT, VbrGaps, latency_bound_ns
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join
-from unisono.wire.frame import FINAL, LAST, Frame, Kind
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind
+from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
 T0 = 10**18
@@ -46,13 +46,13 @@ class Probe:
         fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
         fields |= {"failures": True, "incarnation": 5}
         self.policy = Policy("g", me, View(members), **(fields | changes))
-        self.order = VbrGaps(self.policy, Unlimited())
+        self.order = VbrGaps(self.policy, UnlimitedNetwork())
 
     def begin(self) -> Probe:
         """Into DeliverMessages at slot FIRST; what that said and sent is forgotten."""
         self.wake(T0)
         assert not self.order.running()
-        self.order._sure_at = 0  # so that it is sure when it begins
+        self.order._slots_confirmed_at_ns = 0  # so that it is sure when it begins
         self.wake(start(FIRST))
         assert self.order.running()
         self.events()
@@ -84,7 +84,14 @@ class Probe:
         return [event.kind for event in self.events() if isinstance(event, Violation)]
 
     def peer(
-        self, sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = LAST, now: int = 0
+        self,
+        sender: int,
+        slot: int,
+        *messages: bytes,
+        life: int = 1,
+        number: int = 0,
+        flags: int = END_OF_SLOT,
+        now: int = 0,
     ) -> None:
         """A data frame of a peer arrives."""
         now = now or end(slot)
@@ -120,16 +127,16 @@ class Probe:
 
 
 def data(
-    sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = LAST, sent_ns: int = 0
+    sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = END_OF_SLOT, sent_ns: int = 0
 ) -> Frame:
-    run = OwnRun(list(messages), False) if messages else None
+    run = OutgoingMessages(list(messages), False) if messages else None
     return Frame(Kind.DATA, sender, life, 0, slot, number, flags, 3, 100 * slot + number, sent_ns or end(slot), run)
 
 
 def test_theorem_5_is_its_bound_and_gaps_are_admitted() -> None:
     order = Probe().order
     assert order.bound_ns() == latency_bound_ns(TIMING) == 19 * MS
-    assert not order.reliable()
+    assert not order.gap_free()
     assert order.waiting_for() == (), "a group of one is a group"
 
 
@@ -181,7 +188,7 @@ def test_001_6_what_came_behind_a_gap_is_delivered_at_the_time_out_in_its_order_
     probe.wake(time_out(FIRST))
     batches = [event for event in probe.events() if isinstance(event, Batch)]
     assert [batch.messages for batch in batches] == [[b"second"], [b"fourth"]]
-    assert [batch.first_place - (3 << 32) for batch in batches] == [
+    assert [batch.first_position - (3 << 32) for batch in batches] == [
         batch.first_sequence % (1 << 32) for batch in batches
     ]
 
@@ -199,7 +206,7 @@ def test_a_slot_is_not_over_before_our_clock_has_passed_it() -> None:
     probe.wake(end(FIRST))
     assert probe.complaints() == []
     probe.peer(3, FIRST + 1, b"new", life=2)
-    assert probe.order._lives[3] == 2
+    assert probe.order._incarnations[3] == 2
 
 
 # -- joining ---------------------------------------------------------------------------------------------------------
@@ -227,7 +234,7 @@ def test_a_rate_change_before_the_first_slot_is_no_pause() -> None:
     probe = Probe()
     probe.wake(T0)
     probe.sent()
-    probe.order.new_rate(T0 + MS, Rate(1e6, 2))
+    probe.order.change_rate(T0 + MS, Rate(1e6, 2))
     assert probe.events() == []
     assert probe.joins() == []
     probe.wake(start(FIRST))
@@ -270,13 +277,13 @@ def test_a_join_for_an_absurd_slot_is_ignored(early: bool) -> None:
         probe.slot_over(FIRST, 3)
     probe.join(3, FIRST + 10**6, now=time_out(FIRST), life=7)
     assert probe.order.ignored["join at an absurd slot"] == 1
-    assert not probe.order._joins.waiting
+    assert not probe.order._pending_joins.pending
 
 
 def test_a_join_of_another_timing_or_epoch_is_not_taken() -> None:
     probe = Probe().begin()
     probe.join(3, FIRST + 3, now=start(FIRST), life=7, theta_ns=TIMING.theta_ns + 1)
-    assert not probe.order._joins.waiting
+    assert not probe.order._pending_joins.pending
 
 
 def test_an_old_incarnation_in_flight_never_enters() -> None:
@@ -299,15 +306,15 @@ def test_an_old_incarnation_in_flight_never_enters() -> None:
 class TakesAnyLife(VbrGaps):
     """A planted bug: does not look at incarnations."""
 
-    def _belongs(self, now: int, frame: Frame) -> bool:
+    def _is_deliverable(self, now: int, frame: Frame) -> bool:
         frame.incarnation = 2
-        return super()._belongs(now, frame)
+        return super()._is_deliverable(now, frame)
 
 
 @pytest.mark.parametrize("order", [VbrGaps, TakesAnyLife])
 def test_a_planted_bug_lets_the_old_incarnation_in_and_is_caught(order: type[VbrGaps]) -> None:
     probe = Probe()
-    probe.order = order(probe.policy, Unlimited())
+    probe.order = order(probe.policy, UnlimitedNetwork())
     probe.begin()
     at = FIRST + 1
     probe.join(3, at, now=start(FIRST), life=2)
@@ -353,9 +360,9 @@ def test_a_leave_while_joining_ends_with_the_first_slot() -> None:
     probe.sent()
     probe.wake(end(FIRST))
     (mark,) = probe.sent()
-    assert (mark.slot, mark.flags) == (FIRST, LAST | FINAL)
+    assert (mark.slot, mark.flags) == (FIRST, END_OF_SLOT | LEAVING)
     probe.wake(time_out(FIRST))
-    assert probe.events()[-1] == Left(FIRST)
+    assert probe.events()[-1] == LeaveComplete(FIRST)
     assert probe.order.wake_at() is None
 
 
@@ -377,7 +384,7 @@ def test_000_27_who_is_heard_but_not_listed_is_asked_once_until_the_answer_must_
     now = time_out(FIRST)
     for _ in range(5):
         probe.order.from_below(now, data(2, TIMING.slot_of(now), sent_ns=now))
-    assert [(to, join.step, join.slot, join.known) for to, join in probe.joins()] == [
+    assert [(to, join.step, join.slot, join.receiver_incarnation) for to, join in probe.joins()] == [
         (2, JoinStep.MERGE, TIMING.smax(now), 0)
     ]
     later = now + 2 * TIMING.delta_ns
@@ -397,7 +404,7 @@ def test_000_27_a_request_is_answered_once_and_an_answer_never() -> None:
     assert [(to, join.step) for to, join in probe.joins()] == [(2, JoinStep.ANSWER)]
     probe.join(3, at, now=now, step=JoinStep.ANSWER, known=5)
     assert probe.joins() == []
-    assert probe.order._joins.waiting == {2: [(at, 1)], 3: [(at, 1)]}
+    assert probe.order._pending_joins.pending == {2: [(at, 1)], 3: [(at, 1)]}
 
 
 # -- one number twice ------------------------------------------------------------------------------------------------
@@ -409,7 +416,7 @@ def test_a_member_that_hears_of_a_later_process_with_its_number_says_so_and_leav
     complaint, left = probe.events()
     assert isinstance(complaint, Violation)
     assert (complaint.kind, complaint.member) == ("number_taken", 1)
-    assert isinstance(left, Left)
+    assert isinstance(left, LeaveComplete)
     assert probe.joins() == []
 
 
@@ -417,7 +424,7 @@ def test_the_older_of_two_processes_with_one_number_is_told_and_never_delivered(
     probe = Probe().begin()
     probe.peer(3, FIRST, b"newer", life=9)
     probe.peer(3, FIRST, b"older", life=8)
-    assert [(to, join.step, join.known) for to, join in probe.joins()] == [(3, JoinStep.MERGE, 9)]
+    assert [(to, join.step, join.receiver_incarnation) for to, join in probe.joins()] == [(3, JoinStep.MERGE, 9)]
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)
     assert probe.delivered() == [b"newer"]
@@ -439,10 +446,10 @@ def test_a_clock_may_be_ahead_by_gamma_and_not_by_more(beyond_ns: int) -> None:
     assert probe.order.view.members == ((1, 3) if beyond_ns else (1, 2, 3))
     if beyond_ns:
         probe.join(2, FIRST + 6, now=time_out(FIRST), step=JoinStep.MERGE)
-        assert not probe.order._joins.waiting, "it stays out in this life"
+        assert not probe.order._pending_joins.pending, "it stays out in this life"
         assert len(probe.joins()) == 1, "and is answered, so that it can see why"
         probe.join(2, FIRST + 6, now=time_out(FIRST), life=2)
-        assert probe.order._joins.waiting == {2: [(FIRST + 6, 2)]}, "and is welcome in the next"
+        assert probe.order._pending_joins.pending == {2: [(FIRST + 6, 2)]}, "and is welcome in the next"
 
 
 @pytest.mark.parametrize("beyond_ns", [0, 1])
@@ -466,19 +473,19 @@ def test_when_most_clocks_differ_ours_is_wrong() -> None:
     assert probe.events() == []
 
 
-def differs(peer: int, off_ns: int, life: int = 1) -> Differs:
-    return Differs(peer, life, off_ns)
+def differs(peer: int, off_ns: int, life: int = 1) -> ClockDifference:
+    return ClockDifference(peer, life, off_ns)
 
 
 def test_who_is_fenced_by_what_round_trips_showed_is_told() -> None:
     probe = Probe().begin()
     probe.peer(2, FIRST, now=start(FIRST) + MS)
-    probe.order.clock_differs(start(FIRST) + MS, differs(2, -3 * MS))
+    probe.order.on_clock_difference(start(FIRST) + MS, differs(2, -3 * MS))
     (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
     assert (violation.kind, violation.member, violation.off_ns) == ("clock", 2, -3 * MS)
     assert violation.text == "member 2's clock is 3ms behind ours, more than Γ = 2ms: it is left out"
-    assert [(to, join.step, join.known) for to, join in probe.joins()] == [(2, JoinStep.FENCED, 1)]
-    probe.order.clock_differs(start(FIRST) + 2 * MS, differs(2, -4 * MS))
+    assert [(to, join.step, join.receiver_incarnation) for to, join in probe.joins()] == [(2, JoinStep.FENCED, 1)]
+    probe.order.on_clock_difference(start(FIRST) + 2 * MS, differs(2, -4 * MS))
     assert (probe.complaints(), probe.joins()) == ([], []), "once"
     probe.slot_over(FIRST)
     assert probe.order.view.members == (1, 3)
@@ -491,7 +498,7 @@ def test_who_is_told_that_it_is_fenced_fences_too(known: int) -> None:
     (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
     assert violation.text == "member 2's clock differs from ours by more than Γ = 2ms: it is left out"
     assert probe.joins() == [], "which it knows"
-    assert not probe.order._joins.waiting
+    assert not probe.order._pending_joins.pending
 
 
 def test_an_earlier_life_that_was_fenced_is_no_concern_of_ours() -> None:
@@ -505,11 +512,11 @@ def test_an_earlier_life_that_was_fenced_is_no_concern_of_ours() -> None:
 def test_who_finds_its_own_clock_wrong_tells_everybody_before_it_leaves() -> None:
     probe = Probe(members=(1, 2, 3, 4)).begin()
     for member in (2, 3):
-        probe.order.clock_differs(start(FIRST), differs(member, -3 * MS))
+        probe.order.on_clock_difference(start(FIRST), differs(member, -3 * MS))
     assert probe.complaints() == ["clock", "clock", "own_clock"]
     told = [to for to, join in probe.joins() if join.step is JoinStep.FENCED]
     assert set(told) == {2, 3, 4}
-    probe.order.clock_differs(start(FIRST), differs(4, -3 * MS))
+    probe.order.on_clock_difference(start(FIRST), differs(4, -3 * MS))
     assert probe.events() == []
 
 
@@ -517,7 +524,7 @@ def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> No
     probe = Probe(members=(1, 2)).begin()
     told: list[Violation] = []
     slot = FIRST
-    for _ in range(3 * LAPSES):
+    for _ in range(3 * TIMEOUTS_BEFORE_REPORT):
         probe.wake(time_out(slot))
         assert 2 not in probe.order.view.members
         probe.join(2, slot + 5, now=time_out(slot), step=JoinStep.ANSWER)
@@ -527,7 +534,7 @@ def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> No
         slot = probe.order._deliver_slot
         told += [event for event in probe.events() if isinstance(event, Violation)]
     assert [(violation.kind, violation.member) for violation in told] == [("unsteady", 2)]
-    assert f"member 2 was given up and taken back {LAPSES} times in a row" in told[0].text
+    assert f"member 2 was given up and taken back {TIMEOUTS_BEFORE_REPORT} times in a row" in told[0].text
 
 
 def test_a_frame_of_a_slot_that_its_own_clock_has_not_reached_is_ignored() -> None:
@@ -560,8 +567,8 @@ def test_after_a_pause_longer_than_the_time_out_a_member_joins_again_and_holds_i
     assert probe.order.submit(start(at) - 1, [b"x"]) == 0
     assert probe.order.submit(start(at), [b"x", b"y", b"z"]) == 2, "what was held back counts against the burst"
     (last,) = probe.sent()
-    assert last.run is not None
-    assert (last.slot, last.run.messages(), last.first_sequence) == (at, [b"held", b"x", b"y"], 0)
+    assert last.packed_messages is not None
+    assert (last.slot, last.packed_messages.messages(), last.first_sequence) == (at, [b"held", b"x", b"y"], 0)
 
 
 def test_a_listed_member_that_stands_still_is_expected_again_at_the_slot_that_it_names() -> None:

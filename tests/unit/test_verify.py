@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.recorded import BOUND_NS, SLOT_NS, record
-from tests.recorded_priority import outpaced, record_priority
+from tests.recorded import BOUND_NS, SLOT_NS, record_run
+from tests.recorded_priority import plant_priority_violation, record_priority
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -46,7 +46,7 @@ def nth_delivery(rows: Rows, n: int) -> int:
 
 
 def test_clean_run_is_valid_and_equal_to_the_checkers(tmp_path: Path) -> None:
-    folder = record(tmp_path, members=3, slots=700, burst=2)
+    folder = record_run(tmp_path, members=3, slots=700, burst=2)
     report = one(tmp_path)
     assert report.status is Status.VALID
     assert report.rows == 700 * 2 * (3 + 9)
@@ -79,7 +79,7 @@ def late(rows: Rows) -> Rows:
 def test_planted_violation_has_the_witness_of_the_checkers(
     tmp_path: Path, change: Callable[[Rows], Rows], check: str
 ) -> None:
-    folder = record(tmp_path, members=3, slots=700, burst=2)
+    folder = record_run(tmp_path, members=3, slots=700, burst=2)
     edit(part_of(folder, 2, 1), change)
     found, whole = one(tmp_path).verdicts, check_all(read_trace(folder))
     assert found[check].status is Status.VIOLATED
@@ -88,11 +88,11 @@ def test_planted_violation_has_the_witness_of_the_checkers(
 
 @pytest.mark.parametrize("order", ["vbr", "uniform"])
 def test_another_bound_than_the_run_s_own_is_judged(order: str, tmp_path: Path) -> None:
-    folder = record(tmp_path, members=3, slots=300, burst=1)
+    folder = record_run(tmp_path, members=3, slots=300, burst=1)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "order": order}), encoding="utf-8")
     for whole_rows in (0, 10**6):
-        (report,) = verify(folder, bound_ns=4 * SLOT_NS, whole_rows=whole_rows)
+        (report,) = verify(folder, bound_ns=4 * SLOT_NS, max_whole_rows=whole_rows)
         whole = check_all(read_trace(folder), bound_ns=4 * SLOT_NS)
         assert whole["latency"].status is Status.VIOLATED
         assert {n: (v.status, v.witness) for n, v in report.verdicts.items()} == {
@@ -174,7 +174,7 @@ def misplaced_rows(folder: Path) -> None:
 def test_damage_is_unknown_with_the_reason(
     tmp_path: Path, damage: Callable[[Path], None], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = record(tmp_path, members=3, slots=300, burst=1)
+    folder = record_run(tmp_path, members=3, slots=300, burst=1)
     damage(folder)
     assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 2
     shown = json.loads(capsys.readouterr().out)
@@ -183,7 +183,7 @@ def test_damage_is_unknown_with_the_reason(
 
 
 def test_a_member_without_a_file_is_missed_where_a_run_is_read_whole_at_once(tmp_path: Path) -> None:
-    folder = record(tmp_path, members=3, slots=300, burst=1, declare=False)
+    folder = record_run(tmp_path, members=3, slots=300, burst=1, declare=False)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "order": "priority"}), encoding="utf-8")
     lack_a_member(folder)
@@ -196,8 +196,8 @@ def test_no_trace_there_names_the_folder(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_every_run_below_the_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path, members=2, slots=10, burst=1, run="clean")
-    folder = record(tmp_path, members=2, slots=200, burst=1, run="bad")
+    record_run(tmp_path, members=2, slots=10, burst=1, run="clean")
+    folder = record_run(tmp_path, members=2, slots=200, burst=1, run="bad")
     edit(part_of(folder, 1, 0), late)
     assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
@@ -206,8 +206,8 @@ def test_every_run_below_the_folder_is_checked(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_one_run_of_many_is_chosen_and_no_other_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path, members=2, slots=50, burst=1, run="good")
-    bad = record(tmp_path, members=2, slots=50, burst=1, run="bad")
+    record_run(tmp_path, members=2, slots=50, burst=1, run="good")
+    bad = record_run(tmp_path, members=2, slots=50, burst=1, run="bad")
     min(bad.rglob("*.parquet")).write_bytes(b"")
     assert main(["verify", str(tmp_path), "--master", "none", "--json"]) == 2
     capsys.readouterr()
@@ -222,8 +222,8 @@ def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, caps
     def hours_later(rows: Rows) -> Rows:
         return replace(rows, real_ns=rows.real_ns + 7200 * 10**9)
 
-    first = record(tmp_path, members=2, slots=300, burst=1, run="first")
-    second = record(tmp_path, members=2, slots=300, burst=1, run="second")
+    first = record_run(tmp_path, members=2, slots=300, burst=1, run="first")
+    second = record_run(tmp_path, members=2, slots=300, burst=1, run="second")
     for path in second.rglob("*.parquet"):
         edit(path, hours_later)
     for chosen, run in ((["--since", "1970-01-01T01:00"], "second"), (["--until", "1970-01-01T02:00+01:00"], "first")):
@@ -244,7 +244,7 @@ def test_runs_of_another_time_are_left_out_by_their_footers(tmp_path: Path, caps
 
 
 def test_no_file_is_opened_of_a_closed_run_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = read_trace(record(tmp_path / "made", members=2, slots=300, burst=1))
+    trace = read_trace(record_run(tmp_path / "made", members=2, slots=300, burst=1))
     runs = tmp_path / "runs"
     for name, later_ns in (("first", 0), ("second", 7200 * 10**9)):
         moved = replace(trace, meta=replace(trace.meta, run=name), real_ns=trace.real_ns + later_ns)
@@ -280,7 +280,9 @@ def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_who
 ) -> None:
     record_priority(tmp_path, members=3, messages=600, range_slots=64, run="clean")
     monkeypatch.setattr("unisono.pipeline.priority_runs.WINDOW_ROWS", 1000)
-    planted = outpaced(record_priority(tmp_path, members=3, messages=600, range_slots=64, run="outpaced"), 0.8)
+    planted = plant_priority_violation(
+        record_priority(tmp_path, members=3, messages=600, range_slots=64, run="outpaced"), 0.8
+    )
     whole = {report.run: report for report in verify(tmp_path)}
     gather, read = GatherTask.run, []
 
@@ -292,10 +294,10 @@ def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_who
         return rows
 
     monkeypatch.setattr(GatherTask, "run", noted)
-    found = {report.run: report for report in verify(tmp_path, whole_rows=0)}
+    found = {report.run: report for report in verify(tmp_path, max_whole_rows=0)}
     assert found["clean"].status is Status.VALID
     assert found["clean"].verdicts["priority_accounting"].figures["overtakings"] > 100
-    planted.found(found["outpaced"].verdicts)
+    planted.assert_found(found["outpaced"].verdicts)
     assert 0 < len(read) < len(layout(tmp_path / "run=outpaced" / "group=g").ranges) / 2
     for run, report in found.items():
         for name, verdict in report.verdicts.items():
@@ -304,10 +306,10 @@ def test_a_long_run_of_the_priority_order_is_judged_by_windows_as_it_is_as_a_who
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
 def test_a_long_run_without_receptions_is_unknown_with_the_reason(order: str, tmp_path: Path) -> None:
-    folder = record(tmp_path, members=2, slots=300, burst=1, declare=False)
+    folder = record_run(tmp_path, members=2, slots=300, burst=1, declare=False)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     (folder / "meta.json").write_text(json.dumps({**meta, "order": order}), encoding="utf-8")
-    (whole,), (report,) = verify(folder), verify(folder, whole_rows=0)
+    (whole,), (report,) = verify(folder), verify(folder, max_whole_rows=0)
     assert report.status is Status.UNKNOWN
     assert "no receptions" in report.verdicts["priority_accounting"].reason
     assert {n: (v.status, v.reason) for n, v in report.verdicts.items()} == {

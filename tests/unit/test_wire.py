@@ -8,47 +8,55 @@ import pytest
 
 from unisono.model.slot_schedule import Segment
 from unisono.wire.control import (
-    Heard,
     Hello,
     Join,
     JoinStep,
+    SeenPeer,
     decode_echo,
     decode_hello,
     decode_join,
     decode_probe,
-    decode_wish,
+    decode_slot_request,
     encode_echo,
     encode_hello,
     encode_join,
     encode_probe,
-    encode_wish,
+    encode_slot_request,
 )
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import (
-    FINAL,
-    FIRST,
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
     HEADER_BYTES,
-    LAST,
-    MORE,
-    PIECE,
+    LEAVING,
+    MORE_FRAGMENTS,
     SERIAL_AT,
-    SERIALS,
+    SERIAL_MAX,
+    SETTING_REQUEST,
     VERSION,
-    WISH,
     Frame,
     Kind,
     encode,
 )
-from unisono.wire.packed_messages import MIXED, OwnRun, PackedRun, WholeMessage, read_run
+from unisono.wire.packed_messages import (
+    MIXED_SIZES,
+    IncomingMessages,
+    OutgoingMessages,
+    ReassembledMessage,
+    read_packed_messages,
+)
 
 GROUP = 0xCAFEBABE
 ME, PEER, STRANGER = 1, 2, 9
 LATEST = 1000
-HELLO = Hello(5_000_000, 10_000_000, 2_000_000, 77, 50.0, 8, 800, 900, True, (Heard(1, 3, True), Heard(4, 5, False)))
+HELLO = Hello(
+    5_000_000, 10_000_000, 2_000_000, 77, 50.0, 8, 800, 900, True, (SeenPeer(1, 3, True), SeenPeer(4, 5, False))
+)
 
 
-def data_frame(messages: list[bytes] | None = None, flags: int = LAST, slot: int = 990) -> Frame:
-    run = OwnRun(messages, uniform=False) if messages else None
+def data_frame(messages: list[bytes] | None = None, flags: int = END_OF_SLOT, slot: int = 990) -> Frame:
+    run = OutgoingMessages(messages, same_size=False) if messages else None
     return Frame(Kind.DATA, PEER, 3, 4, slot, 5, flags, 8, 60, 7_000, run)
 
 
@@ -74,42 +82,47 @@ def admitted(datagram: bytes) -> Frame:
 
 def test_the_layout_of_version_2() -> None:
     """Golden bytes: other versions of this program read them."""
-    datagram = encode(data_frame([b"ab", b"c"], LAST | FINAL), GROUP)
+    datagram = encode(data_frame([b"ab", b"c"], END_OF_SLOT | LEAVING), GROUP)
     assert datagram.hex(" ", -4) == (
         "02010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags serial, sender number, group ...
         " 00000000 000003de 00000000 0000003c 00000000 00001b58"  # slot, first sequence, sent
         " 0002ffff 00020001 616263"  # count MIXED, sizes, messages
     )
     assert HEADER_BYTES == 48
-    uniform = Frame(Kind.DATA, PEER, 3, 4, 990, 5, run=OwnRun([b"ab", b"cd"], uniform=True))
+    uniform = Frame(Kind.DATA, PEER, 3, 4, 990, 5, packed_messages=OutgoingMessages([b"ab", b"cd"], same_size=True))
     assert encode(uniform, GROUP)[HEADER_BYTES:].hex() == "0002000261626364"
     assert encode(data_frame(), GROUP)[HEADER_BYTES:] == b"", "the dummy is a bare header"
 
 
 def test_every_field_of_a_data_frame_arrives() -> None:
-    frame = admitted(encode(data_frame([b"ab", b""], LAST), GROUP))
-    assert replace(frame, run=None) == data_frame()
-    assert isinstance(frame.run, PackedRun)
-    assert frame.run.messages() == [b"ab", b""]
-    assert frame.last
+    frame = admitted(encode(data_frame([b"ab", b""], END_OF_SLOT), GROUP))
+    assert replace(frame, packed_messages=None) == data_frame()
+    assert isinstance(frame.packed_messages, IncomingMessages)
+    assert frame.packed_messages.messages() == [b"ab", b""]
+    assert frame.is_end_of_slot
 
 
 def test_dummies_and_pieces_arrive() -> None:
-    dummy = admitted(encode(data_frame(flags=LAST | FINAL), GROUP))
-    assert dummy.run is None
+    dummy = admitted(encode(data_frame(flags=END_OF_SLOT | LEAVING), GROUP))
+    assert dummy.packed_messages is None
     assert dummy.body == b""
-    for flags in (PIECE, PIECE | FIRST | MORE, PIECE | LAST, PIECE | FIRST | LAST | FINAL):
+    for flags in (
+        FRAGMENT,
+        FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS,
+        FRAGMENT | END_OF_SLOT,
+        FRAGMENT | FIRST_FRAGMENT | END_OF_SLOT | LEAVING,
+    ):
         piece = admitted(encode(piece_frame(b"part", flags), GROUP))
-        assert piece.run is None
+        assert piece.packed_messages is None
         assert bytes(piece.body) == b"part"
         assert piece.flags == flags
 
 
 def test_a_mark_can_carry_a_wish() -> None:
-    for flags in (WISH | LAST, WISH | LAST | FINAL):
+    for flags in (SETTING_REQUEST | END_OF_SLOT, SETTING_REQUEST | END_OF_SLOT | LEAVING):
         frame = admitted(wish(flags, 5_000_000))
-        assert (frame.run, frame.flags) == (None, flags)
-        assert decode_wish(frame.body) == 5_000_000
+        assert (frame.packed_messages, frame.flags) == (None, flags)
+        assert decode_slot_request(frame.body) == 5_000_000
 
 
 SEGMENTS = (Segment(0, 0, 5_000_000), Segment(100, 500_000_000, 10_000_000))
@@ -117,7 +130,7 @@ JOIN = Join(5_000_000, 10_000_000, 2_000_000, 990, 50.0, 8, 800, JoinStep.ANSWER
 
 
 def test_a_hello_carries_the_policies_that_have_to_be_the_same() -> None:
-    hello = replace(HELLO, failures=True, fec=(2, 256), loss_burst=3, changes=9)
+    hello = replace(HELLO, failures=True, fec=(2, 256), loss_burst=3, slot_changes=9)
     assert decode_hello(encode_hello(hello)) == hello
     assert decode_hello(encode_hello(HELLO)) == HELLO
 
@@ -150,10 +163,10 @@ def patched(offset: int, layout: str, value: int) -> Callable[[], bytes]:
 
 
 def wish(flags: int, theta_ns: int) -> bytes:
-    return encode(replace(data_frame(flags=flags), body=encode_wish(theta_ns)), GROUP)
+    return encode(replace(data_frame(flags=flags), body=encode_slot_request(theta_ns)), GROUP)
 
 
-def with_run(body: bytes, flags: int = LAST) -> Callable[[], bytes]:
+def with_run(body: bytes, flags: int = END_OF_SLOT) -> Callable[[], bytes]:
     return lambda: encode(data_frame(flags=flags), GROUP) + body
 
 
@@ -174,43 +187,59 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("next version", Refusal.WRONG_VERSION, patched(0, "!B", VERSION + 1)),
     ("kind 0", Refusal.UNKNOWN_KIND, patched(1, "!B", 0)),
     ("kind 255", Refusal.UNKNOWN_KIND, patched(1, "!B", 255)),
-    ("a new flag", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LAST | 0x80)),
-    ("a wish that is not the mark", Refusal.BAD_CONTROL, lambda: wish(WISH, 5_000_000)),
-    ("a wish with a piece", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST | PIECE, 5_000_000)),
-    ("a wish for too short slots", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 999)),
-    ("a wish for too long slots", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 60_000_000_001)),
-    ("half a wish", Refusal.BAD_CONTROL, lambda: wish(WISH | LAST, 5_000_000)[:-1]),
-    ("an empty wish", Refusal.BAD_CONTROL, lambda: encode(data_frame(flags=WISH | LAST), GROUP)),
-    ("FIRST without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FIRST)),
-    ("MORE without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE)),
-    ("MORE without PIECE, no body", Refusal.UNKNOWN_FLAGS, lambda: encode(data_frame(flags=MORE), GROUP)),
-    ("FINAL without LAST", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FINAL)),
-    ("FINAL without LAST in a piece", Refusal.UNKNOWN_FLAGS, lambda: encode(piece_frame(b"x", PIECE | FINAL), GROUP)),
+    ("a new flag", Refusal.UNKNOWN_FLAGS, patched(2, "!B", END_OF_SLOT | 0x80)),
+    ("a wish that is not the mark", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST, 5_000_000)),
+    ("a wish with a piece", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT | FRAGMENT, 5_000_000)),
+    ("a wish for too short slots", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 999)),
+    ("a wish for too long slots", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 60_000_000_001)),
+    ("half a wish", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 5_000_000)[:-1]),
+    ("an empty wish", Refusal.BAD_CONTROL, lambda: encode(data_frame(flags=SETTING_REQUEST | END_OF_SLOT), GROUP)),
+    ("FIRST without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FIRST_FRAGMENT)),
+    ("MORE without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE_FRAGMENTS)),
+    ("MORE without PIECE, no body", Refusal.UNKNOWN_FLAGS, lambda: encode(data_frame(flags=MORE_FRAGMENTS), GROUP)),
+    ("FINAL without LAST", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LEAVING)),
+    (
+        "FINAL without LAST in a piece",
+        Refusal.UNKNOWN_FLAGS,
+        lambda: encode(piece_frame(b"x", FRAGMENT | LEAVING), GROUP),
+    ),
     ("another group", Refusal.WRONG_GROUP, lambda: encode(data_frame([b"x"]), GROUP ^ 1)),
-    ("a stranger", Refusal.STRANGER, patched(4, "!H", STRANGER)),
-    ("member 0", Refusal.STRANGER, patched(4, "!H", 0)),
-    ("ourselves", Refusal.OWN_ECHO, patched(4, "!H", ME)),
-    ("a slot ahead of time", Refusal.ABSURD_SLOT, patched(24, "!Q", LATEST + 1)),
-    ("the last slot there is", Refusal.ABSURD_SLOT, patched(24, "!Q", 2**64 - 1)),
-    ("an absurd sequence", Refusal.ABSURD_SLOT, patched(32, "!Q", 2**63)),
-    ("an absurd clock", Refusal.ABSURD_SLOT, patched(40, "!Q", 2**63)),
-    ("a run without a head", Refusal.LYING_LENGTHS, with_run(b"\0\1\0")),
-    ("a run of none", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 0, 0))),
-    ("a mixed run of none", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 0, MIXED))),
-    ("uniform, one byte short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"12345")),
-    ("uniform, one byte over", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"1234567")),
-    ("empty messages with a byte", Refusal.LYING_LENGTHS, with_run(struct.pack("!HH", 2, 0) + b"1")),
-    ("a table cut short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHH", 2, MIXED, 0))),
-    ("mixed, one byte short", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHHH", 2, MIXED, 1, 2) + b"12")),
-    ("mixed, one byte over", Refusal.LYING_LENGTHS, with_run(struct.pack("!HHHH", 2, MIXED, 1, 2) + b"1234")),
-    ("an empty piece", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"", PIECE), GROUP)),
-    ("an empty last piece", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"", PIECE | LAST), GROUP)),
-    ("a slot that ends in a message", Refusal.BAD_PIECE, lambda: encode(piece_frame(b"x", PIECE | MORE | LAST), GROUP)),
+    ("a stranger", Refusal.NOT_A_MEMBER, patched(4, "!H", STRANGER)),
+    ("member 0", Refusal.NOT_A_MEMBER, patched(4, "!H", 0)),
+    ("ourselves", Refusal.OWN_DATAGRAM, patched(4, "!H", ME)),
+    ("a slot ahead of time", Refusal.IMPLAUSIBLE_SLOT, patched(24, "!Q", LATEST + 1)),
+    ("the last slot there is", Refusal.IMPLAUSIBLE_SLOT, patched(24, "!Q", 2**64 - 1)),
+    ("an absurd sequence", Refusal.IMPLAUSIBLE_SLOT, patched(32, "!Q", 2**63)),
+    ("an absurd clock", Refusal.IMPLAUSIBLE_SLOT, patched(40, "!Q", 2**63)),
+    ("a run without a head", Refusal.INCONSISTENT_LENGTHS, with_run(b"\0\1\0")),
+    ("a run of none", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 0, 0))),
+    ("a mixed run of none", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 0, MIXED_SIZES))),
+    ("uniform, one byte short", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"12345")),
+    ("uniform, one byte over", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"1234567")),
+    ("empty messages with a byte", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 0) + b"1")),
+    ("a table cut short", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HHH", 2, MIXED_SIZES, 0))),
+    (
+        "mixed, one byte short",
+        Refusal.INCONSISTENT_LENGTHS,
+        with_run(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"12"),
+    ),
+    (
+        "mixed, one byte over",
+        Refusal.INCONSISTENT_LENGTHS,
+        with_run(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"1234"),
+    ),
+    ("an empty piece", Refusal.BAD_FRAGMENT, lambda: encode(piece_frame(b"", FRAGMENT), GROUP)),
+    ("an empty last piece", Refusal.BAD_FRAGMENT, lambda: encode(piece_frame(b"", FRAGMENT | END_OF_SLOT), GROUP)),
+    (
+        "a slot that ends in a message",
+        Refusal.BAD_FRAGMENT,
+        lambda: encode(piece_frame(b"x", FRAGMENT | MORE_FRAGMENTS | END_OF_SLOT), GROUP),
+    ),
     ("an empty HELLO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.HELLO, b""), GROUP)),
     (
         "a HELLO with flags",
         Refusal.BAD_CONTROL,
-        lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO), LAST), GROUP),
+        lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO), END_OF_SLOT), GROUP),
     ),
     (
         "a HELLO cut short",
@@ -241,7 +270,7 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     (
         "a PROBE with flags",
         Refusal.BAD_CONTROL,
-        lambda: encode(control_frame(Kind.PROBE, encode_probe(1), LAST), GROUP),
+        lambda: encode(control_frame(Kind.PROBE, encode_probe(1), END_OF_SLOT), GROUP),
     ),
 ]
 
@@ -269,14 +298,16 @@ def test_the_last_possible_slot_is_let_in() -> None:
 
 
 def test_frames_are_read_where_they_lie_in_a_larger_buffer() -> None:
-    frames = [data_frame([b"ab", b"cde", b""]), data_frame(), piece_frame(b"piece", PIECE), data_frame([b"z"] * 9)]
+    frames = [data_frame([b"ab", b"cde", b""]), data_frame(), piece_frame(b"piece", FRAGMENT), data_frame([b"z"] * 9)]
     datagrams = [encode(frame, GROUP) for frame in frames]
     buffer, at, start = b"".join(datagrams), door(), 0
     for frame, datagram in zip(frames, datagrams, strict=True):
         got = at.admit(buffer, start, start + len(datagram), LATEST)
         start += len(datagram)
         assert got is not None
-        assert (got.run.messages() if got.run else None) == (frame.run.messages() if frame.run else None)
+        assert (got.packed_messages.messages() if got.packed_messages else None) == (
+            frame.packed_messages.messages() if frame.packed_messages else None
+        )
         assert bytes(got.body) == frame.body
     assert start == len(buffer)
     assert not at.refused
@@ -298,22 +329,22 @@ def test_control_messages_arrive_as_they_were_sent() -> None:
 
 def test_a_run_knows_its_sizes_without_being_taken_apart() -> None:
     for messages, uniform in (([b"ab", b"cd"], True), ([b"ab", b"c"], False), ([b"", b""], True)):
-        own = OwnRun(messages, uniform)
+        own = OutgoingMessages(messages, uniform)
         body = b"".join(own.parts())
-        packed = read_run(b"..." + body + b"...", 3, 3 + len(body))
+        packed = read_packed_messages(b"..." + body + b"...", 3, 3 + len(body))
         assert packed is not None
         for run in (own, packed):
             assert run.count == len(messages)
             assert list(run.sizes()) == [len(m) for m in messages]
             assert run.payload_bytes == sum(map(len, messages))
             assert run.messages() == messages
-    whole = WholeMessage([b"ab", memoryview(b"cde")])
+    whole = ReassembledMessage([b"ab", memoryview(b"cde")])
     assert (whole.count, list(whole.sizes()), whole.payload_bytes, whole.messages()) == (1, [5], 5, [b"abcde"])
 
 
 def test_a_datagrams_serial_is_read_without_taking_it_apart() -> None:
     frame = data_frame()
-    for serial in (0, 1, SERIALS):
+    for serial in (0, 1, SERIAL_MAX):
         datagram = b"xx" + encode(frame, GROUP, serial)
         assert datagram[2 + SERIAL_AT] == serial
         assert door().admit(datagram, 2, len(datagram), LATEST) is not None

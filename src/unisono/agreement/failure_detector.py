@@ -18,38 +18,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, log10
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S
 from unisono.model.histogram import Histogram, bucket_middle
 from unisono.wire.frame import Frame, Kind
 from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
-GENERATION = 500
+GENERATION_SAMPLES = 500
 """So many times make a generation; the last two are what counts, so that old times are forgotten."""
-FIT_EVERY = 8
+FIT_EVERY_SAMPLES = 8
 CHANGES_KEPT = 256
 MISTAKES_PER_S = 1 / 3600
 """Unless told: one wrong suspicion of each peer per hour."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SuspicionChange:
     """A peer has become suspected, or is trusted again; `silent_ns` is how long nothing had come from it."""
 
     peer: int
     suspected: bool
     at_ns: int
-    silent_ns: int
+    unresponsive_ns: int
     timeout_ns: int
 
 
-class Arrivals:
+class HeartbeatIntervals:
     """The times between one peer's heartbeats, and what they say of how long the next may take."""
 
-    def __init__(self, every_ns: int, mistake: float) -> None:
+    def __init__(self, every_ns: int, mistake_probability: float) -> None:
         """`mistake` is p, the probability with which a heartbeat may come later than the time-out."""
         self._every_ns = every_ns
-        self._mistake = mistake
+        self._mistake_probability = mistake_probability
         self._generations = (Histogram(), Histogram())
         self._until_fit = 0
         self._fits: list[tuple[float, float, float]] = []
@@ -60,7 +60,7 @@ class Arrivals:
     def add(self, gap_ns: int) -> None:
         """A heartbeat came `gap_ns` after the one before it."""
         older, newer = self._generations
-        if newer.total >= GENERATION:
+        if newer.total >= GENERATION_SAMPLES:
             older, newer = newer, Histogram()
             self._generations = older, newer
         newer.add(gap_ns)
@@ -69,14 +69,14 @@ class Arrivals:
         if self._until_fit <= 0 or gap_ns >= self.timeout_ns:
             self._fit()
 
-    def later(self, silent_ns: int) -> float:
+    def probability_later_than(self, unresponsive_ns: int) -> float:
         """The probability that a heartbeat comes later than `silent_ns` after the one before it."""
-        if silent_ns <= self._fits[-1][0]:
+        if unresponsive_ns <= self._fits[-1][0]:
             return 1.0
-        return max(p * exp(-max(0.0, silent_ns - u) / excess) for u, p, excess in self._fits)
+        return max(p * exp(-max(0.0, unresponsive_ns - u) / excess) for u, p, excess in self._fits)
 
     def _fit(self) -> None:
-        self._until_fit = FIT_EVERY
+        self._until_fit = FIT_EVERY_SAMPLES
         every = float(self._every_ns)
         total = sum(generation.total for generation in self._generations)
         # Before the first heartbeat there is the interval that was announced, and nothing else.
@@ -84,7 +84,7 @@ class Arrivals:
         if total:
             fits += self._tails(total)
         self._fits = fits
-        self.timeout_ns = int(max(u + excess * max(0.0, log(p / self._mistake)) for u, p, excess in fits))
+        self.timeout_ns = int(max(u + excess * max(0.0, log(p / self._mistake_probability)) for u, p, excess in fits))
 
     def _tails(self, total: int) -> list[tuple[float, float, float]]:
         both = Histogram()
@@ -105,19 +105,19 @@ class Arrivals:
         return fits
 
 
-class _Watched:
+class _PeerState:
     """What is known of one peer."""
 
-    __slots__ = ("arrivals", "heard_ns", "incarnation", "serial", "suspected")
+    __slots__ = ("incarnation", "intervals", "last_received_ns", "serial", "suspected")
 
-    def __init__(self, arrivals: Arrivals, now: int) -> None:
-        self.arrivals = arrivals
-        self.heard_ns = now
+    def __init__(self, intervals: HeartbeatIntervals, now: int) -> None:
+        self.intervals = intervals
+        self.last_received_ns = now
         self.incarnation = self.serial = -1
         self.suspected = False
 
 
-class Detector:
+class FailureDetector:
     """Sends heartbeats, and suspects peers whose heartbeats do not come."""
 
     kinds = frozenset({Kind.HEARTBEAT})
@@ -132,113 +132,113 @@ class Detector:
         incarnation: int = 1,
         epoch: int = 0,
     ) -> None:
-        self._mistake = mistakes_per_s * every_ns / NS_PER_S
+        self._mistake_probability = mistakes_per_s * every_ns / NS_PER_S
         if every_ns < 1:
-            raise InvalidPolicy("detector.every", f"a heartbeat needs an interval, not {every_ns} ns")
-        if not 0 < self._mistake < 1:
-            raise InvalidPolicy(
+            raise InvalidOption("detector.every", f"a heartbeat needs an interval, not {every_ns} ns")
+        if not 0 < self._mistake_probability < 1:
+            raise InvalidOption(
                 "detector.mistakes_per_s",
                 f"between 0 and one per heartbeat ({NS_PER_S / every_ns:g}/s) is possible, not {mistakes_per_s:g}/s",
             )
         self.me = me
         self.down: list[Frame] = []
-        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
-        self.threshold = -log10(self._mistake)
+        self.changes: deque[SuspicionChange] = deque(maxlen=CHANGES_KEPT)
+        self.threshold = -log10(self._mistake_probability)
         """The level from which on a peer is suspected."""
         self._every_ns = every_ns
         self._incarnation = incarnation
         self._epoch = epoch
         self._serial = 0
-        self._next_ns: int | None = None
+        self._next_heartbeat_ns: int | None = None
         self._now = 0
-        self._watched: dict[int, _Watched | None] = dict.fromkeys(sorted({*peers} - {me}))
+        self._peer_states: dict[int, _PeerState | None] = dict.fromkeys(sorted({*peers} - {me}))
         """None until this member itself has begun."""
 
-    def watch(self, now: int, peers: Iterable[int]) -> None:
+    def set_peers(self, now: int, peers: Iterable[int]) -> None:
         """From now on these peers and no others."""
-        self._watched = {
-            peer: self._watched.get(peer) or _Watched(self._fresh(self._every_ns), now)
+        self._peer_states = {
+            peer: self._peer_states.get(peer) or _PeerState(self._new_intervals(self._every_ns), now)
             for peer in sorted({*peers} - {self.me})
         }
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A heartbeat has come; one that was overtaken or repeated says nothing."""
         heartbeat = decode_heartbeat(bytes(frame.body))
-        watched = self._known(frame.sender, now)
+        watched = self._peer_state(frame.sender, now)
         if heartbeat is None or watched is None or frame.incarnation < watched.incarnation:
             return
         if frame.incarnation > watched.incarnation:
-            watched.arrivals, watched.incarnation = self._fresh(heartbeat.every_ns), frame.incarnation
+            watched.intervals, watched.incarnation = self._new_intervals(heartbeat.every_ns), frame.incarnation
         elif heartbeat.serial <= watched.serial:
             return
         else:
             # A mistake teaches patience; a pause of minutes teaches no more than a mistake.
-            watched.arrivals.add(min(now - watched.heard_ns, watched.arrivals.timeout_ns))
-        silent, watched.heard_ns, watched.serial = now - watched.heard_ns, now, heartbeat.serial
+            watched.intervals.add(min(now - watched.last_received_ns, watched.intervals.timeout_ns))
+        silent, watched.last_received_ns, watched.serial = now - watched.last_received_ns, now, heartbeat.serial
         if watched.suspected:
             watched.suspected = False
-            self.changes.append(Change(frame.sender, False, now, silent, watched.arrivals.timeout_ns))
+            self.changes.append(SuspicionChange(frame.sender, False, now, silent, watched.intervals.timeout_ns))
 
     def wake(self, now: int) -> None:
         """Send a heartbeat if it is time, and look who is silent."""
         slept, self._now = now - self._now, now
-        if self._next_ns is None:
-            self._next_ns = now
-            self.watch(now, self._watched)
-        elif slept > max(self._every_ns, min(map(self.timeout_ns, self._watched), default=0)):
+        if self._next_heartbeat_ns is None:
+            self._next_heartbeat_ns = now
+            self.set_peers(now, self._peer_states)
+        elif slept > max(self._every_ns, min(map(self.timeout_ns, self._peer_states), default=0)):
             # It was this member that stood still: what its peers sent meanwhile is still to be read.
-            for watched in self._watched.values():
+            for watched in self._peer_states.values():
                 if watched is not None and not watched.suspected:
-                    watched.heard_ns = now
-        if now >= self._next_ns:
-            self._next_ns = now + self._every_ns
-            self._beat(now)
-        for peer, watched in self._watched.items():
+                    watched.last_received_ns = now
+        if now >= self._next_heartbeat_ns:
+            self._next_heartbeat_ns = now + self._every_ns
+            self._send_heartbeat(now)
+        for peer, watched in self._peer_states.items():
             if watched is None or watched.suspected:
                 continue
-            silent, timeout = now - watched.heard_ns, watched.arrivals.timeout_ns
+            silent, timeout = now - watched.last_received_ns, watched.intervals.timeout_ns
             if silent > timeout:
                 watched.suspected = True
-                self.changes.append(Change(peer, True, now, silent, timeout))
+                self.changes.append(SuspicionChange(peer, True, now, silent, timeout))
 
     def wake_at(self) -> int:
         """The next heartbeat, or the first suspicion."""
-        if self._next_ns is None:
+        if self._next_heartbeat_ns is None:
             return 0
-        first = self._next_ns
-        for watched in self._watched.values():
+        first = self._next_heartbeat_ns
+        for watched in self._peer_states.values():
             if watched is not None and not watched.suspected:
-                at = watched.heard_ns + watched.arrivals.timeout_ns + 1
+                at = watched.last_received_ns + watched.intervals.timeout_ns + 1
                 first = min(first, at)
         return first
 
-    def _beat(self, now: int) -> None:
+    def _send_heartbeat(self, now: int) -> None:
         self._serial += 1
         body = encode_heartbeat(Heartbeat(self._serial, self._every_ns))
         self.down.append(Frame(Kind.HEARTBEAT, self.me, self._incarnation, self._epoch, 0, 0, sent_ns=now, body=body))
 
-    def _fresh(self, every_ns: int) -> Arrivals:
-        return Arrivals(every_ns, self._mistake)
+    def _new_intervals(self, every_ns: int) -> HeartbeatIntervals:
+        return HeartbeatIntervals(every_ns, self._mistake_probability)
 
-    def _known(self, peer: int, now: int) -> _Watched | None:
-        if peer in self._watched and self._watched[peer] is None:
-            self._watched[peer] = _Watched(self._fresh(self._every_ns), now)
-        return self._watched.get(peer)
+    def _peer_state(self, peer: int, now: int) -> _PeerState | None:
+        if peer in self._peer_states and self._peer_states[peer] is None:
+            self._peer_states[peer] = _PeerState(self._new_intervals(self._every_ns), now)
+        return self._peer_states.get(peer)
 
     # -- questions -------------------------------------------------------------------------------------------
 
-    def suspects(self) -> bool:
+    def suspects_any(self) -> bool:
         """Whether any of the peers is taken for dead."""
-        return any(watched is not None and watched.suspected for watched in self._watched.values())
+        return any(watched is not None and watched.suspected for watched in self._peer_states.values())
 
     def suspected(self, peer: int) -> bool:
         """Whether a peer is taken for dead; a stranger is."""
-        watched = self._watched.get(peer, None) if peer in self._watched else None
-        return peer != self.me and (peer not in self._watched or (watched is not None and watched.suspected))
+        watched = self._peer_states.get(peer, None) if peer in self._peer_states else None
+        return peer != self.me and (peer not in self._peer_states or (watched is not None and watched.suspected))
 
-    def heard(self, peer: int) -> bool:
+    def has_received_from(self, peer: int) -> bool:
         """Whether anything has come from a peer, ever."""
-        watched = self._watched.get(peer)
+        watched = self._peer_states.get(peer)
         return watched is not None and watched.incarnation >= 0
 
     def trusted(self, peers: Sequence[int]) -> list[int]:
@@ -247,17 +247,17 @@ class Detector:
 
     def timeout_ns(self, peer: int) -> int:
         """After how long a silence a peer is suspected, as things are now."""
-        watched = self._watched.get(peer)
-        return self._fresh(self._every_ns).timeout_ns if watched is None else watched.arrivals.timeout_ns
+        watched = self._peer_states.get(peer)
+        return self._new_intervals(self._every_ns).timeout_ns if watched is None else watched.intervals.timeout_ns
 
-    def pace_ns(self) -> int:
+    def response_time_ns(self) -> int:
         """How fast this group answers, roughly: grows when its processes wait for a processor, or its network does."""
-        return max((self.timeout_ns(peer) for peer in self._watched if not self.suspected(peer)), default=0) // 8
+        return max((self.timeout_ns(peer) for peer in self._peer_states if not self.suspected(peer)), default=0) // 8
 
-    def level(self, peer: int, now: int) -> float:
+    def suspicion_level(self, peer: int, now: int) -> float:
         """The suspicion level: −log10 of the probability that a peer's next heartbeat comes later than now."""
-        watched = self._watched.get(peer)
+        watched = self._peer_states.get(peer)
         if watched is None:
             return 0.0
-        later = watched.arrivals.later(now - watched.heard_ns)
+        later = watched.intervals.probability_later_than(now - watched.last_received_ns)
         return -log10(later) if later else inf

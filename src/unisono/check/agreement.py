@@ -9,33 +9,33 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.member_runs import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.member_runs import MemberRun, dropped_rows_reason, empty_trace_reason, incomplete_logs, member_runs
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated
 
 NAME = "agreement"
-UNIFORM = "uniform_agreement"
+UNIFORM_NAME = "uniform_agreement"
 
 
 def agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
     """Every message that binds is delivered by every member that neither crashed nor left before it was due."""
-    return _judge(trace, NAME, until_ns=until_ns, bound_ns=bound_ns)
+    return _check_agreement(trace, NAME, until_ns=until_ns, bound_ns=bound_ns)
 
 
 def uniform_agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
     """The same, and deliveries of members that crashed bind too."""
-    return _judge(trace, UNIFORM, until_ns=until_ns, bound_ns=bound_ns)
+    return _check_agreement(trace, UNIFORM_NAME, until_ns=until_ns, bound_ns=bound_ns)
 
 
-def _judge(trace: Trace, name: str, *, until_ns: int | None, bound_ns: int | None) -> Verdict:
+def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns: int | None) -> Verdict:
     bound = (trace.meta.bound_ns if bound_ns is None else bound_ns) or 0
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
-    known = {who: life for who, life in lives(trace).items() if life.log is not None}
+    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
     sends, deliveries = trace.sends(), trace.deliveries()
     both = concatenated([sends, deliveries])
     binding = both.member != OBSERVER
-    crashed = _of_crashed(both, known)
+    crashed = _from_crashed_members(both, known)
     # A crashed member's send binds nobody; its delivery does where delivery is uniform.
     binding &= ~crashed if name == NAME else ~(crashed & (np.arange(len(both)) < len(sends)))
     (message,) = message_codes(both)
@@ -44,39 +44,41 @@ def _judge(trace: Trace, name: str, *, until_ns: int | None, bound_ns: int | Non
     _, first = np.unique(message[rows], return_index=True)
     required = rows[first]  # of each message that binds, the row that did so first
     delivered = message[len(sends) :]
-    missing: list[tuple[int, Life]] = []
+    missing: list[tuple[int, MemberRun]] = []
     doubtful: list[str] = []
     count = 0
     for life in known.values():
         if life.crashed:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
         due = both.real_ns[required] + bound <= min(end_ns, life.end_ns)
         absent = required[due & ~np.isin(message[required], delivered[mine])]
-        if life.cut or life.dropped:
+        if life.log_truncated or life.dropped_rows:
             doubtful.append(f"the log of member {life.member} is not whole")
         elif len(absent):
             missing.append((int(absent[np.argmin(both.real_ns[absent])]), life))
             count += len(absent)
     if missing:
         return Verdict(name, Status.VIOLATED, _witness(both, deliveries, *min(missing, key=lambda m: m[0])), count)
-    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
     return kept(name, doubt)
 
 
-def _of_crashed(rows: Rows, known: dict[tuple[int, int], Life]) -> Mask:
+def _from_crashed_members(rows: Rows, member_runs: dict[tuple[int, int], MemberRun]) -> Mask:
     crashed: Mask = np.zeros(len(rows), dtype=bool)
-    for life in known.values():
+    for life in member_runs.values():
         if life.crashed:
-            crashed |= (rows.member == life.member) & (rows.life == life.life)
+            crashed |= (rows.member == life.member) & (rows.life == life.incarnation)
     return crashed
 
 
-def _witness(both: Rows, deliveries: Rows, row: int, life: Life) -> Witness:
-    lost, binder = message_at(both, row), int(both.member[row])
-    text = f"member {life.member} never delivered {lost}"
-    sent_rows = len(both) - len(deliveries)
+def _witness(sends_and_deliveries: Rows, deliveries: Rows, row: int, member_run: MemberRun) -> Witness:
+    lost, binder = message_at(sends_and_deliveries, row), int(sends_and_deliveries.member[row])
+    text = f"member {member_run.member} never delivered {lost}"
+    sent_rows = len(sends_and_deliveries) - len(deliveries)
     if row < sent_rows:
-        return Witness((lost,), (life.member, binder), (), f"{text}, which member {binder} sent")
+        return Witness((lost,), (member_run.member, binder), (), f"{text}, which member {binder} sent")
     at = position_at(deliveries, row - sent_rows)
-    return Witness((lost,), (life.member, binder), (at,), f"{text}, member {binder} delivered it at index {at.index}")
+    return Witness(
+        (lost,), (member_run.member, binder), (at,), f"{text}, member {binder} delivered it at index {at.index}"
+    )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.member_runs import hidden_rows, nothing_recorded
+from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "causal"
-_NEVER = np.iinfo(np.int64).max
+_NOT_DELIVERED = np.iinfo(np.int64).max
 
 
 def causal(trace: Trace) -> Verdict:
@@ -23,7 +23,7 @@ def causal(trace: Trace) -> Verdict:
     """
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
-    logs = _logs(deliveries)
+    logs = _rows_by_log(deliveries)
     found: list[tuple[int, Witness]] = []
     count = 0
     for sender, own in logs.items():
@@ -34,7 +34,7 @@ def causal(trace: Trace) -> Verdict:
         for log in logs.values():
             at = _positions(delivered[log], sent[its])
             needed = np.maximum.accumulate(_positions(delivered[log], delivered[had]))
-            depends = (at < _NEVER) & (before > 0)
+            depends = (at < _NOT_DELIVERED) & (before > 0)
             last = np.where(depends, needed[np.maximum(before - 1, 0)] if len(needed) else -1, -1)
             wrong = np.flatnonzero(depends & (last > at))
             count += len(wrong)
@@ -45,10 +45,10 @@ def causal(trace: Trace) -> Verdict:
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)
-    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))
+    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
-def _logs(deliveries: Rows) -> dict[tuple[int, int], Ints]:
+def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
     """The rows of each member's life, in the order of delivery."""
     found = {}
     for member, life in sorted(set(zip(deliveries.member.tolist(), deliveries.life.tolist(), strict=True))):
@@ -60,26 +60,26 @@ def _logs(deliveries: Rows) -> dict[tuple[int, int], Ints]:
 def _positions(log: Ints, messages: Ints) -> Ints:
     """Where in a log each message is first delivered; _NEVER where it is not."""
     if len(log) == 0 or len(messages) == 0:
-        return np.full(len(messages), _NEVER, dtype=np.int64)
+        return np.full(len(messages), _NOT_DELIVERED, dtype=np.int64)
     known, first = np.unique(log, return_index=True)
     at = np.minimum(np.searchsorted(known, messages), len(known) - 1)
-    return np.where(known[at] == messages, first[at], _NEVER).astype(np.int64)
+    return np.where(known[at] == messages, first[at], _NOT_DELIVERED).astype(np.int64)
 
 
-def _explain(deliveries: Rows, delivered: Ints, had: Ints, log: Ints, row: int) -> Witness:
+def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: Ints, row: int) -> Witness:
     """The first of what the sender had delivered that this member delivered later, or never."""
     place = int(np.flatnonzero(log == row)[0])
-    late = np.flatnonzero(_positions(delivered[log], delivered[had]) > place)[0]
-    cause = int(had[late])
+    late = np.flatnonzero(_positions(delivered[log], delivered[sender_deliveries]) > place)[0]
+    cause = int(sender_deliveries[late])
     message, earlier = message_at(deliveries, row), message_at(deliveries, cause)
     member = int(deliveries.member[row])
     there = int(_positions(delivered[log], delivered[[cause]])[0])
-    when = "never" if there == _NEVER else f"only at index {deliveries.index[log[there]]}"
+    when = "never" if there == _NOT_DELIVERED else f"only at index {deliveries.index[log[there]]}"
     text = (
         f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, though member "
         f"{message.sender} had delivered {earlier} when it sent {message}"
     )
     positions = [position_at(deliveries, cause), position_at(deliveries, row)]
-    if there != _NEVER:
+    if there != _NOT_DELIVERED:
         positions.append(position_at(deliveries, int(log[there])))
     return Witness((earlier, message), (member, message.sender), tuple(positions), text)

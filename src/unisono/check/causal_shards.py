@@ -18,38 +18,38 @@ from unisono.check.codes import message_codes
 from unisono.check.verdict import Reason, Status, Verdict, unknown
 from unisono.trace.table import Rows, Trace
 
-Who = tuple[int, int]
+MemberRunId = tuple[int, int]
 """A member in one of its lives."""
-_BEFORE = -1 << 62
+_LOWEST = -1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class CausalEdges:
+class CausalShardSummary:
     """What a tile shows of who delivered and sent what when."""
 
-    broken: bool
+    is_violated: bool
     """Whether it and the tile before it, together, are not in causal order."""
-    indices: dict[Who, tuple[int, int]]
+    index_ranges: dict[MemberRunId, tuple[int, int]]
     """The first and the last index at which a member delivered one of its messages."""
-    first_ns: dict[Who, int]
+    first_delivery_ns: dict[MemberRunId, int]
     """When a member delivered one for the first time."""
-    sent_ns: dict[Who, int]
+    last_send_ns: dict[MemberRunId, int]
     """When a member sent one for the last time."""
-    lacking: frozenset[tuple[Who, Who]]
+    runs_missing_messages: frozenset[tuple[MemberRunId, MemberRunId]]
     """Members of whom the first delivered a message that the second did not."""
 
 
-def causal_edges(own: Trace, with_previous: Trace) -> CausalEdges:
+def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSummary:
     """The edges of a tile."""
-    deliveries, sends = own.deliveries(), own.sends()
+    deliveries, sends = shard.deliveries(), shard.sends()
     (message,) = message_codes(deliveries)
     indices, first_ns, had = {}, {}, {}
-    for who, rows in _by_log(deliveries):
+    for who, rows in _rows_by_run(deliveries):
         indices[who] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
         first_ns[who] = int(deliveries.real_ns[rows].min())
         had[who] = np.unique(message[rows])
-    sent_ns = {who: int(sends.real_ns[rows].max()) for who, rows in _by_log(sends)}
-    everyone = [(log.member, log.life) for log in own.logs]
+    sent_ns = {who: int(sends.real_ns[rows].max()) for who, rows in _rows_by_run(sends)}
+    everyone = [(log.member, log.life) for log in shard.logs]
     nothing = np.empty(0, dtype=np.int64)
     lacking = {
         (one, other)
@@ -58,52 +58,54 @@ def causal_edges(own: Trace, with_previous: Trace) -> CausalEdges:
         if other != one and not np.isin(had[one], had.get(other, nothing)).all()
     }
     broken = causal(with_previous).status is Status.VIOLATED
-    return CausalEdges(broken, indices, first_ns, sent_ns, frozenset(lacking))
+    return CausalShardSummary(broken, indices, first_ns, sent_ns, frozenset(lacking))
 
 
-def _by_log(rows: Rows) -> list[tuple[Who, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
     known = sorted(set(zip(rows.member.tolist(), rows.life.tolist(), strict=True)))
     return [(who, np.flatnonzero((rows.member == who[0]) & (rows.life == who[1]))) for who in known]
 
 
-def causal_in_tiles(
-    tiles: Sequence[CausalEdges], load: Callable[[Sequence[int]], Trace | None], fine: Verdict
+def causal_in_shards(
+    shards: Sequence[CausalShardSummary], load: Callable[[Sequence[int]], Trace | None], clean_verdict: Verdict
 ) -> Verdict:
     """As `causal`; `load` gives the rows of tiles, None if they are too many; `fine` is said if nothing is broken."""
-    far = _far_apart(tiles)
+    far = _why_not_separable(shards)
     if far:
-        whole = load(range(len(tiles)))
+        whole = load(range(len(shards)))
         return unknown(NAME, Reason.SCATTERED, far) if whole is None else causal(whole)
-    suspect = sorted({near for number, tile in enumerate(tiles) if tile.broken for near in (number - 1, number)} - {-1})
+    suspect = sorted(
+        {near for number, tile in enumerate(shards) if tile.is_violated for near in (number - 1, number)} - {-1}
+    )
     if not suspect:
-        return fine
+        return clean_verdict
     part = load(suspect)
     if part is None:
         text = f"{len(suspect)} parts of the run are suspect, too many to look at"
         return unknown(NAME, Reason.TOO_MUCH_SUSPECT, text)
     found = causal(part)
-    return found if found.status is Status.VIOLATED else fine
+    return found if found.status is Status.VIOLATED else clean_verdict
 
 
-def _far_apart(tiles: Sequence[CausalEdges]) -> str:
+def _why_not_separable(shards: Sequence[CausalShardSummary]) -> str:
     """Why tiles that are not neighbours have to be looked at together; empty if they do not."""
-    reached: dict[Who, int] = {}
-    sent_ns: dict[Who, int] = {}
-    lacking: set[tuple[Who, Who]] = set()
-    for number, tile in enumerate(tiles):
+    reached: dict[MemberRunId, int] = {}
+    sent_ns: dict[MemberRunId, int] = {}
+    lacking: set[tuple[MemberRunId, MemberRunId]] = set()
+    for number, tile in enumerate(shards):
         if number >= 2:
-            before = tiles[number - 2]
-            for who, (_, index) in before.indices.items():
-                reached[who] = max(reached.get(who, _BEFORE), index)
-            for who, when in before.sent_ns.items():
-                sent_ns[who] = max(sent_ns.get(who, _BEFORE), when)
-            lacking |= before.lacking
-        for who, (index, _) in tile.indices.items():
-            if reached.get(who, _BEFORE) >= index:
+            before = shards[number - 2]
+            for who, (_, index) in before.index_ranges.items():
+                reached[who] = max(reached.get(who, _LOWEST), index)
+            for who, when in before.last_send_ns.items():
+                sent_ns[who] = max(sent_ns.get(who, _LOWEST), when)
+            lacking |= before.runs_missing_messages
+        for who, (index, _) in tile.index_ranges.items():
+            if reached.get(who, _LOWEST) >= index:
                 return f"member {who[0]} delivered messages of distant slots one among the other"
-            if sent_ns.get(who, _BEFORE) > tile.first_ns[who]:
+            if sent_ns.get(who, _LOWEST) > tile.first_delivery_ns[who]:
                 return f"member {who[0]} sent a message after it had delivered one of much later slots"
         for one, other in sorted(lacking):
-            if one in tile.sent_ns and other in tile.indices:
+            if one in tile.last_send_ns and other in tile.index_ranges:
                 return f"member {other[0]} never delivered what member {one[0]} had delivered"
     return ""

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.check.verdict import MessageId, Position
-from unisono.trace.table import Ints, Mask, Rows, joined
+from unisono.trace.table import Ints, Mask, Rows, join_columns
 
 Codes = NDArray[np.int64]
 
-_ROOM = 1 << 62
+_MAX_CODE = 1 << 62
 
 
 def packed(*columns: Ints) -> Codes:
@@ -23,7 +23,7 @@ def packed(*columns: Ints) -> Codes:
         if given.strides == (0,):  # one value in all rows
             continue
         column, width = given.astype(np.int64), int(given.max()) - int(given.min()) + 1
-        if span * width >= _ROOM:  # too far apart to multiply: ranks are as good as values
+        if span * width >= _MAX_CODE:  # too far apart to multiply: ranks are as good as values
             column, width = ranked(column)
             code, span = ranked(code)
         else:
@@ -41,14 +41,14 @@ def ranked(column: Codes) -> tuple[Codes, int]:
 
 def message_codes(*parts: Rows) -> list[Codes]:
     """One number per row for its message, the same number for the same message in all parts."""
-    columns = [joined([getattr(p, name) for p in parts]) for name in _MESSAGE]
-    return _parted(packed(*columns), parts)
+    columns = [join_columns([getattr(p, name) for p in parts]) for name in _MESSAGE_COLUMNS]
+    return _split_by_part(packed(*columns), parts)
 
 
 def stream_codes(*parts: Rows) -> list[Codes]:
     """One number per row for its (sender, incarnation), the same in all parts."""
-    columns = [joined([getattr(p, name) for p in parts]) for name in _MESSAGE[:2]]
-    return _parted(packed(*columns), parts)
+    columns = [join_columns([getattr(p, name) for p in parts]) for name in _MESSAGE_COLUMNS[:2]]
+    return _split_by_part(packed(*columns), parts)
 
 
 def log_codes(rows: Rows) -> Codes:
@@ -61,7 +61,7 @@ def key_codes(rows: Rows) -> Codes:
     return packed(rows.slot, rows.place)
 
 
-def starts(grouped: Codes) -> Mask:
+def group_starts(grouped: Codes) -> Mask:
     """Where a new group begins, in rows whose groups are contiguous."""
     first = np.ones(len(grouped), dtype=bool)
     first[1:] = grouped[1:] != grouped[:-1]
@@ -78,8 +78,8 @@ def position_at(rows: Rows, row: int) -> Position:
     return Position(int(rows.member[row]), message_at(rows, row), int(rows.index[row]))
 
 
-_MESSAGE = ("sender", "incarnation", "sequence")
+_MESSAGE_COLUMNS = ("sender", "incarnation", "sequence")
 
 
-def _parted(codes: Codes, parts: tuple[Rows, ...]) -> list[Codes]:
+def _split_by_part(codes: Codes, parts: tuple[Rows, ...]) -> list[Codes]:
     return np.split(codes, np.cumsum([len(part) for part in parts])[:-1])

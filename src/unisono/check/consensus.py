@@ -20,46 +20,56 @@ class Proposed:
     """A member proposed a value for instance k."""
 
     member: int
-    k: int
+    instance: int
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DecisionReported:
     """A member, in one of its lives, was told that k is decided; with `value` None, that all up to k is restored."""
 
     member: int
-    life: int
-    k: int
+    incarnation: int
+    instance: int
     value: bytes | None
 
 
-def consensus(proposed: Sequence[Proposed], told: Sequence[Told]) -> Verdict:
+def consensus(proposed: Sequence[Proposed], decisions: Sequence[DecisionReported]) -> Verdict:
     """Judge a run; `told` is in the order in which each member was told."""
-    if not told:
+    if not decisions:
         return unknown(NAME, Reason.NOTHING_DECIDED, "nothing was decided")
     by_instance: dict[int, set[bytes]] = {}
     for proposal in proposed:
-        by_instance.setdefault(proposal.k, set()).add(proposal.value)
-    first: dict[int, Told] = {}
+        by_instance.setdefault(proposal.instance, set()).add(proposal.value)
+    first: dict[int, DecisionReported] = {}
     last: dict[tuple[int, int], int] = {}
     faults: list[tuple[int, Witness]] = []
-    for event in told:
-        before = last.get((event.member, event.life), 0)
-        last[event.member, event.life] = event.k
+    for event in decisions:
+        before = last.get((event.member, event.incarnation), 0)
+        last[event.member, event.incarnation] = event.instance
         if event.value is None:
-            if event.k <= before:
-                faults.append((event.k, _witness((event.member,), f"restored {event.k} after it had decided {before}")))
+            if event.instance <= before:
+                faults.append(
+                    (
+                        event.instance,
+                        _witness((event.member,), f"restored {event.instance} after it had decided {before}"),
+                    )
+                )
             continue
-        if event.k != before + 1:
-            faults.append((event.k, _witness((event.member,), f"decided instance {event.k} after instance {before}")))
-        known = first.setdefault(event.k, event)
+        if event.instance != before + 1:
+            faults.append(
+                (
+                    event.instance,
+                    _witness((event.member,), f"decided instance {event.instance} after instance {before}"),
+                )
+            )
+        known = first.setdefault(event.instance, event)
         if known.value != event.value:
-            text = f"decided {_short(event.value)} for {event.k}, member {known.member} {_short(known.value)}"
-            faults.append((event.k, _witness((event.member, known.member), text)))
-        elif event.value not in by_instance.get(event.k, ()):
-            text = f"decided {_short(event.value)} for {event.k}, which nobody proposed for it"
-            faults.append((event.k, _witness((event.member,), text)))
+            text = f"decided {_short(event.value)} for {event.instance}, member {known.member} {_short(known.value)}"
+            faults.append((event.instance, _witness((event.member, known.member), text)))
+        elif event.value not in by_instance.get(event.instance, ()):
+            text = f"decided {_short(event.value)} for {event.instance}, which nobody proposed for it"
+            faults.append((event.instance, _witness((event.member,), text)))
     if faults:
         return Verdict(NAME, Status.VIOLATED, min(faults, key=lambda fault: fault[0])[1], len(faults))
     return Verdict(NAME, Status.VALID, figures={"instances": max(first, default=0)})

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.check.codes import log_codes, message_at, packed, position_at, starts
-from unisono.check.member_runs import hidden_rows, nothing_recorded
+from unisono.check.codes import group_starts, log_codes, message_at, packed, position_at
+from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Trace
 
@@ -21,7 +21,7 @@ def fifo(trace: Trace) -> Verdict:
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
     number = packed(deliveries.incarnation, deliveries.sequence)[order]
-    falls = np.flatnonzero((np.diff(number) <= 0) & ~starts(pair[order])[1:])
+    falls = np.flatnonzero((np.diff(number) <= 0) & ~group_starts(pair[order])[1:])
     if len(falls):
         at = falls[np.lexsort((order[falls + 1], deliveries.index[order[falls + 1]]))[0]]
         earlier, later = int(order[at]), int(order[at + 1])
@@ -34,4 +34,4 @@ def fifo(trace: Trace) -> Verdict:
             f"member {member} delivered {second} after {first}, though member {second.sender} sent it no later",
         )
         return Verdict(NAME, Status.VIOLATED, witness, len(falls))
-    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))
+    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))

@@ -11,70 +11,77 @@ from itertools import pairwise
 
 import numpy as np
 
-from unisono.check.codes import log_codes, message_at, message_codes, position_at, starts
-from unisono.check.member_runs import Life, hidden_rows, incomplete_logs, lives, nothing_recorded, reporting
+from unisono.check.codes import group_starts, log_codes, message_at, message_codes, position_at
+from unisono.check.member_runs import (
+    MemberRun,
+    dropped_rows_reason,
+    empty_trace_reason,
+    incomplete_logs,
+    member_runs,
+    reporting,
+)
 from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
 from unisono.model.events import ViolationKind
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows, Trace
 
-ORDER, AGREEMENT, CONTAINS = "final_order", "final_agreement", "early_in_final"
+FINAL_ORDER, FINAL_AGREEMENT, EARLY_IN_FINAL = "final_order", "final_agreement", "early_in_final"
 GRACE_NS = 2_000_000_000
 """How long becoming final may take, unless told."""
 EARLY, FINAL = "early", "final"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SequenceStep:
     """Two deliveries that follow one another in a log, with their numbers in the agreed sequence."""
 
     earlier: Position
     later: Position
-    places: tuple[int, int]
+    numbers: tuple[int, int]
 
     @property
-    def jumps(self) -> bool:
+    def is_out_of_sequence(self) -> bool:
         """Whether the second is not the next in the sequence."""
-        return self.places[1] != self.places[0] + 1
+        return self.numbers[1] != self.numbers[0] + 1
 
 
 @dataclass(frozen=True, slots=True)
-class FinalLog:
+class FinalLogSpan:
     """What one log has of the agreed sequence in a range of slots."""
 
     member: int
-    life: int
+    incarnation: int
     first: Position
     last: Position
-    places: tuple[int, int]
+    numbers: tuple[int, int]
     """Of the first and of the last."""
-    highest: int
-    jumps: int
-    first_jump: Step | None
+    highest_number: int
+    jump_count: int
+    first_jump: SequenceStep | None
 
 
 @dataclass(frozen=True, slots=True)
 class FinalRange:
     """What a range of slots shows of the agreed sequence."""
 
-    logs: tuple[FinalLog, ...]
-    places: tuple[int, int]
+    logs: tuple[FinalLogSpan, ...]
+    number_range: tuple[int, int]
     first_ns: int
     last_ns: int
-    one_to_one: bool
+    is_one_to_one: bool
     """Whether each place has one message and each message one place."""
 
 
-def survey_finals(rows: Rows) -> FinalRange | None:
+def summarize_finals(rows: Rows) -> FinalRange | None:
     """Final deliveries of one range, each log's together and in the order of index; None if there are none."""
     if len(rows) == 0:
         return None
-    edges = np.append(np.flatnonzero(starts(log_codes(rows))), len(rows))
+    edges = np.append(np.flatnonzero(group_starts(log_codes(rows))), len(rows))
     logs = []
     for first, end in pairwise(edges.tolist()):
         jumps = first + np.flatnonzero(np.diff(rows.place[first:end]) != 1)
         logs.append(
-            FinalLog(
+            FinalLogSpan(
                 int(rows.member[first]),
                 int(rows.life[first]),
                 position_at(rows, first),
@@ -82,39 +89,39 @@ def survey_finals(rows: Rows) -> FinalRange | None:
                 (int(rows.place[first]), int(rows.place[end - 1])),
                 int(rows.place[first:end].max()),
                 len(jumps),
-                _step(rows, int(jumps[0])) if len(jumps) else None,
+                _sequence_step(rows, int(jumps[0])) if len(jumps) else None,
             )
         )
     places, times = (int(rows.place.min()), int(rows.place.max())), (int(rows.real_ns.min()), int(rows.real_ns.max()))
-    return FinalRange(tuple(logs), places, *times, one_to_one(rows) is None)
+    return FinalRange(tuple(logs), places, *times, check_one_to_one(rows) is None)
 
 
-def _step(rows: Rows, row: int) -> Step:
+def _sequence_step(rows: Rows, row: int) -> SequenceStep:
     places = (int(rows.place[row]), int(rows.place[row + 1]))
-    return Step(position_at(rows, row), position_at(rows, row + 1), places)
+    return SequenceStep(position_at(rows, row), position_at(rows, row + 1), places)
 
 
 def final_order(trace: Trace) -> Verdict:
     """Each place has one message and each message one place; every member delivers place after place."""
-    rows = trace.graded(FINAL).deliveries()
-    jumps = np.flatnonzero((np.diff(rows.place) != 1) & ~starts(log_codes(rows))[1:])
+    rows = trace.with_grade(FINAL).deliveries()
+    jumps = np.flatnonzero((np.diff(rows.place) != 1) & ~group_starts(log_codes(rows))[1:])
     if len(jumps):
-        return jumped(_step(rows, int(jumps[np.argmin(rows.index[jumps])])), len(jumps))
-    return one_to_one(rows) or _fine(trace, ORDER)
+        return jump_verdict(_sequence_step(rows, int(jumps[np.argmin(rows.index[jumps])])), len(jumps))
+    return check_one_to_one(rows) or _clean_verdict(trace, FINAL_ORDER)
 
 
-def jumped(step: Step, count: int) -> Verdict:
+def jump_verdict(step: SequenceStep, count: int) -> Verdict:
     """The verdict about a member that does not go from one place to the next."""
     earlier, later = step.earlier, step.later
     text = (
-        f"member {earlier.member} delivered {later.message}, number {step.places[1]} of the final order, right after "
-        f"{earlier.message}, number {step.places[0]}"
+        f"member {earlier.member} delivered {later.message}, number {step.numbers[1]} of the final order, right after "
+        f"{earlier.message}, number {step.numbers[0]}"
     )
     witness = Witness((earlier.message, later.message), (earlier.member,), (earlier, later), text)
-    return Verdict(ORDER, Status.VIOLATED, witness, count)
+    return Verdict(FINAL_ORDER, Status.VIOLATED, witness, count)
 
 
-def one_to_one(rows: Rows) -> Verdict | None:
+def check_one_to_one(rows: Rows) -> Verdict | None:
     """The verdict about a place with two messages, or a message with two places; None if there is none."""
     (message,) = message_codes(rows)
     for one, other, words in (
@@ -127,23 +134,23 @@ def one_to_one(rows: Rows) -> Verdict | None:
             at = int(differs[np.argmin(rows.place[order[differs]])])
             a, b = int(order[at]), int(order[at + 1])
             names = (message_at(rows, a), rows.member[a], message_at(rows, b), rows.member[b], rows.place[b])
-            return _violated(ORDER, rows, (a, b), words.format(rows.place[a], *names), len(differs))
+            return _violation(FINAL_ORDER, rows, (a, b), words.format(rows.place[a], *names), len(differs))
     return None
 
 
 def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
     """What anybody, also one that crashed since, has delivered finally, all who were there long enough have too."""
-    rows = trace.graded(FINAL).deliveries()
+    rows = trace.with_grade(FINAL).deliveries()
     doubtful: list[str] = []
-    for life in bound_lives(trace):
-        end = _end(trace, life, until_ns) - grace_ns
-        mine = np.flatnonzero((rows.member == life.member) & (rows.life == life.life))
-        begun = begun_ns(trace, life)
+    for life in accountable_runs(trace):
+        end = _end_ns(trace, life, until_ns) - grace_ns
+        mine = np.flatnonzero((rows.member == life.member) & (rows.life == life.incarnation))
+        begun = start_ns(trace, life)
         if begun is None:
             continue
         since = rows.real_ns > begun + grace_ns if not len(mine) else rows.place > rows.place[mine].max()
         due = np.flatnonzero((rows.real_ns <= end) & since)
-        if life.cut or life.dropped:
+        if life.log_truncated or life.dropped_rows:
             doubtful.append(f"the log of member {life.member} is not whole")
         elif len(due):
             row = int(due[np.argmin(rows.place[due])])
@@ -151,50 +158,50 @@ def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int 
                 f"member {rows.member[row]} delivered {message_at(rows, row)} finally as number {rows.place[row]}, "
                 f"member {life.member} did not within {grace_ns / 1e9:g} s"
             )
-            return _violated(AGREEMENT, rows, (row,), text, len(due))
-    return _fine(trace, AGREEMENT, incomplete_logs(doubtful))
+            return _violation(FINAL_AGREEMENT, rows, (row,), text, len(due))
+    return _clean_verdict(trace, FINAL_AGREEMENT, incomplete_logs(doubtful))
 
 
 def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int = GRACE_NS) -> Verdict:
     """What a member that did not crash has delivered early becomes final."""
-    rows = trace.graded(EARLY).deliveries()
-    finals = trace.graded(FINAL).deliveries()
+    rows = trace.with_grade(EARLY).deliveries()
+    finals = trace.with_grade(FINAL).deliveries()
     early, final = message_codes(rows, finals)
     missing = ~np.isin(early, final)
-    for life in bound_lives(trace):
-        mine = (rows.member == life.member) & (rows.life == life.life)
-        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end(trace, life, until_ns) - grace_ns))
+    for life in accountable_runs(trace):
+        mine = (rows.member == life.member) & (rows.life == life.incarnation)
+        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end_ns(trace, life, until_ns) - grace_ns))
         if len(due):
             row = int(due[np.argmin(rows.index[due])])
             text = f"member {life.member} delivered {message_at(rows, row)} early, and it never became final"
-            return _violated(CONTAINS, rows, (row,), text, len(due))
-    return _fine(trace, CONTAINS)
+            return _violation(EARLY_IN_FINAL, rows, (row,), text, len(due))
+    return _clean_verdict(trace, EARLY_IN_FINAL)
 
 
-def bound_lives(trace: Trace) -> list[Life]:
+def accountable_runs(trace: Trace) -> list[MemberRun]:
     """Members, each in a life, that everything holds for: they did not crash, and did not have to go without it."""
     gone = reporting(trace, ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN)
-    known = lives(trace).items()
+    known = member_runs(trace).items()
     return [life for who, life in known if who not in gone and not life.crashed and life.log is not None]
 
 
-def _end(trace: Trace, life: Life, until_ns: int | None) -> int:
+def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
     end = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
-    return min(end, life.end_ns)
+    return min(end, member_run.end_ns)
 
 
-def begun_ns(trace: Trace, life: Life) -> int | None:
+def start_ns(trace: Trace, member_run: MemberRun) -> int | None:
     """When a member began, if it says so."""
     begun = trace.of_kind(EventKind.START)
-    times = begun.real_ns[(begun.member == life.member) & (begun.life == life.life)]
+    times = begun.real_ns[(begun.member == member_run.member) & (begun.life == member_run.incarnation)]
     return int(times.min()) if len(times) else None
 
 
-def _violated(name: str, rows: Rows, at: tuple[int, ...], text: str, count: int) -> Verdict:
-    members = tuple(dict.fromkeys(int(rows.member[row]) for row in at))
-    positions = tuple(position_at(rows, row) for row in at)
+def _violation(name: str, rows: Rows, row_numbers: tuple[int, ...], text: str, count: int) -> Verdict:
+    members = tuple(dict.fromkeys(int(rows.member[row]) for row in row_numbers))
+    positions = tuple(position_at(rows, row) for row in row_numbers)
     return Verdict(name, Status.VIOLATED, Witness(tuple(p.message for p in positions), members, positions, text), count)
 
 
-def _fine(trace: Trace, name: str, doubt: Doubt | None = None) -> Verdict:
-    return kept(name, doubt or hidden_rows(trace) or nothing_recorded(trace))
+def _clean_verdict(trace: Trace, name: str, doubt: Doubt | None = None) -> Verdict:
+    return kept(name, doubt or dropped_rows_reason(trace) or empty_trace_reason(trace))

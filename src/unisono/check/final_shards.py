@@ -8,99 +8,105 @@ from itertools import pairwise
 from unisono.check.final import (
     FINAL,
     GRACE_NS,
-    FinalLog,
+    FinalLogSpan,
     FinalRange,
-    Step,
-    begun_ns,
-    bound_lives,
+    SequenceStep,
+    accountable_runs,
+    check_one_to_one,
     final_agreement,
-    jumped,
-    one_to_one,
-    survey_finals,
+    jump_verdict,
+    start_ns,
+    summarize_finals,
 )
 from unisono.check.ranges import overlapping
-from unisono.check.shard_summary import Survey
+from unisono.check.shard_summary import RangeSummary
 from unisono.check.verdict import Verdict
 from unisono.trace.table import Trace
 
-Part = Callable[[Iterable[int]], Trace]
+LoadPart = Callable[[Iterable[int]], Trace]
 """The run as far as the rows of some ranges show it, with all that happened to members."""
 
 
-def final_order_in_ranges(surveys: Sequence[Survey], part: Part, fine: Verdict) -> Verdict:
+def final_order_in_ranges(summaries: Sequence[RangeSummary], load_part: LoadPart, clean_verdict: Verdict) -> Verdict:
     """As `final_order`; `fine` is what is said where nothing is broken."""
-    ranges = _numbered(surveys)
+    ranges = _numbered_final_ranges(summaries)
     scrambled: set[int] = set()
-    for spans in _by_log(ranges).values():
+    for spans in _spans_by_run(ranges).values():
         scrambled |= overlapping([(number, log.first.index, log.last.index) for number, log in spans])
     if scrambled:
         # Ranges that a log delivered by turns, and all between them, show only as one in which order it did. In the
         # others each log is before that or after it.
         together = range(min(scrambled), max(scrambled) + 1)
-        as_one = survey_finals(part(together).graded(FINAL).deliveries())
+        as_one = summarize_finals(load_part(together).with_grade(FINAL).deliveries())
         assert as_one is not None
         before = [(number, found) for number, found in ranges if number < together.start]
         ranges = [*before, (together.start, as_one), *(one for one in ranges if one[0] >= together.stop)]
-    steps: list[Step] = []
+    steps: list[SequenceStep] = []
     count = 0
-    for _, spans in sorted(_by_log(ranges).items()):
+    for _, spans in sorted(_spans_by_run(ranges).items()):
         steps += [log.first_jump for _, log in spans if log.first_jump is not None]
-        count += sum(log.jumps for _, log in spans)
+        count += sum(log.jump_count for _, log in spans)
         for (_, earlier), (_, later) in pairwise(spans):
-            step = Step(earlier.last, later.first, (earlier.places[1], later.places[0]))
-            if step.jumps:
+            step = SequenceStep(earlier.last, later.first, (earlier.numbers[1], later.numbers[0]))
+            if step.is_out_of_sequence:
                 steps.append(step)
                 count += 1
     if steps:
-        return jumped(min(steps, key=lambda step: step.earlier.index), count)
-    suspect = {number for number, found in _numbered(surveys) if not found.one_to_one}
-    suspect |= overlapping([(number, *found.places) for number, found in _numbered(surveys)])
+        return jump_verdict(min(steps, key=lambda step: step.earlier.index), count)
+    suspect = {number for number, found in _numbered_final_ranges(summaries) if not found.is_one_to_one}
+    suspect |= overlapping([(number, *found.number_range) for number, found in _numbered_final_ranges(summaries)])
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for number, survey in enumerate(surveys):
+    for number, survey in enumerate(summaries):
         for span in survey.delivered:
             numbers = (number, span.first_sequence, span.last_sequence)
             streams.setdefault((span.sender, span.incarnation), []).append(numbers)
     for numbered in streams.values():
         suspect |= overlapping(numbered)
-    broken = one_to_one(part(suspect).graded(FINAL).deliveries()) if suspect else None
-    return broken or fine
+    broken = check_one_to_one(load_part(suspect).with_grade(FINAL).deliveries()) if suspect else None
+    return broken or clean_verdict
 
 
 def final_agreement_in_ranges(
-    surveys: Sequence[Survey], skeleton: Trace, part: Part, fine: Verdict, *, until_ns: int, grace_ns: int = GRACE_NS
+    summaries: Sequence[RangeSummary],
+    member_events: Trace,
+    load_part: LoadPart,
+    clean_verdict: Verdict,
+    *,
+    until_ns: int,
+    grace_ns: int = GRACE_NS,
 ) -> Verdict:
     """As `final_agreement`: what members lack of the sequence lies in the ranges behind what they delivered last.
 
     `fine` is what is said where no row had to be read.
     """
-    ranges = _numbered(surveys)
-    logs = _by_log(ranges)
+    ranges = _numbered_final_ranges(summaries)
+    logs = _spans_by_run(ranges)
     suspect: set[int] = set()
-    for life in bound_lives(skeleton):
-        spans = logs.get((life.member, life.life), [])
-        begun = begun_ns(skeleton, life)
+    for life in accountable_runs(member_events):
+        spans = logs.get((life.member, life.incarnation), [])
+        begun = start_ns(member_events, life)
         if begun is None:
             continue
         end_ns = min(until_ns, life.end_ns) - grace_ns
-        highest = max((log.highest for _, log in spans), default=None)
+        highest = max((log.highest_number for _, log in spans), default=None)
         # How far it came is seen from the range of its highest place.
-        suspect |= {number for number, log in spans if log.highest == highest}
+        suspect |= {number for number, log in spans if log.highest_number == highest}
         for number, found in ranges:
             if found.first_ns > end_ns:
                 continue
-            if found.last_ns > begun + grace_ns if highest is None else found.places[1] > highest:
+            if found.last_ns > begun + grace_ns if highest is None else found.number_range[1] > highest:
                 suspect.add(number)
-    trace = part(suspect)
-    return final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns) if len(trace) else fine
+    trace = load_part(suspect)
+    return final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns) if len(trace) else clean_verdict
 
 
-def _numbered(surveys: Sequence[Survey]) -> list[tuple[int, FinalRange]]:
-    return [(number, survey.finals) for number, survey in enumerate(surveys) if survey.finals is not None]
+def _numbered_final_ranges(summaries: Sequence[RangeSummary]) -> list[tuple[int, FinalRange]]:
+    return [(number, survey.finals) for number, survey in enumerate(summaries) if survey.finals is not None]
 
 
-def _by_log(ranges: Sequence[tuple[int, FinalRange]]) -> dict[tuple[int, int], list[tuple[int, FinalLog]]]:
-    found: dict[tuple[int, int], list[tuple[int, FinalLog]]] = {}
+def _spans_by_run(ranges: Sequence[tuple[int, FinalRange]]) -> dict[tuple[int, int], list[tuple[int, FinalLogSpan]]]:
+    found: dict[tuple[int, int], list[tuple[int, FinalLogSpan]]] = {}
     for number, one in ranges:
         for log in one.logs:
-            found.setdefault((log.member, log.life), []).append((number, log))
+            found.setdefault((log.member, log.incarnation), []).append((number, log))
     return found

@@ -14,16 +14,23 @@ import numpy as np
 
 from unisono.check.codes import (
     Codes,
+    group_starts,
     key_codes,
     log_codes,
     message_at,
     message_codes,
     packed,
     position_at,
-    starts,
     stream_codes,
 )
-from unisono.check.member_runs import FOREVER, Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.member_runs import (
+    FOREVER,
+    MemberRun,
+    dropped_rows_reason,
+    empty_trace_reason,
+    incomplete_logs,
+    member_runs,
+)
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.table import Mask, Rows, Trace, concatenated
@@ -32,7 +39,7 @@ NAME = "gap_freedom"
 
 
 @dataclass(frozen=True, slots=True)
-class _Required:
+class _RequiredMessages:
     """Messages that correct members must deliver, one row each in the order of keys.
 
     A send row's slot and place say when the message was handed in; its key is that of its deliveries. `settled`
@@ -42,7 +49,7 @@ class _Required:
     rows: Rows
     message: Codes
     key: Codes
-    settled: Mask
+    is_delivered: Mask
 
 
 def gap_freedom(
@@ -51,7 +58,7 @@ def gap_freedom(
     until_slot: int | None = None,
     until_ns: int | None = None,
     bound_ns: int | None = None,
-    whole: bool | Collection[tuple[int, int]] = False,
+    dense_logs: bool | Collection[tuple[int, int]] = False,
     excused: Collection[tuple[int, int]] = (),
 ) -> Verdict:
     """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due.
@@ -61,23 +68,23 @@ def gap_freedom(
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
-    known = {who: life for who, life in lives(trace).items() if life.log is not None}
+    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
-    message, key, required = _required(known, sends, deliveries, until_slot)
+    message, key, required = _required_messages(known, sends, deliveries, until_slot)
     doubtful: list[str] = []
-    missing: list[tuple[int, Life]] = []
+    missing: list[tuple[int, MemberRun]] = []
     count = 0
     for life in known.values():
-        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
         own, last_key = deliveries.select(mine), int(key[mine].max(initial=-1))
-        if (life.member, life.life) in excused:
+        if (life.member, life.incarnation) in excused:
             continue
-        due = _due(life, required, own, last_key=last_key, end_ns=end_ns, bound=bound)
+        due = _due(life, required, own, last_key=last_key, end_ns=end_ns, bound_ns=bound)
         absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
         if len(absent) == 0:
             continue
-        known_dense = whole if isinstance(whole, bool) else (life.member, life.life) in whole
-        if life.dropped or not (known_dense or dense(own)):
+        known_dense = dense_logs if isinstance(dense_logs, bool) else (life.member, life.incarnation) in dense_logs
+        if life.dropped_rows or not (known_dense or is_dense(own)):
             doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
             continue
         missing.append((int(absent[0]), life))
@@ -85,23 +92,23 @@ def gap_freedom(
     if missing:
         witness = _witness(required, deliveries, message, *min(missing, key=lambda found: found[0]))
         return Verdict(NAME, Status.VIOLATED, witness, count)
-    cut = [life.member for life in known.values() if life.cut and not life.crashed]
+    cut = [life.member for life in known.values() if life.log_truncated and not life.crashed]
     if cut:
         doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
-    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
     return kept(NAME, doubt)
 
 
-def _required(
-    known: dict[tuple[int, int], Life], sends: Rows, deliveries: Rows, until_slot: int | None
-) -> tuple[Codes, Codes, _Required]:
+def _required_messages(
+    member_runs: dict[tuple[int, int], MemberRun], sends: Rows, deliveries: Rows, until_slot: int | None
+) -> tuple[Codes, Codes, _RequiredMessages]:
     """The deliveries' message and key codes, and what correct members sent or delivered, in the order of keys."""
-    sends, settled = as_delivered(sends, deliveries)
+    sends, settled = with_delivery_keys(sends, deliveries)
     held = []
     for rows in (sends, deliveries):
         end = np.full(len(rows), FOREVER)
-        for life in known.values():
-            its = (rows.member == life.member) & (rows.life == life.life)
+        for life in member_runs.values():
+            its = (rows.member == life.member) & (rows.life == life.incarnation)
             # A crashed member is not correct: what it sent or delivered binds nobody.
             end[its] = -FOREVER if life.crashed else life.end_slot
         held.append((rows.slot < end) & (rows.member != OBSERVER))
@@ -116,11 +123,11 @@ def _required(
     _, first = np.unique(message[wanted], return_index=True)
     chosen = wanted[first]
     chosen = chosen[np.argsort(key[chosen], kind="stable")]
-    required = _Required(both.select(chosen), message[chosen], key[chosen], settled[chosen])
+    required = _RequiredMessages(both.select(chosen), message[chosen], key[chosen], settled[chosen])
     return message[len(sends) :], key[len(sends) :], required
 
 
-def as_delivered(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
+def with_delivery_keys(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
     """The sends with the slot and place of their deliveries, and which of them have any."""
     sent, delivered = message_codes(sends, deliveries)
     messages, first = np.unique(delivered, return_index=True)
@@ -133,28 +140,38 @@ def as_delivered(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
     return replace(sends, slot=slot, place=place), settled
 
 
-def _due(life: Life, required: _Required, own: Rows, *, last_key: int, end_ns: int, bound: int | None) -> Mask:
+def _due(
+    member_run: MemberRun,
+    required: _RequiredMessages,
+    own_deliveries: Rows,
+    *,
+    last_key: int,
+    end_ns: int,
+    bound_ns: int | None,
+) -> Mask:
     rows = required.rows
-    due: Mask = required.settled & (required.key < last_key)
-    if bound is None:  # without a bound, what nobody delivered is due where a later message of its sender was
-        due |= ~required.settled & passed_over(rows, own)
-    elif not life.cut:  # a log that was not closed may lack its end: only what it passed over is missing
-        due |= rows.real_ns + bound <= min(end_ns, life.end_ns)
-    due &= (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
+    due: Mask = required.is_delivered & (required.key < last_key)
+    if bound_ns is None:  # without a bound, what nobody delivered is due where a later message of its sender was
+        due |= ~required.is_delivered & skipped_in_stream(rows, own_deliveries)
+    elif (
+        not member_run.log_truncated
+    ):  # a log that was not closed may lack its end: only what it passed over is missing
+        due |= rows.real_ns + bound_ns <= min(end_ns, member_run.end_ns)
+    due &= (rows.slot >= member_run.first_slot) & (rows.slot < member_run.end_slot)
     if rows.destination_sets:
-        meant = [life.member in destinations for destinations in rows.destination_sets]
+        meant = [member_run.member in destinations for destinations in rows.destination_sets]
         due &= np.array([*meant, True])[rows.destinations]
     return due
 
 
-def passed_over(rows: Rows, own: Rows) -> Mask:
+def skipped_in_stream(rows: Rows, own_deliveries: Rows) -> Mask:
     """Messages behind which, in their sender's numbering of their priority, `own` has a delivery."""
-    streams, own_streams = stream_codes(rows, own)
-    if (own.priority >= 0).any():  # where priorities decide the order, what is sent later may overtake
-        levels = np.concatenate([rows.priority, own.priority])
+    streams, own_streams = stream_codes(rows, own_deliveries)
+    if (own_deliveries.priority >= 0).any():  # where priorities decide the order, what is sent later may overtake
+        levels = np.concatenate([rows.priority, own_deliveries.priority])
         both = packed(np.concatenate([streams, own_streams]), levels)
         streams, own_streams = both[: len(rows)], both[len(rows) :]
-    last = {code: int(own.sequence[own_streams == code].max()) for code in np.unique(own_streams).tolist()}
+    last = {code: int(own_deliveries.sequence[own_streams == code].max()) for code in np.unique(own_streams).tolist()}
     reached = np.full(len(rows), -1, dtype=np.int64)
     for code, sequence in last.items():
         reached[streams == code] = sequence
@@ -162,23 +179,26 @@ def passed_over(rows: Rows, own: Rows) -> Mask:
     return passed
 
 
-def dense(own: Rows) -> bool:
+def is_dense(log_deliveries: Rows) -> bool:
     """Whether the deliveries of one log are all there, as far as they go."""
-    return bool((own.index == np.arange(len(own))).all()) and int(starts(log_codes(own)).sum()) <= 1
+    return (
+        bool((log_deliveries.index == np.arange(len(log_deliveries))).all())
+        and int(group_starts(log_codes(log_deliveries)).sum()) <= 1
+    )
 
 
-def _witness(required: _Required, deliveries: Rows, message: Codes, row: int, life: Life) -> Witness:
+def _witness(required: _RequiredMessages, deliveries: Rows, message: Codes, row: int, member_run: MemberRun) -> Witness:
     lost = message_at(required.rows, row)
     slot = int(required.rows.slot[row])
-    text = f"member {life.member} never delivered {lost} of slot {slot}"
+    text = f"member {member_run.member} never delivered {lost} of slot {slot}"
     elsewhere = np.flatnonzero(message == required.message[row])
     if len(elsewhere) == 0:
-        return Witness((lost,), (life.member,), (), text + ", nor did anybody else")
+        return Witness((lost,), (member_run.member,), (), text + ", nor did anybody else")
     at = int(elsewhere[0])
     other = position_at(deliveries, at)
     return Witness(
         (lost,),
-        (life.member, other.member),
+        (member_run.member, other.member),
         (other,),
         f"{text}, member {other.member} delivered it at index {other.index}",
     )

@@ -33,17 +33,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import Codes, key_codes, message_at, message_codes, packed, position_at
-from unisono.check.gap_freedom import as_delivered, dense, passed_over
-from unisono.check.member_runs import Life, hidden_rows, incomplete_logs, lives, nothing_recorded
+from unisono.check.gap_freedom import is_dense, skipped_in_stream, with_delivery_keys
+from unisono.check.member_runs import MemberRun, dropped_rows_reason, empty_trace_reason, incomplete_logs, member_runs
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.model.events import ViolationKind
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Mask, Rows, Trace, concatenated
 
 NAME = "gaps_explained"
-Who = tuple[int, int]
+MemberRunId = tuple[int, int]
 """A member in one of its lives."""
-Views = list[tuple[int, tuple[int, ...]]]
+MemberLists = list[tuple[int, tuple[int, ...]]]
 """From which slot on a member had whom in its list."""
 
 
@@ -54,22 +54,22 @@ class _Messages:
     rows: Rows
     code: Codes
     key: Codes
-    settled: Mask
+    is_delivered: Mask
     """Whether anybody delivered it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Account:
+class _MemberRecords:
     """What the members' own rows say."""
 
-    lives: Mapping[Who, Life]
-    views: Mapping[Who, Views]
+    member_runs: Mapping[MemberRunId, MemberRun]
+    views: Mapping[MemberRunId, MemberLists]
     gaps: Rows
-    stood_still: Collection[Who]
+    paused: Collection[MemberRunId]
 
 
 def gaps_explained(
-    trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None, whole: bool = False
+    trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None, dense_logs: bool = False
 ) -> Verdict:
     """Check every life that has a log; messages whose bound passed by `until_ns` (the run's last row) are due.
 
@@ -79,29 +79,29 @@ def gaps_explained(
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     deliveries = trace.deliveries()
     messages, code, key = _messages(trace.sends(), deliveries)
-    account = _Account(lives(trace), _views(trace), trace.of_kind(EventKind.GAP), _stood_still(trace))
-    missing: list[tuple[int, Life]] = []
+    account = _MemberRecords(member_runs(trace), _views(trace), trace.of_kind(EventKind.GAP), _paused_runs(trace))
+    missing: list[tuple[int, MemberRun]] = []
     doubtful: list[str] = []
     count, figures = 0, {"messages": len(messages.rows), "failed": 0, "unlisted": 0, "given_up": 0}
-    failed, replaced = _of_failed(account, messages.rows), _replaced(account, messages.rows)
-    for who, life in account.lives.items():
+    failed, replaced = _from_failed_senders(account, messages.rows), _from_replaced_incarnations(account, messages.rows)
+    for who, life in account.member_runs.items():
         if life.log is None or who not in account.views:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
         own = deliveries.select(mine)
-        came_past = _came_past(account, who, messages, own, int(key[mine].max(initial=-1)))
+        came_past = _passed_by(account, who, messages, own, int(key[mine].max(initial=-1)))
         if bound is not None:
-            came_past |= _in_time(account, who, messages, end_ns - bound, life.end_ns - bound)
-        absent = _held(life, messages) & came_past & ~np.isin(messages.code, code[mine])
-        listed = _listed(messages.rows, account.views[who]) & ~replaced
-        noted = _noted(messages.rows, account.gaps, who)
+            came_past |= _bound_expired(account, who, messages, end_ns - bound, life.end_ns - bound)
+        absent = _required_of(life, messages) & came_past & ~np.isin(messages.code, code[mine])
+        listed = _sender_in_view(messages.rows, account.views[who]) & ~replaced
+        noted = _gap_recorded(messages.rows, account.gaps, who)
         figures["failed"] += int((absent & failed & (noted | ~listed)).sum())
         figures["unlisted"] += int((absent & ~failed & ~listed).sum())
         figures["given_up"] += int((absent & ~failed & listed & noted).sum())
         lost = np.flatnonzero(absent & listed & ~noted)
         if len(lost) == 0:
             continue
-        if life.dropped or not (whole or dense(own)):
+        if life.dropped_rows or not (dense_logs or is_dense(own)):
             doubtful.append(f"the log of member {life.member} lacks rows and {len(lost)} deliveries that were due")
             continue
         missing.append((int(lost[0]), life))
@@ -109,8 +109,8 @@ def gaps_explained(
     if missing:
         witness = _witness(messages, deliveries, code, *min(missing, key=lambda found: found[0]))
         return Verdict(NAME, Status.VIOLATED, witness, count, figures=figures)
-    doubtful += _without_account(account)
-    doubt = incomplete_logs(doubtful) or hidden_rows(trace) or nothing_recorded(trace)
+    doubtful += _unchecked_reasons(account)
+    doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
     return kept(NAME, doubt, figures)
 
 
@@ -119,7 +119,7 @@ def gaps_explained(
 
 def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
     """All messages, and the deliveries' message and key codes."""
-    sends, settled = as_delivered(sends, deliveries)
+    sends, settled = with_delivery_keys(sends, deliveries)
     both = concatenated([sends, deliveries])
     settled = np.append(settled, np.ones(len(deliveries), dtype=bool))
     (code,) = message_codes(both)
@@ -131,10 +131,10 @@ def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
     return found, code[len(sends) :], key[len(sends) :]
 
 
-def _views(trace: Trace) -> dict[Who, Views]:
+def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
     """By life, in the order of slots. Rows of one instant have no order, so of two for a slot what both have counts."""
     rows = trace.of_kind(EventKind.VIEW)
-    found: dict[Who, dict[int, tuple[int, ...]]] = {}
+    found: dict[MemberRunId, dict[int, tuple[int, ...]]] = {}
     columns = (rows.member, rows.life, rows.slot, np.arange(len(rows)))
     for member, life, slot, row in sorted(zip(*(c.tolist() for c in columns), strict=True)):
         members, views = rows.listed(row), found.setdefault((member, life), {})
@@ -142,26 +142,26 @@ def _views(trace: Trace) -> dict[Who, Views]:
     return {who: list(views.items()) for who, views in found.items()}
 
 
-def _stood_still(trace: Trace) -> set[Who]:
+def _paused_runs(trace: Trace) -> set[MemberRunId]:
     """Lives that say of themselves that they stood still."""
     rows = trace.of_kind(EventKind.VIOLATION)
     rows = rows.select(rows.with_token(ViolationKind.PAUSED) & (rows.sender == rows.member))
     return set(zip(rows.member.tolist(), rows.life.tolist(), strict=True))
 
 
-def _of_failed(account: _Account, rows: Rows) -> Mask:
+def _from_failed_senders(records: _MemberRecords, rows: Rows) -> Mask:
     """Messages of senders that crashed or stood still."""
     failed = np.zeros(len(rows), dtype=bool)
-    for who, life in account.lives.items():
-        if life.crashed or who in account.stood_still:
-            failed |= _of(rows, who)
+    for who, life in records.member_runs.items():
+        if life.crashed or who in records.paused:
+            failed |= _sent_by(rows, who)
     return failed
 
 
-def _replaced(account: _Account, rows: Rows) -> Mask:
+def _from_replaced_incarnations(records: _MemberRecords, rows: Rows) -> Mask:
     """Messages of slots at or after the first one of a later life of their sender."""
     replaced = np.zeros(len(rows), dtype=bool)
-    for (member, number), life in account.lives.items():
+    for (member, number), life in records.member_runs.items():
         if life.started:
             replaced |= (rows.sender == member) & (rows.incarnation < number) & (rows.slot >= life.first_slot)
     return replaced
@@ -170,45 +170,49 @@ def _replaced(account: _Account, rows: Rows) -> Mask:
 # -- what is due ---------------------------------------------------------------------------------------------
 
 
-def _held(life: Life, messages: _Messages) -> Mask:
+def _required_of(member_run: MemberRun, messages: _Messages) -> Mask:
     rows = messages.rows
-    held: Mask = (rows.slot >= life.first_slot) & (rows.slot < life.end_slot)
+    held: Mask = (rows.slot >= member_run.first_slot) & (rows.slot < member_run.end_slot)
     # What nobody delivered is held against its own sender alone.
-    held &= messages.settled | _of(rows, (life.member, life.life))
+    held &= messages.is_delivered | _sent_by(rows, (member_run.member, member_run.incarnation))
     if rows.destination_sets:
-        meant = [life.member in destinations for destinations in rows.destination_sets]
+        meant = [member_run.member in destinations for destinations in rows.destination_sets]
         held &= np.array([*meant, True])[rows.destinations]
     return held
 
 
-def _of(rows: Rows, who: Who) -> Mask:
-    mask: Mask = (rows.sender == who[0]) & (rows.incarnation == who[1])
+def _sent_by(rows: Rows, run_id: MemberRunId) -> Mask:
+    mask: Mask = (rows.sender == run_id[0]) & (rows.incarnation == run_id[1])
     return mask
 
 
-def _came_past(account: _Account, who: Who, messages: _Messages, own: Rows, last_key: int) -> Mask:
+def _passed_by(
+    records: _MemberRecords, run_id: MemberRunId, messages: _Messages, own_deliveries: Rows, last_key: int
+) -> Mask:
     """By what it delivered later in the order, or because it left in order."""
-    life, settled = account.lives[who], messages.settled
+    life, settled = records.member_runs[run_id], messages.is_delivered
     past: Mask = settled & (messages.key < last_key)
-    past |= ~settled & passed_over(messages.rows, own)
-    if life.fate is EventKind.LEAVE and not life.cut:
+    past |= ~settled & skipped_in_stream(messages.rows, own_deliveries)
+    if life.ended_by is EventKind.LEAVE and not life.log_truncated:
         # Who stood still sent what it had accepted in a later slot than that in which it was handed in.
-        past |= settled if who in account.stood_still else True
+        past |= settled if run_id in records.paused else True
     return past
 
 
-def _in_time(account: _Account, who: Who, messages: _Messages, last_ns: int, own_last_ns: int) -> Mask:
+def _bound_expired(
+    records: _MemberRecords, run_id: MemberRunId, messages: _Messages, last_ns: int, own_last_ns: int
+) -> Mask:
     """Sent so early that the bound passed while the member was there; nobody of the two stood still."""
-    life, rows = account.lives[who], messages.rows
-    if life.cut or life.crashed or who in account.stood_still:
+    life, rows = records.member_runs[run_id], messages.rows
+    if life.log_truncated or life.crashed or run_id in records.paused:
         return np.zeros(len(rows), dtype=bool)
     due: Mask = rows.real_ns <= min(last_ns, own_last_ns)
-    for sender in account.stood_still:
-        due &= ~_of(rows, sender)
+    for sender in records.paused:
+        due &= ~_sent_by(rows, sender)
     return due
 
 
-def _listed(rows: Rows, views: Views) -> Mask:
+def _sender_in_view(rows: Rows, views: MemberLists) -> Mask:
     """Whether the member had the sender in its list, in the message's slot. Rows are in the order of slots."""
     listed = np.zeros(len(rows), dtype=bool)
     ends = [*(slot for slot, _ in views[1:]), None]
@@ -219,37 +223,37 @@ def _listed(rows: Rows, views: Views) -> Mask:
     return listed
 
 
-def _noted(rows: Rows, gaps: Rows, who: Who) -> Mask:
+def _gap_recorded(rows: Rows, gaps: Rows, run_id: MemberRunId) -> Mask:
     """Whether the member noted a GAP of the message's sender in the message's slot."""
-    own = gaps.select((gaps.member == who[0]) & (gaps.life == who[1]))
+    own = gaps.select((gaps.member == run_id[0]) & (gaps.life == run_id[1]))
     both = concatenated([own, rows])
     code = packed(both.sender, both.slot)
     return np.isin(code[len(own) :], code[: len(own)])
 
 
-def _without_account(account: _Account) -> list[str]:
+def _unchecked_reasons(records: _MemberRecords) -> list[str]:
     """Why lives could not be judged: their log was not closed, or it does not say whom they had in their lists."""
     found = []
-    for who, life in account.lives.items():
+    for who, life in records.member_runs.items():
         if life.log is None or life.crashed:
             continue
-        if life.cut:
+        if life.log_truncated:
             found.append(f"the log of member {life.member} was not closed, and no CRASH says why")
-        elif who not in account.views and life.started:
+        elif who not in records.views and life.started:
             found.append(f"member {life.member} recorded no VIEW: whom it had in its list is not known")
     return found
 
 
-def _witness(messages: _Messages, deliveries: Rows, code: Codes, row: int, life: Life) -> Witness:
+def _witness(messages: _Messages, deliveries: Rows, code: Codes, row: int, member_run: MemberRun) -> Witness:
     lost, slot = message_at(messages.rows, row), int(messages.rows.slot[row])
-    text = f"member {life.member} never delivered {lost} of slot {slot}"
+    text = f"member {member_run.member} never delivered {lost} of slot {slot}"
     elsewhere = np.flatnonzero(code == messages.code[row])
     if len(elsewhere) == 0:
-        return Witness((lost,), (life.member,), (), f"{text}, its own, nor did anybody else")
+        return Witness((lost,), (member_run.member,), (), f"{text}, its own, nor did anybody else")
     other = position_at(deliveries, int(elsewhere[0]))
     return Witness(
         (lost,),
-        (life.member, other.member),
+        (member_run.member, other.member),
         (other,),
         f"{text}, though it had member {lost.sender} in its list and noted no gap; member {other.member} delivered "
         f"it at index {other.index}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.member_runs import Origin, hidden_rows, nothing_recorded, origins
+from unisono.check.member_runs import SendStatus, dropped_rows_reason, empty_trace_reason, send_statuses
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 
@@ -58,9 +58,9 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
         )
         witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
         return Verdict(NAME, Status.VIOLATED, witness, statistics.late, figures=figures)
-    doubt = NO_BOUND_PROMISED if bound is None else hidden_rows(trace) or nothing_recorded(trace)
+    doubt = NO_BOUND_PROMISED if bound is None else dropped_rows_reason(trace) or empty_trace_reason(trace)
     if doubt is None and len(matched) < len(deliveries):
-        doubt = sends_not_recorded(int((origins(trace, deliveries) == Origin.UNTOLD).sum()))
+        doubt = sends_not_recorded(int((send_statuses(trace, deliveries) == SendStatus.NOT_RECORDED).sum()))
     return kept(NAME, doubt, figures)
 
 
@@ -89,11 +89,11 @@ def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
     return matched, deliveries.real_ns[matched] - sends.real_ns[order][at][matched]
 
 
-def _statistics(taken_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
-    if len(taken_ns) == 0:
+def _statistics(latencies_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
+    if len(latencies_ns) == 0:
         return LatencyStatistics(0, 0, 0, 0, 0, 0, 0)
-    p50, p99, p999 = np.quantile(taken_ns, (0.5, 0.99, 0.999), method="inverted_cdf")
-    late = 0 if bound_ns is None else int((taken_ns > bound_ns).sum())
+    p50, p99, p999 = np.quantile(latencies_ns, (0.5, 0.99, 0.999), method="inverted_cdf")
+    late = 0 if bound_ns is None else int((latencies_ns > bound_ns).sum())
     return LatencyStatistics(
-        len(taken_ns), late, int(taken_ns.min()), int(p50), int(p99), int(p999), int(taken_ns.max())
+        len(latencies_ns), late, int(latencies_ns.min()), int(p50), int(p99), int(p999), int(latencies_ns.max())
     )

@@ -12,30 +12,30 @@ from unisono.check.codes import message_codes, stream_codes
 from unisono.check.verdict import Doubt, Reason
 from unisono.model.events import ViolationKind
 from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.table import Ints, Log, Rows, Trace
+from unisono.trace.table import Ints, MemberLog, Rows, Trace
 
 FOREVER = (1 << 63) - 1
-NOTHING = Doubt(Reason.NOTHING_RECORDED, "nothing was recorded")
-OF_LIVES = (EventKind.START, EventKind.LEAVE, EventKind.CRASH, EventKind.VIOLATION)
+NOTHING_RECORDED = Doubt(Reason.NOTHING_RECORDED, "nothing was recorded")
+MEMBER_EVENT_KINDS = (EventKind.START, EventKind.LEAVE, EventKind.CRASH, EventKind.VIOLATION)
 """What happened to members that decides what they are held to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class MemberRun:
     """A member from its first slot up to, not including, its end slot; `fate` is LEAVE, CRASH or None."""
 
     member: int
-    life: int
+    incarnation: int
     first_slot: int
     end_slot: int
     end_ns: int
-    fate: EventKind | None
-    log: Log | None
+    ended_by: EventKind | None
+    log: MemberLog | None
 
     @property
     def crashed(self) -> bool:
         """Whether it ended by a crash."""
-        return self.fate is EventKind.CRASH
+        return self.ended_by is EventKind.CRASH
 
     @property
     def started(self) -> bool:
@@ -43,17 +43,17 @@ class Life:
         return self.first_slot > -FOREVER
 
     @property
-    def cut(self) -> bool:
+    def log_truncated(self) -> bool:
         """Whether its log may lack its end: it was not closed."""
         return self.log is None or not self.log.closed
 
     @property
-    def dropped(self) -> int:
+    def dropped_rows(self) -> int:
         """How many rows its log lacks."""
         return 0 if self.log is None else self.log.dropped
 
 
-def lives(trace: Trace) -> dict[tuple[int, int], Life]:
+def member_runs(trace: Trace) -> dict[tuple[int, int], MemberRun]:
     """Each (member, incarnation) that has a log or an event, by its START, LEAVE and CRASH."""
     logs = {(log.member, log.life): log for log in trace.logs if log.member != OBSERVER}
     events = trace.of_kind(EventKind.START, EventKind.LEAVE, EventKind.CRASH)
@@ -73,16 +73,16 @@ def lives(trace: Trace) -> dict[tuple[int, int], Life]:
     for member, life in everyone:
         who = (member, life)
         end_slot, end_ns, end = ends.get(who, (FOREVER, FOREVER, None))
-        found[who] = Life(member, life, first.get(who, -FOREVER), end_slot, end_ns, end, logs.get(who))
+        found[who] = MemberRun(member, life, first.get(who, -FOREVER), end_slot, end_ns, end, logs.get(who))
     return found
 
 
-def unbound(trace: Trace) -> set[tuple[int, int]]:
+def excused_members(trace: Trace) -> set[tuple[int, int]]:
     """The members, each in one of its lives, whose deliveries bind nobody where delivery is not uniform.
 
     They crashed, or the others went on without them, which they say themselves as a violation.
     """
-    return reporting(trace, ViolationKind.EXCLUDED) | {who for who, life in lives(trace).items() if life.crashed}
+    return reporting(trace, ViolationKind.EXCLUDED) | {who for who, life in member_runs(trace).items() if life.crashed}
 
 
 def reporting(trace: Trace, *kinds: ViolationKind) -> set[tuple[int, int]]:
@@ -92,58 +92,62 @@ def reporting(trace: Trace, *kinds: ViolationKind) -> set[tuple[int, int]]:
     return set(zip(told.member.tolist(), told.life.tolist(), strict=True))
 
 
-def without_crashed(trace: Trace) -> Trace:
+def without_excused_deliveries(trace: Trace) -> Trace:
     """The trace without what such members delivered."""
     doubtful = np.zeros(len(trace), dtype=bool)
-    for member, life in sorted(unbound(trace)):
+    for member, life in sorted(excused_members(trace)):
         doubtful |= (trace.member == member) & (trace.life == life)
     return trace.select(~doubtful | (trace.kind != EventKind.DELIVER.code))
 
 
-class Origin(IntEnum):
+class SendStatus(IntEnum):
     """What the send logs say of a delivered message."""
 
     SENT = 0
     NEVER_SENT = 1
-    UNTOLD = 2
+    NOT_RECORDED = 2
     """The sender's log lacks rows or its end, and nothing says why."""
-    AFTER_CUT = 3
+    AFTER_LOG_END = 3
     """The sender crashed, and its log ends before the message: neither shown nor refuted."""
 
 
-Reached = Mapping[tuple[int, int], int]
+LastLogged = Mapping[tuple[int, int], int]
 """The last number that each sender, in one of its lives, has logged as sent."""
 
 
-def origins(trace: Trace, deliveries: Rows, reached: Reached | None = None) -> Ints:
+def send_statuses(trace: Trace, deliveries: Rows, last_logged: LastLogged | None = None) -> Ints:
     """The origin of each delivered message, by its sender's log; `reached`, how far that goes if not all is here."""
     sends = trace.sends()
     sent, delivered = message_codes(sends, deliveries)
-    origin = np.where(np.isin(delivered, sent), Origin.SENT, Origin.NEVER_SENT).astype(np.int8)
-    if (origin == Origin.SENT).all():
+    origin = np.where(np.isin(delivered, sent), SendStatus.SENT, SendStatus.NEVER_SENT).astype(np.int8)
+    if (origin == SendStatus.SENT).all():
         return origin
-    known = lives(trace)
+    known = member_runs(trace)
     send_stream, stream = stream_codes(sends, deliveries)
-    for code in np.unique(stream[origin != Origin.SENT]):
+    for code in np.unique(stream[origin != SendStatus.SENT]):
         row = int(np.flatnonzero(stream == code)[0])
         sender = (int(deliveries.sender[row]), int(deliveries.incarnation[row]))
-        missing = (stream == code) & (origin != Origin.SENT)
-        last = int(sends.sequence[send_stream == code].max(initial=-1)) if reached is None else reached.get(sender, -1)
+        missing = (stream == code) & (origin != SendStatus.SENT)
+        last = (
+            int(sends.sequence[send_stream == code].max(initial=-1))
+            if last_logged is None
+            else last_logged.get(sender, -1)
+        )
         life = known.get(sender)
         if life is None:
             others = [other for other in known.values() if other.member == sender[0]]
             absent = not others and sender[0] in trace.meta.members
-            if absent or any(other.cut or other.dropped for other in others):
-                origin[missing] = Origin.UNTOLD
-        elif life.dropped:
-            origin[missing] = Origin.UNTOLD
-        elif life.cut:
-            past = Origin.AFTER_CUT if life.crashed else Origin.UNTOLD
-            origin[missing] = np.where(deliveries.sequence[missing] > last, past, Origin.UNTOLD)
+            if absent or any(other.log_truncated or other.dropped_rows for other in others):
+                origin[missing] = SendStatus.NOT_RECORDED
+        elif life.dropped_rows:
+            origin[missing] = SendStatus.NOT_RECORDED
+        elif life.log_truncated:
+            past = SendStatus.AFTER_LOG_END if life.crashed else SendStatus.NOT_RECORDED
+            origin[missing] = np.where(deliveries.sequence[missing] > last, past, SendStatus.NOT_RECORDED)
     return origin
 
 
-def hidden_rows(trace: Trace) -> Doubt | None:
+def dropped_rows_reason(trace: Trace) -> Doubt | None:
     """Why the trace may hide something: rows that its writers had to drop. None if it hides nothing."""
     droppers = [f"member {log.member} {log.dropped}" for log in trace.logs if log.dropped]
     if not droppers:
@@ -151,9 +155,9 @@ def hidden_rows(trace: Trace) -> Doubt | None:
     return Doubt(Reason.ROWS_DROPPED, f"rows were dropped while recording ({', '.join(droppers)})")
 
 
-def nothing_recorded(trace: Trace) -> Doubt | None:
+def empty_trace_reason(trace: Trace) -> Doubt | None:
     """Why nothing can be said: there is not one row. None if there is."""
-    return None if len(trace) else NOTHING
+    return None if len(trace) else NOTHING_RECORDED
 
 
 def incomplete_logs(doubts: Sequence[str]) -> Doubt | None:

@@ -17,38 +17,38 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unisono.check.causal_shards import CausalEdges, causal_edges
+from unisono.check.causal_shards import CausalShardSummary, summarize_causal_order
 from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import Origin, Reached, hidden_rows, origins
+from unisono.check.member_runs import LastLogged, SendStatus, dropped_rows_reason, send_statuses
 from unisono.check.order_kernel import StreamSpan
-from unisono.check.shard_summary import Latencies, Survey
-from unisono.check.suite import of_messages
+from unisono.check.shard_summary import LatencySummary, RangeSummary
+from unisono.check.suite import check_messages
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, check_name, unknown
 from unisono.trace.kinds import EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import Log, Mask, Rows, Trace, concatenated
+from unisono.trace.table import Mask, MemberLog, Rows, Trace, concatenated
 
-Stream = tuple[int, int]
+StreamId = tuple[int, int]
 """A sender in one of its lives."""
 FOREVER = (1 << 63) - 1
-READ_AGAIN = 8
+MAX_REREAD_FACTOR = 8
 """How many times as many rows as a run has may be read for its tiles, and as one range has may be held for a tile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class MessageShard:
     """Which messages belong to it, of each sender from one number to another, and in which ranges their rows are."""
 
-    owned: Mapping[Stream, tuple[int, int]]
+    sequence_ranges: Mapping[StreamId, tuple[int, int]]
     ranges: tuple[int, ...]
 
-    def rows_of(self, rows: Rows) -> Rows:
+    def select_rows(self, rows: Rows) -> Rows:
         """The sends and deliveries of its messages."""
-        return rows.select(self._among(rows) & np.isin(rows.kind, (EventKind.SEND.code, EventKind.DELIVER.code)))
+        return rows.select(self._contains(rows) & np.isin(rows.kind, (EventKind.SEND.code, EventKind.DELIVER.code)))
 
-    def _among(self, rows: Rows) -> Mask:
+    def _contains(self, rows: Rows) -> Mask:
         among: Mask = np.zeros(len(rows), dtype=bool)
-        for (sender, incarnation), (first, last) in self.owned.items():
+        for (sender, incarnation), (first, last) in self.sequence_ranges.items():
             of = (rows.sender == sender) & (rows.incarnation == incarnation)
             among |= of & (rows.sequence >= first) & (rows.sequence <= last)
         return among
@@ -70,92 +70,100 @@ def said(verdict: Verdict) -> Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RunContext:
     """What every tile of a run is judged by."""
 
     meta: RunMeta
-    logs: tuple[Log, ...]
+    logs: tuple[MemberLog, ...]
     events: Rows
     """What happened to members."""
     grades: tuple[str, ...]
-    timed: str | None
+    timed_grade: str | None
     """The grade of the deliveries whose latency counts; None if there are no grades."""
     until_ns: int
     """When the run ended; for promises about that grade, when what is not of another grade did."""
-    reached: Reached
+    last_logged: LastLogged
     bound_ns: int | None
-    limit_ns: int | None
+    late_after_ns: int | None
     """Past which latency a delivery is late; None if no bound is promised of that grade."""
-    causal: bool
+    checks_causal: bool
     """Whether causal order is promised."""
 
-    def trace(self, rows: Rows) -> Trace:
+    def with_member_events(self, rows: Rows) -> Trace:
         """Some of the messages, with all that happened to members."""
         return Trace.from_rows(concatenated([rows, self.events]), self.meta, self.logs)
 
-    def judge(self, rows: Rows) -> dict[str, Verdict]:
+    def check(self, rows: Rows) -> dict[str, Verdict]:
         """The promises about these messages."""
-        return of_messages(
-            self.trace(rows), self.grades, bound_ns=self.bound_ns, until_ns=self.until_ns, reached=self.reached
+        return check_messages(
+            self.with_member_events(rows),
+            self.grades,
+            bound_ns=self.bound_ns,
+            until_ns=self.until_ns,
+            last_logged=self.last_logged,
         )
 
-    def plain(self) -> dict[str, Said]:
+    def nothing_found(self) -> dict[str, Said]:
         """What is said of messages of which there is nothing to say."""
-        return {name: said(verdict) for name, verdict in self.judge(concatenated([])).items()}
+        return {name: said(verdict) for name, verdict in self.check(concatenated([])).items()}
 
 
 @dataclass(frozen=True, slots=True)
-class TileFinding:
+class ShardFinding:
     """What one tile shows."""
 
-    suspect: frozenset[str]
+    suspect_checks: frozenset[str]
     """The checks that have something to say."""
     rows: int
-    latencies: Latencies = field(default_factory=Latencies)
-    untold: int = 0
+    latencies: LatencySummary = field(default_factory=LatencySummary)
+    unrecorded_sends: int = 0
     """How many deliveries there are whose send is not recorded."""
-    causal: CausalEdges | None = None
-    too_long: bool = False
+    causal: CausalShardSummary | None = None
+    too_large: bool = False
     """Whether it has more rows than are held; nothing else is said then."""
 
 
-def tiles(surveys: Sequence[Survey]) -> list[Tile]:
+def message_shards(summaries: Sequence[RangeSummary]) -> list[MessageShard]:
     """Every message in just one tile; the tiles in the order of ranges."""
-    owned: list[dict[Stream, tuple[int, int]]] = [{} for _ in surveys]
-    ranges: list[set[int]] = [set() for _ in surveys]
-    sent, delivered = _by_stream(surveys, "sends"), _by_stream(surveys, "delivered")
+    owned: list[dict[StreamId, tuple[int, int]]] = [{} for _ in summaries]
+    ranges: list[set[int]] = [set() for _ in summaries]
+    sent, delivered = _spans_by_stream(summaries, "sends"), _spans_by_stream(summaries, "delivered")
     for stream in sorted(sent.keys() | delivered.keys()):
         sends, deliveries = sent.get(stream, []), delivered.get(stream, [])
         # Where a sender's log has ended, what others delivered shows where its numbers are.
-        begins = _chain(sorted({span[0]: span for span in (*deliveries, *sends)}.values()))
+        begins = _increasing_chain(sorted({span[0]: span for span in (*deliveries, *sends)}.values()))
         for at, (number, first, _) in enumerate(begins):
             last = begins[at + 1][1] - 1 if at + 1 < len(begins) else FOREVER
             owned[number][stream] = (first if at else -FOREVER, last)
-            ranges[number] |= _meeting([*sends, *deliveries], *owned[number][stream])
-    return [Tile(mine, tuple(sorted(numbers))) for mine, numbers in zip(owned, ranges, strict=True) if mine and numbers]
+            ranges[number] |= _ranges_meeting([*sends, *deliveries], *owned[number][stream])
+    return [
+        MessageShard(mine, tuple(sorted(numbers)))
+        for mine, numbers in zip(owned, ranges, strict=True)
+        if mine and numbers
+    ]
 
 
-def too_scattered(found: Sequence[Tile], surveys: Sequence[Survey]) -> str:
+def scattered_reason(shards: Sequence[MessageShard], summaries: Sequence[RangeSummary]) -> str:
     """Why a run is not judged by tiles: the rows of its messages lie far apart. Empty if they do not."""
-    rows = sum(survey.rows for survey in surveys)
-    read = sum(surveys[number].rows for tile in found for number in tile.ranges)
-    if read <= READ_AGAIN * max(rows, 1):
+    rows = sum(survey.rows for survey in summaries)
+    read = sum(summaries[number].rows for tile in shards for number in tile.ranges)
+    if read <= MAX_REREAD_FACTOR * max(rows, 1):
         return ""
     return f"the rows of messages are scattered over ranges of slots: {read:,} rows would have to be read for {rows:,}"
 
 
-def most_held(surveys: Sequence[Survey]) -> int:
+def max_shard_rows(summaries: Sequence[RangeSummary]) -> int:
     """How many rows one tile may have: it is about as long as a range, however long the run is."""
-    return READ_AGAIN * max((survey.rows for survey in surveys), default=0)
+    return MAX_REREAD_FACTOR * max((survey.rows for survey in summaries), default=0)
 
 
 _Spans = list[tuple[int, int, int]]
 """Range, first and last number."""
 
 
-def _by_stream(surveys: Sequence[Survey], name: str) -> dict[Stream, _Spans]:
-    found: dict[Stream, _Spans] = {}
-    for number, survey in enumerate(surveys):
+def _spans_by_stream(summaries: Sequence[RangeSummary], name: str) -> dict[StreamId, _Spans]:
+    found: dict[StreamId, _Spans] = {}
+    for number, survey in enumerate(summaries):
         spans: tuple[StreamSpan, ...] = getattr(survey, name)
         for span in spans:
             first_last = (span.first_sequence, span.last_sequence)
@@ -163,7 +171,7 @@ def _by_stream(surveys: Sequence[Survey], name: str) -> dict[Stream, _Spans]:
     return found
 
 
-def _chain(spans: _Spans) -> _Spans:
+def _increasing_chain(spans: _Spans) -> _Spans:
     """As many of these as have first numbers that grow: a stray number ends no other's tile."""
     ends: list[int] = []  # of the chains of each length, the one that ends lowest, by its last span
     before: list[int] = []
@@ -178,45 +186,49 @@ def _chain(spans: _Spans) -> _Spans:
     return chain[::-1]
 
 
-def _meeting(spans: _Spans, first: int, last: int) -> set[int]:
+def _ranges_meeting(spans: _Spans, first: int, last: int) -> set[int]:
     """The ranges with a span that meets these numbers."""
     return {number for number, begin, end in spans if begin <= last and end >= first}
 
 
-def judge_tile(frame: Frame, plain: Mapping[str, Said], rows: Rows, previous: Rows | None = None) -> TileFinding:
+def check_shard(
+    context: RunContext, nothing_found: Mapping[str, Said], rows: Rows, previous: Rows | None = None
+) -> ShardFinding:
     """Judge the rows of one tile: which checks have something to say, and how long deliveries took.
 
     `previous` are the rows of the tile before it.
     """
-    verdicts = frame.judge(rows)
-    trace = whole = frame.trace(rows)
-    if frame.timed is not None:
-        trace = trace.graded(frame.timed)
+    verdicts = context.check(rows)
+    trace = whole = context.with_member_events(rows)
+    if context.timed_grade is not None:
+        trace = trace.with_grade(context.timed_grade)
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
-    seen = Latencies()
-    seen.add(taken_ns, frame.limit_ns, deliveries.select(matched))
+    seen = LatencySummary()
+    seen.add(taken_ns, context.late_after_ns, deliveries.select(matched))
     untold = 0
     if len(matched) < len(deliveries):
-        untold = int((origins(trace, deliveries, frame.reached) == Origin.UNTOLD).sum())
+        untold = int((send_statuses(trace, deliveries, context.last_logged) == SendStatus.NOT_RECORDED).sum())
     edges = None
-    if frame.causal:
-        edges = causal_edges(whole, whole if previous is None else frame.trace(concatenated([previous, rows])))
-    suspect = frozenset(name for name, found in verdicts.items() if said(found) != plain[name])
-    return TileFinding(suspect, len(rows), seen, untold, edges)
+    if context.checks_causal:
+        edges = summarize_causal_order(
+            whole, whole if previous is None else context.with_member_events(concatenated([previous, rows]))
+        )
+    suspect = frozenset(name for name, found in verdicts.items() if said(found) != nothing_found[name])
+    return ShardFinding(suspect, len(rows), seen, untold, edges)
 
 
-def judge_tiles(
-    frame: Frame,
-    found: Sequence[TileFinding],
+def check_shards(
+    context: RunContext,
+    findings: Sequence[ShardFinding],
     load: Callable[[Collection[int]], Rows],
-    looked_at_rows: int,
+    max_suspect_rows: int,
 ) -> dict[str, Verdict]:
     """The verdicts over all tiles; `load` gives the rows of those with these numbers."""
     verdicts: dict[str, Verdict] = {}
     judged: dict[tuple[int, ...], dict[str, Verdict]] = {}
-    for name, plain in frame.plain().items():
-        suspect = [number for number, finding in enumerate(found) if name in finding.suspect]
+    for name, plain in context.nothing_found().items():
+        suspect = [number for number, finding in enumerate(findings) if name in finding.suspect_checks]
         if not suspect:
             text, token = ("", None) if plain.doubt is None else (plain.doubt.text, plain.doubt.reason)
             verdicts[name] = Verdict(check_name(name), plain.status, reason=text, token=token)
@@ -224,26 +236,26 @@ def judge_tiles(
         chosen: list[int] = []
         rows = 0
         for number in suspect:
-            rows += found[number].rows
-            if chosen and rows > looked_at_rows:
+            rows += findings[number].rows
+            if chosen and rows > max_suspect_rows:
                 break
             chosen.append(number)
         if tuple(chosen) not in judged:
-            judged[tuple(chosen)] = frame.judge(load(chosen))
+            judged[tuple(chosen)] = context.check(load(chosen))
         verdict = judged[tuple(chosen)][name]
         if len(chosen) < len(suspect) and verdict.status is not Status.VIOLATED:
             # A violation is one whatever the other messages show; the rest is about all of them.
-            why = f"{len(suspect)} parts of the run are suspect, more than the {looked_at_rows:,} rows looked at"
+            why = f"{len(suspect)} parts of the run are suspect, more than the {max_suspect_rows:,} rows looked at"
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, why), figures=verdict.figures)
         verdicts[name] = verdict
     return verdicts
 
 
-def timed(frame: Frame, found: Sequence[TileFinding]) -> tuple[Latencies, Doubt | None]:
+def measured_latencies(context: RunContext, findings: Sequence[ShardFinding]) -> tuple[LatencySummary, Doubt | None]:
     """How long the deliveries of all tiles took, and why that may not be all."""
-    seen = Latencies()
-    for finding in found:
+    seen = LatencySummary()
+    for finding in findings:
         seen.merge(finding.latencies)
-    untold = sum(finding.untold for finding in found)
-    hidden = hidden_rows(Trace.from_rows(concatenated([]), frame.meta, frame.logs))
+    untold = sum(finding.unrecorded_sends for finding in findings)
+    hidden = dropped_rows_reason(Trace.from_rows(concatenated([]), context.meta, context.logs))
     return seen, hidden or sends_not_recorded(untold)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.codes import Codes, message_at, message_codes, position_at
-from unisono.check.member_runs import Life, hidden_rows, lives, nothing_recorded
+from unisono.check.member_runs import MemberRun, dropped_rows_reason, empty_trace_reason, member_runs
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
@@ -23,22 +23,22 @@ from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 VALIDITY = "validity"
-AGREEMENT = "uniform_agreement"
+UNIFORM_AGREEMENT = "uniform_agreement"
 DESTINED = "destined"
 GENUINENESS = "genuineness"
-DELAYS_AFTER = 4
+GRACE_DELAYS = 4
 """So many delays after a relation has ended there are still answers to what was under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _MulticastRun:
     """What was sent and delivered, each message under one code, and who lived how long."""
 
-    known: Mapping[tuple[int, int], Life]
+    member_runs: Mapping[tuple[int, int], MemberRun]
     sends: Rows
     deliveries: Rows
-    sent: Codes
-    delivered: Codes
+    sent_codes: Codes
+    delivered_codes: Codes
 
 
 def multigroup_agreement(
@@ -49,36 +49,38 @@ def multigroup_agreement(
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
-    known = {who: life for who, life in lives(trace).items() if life.log is not None}
-    run = _Run(known, sends, deliveries, sent, delivered)
+    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
+    run = _MulticastRun(known, sends, deliveries, sent, delivered)
     found = {
         VALIDITY: _validity(run, end_ns - bound),
-        AGREEMENT: _agreement(run, end_ns - bound),
+        UNIFORM_AGREEMENT: _agreement(run, end_ns - bound),
         DESTINED: _destined(run),
     }
-    doubt = _doubt(trace, known)
+    doubt = _incomplete_reason(trace, known)
     return {
         name: verdict if verdict.status is Status.VIOLATED or doubt is None else kept(name, doubt)
         for name, verdict in found.items()
     }
 
 
-def _doubt(trace: Trace, known: Mapping[tuple[int, int], Life]) -> Doubt | None:
-    cut = [life.member for life in known.values() if (life.cut and not life.crashed) or life.dropped]
+def _incomplete_reason(trace: Trace, member_runs: Mapping[tuple[int, int], MemberRun]) -> Doubt | None:
+    cut = [
+        life.member for life in member_runs.values() if (life.log_truncated and not life.crashed) or life.dropped_rows
+    ]
     if cut:
         return Doubt(Reason.LOG_NOT_WHOLE, f"the log of member {cut[0]} is not whole")
-    return hidden_rows(trace) or nothing_recorded(trace)
+    return dropped_rows_reason(trace) or empty_trace_reason(trace)
 
 
-def _validity(run: _Run, due_ns: int) -> Verdict:
+def _validity(run: _MulticastRun, due_ns: int) -> Verdict:
     sends, deliveries = run.sends, run.deliveries
     by_correct = np.zeros(len(deliveries), dtype=bool)
     bound = np.zeros(len(sends), dtype=bool)
-    for life in run.known.values():
+    for life in run.member_runs.values():
         if not life.crashed:
-            by_correct |= (deliveries.member == life.member) & (deliveries.life == life.life)
-            bound |= (sends.member == life.member) & (sends.life == life.life)
-    lost = np.flatnonzero(bound & (sends.real_ns <= due_ns) & ~np.isin(run.sent, run.delivered[by_correct]))
+            by_correct |= (deliveries.member == life.member) & (deliveries.life == life.incarnation)
+            bound |= (sends.member == life.member) & (sends.life == life.incarnation)
+    lost = np.flatnonzero(bound & (sends.real_ns <= due_ns) & ~np.isin(run.sent_codes, run.delivered_codes[by_correct]))
     if len(lost) == 0:
         return Verdict(VALIDITY, Status.VALID)
     message = message_at(sends, int(lost[np.argmin(sends.real_ns[lost])]))
@@ -86,19 +88,19 @@ def _validity(run: _Run, due_ns: int) -> Verdict:
     return Verdict(VALIDITY, Status.VIOLATED, Witness((message,), (message.sender,), (), text), len(lost))
 
 
-def _agreement(run: _Run, due_ns: int) -> Verdict:
+def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
     """Of each delivered message the first delivery binds every correct destination that was in the group then."""
-    deliveries, delivered = run.deliveries, run.delivered
+    deliveries, delivered = run.deliveries, run.delivered_codes
     order = np.lexsort((deliveries.real_ns, delivered))
     codes, first = np.unique(delivered[order], return_index=True)
     rows = order[first]
-    meant = _destinations(run.sends, run.sent, codes)
-    missing: list[tuple[int, int, Life]] = []
+    meant = _destination_filter(run.sends, run.sent_codes, codes)
+    missing: list[tuple[int, int, MemberRun]] = []
     count = 0
-    for life in run.known.values():
+    for life in run.member_runs.values():
         if life.crashed:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.life)
+        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
         due = (deliveries.real_ns[rows] <= min(due_ns, life.end_ns)) & (deliveries.slot[rows] >= life.first_slot)
         due &= meant(life.member)
         absent = rows[due & ~np.isin(codes, delivered[mine])]
@@ -107,42 +109,44 @@ def _agreement(run: _Run, due_ns: int) -> Verdict:
             missing.append((int(deliveries.real_ns[at]), at, life))
             count += len(absent)
     if not missing:
-        return Verdict(AGREEMENT, Status.VALID)
+        return Verdict(UNIFORM_AGREEMENT, Status.VALID)
     _, row, life = min(missing, key=lambda found: found[:2])
     message, there = message_at(deliveries, row), position_at(deliveries, row)
     text = (
         f"member {life.member} never delivered {message}, which is for it; member {there.member} delivered it at "
         f"index {there.index}"
     )
-    return Verdict(AGREEMENT, Status.VIOLATED, Witness((message,), (life.member, there.member), (there,), text), count)
+    return Verdict(
+        UNIFORM_AGREEMENT, Status.VIOLATED, Witness((message,), (life.member, there.member), (there,), text), count
+    )
 
 
-class _Meant:
+class _DestinationFilter:
     """Which of some messages are for a member; those whose send is not recorded are for nobody as far as is known."""
 
-    def __init__(self, sets: tuple[tuple[int, ...], ...], which: Ints) -> None:
-        self._sets, self._which = sets, which
+    def __init__(self, destination_sets: tuple[tuple[int, ...], ...], set_numbers: Ints) -> None:
+        self._destination_sets, self._set_numbers = destination_sets, set_numbers
 
     def __call__(self, member: int) -> Mask:
-        among = np.array([*(member in meant for meant in self._sets), False])
-        mask: Mask = among[self._which]
+        among = np.array([*(member in meant for meant in self._destination_sets), False])
+        mask: Mask = among[self._set_numbers]
         return mask
 
 
-def _destinations(sends: Rows, sent: Codes, codes: Codes) -> _Meant:
+def _destination_filter(sends: Rows, sent: Codes, codes: Codes) -> _DestinationFilter:
     if len(sent) == 0:
-        return _Meant((), np.full(len(codes), -1))
+        return _DestinationFilter((), np.full(len(codes), -1))
     order = np.argsort(sent, kind="stable")
     at = np.minimum(np.searchsorted(sent[order], codes), len(sent) - 1)
     which = np.where(sent[order][at] == codes, sends.destinations[order][at], -1)
-    return _Meant(sends.destination_sets, which)
+    return _DestinationFilter(sends.destination_sets, which)
 
 
-def _destined(run: _Run) -> Verdict:
-    deliveries, delivered = run.deliveries, run.delivered
-    meant = _destinations(run.sends, run.sent, delivered)
+def _destined(run: _MulticastRun) -> Verdict:
+    deliveries, delivered = run.deliveries, run.delivered_codes
+    meant = _destination_filter(run.sends, run.sent_codes, delivered)
     wrong = np.zeros(len(deliveries), dtype=bool)
-    recorded = np.isin(delivered, run.sent)
+    recorded = np.isin(delivered, run.sent_codes)
     for member in np.unique(deliveries.member).tolist():
         wrong |= (deliveries.member == member) & recorded & ~meant(member)
     rows = np.flatnonzero(wrong)
@@ -154,16 +158,16 @@ def _destined(run: _Run) -> Verdict:
     return Verdict(DESTINED, Status.VIOLATED, Witness((message,), (at.member,), (at,), text), len(rows))
 
 
-class _Talks:
+class _TopologyHistory:
     """With which groups each member talks, as it goes by what its group has agreed on: told in TOPOLOGY notices."""
 
     def __init__(self, topology: Topology, trace: Trace) -> None:
         declared = {member: frozenset(topology.neighbours(topology.group_of(member))) for member in topology.members}
         self._topology = topology
-        self._since: dict[int, tuple[list[int], list[frozenset[str]]]] = {
+        self._neighbours_since: dict[int, tuple[list[int], list[frozenset[str]]]] = {
             member: ([0], [groups]) for member, groups in declared.items()
         }
-        self._returned: dict[int, int] = {}
+        self._first_crash_ns: dict[int, int] = {}
         """Of those who came back, when they were down first."""
         lives = {member: int(trace.life[trace.member == member].max(initial=0)) for member in topology.members}
         told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
@@ -171,25 +175,25 @@ class _Talks:
             talks, when = int(told.talks_with[row]), int(told.real_ns[row])
             if told.kind[row] == EventKind.CRASH.code:
                 member = int(told.sender[row])
-                self._note(member, when, self._lived_through(member))
+                self._record(member, when, self._possible_neighbours(member))
                 if lives[member] > told.incarnation[row]:
-                    self._returned.setdefault(member, when)
+                    self._first_crash_ns.setdefault(member, when)
             elif talks != ABSENT:
-                self._note(int(told.member[row]), when, frozenset(told.talk_lists[talks]))
+                self._record(int(told.member[row]), when, frozenset(told.talk_lists[talks]))
 
-    def _lived_through(self, member: int) -> frozenset[str]:
+    def _possible_neighbours(self, member: int) -> frozenset[str]:
         """A new life begins with what was declared, and goes through all changes since until it has read its log."""
         home = self._topology.groups[self._topology.group_of(member)]
-        return frozenset(group for peer in home for talks in self._since[peer][1] for group in talks)
+        return frozenset(group for peer in home for talks in self._neighbours_since[peer][1] for group in talks)
 
-    def _note(self, member: int, when: int, now: frozenset[str]) -> None:
-        times, groups = self._since[member]
-        if times[-1] == when:
+    def _record(self, member: int, at_ns: int, neighbours: frozenset[str]) -> None:
+        times, groups = self._neighbours_since[member]
+        if times[-1] == at_ns:
             # Who comes back goes through several changes in one instant, and a trace does not say in which order.
-            groups[-1] |= now
+            groups[-1] |= neighbours
         else:
-            times.append(when)
-            groups.append(now)
+            times.append(at_ns)
+            groups.append(neighbours)
 
     def related(self, sender: int, receiver: int, from_ns: int, to_ns: int) -> bool:
         """Whether one of the two goes by a relation of their groups at some time between these.
@@ -198,31 +202,31 @@ class _Talks:
         its group.
         """
         one, other = self._topology.group_of(sender), self._topology.group_of(receiver)
-        returned = [member for member, at in self._returned.items() if at <= to_ns]
+        returned = [member for member, at in self._first_crash_ns.items() if at <= to_ns]
         return any(
             group in talks
             for home, group in ((one, other), (other, one))
             for member in self._topology.groups[home]
             if member in (sender, receiver) or member in returned
-            for talks in self._between(member, from_ns, to_ns)
+            for talks in self._neighbours_between(member, from_ns, to_ns)
         )
 
-    def _between(self, member: int, from_ns: int, to_ns: int) -> list[frozenset[str]]:
-        times, groups = self._since[member]
+    def _neighbours_between(self, member: int, from_ns: int, to_ns: int) -> list[frozenset[str]]:
+        times, groups = self._neighbours_since[member]
         return groups[max(bisect_right(times, from_ns) - 1, 0) : bisect_right(times, to_ns)]
 
 
 def genuineness_over_time(
-    topology: Topology, trace: Trace, contacts: Mapping[tuple[int, int], Sequence[int]], paused_ns: int = 0
+    topology: Topology, trace: Trace, send_times_ns: Mapping[tuple[int, int], Sequence[int]], max_pause_ns: int = 0
 ) -> Verdict:
     """As `genuineness`, where the topology changes: one of the two had the other as related then, or just before.
 
     `contacts` says when each member has sent to each. What is under way when a relation ends is still answered, after
     some delays, or when a member that stood still, for `paused_ns` at most, goes on.
     """
-    grace_ns = paused_ns + DELAYS_AFTER * (trace.meta.delta_ns + trace.meta.gamma_ns)
-    talks, wrong = _Talks(topology, trace), []
-    for (sender, receiver), times in sorted(contacts.items()):
+    grace_ns = max_pause_ns + GRACE_DELAYS * (trace.meta.delta_ns + trace.meta.gamma_ns)
+    talks, wrong = _TopologyHistory(topology, trace), []
+    for (sender, receiver), times in sorted(send_times_ns.items()):
         if receiver == 0:
             wrong.append((times[0], sender, receiver))
             continue
@@ -239,19 +243,19 @@ def genuineness_over_time(
     return Verdict(GENUINENESS, Status.VIOLATED, Witness(nothing, (sender, receiver), (), text), len(wrong))
 
 
-def genuineness(topology: Topology, pairs: Mapping[tuple[int, int], int]) -> Verdict:
+def genuineness(topology: Topology, datagram_counts: Mapping[tuple[int, int], int]) -> Verdict:
     """No datagram between groups that are not related; `pairs` counts them by sender and receiver, 0 for everybody."""
     wrong = []
-    for sender, receiver in sorted(pairs):
+    for sender, receiver in sorted(datagram_counts):
         home = topology.group_of(sender)
-        if receiver == 0 or not topology.related(home, topology.group_of(receiver)):
+        if receiver == 0 or not topology.connected(home, topology.group_of(receiver)):
             wrong.append((sender, receiver))
     if not wrong:
-        return Verdict(GENUINENESS, Status.VALID, figures={"datagrams": sum(pairs.values())})
+        return Verdict(GENUINENESS, Status.VALID, figures={"datagrams": sum(datagram_counts.values())})
     sender, receiver = wrong[0]
     whom = "everybody" if receiver == 0 else f"member {receiver} of {topology.group_of(receiver)!r}"
     text = (
-        f"member {sender} of {topology.group_of(sender)!r} sent {pairs[wrong[0]]} datagrams to {whom}, "
+        f"member {sender} of {topology.group_of(sender)!r} sent {datagram_counts[wrong[0]]} datagrams to {whom}, "
         "and these groups are not related"
     )
     nothing: tuple[MessageId, ...] = ()

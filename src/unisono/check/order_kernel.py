@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.codes import key_codes, log_codes, message_codes, starts, stream_codes
+from unisono.check.codes import group_starts, key_codes, log_codes, message_codes, stream_codes
 from unisono.trace.table import Rows
 
 
@@ -24,7 +24,7 @@ class LogSpan:
     """The part of one member's deliveries that lies in a range."""
 
     member: int
-    life: int
+    incarnation: int
     first_index: int
     last_index: int
 
@@ -56,16 +56,16 @@ class OrderSummary:
     streams: tuple[StreamSpan, ...]
 
 
-NOTHING = OrderSummary(0, 0, -1, dense=True, distinct=True, ordered=True, logs=(), streams=())
+EMPTY_SUMMARY = OrderSummary(0, 0, -1, dense=True, distinct=True, ordered=True, logs=(), streams=())
 
 
-def summarize(deliveries: Rows) -> OrderSummary:
+def summarize_order(deliveries: Rows) -> OrderSummary:
     """Check the deliveries of one range of slots; each log's rows must be together and in the order of index."""
     if len(deliveries) == 0:
-        return NOTHING
+        return EMPTY_SUMMARY
     log, key = log_codes(deliveries), key_codes(deliveries)
     (message,) = message_codes(deliveries)
-    fresh = starts(log)
+    fresh = group_starts(log)
     follows = ~fresh[1:]
     steps = np.diff(deliveries.index)[follows]
     dense, distinct = bool((steps == 1).all()), bool((steps > 0).all())
@@ -73,12 +73,12 @@ def summarize(deliveries: Rows) -> OrderSummary:
 
     merged = np.argsort(key, kind="stable")
     ordered &= bool((np.diff(message[merged])[np.diff(key[merged]) == 0] == 0).all())
-    merged = merged[starts(key[merged])]
+    merged = merged[group_starts(key[merged])]
 
     (stream,) = stream_codes(deliveries)
     by_stream = merged[np.argsort(stream[merged], kind="stable")]
     sequence = deliveries.sequence[by_stream]
-    fresh_stream = starts(stream[by_stream])
+    fresh_stream = group_starts(stream[by_stream])
     ordered &= bool((np.diff(sequence)[~fresh_stream[1:]] > 0).all())
 
     first = np.flatnonzero(fresh)
@@ -115,45 +115,46 @@ def summarize(deliveries: Rows) -> OrderSummary:
     )
 
 
-def merge(summaries: Iterable[OrderSummary]) -> OrderSummary:
+def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
     """The summary of several ranges of slots that do not overlap."""
     ranges = sorted((s for s in summaries if s.rows), key=lambda summary: summary.first_slot)
     if not ranges:
-        return NOTHING
+        return EMPTY_SUMMARY
     logs: dict[tuple[int, int], LogSpan] = {}
     streams: dict[tuple[int, int], StreamSpan] = {}
     for part in ranges:
         for log in part.logs:
-            known = logs.get((log.member, log.life))
-            logs[log.member, log.life] = log if known is None else replace(known, last_index=log.last_index)
+            known = logs.get((log.member, log.incarnation))
+            logs[log.member, log.incarnation] = log if known is None else replace(known, last_index=log.last_index)
         for stream in part.streams:
             who = (stream.sender, stream.incarnation)
             earlier = streams.get(who)
             streams[who] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
-    broken = list(joints(ranges))
+    broken = list(broken_joints(ranges))
     return OrderSummary(
         rows=sum(part.rows for part in ranges),
         first_slot=ranges[0].first_slot,
         last_slot=ranges[-1].last_slot,
-        dense=all(part.dense for part in ranges) and not any(joint.dense for joint in broken),
-        distinct=all(part.distinct for part in ranges) and not any(joint.dense and joint.ordered for joint in broken),
-        ordered=all(part.ordered for part in ranges) and not any(joint.ordered for joint in broken),
+        dense=all(part.dense for part in ranges) and not any(joint.breaks_density for joint in broken),
+        distinct=all(part.distinct for part in ranges)
+        and not any(joint.breaks_density and joint.breaks_order for joint in broken),
+        ordered=all(part.ordered for part in ranges) and not any(joint.breaks_order for joint in broken),
         logs=tuple(logs[key] for key in sorted(logs)),
         streams=tuple(streams[key] for key in sorted(streams)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class BrokenJoint:
     """Two ranges, by their place in the list, between which condition 1 (`dense`) or the order is broken."""
 
     earlier: int
     later: int
-    dense: bool
-    ordered: bool
+    breaks_density: bool
+    breaks_order: bool
 
 
-def joints(ranges: Sequence[OrderSummary]) -> Iterator[Joint]:
+def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
     """Where ranges in the order of slots do not fit together."""
     logs: dict[tuple[int, int], tuple[int, int]] = {}
     streams: dict[tuple[int, int], tuple[int, int]] = {}
@@ -165,18 +166,18 @@ def joints(ranges: Sequence[OrderSummary]) -> Iterator[Joint]:
             raise ValueError(f"ranges overlap at slot {part.first_slot}")
         before = part.last_slot
         for log in part.logs:
-            at, last = logs.get((log.member, log.life), (number, log.first_index - 1))
+            at, last = logs.get((log.member, log.incarnation), (number, log.first_index - 1))
             # Keys grow with the index across the edge, or a later range was delivered before an earlier.
             if last + 1 != log.first_index:
-                yield Joint(at, number, dense=True, ordered=last >= log.first_index)
-            logs[log.member, log.life] = (number, log.last_index)
+                yield BrokenJoint(at, number, breaks_density=True, breaks_order=last >= log.first_index)
+            logs[log.member, log.incarnation] = (number, log.last_index)
         for stream in part.streams:
             at, last = streams.get((stream.sender, stream.incarnation), (number, stream.first_sequence - 1))
             if last >= stream.first_sequence:
-                yield Joint(at, number, dense=False, ordered=True)
+                yield BrokenJoint(at, number, breaks_density=False, breaks_order=True)
             streams[stream.sender, stream.incarnation] = (number, stream.last_sequence)
 
 
-def from_zero(summary: OrderSummary) -> bool:
+def is_dense_from_zero(summary: OrderSummary) -> bool:
     """Whether each log is dense from its first delivery on: condition 1 for a whole run."""
     return summary.dense and all(log.first_index == 0 for log in summary.logs)

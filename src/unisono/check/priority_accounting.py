@@ -22,7 +22,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from unisono.check.member_runs import Life, hidden_rows, lives, unbound
+from unisono.check.member_runs import MemberRun, dropped_rows_reason, excused_members, member_runs
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows, Trace
@@ -34,35 +34,35 @@ _UNDELIVERED = 1 << 62
 
 
 @dataclass(slots=True)
-class MemberLog:
+class ConsumptionLog:
     """What one member's log says, by message."""
 
-    life: Life
+    member_run: MemberRun
     order: list[MessageId]
-    dense: bool
+    is_dense: bool
     """Whether the order has all that was delivered, as far as it goes."""
-    index: dict[MessageId, int]
+    index_of: dict[MessageId, int]
     slots: list[int]
-    had_consumed: dict[MessageId, int]
+    consumed_before: dict[MessageId, int]
     """How many messages it had consumed when it received this one."""
-    counted: bool
+    all_counted: bool
     """Whether every reception says that."""
-    received: dict[MessageId, int]
-    queued: dict[MessageId, int]
-    came_ns: dict[MessageId, int]
+    received_step: dict[MessageId, int]
+    queued_step: dict[MessageId, int]
+    received_ns: dict[MessageId, int]
     """When it received a message, by the same clock as its views."""
     views: list[tuple[int, tuple[int, ...]]]
     """When it installed a view, and with whom."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class MissedOvertaking:
     """A member delivered a message at an index though a later one should have overtaken it."""
 
-    member: MemberLog
-    late: MessageId
-    early: MessageId
-    at: int
+    log: ConsumptionLog
+    urgent: MessageId
+    overtaken: MessageId
+    index: int
 
 
 def priority_accounting(trace: Trace) -> Verdict:
@@ -70,157 +70,162 @@ def priority_accounting(trace: Trace) -> Verdict:
 
     `overtakings` counts how often a message was consumed just before one that had been received earlier.
     """
-    priority, came_ns = priorities(trace)
-    members = [member_log(trace, life) for life in lives(trace).values()]
+    priority, came_ns = priorities_and_arrivals(trace)
+    members = [consumption_log(trace, life) for life in member_runs(trace).values()]
     for member in members:
-        if member.order and not member.received:
+        if member.order and not member.received_step:
             return kept(NAME, NO_RECEPTIONS)
     for member in members:
-        if not member.dense or max(member.had_consumed.values(), default=0) > len(member.order):
-            return kept(NAME, not_all_recorded(member.life.member))
-        if not member.counted:
-            return kept(NAME, not_counted(member.life.member))
-    found: list[Overtaken] = []
+        if not member.is_dense or max(member.consumed_before.values(), default=0) > len(member.order):
+            return kept(NAME, missing_deliveries_reason(member.member_run.member))
+        if not member.all_counted:
+            return kept(NAME, uncounted_reception_reason(member.member_run.member))
+    found: list[MissedOvertaking] = []
     count = overtakings = 0
-    doubtful = unbound(trace)
+    doubtful = excused_members(trace)
     for member in members:
-        if (member.life.member, member.life.life) in doubtful:
+        if (member.member_run.member, member.member_run.incarnation) in doubtful:
             continue
-        broken, overtook = _judge(member, members, priority, came_ns)
+        broken, overtook = _check_member(member, members, priority, came_ns)
         found += broken[:1]
         count += len(broken)
         overtakings += overtook
     figures = {"overtakings": overtakings}
     if found:
-        first = min(found, key=lambda pair: (pair.at, pair.member.life.member))
-        return broken_verdict(first, members, priority, count, overtakings)
-    return kept(NAME, hidden_rows(trace), figures)
+        first = min(found, key=lambda pair: (pair.index, pair.log.member_run.member))
+        return violation_verdict(first, members, priority, count, overtakings)
+    return kept(NAME, dropped_rows_reason(trace), figures)
 
 
-def not_all_recorded(member: int) -> Doubt:
+def missing_deliveries_reason(member: int) -> Doubt:
     """Why nothing is known: what a member had consumed is told by a number, which counts what its log has."""
     text = f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
     return Doubt(Reason.INDEX_MISSING, text)
 
 
-def not_counted(member: int) -> Doubt:
+def uncounted_reception_reason(member: int) -> Doubt:
     """Why nothing is known where a reception has no index."""
     text = f"a reception of member {member} does not say how many messages it had delivered"
     return Doubt(Reason.LOG_NOT_WHOLE, text)
 
 
-def broken_verdict(
-    first: Overtaken, members: list[MemberLog], priority: dict[MessageId, int], count: int, overtakings: int
+def violation_verdict(
+    first: MissedOvertaking, logs: list[ConsumptionLog], priority: dict[MessageId, int], count: int, overtakings: int
 ) -> Verdict:
     """What `count` broken pairs come to, of which this is the first."""
-    witness, both = _witness(first, members, priority)
+    witness, both = _witness(first, logs, priority)
     text = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
     reason = Reason.OVERTAKEN_IN_BOTH if both else Reason.OVERTAKEN_IN_WORDS
     return Verdict(NAME, Status.VIOLATED, witness, count, text, {"overtakings": overtakings}, reason)
 
 
-def priorities(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
+def priorities_and_arrivals(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
     """Every message's priority, and when it was first received anywhere."""
     steps = trace.of_kind(EventKind.RECEIVE)
     priority: dict[MessageId, int] = {}
     came_ns: dict[MessageId, int] = {}
-    for message, level, at in zip(messages_of(steps), steps.priority.tolist(), steps.real_ns.tolist(), strict=True):
+    for message, level, at in zip(message_ids(steps), steps.priority.tolist(), steps.real_ns.tolist(), strict=True):
         priority[message] = level
         came_ns[message] = min(at, came_ns.get(message, at))
     return priority, came_ns
 
 
-def messages_of(rows: Rows) -> list[MessageId]:
+def message_ids(rows: Rows) -> list[MessageId]:
     """The message of each row."""
     columns = (rows.sender.tolist(), rows.incarnation.tolist(), rows.sequence.tolist())
     return [MessageId(*message) for message in zip(*columns, strict=True)]
 
 
-def member_log(trace: Trace, life: Life) -> MemberLog:
+def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
     """What the log of this life says."""
-    rows = trace.select((trace.member == life.member) & (trace.life == life.life))
+    rows = trace.select((trace.member == member_run.member) & (trace.life == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
-    order, came = messages_of(consumed), messages_of(received)
-    return MemberLog(
-        life=life,
+    order, came = message_ids(consumed), message_ids(received)
+    return ConsumptionLog(
+        member_run=member_run,
         order=order,
-        dense=consumed.index.tolist() == list(range(len(order))),
-        index=dict(zip(order, consumed.index.tolist(), strict=True)),
+        is_dense=consumed.index.tolist() == list(range(len(order))),
+        index_of=dict(zip(order, consumed.index.tolist(), strict=True)),
         slots=consumed.slot.tolist(),
-        had_consumed=dict(zip(came, received.index.tolist(), strict=True)),
-        counted=bool((received.index >= 0).all()),
-        received=dict(zip(came, received.place.tolist(), strict=True)),
-        queued=dict(zip(messages_of(queued), queued.place.tolist(), strict=True)),
-        came_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
+        consumed_before=dict(zip(came, received.index.tolist(), strict=True)),
+        all_counted=bool((received.index >= 0).all()),
+        received_step=dict(zip(came, received.place.tolist(), strict=True)),
+        queued_step=dict(zip(message_ids(queued), queued.place.tolist(), strict=True)),
+        received_ns=dict(zip(came, received.real_ns.tolist(), strict=True)),
         views=[(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist()) if views.listed(row)],
     )
 
 
-def _judge(
-    member: MemberLog, members: list[MemberLog], priority: dict[MessageId, int], came_ns: dict[MessageId, int]
-) -> tuple[list[Overtaken], int]:
+def _check_member(
+    log: ConsumptionLog,
+    logs: list[ConsumptionLog],
+    priority: dict[MessageId, int],
+    first_received_ns: dict[MessageId, int],
+) -> tuple[list[MissedOvertaking], int]:
     """What a member consumed too early, and its overtakings."""
-    reaches = [_Reach(member, other) for other in members]
-    levels = np.array([priority.get(message, 0) for message in member.order], dtype=np.int64)
-    broken: list[Overtaken] = []
+    reaches = [_ConsumedPrefix(log, other) for other in logs]
+    levels = np.array([priority.get(message, 0) for message in log.order], dtype=np.int64)
+    broken: list[MissedOvertaking] = []
     overtook = 0
-    unread = [other for other in members if other.life.crashed and other.life.cut]
-    for message in sorted(member.received):
-        if any(_may_have_consumed(other, member, message) for other in unread):
+    unread = [other for other in logs if other.member_run.crashed and other.member_run.log_truncated]
+    for message in sorted(log.received_step):
+        if any(_may_have_consumed(other, log, message) for other in unread):
             continue
-        here = member.index.get(message, _UNDELIVERED)
-        since = max(reach.of(message) for reach in reaches)
+        here = log.index_of.get(message, _UNDELIVERED)
+        since = max(reach.end_at_reception(message) for reach in reaches)
         lower = np.flatnonzero(levels[since:here] < priority[message])
         if len(lower):
             at = since + int(lower[0])
-            broken.append(Overtaken(member, message, member.order[at], at))
+            broken.append(MissedOvertaking(log, message, log.order[at], at))
         if here < _UNDELIVERED:
-            behind = member.order[here + 1 : here + 2]
-            overtook += sum(1 for other in behind if came_ns.get(other, 0) < came_ns[message])
+            behind = log.order[here + 1 : here + 2]
+            overtook += sum(1 for other in behind if first_received_ns.get(other, 0) < first_received_ns[message])
     return broken, overtook
 
 
-def _may_have_consumed(other: MemberLog, member: MemberLog, message: MessageId) -> bool:
+def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: MessageId) -> bool:
     """Whether a crashed member, whose log lacks its end, may have received the message after what the log shows.
 
     It may, unless the message came to `member` in a view without it.
     """
-    if message in other.received:
+    if message in other.received_step:
         return False
-    last_ns = max(other.came_ns.values(), default=0)
-    gone_ns = [at for at, view in member.views if at >= last_ns and other.life.member not in view]
-    return not gone_ns or member.came_ns[message] < min(gone_ns)
+    last_ns = max(other.received_ns.values(), default=0)
+    gone_ns = [at for at, view in member.views if at >= last_ns and other.member_run.member not in view]
+    return not gone_ns or member.received_ns[message] < min(gone_ns)
 
 
-class _Reach:
+class _ConsumedPrefix:
     """Up to which index of one member lies what another had consumed when it received a message."""
 
-    def __init__(self, member: MemberLog, other: MemberLog) -> None:
+    def __init__(self, member: ConsumptionLog, other: ConsumptionLog) -> None:
         self._member, self._other = member, other
-        there = [member.index.get(message, -1) + 1 for message in other.order]
-        self._reach = [0, *accumulate(there, max)]
+        there = [member.index_of.get(message, -1) + 1 for message in other.order]
+        self._prefix_ends = [0, *accumulate(there, max)]
 
-    def of(self, message: MessageId) -> int:
+    def end_at_reception(self, message: MessageId) -> int:
         member, other = self._member, self._other
-        at = member.index.get(message)
-        if at is not None and other.life.first_slot > member.slots[at]:
+        at = member.index_of.get(message)
+        if at is not None and other.member_run.first_slot > member.slots[at]:
             return 0  # it came when the message had been consumed: nothing of this is its concern
-        return self._reach[other.had_consumed.get(message, len(other.order))]
+        return self._prefix_ends[other.consumed_before.get(message, len(other.order))]
 
 
-def _witness(pair: Overtaken, members: list[MemberLog], priority: dict[MessageId, int]) -> tuple[Witness, bool]:
-    early, late, member = pair.early, pair.late, pair.member
+def _witness(
+    missed: MissedOvertaking, logs: list[ConsumptionLog], priority: dict[MessageId, int]
+) -> tuple[Witness, bool]:
+    early, late, member = missed.overtaken, missed.urgent, missed.log
     both = all(
-        other.queued.get(early, _UNDELIVERED) < place
-        and other.index.get(early, _UNDELIVERED) >= other.had_consumed[late]
-        for other in members
-        if (place := other.received.get(late)) is not None
+        other.queued_step.get(early, _UNDELIVERED) < place
+        and other.index_of.get(early, _UNDELIVERED) >= other.consumed_before[late]
+        for other in logs
+        if (place := other.received_step.get(late)) is not None
     )
-    number = member.life.member
-    positions = [Position(number, early, pair.at)]
-    if late in member.index:
-        positions.append(Position(number, late, member.index[late]))
+    number = member.member_run.member
+    positions = [Position(number, early, missed.index)]
+    if late in member.index_of:
+        positions.append(Position(number, late, member.index_of[late]))
     text = (
         f"member {number} delivered {early} of priority {priority.get(early, 0)} before {late} of priority "
         f"{priority[late]}, though nobody had delivered it when the more urgent one was received"

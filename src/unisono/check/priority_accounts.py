@@ -12,324 +12,360 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from unisono.check.member_runs import lives
+from unisono.check.member_runs import member_runs
 from unisono.check.priority_accounting import (
     NAME,
     NO_RECEPTIONS,
-    Overtaken,
-    broken_verdict,
-    member_log,
-    messages_of,
-    not_all_recorded,
-    not_counted,
-    priorities,
+    MissedOvertaking,
+    consumption_log,
+    message_ids,
+    missing_deliveries_reason,
+    priorities_and_arrivals,
     priority_accounting,
+    uncounted_reception_reason,
+    violation_verdict,
 )
 from unisono.check.priority_ranges import (
     SEVERAL_GRADES,
     PriorityRun,
-    TooMuch,
+    ReadLimitExceeded,
     check_order,
     latency_in_windows,
-    looked_at,
+    unknown_if_too_large,
 )
-from unisono.check.priority_summary import NOTHING_CAME, Came, Who, by_log, of_logs, united
-from unisono.check.priority_windows import ALWAYS, Broken, LogFacts, Pair, WindowFinding
-from unisono.check.shard_summary import Latencies
+from unisono.check.priority_summary import (
+    NO_RECEPTION_SUMMARY,
+    MemberRunId,
+    ReceptionSummary,
+    in_logs,
+    rows_by_run,
+    union,
+)
+from unisono.check.priority_windows import (
+    AFTER_ALL_SLOTS,
+    BrokenConstraints,
+    LogFacts,
+    OvertakingConstraint,
+    WindowFinding,
+)
+from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import SOME_UNGRADED
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
-from unisono.model.message_set import MessageSet, Ref
+from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Rows
 
 WINDOW_ROWS = 500_000
 """So many rows a window has, or it has one range."""
-READ_AGAIN = 8
+MAX_REREAD_FACTOR = 8
 """How many times as many rows as a run has may be read for its windows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PriorityWindow:
     """Neighbouring ranges, those with the receptions and with the sends of what was delivered there; and the last slot
     before it in which messages of a priority were delivered."""
 
-    ranges: tuple[int, ...]
-    receptions: tuple[int, ...]
-    sends: tuple[int, ...]
+    delivery_ranges: tuple[int, ...]
+    reception_ranges: tuple[int, ...]
+    send_ranges: tuple[int, ...]
     messages: MessageSet
-    lower: Mapping[int, int]
+    last_slots_by_priority: Mapping[int, int]
 
 
-def windows(run: PriorityRun, even: PriorityRun, window_rows: int, read_again: int) -> list[Window]:
+def plan_windows(
+    run: PriorityRun, sequential_run: PriorityRun, window_rows: int, max_reread_factor: int
+) -> list[PriorityWindow]:
     """Every delivery of a run in one window; TooMuch if the rows of messages lie far apart.
 
     `even` is the run as far as it is one sequence.
     """
     cut: list[list[int]] = []
     rows = window_rows
-    for number, survey in enumerate(run.surveys):
-        if not survey.lines:
+    for number, survey in enumerate(run.summaries):
+        if not survey.spans:
             continue
-        rows += survey.plain.rows
+        rows += survey.base.rows
         if rows > window_rows:
             cut.append([])
-            rows = survey.plain.rows
+            rows = survey.base.rows
         cut[-1].append(number)
-    received = [survey.all_received() for survey in run.surveys]
-    sent = [survey.all_sent() for survey in run.surveys]
-    found: list[Window] = []
+    received = [survey.all_received() for survey in run.summaries]
+    sent = [survey.all_sent() for survey in run.summaries]
+    found: list[PriorityWindow] = []
     lower: dict[int, int] = {}
     for ranges in cut:
-        messages = united(run.delivered_in[number] for number in ranges)
+        messages = union(run.delivered_by_range[number] for number in ranges)
         came = tuple(number for number, of in enumerate(received) if of & messages)
         handed_in = tuple(number for number, of in enumerate(sent) if of & messages)
-        found.append(Window(tuple(ranges), came, handed_in, messages, dict(lower)))
+        found.append(PriorityWindow(tuple(ranges), came, handed_in, messages, dict(lower)))
         for number in ranges:
-            for level, (_, last) in even.surveys[number].levels.items():
+            for level, (_, last) in sequential_run.summaries[number].slot_spans_by_priority.items():
                 lower[level] = max(last, lower.get(level, last))
-    read = sum(run.surveys[n].plain.rows for one in found for n in {*one.ranges, *one.receptions, *one.sends})
-    rows = sum(survey.plain.rows for survey in run.surveys)
-    if read > read_again * rows:
-        raise TooMuch(f"the rows of messages are scattered over ranges: {read:,} would have to be read for {rows:,}")
+    read = sum(
+        run.summaries[n].base.rows
+        for one in found
+        for n in {*one.delivery_ranges, *one.reception_ranges, *one.send_ranges}
+    )
+    rows = sum(survey.base.rows for survey in run.summaries)
+    if read > max_reread_factor * rows:
+        raise ReadLimitExceeded(
+            f"the rows of messages are scattered over ranges: {read:,} would have to be read for {rows:,}"
+        )
     return found
 
 
 def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
     """What windows have to know of the logs; or why they cannot tell anything."""
-    known = lives(run.skeleton)
-    came: dict[Who, Came] = {}
-    for survey in run.surveys:
-        for who, of in survey.came.items():
-            came[who] = of.joined(came.get(who, NOTHING_CAME))
-    counts = {who: sum(line.count for _, line in lines) for who, lines in run.lines.items()}
-    if any(who not in came for who in run.lines):
+    known = member_runs(run.member_events)
+    came: dict[MemberRunId, ReceptionSummary] = {}
+    for survey in run.summaries:
+        for who, of in survey.receptions.items():
+            came[who] = of.merged(came.get(who, NO_RECEPTION_SUMMARY))
+    counts = {who: sum(line.count for _, line in lines) for who, lines in run.spans_by_run.items()}
+    if any(who not in came for who in run.spans_by_run):
         return NO_RECEPTIONS
     for who in known:
-        lacking = who in run.lines and who not in run.whole_logs
-        if lacking or came.get(who, NOTHING_CAME).most_consumed > counts.get(who, 0):
-            return not_all_recorded(who[0])
-        if not came.get(who, NOTHING_CAME).counted:
-            return not_counted(who[0])
-    unread = [who for who, life in known.items() if life.crashed and life.cut]
-    views = dict(by_log(run.skeleton.of_kind(EventKind.VIEW)))
+        lacking = who in run.spans_by_run and who not in run.complete_logs
+        if lacking or came.get(who, NO_RECEPTION_SUMMARY).max_consumed > counts.get(who, 0):
+            return missing_deliveries_reason(who[0])
+        if not came.get(who, NO_RECEPTION_SUMMARY).all_counted:
+            return uncounted_reception_reason(who[0])
+    unread = [who for who, life in known.items() if life.crashed and life.log_truncated]
+    views = dict(rows_by_run(run.member_events.of_kind(EventKind.VIEW)))
     facts = []
     for who, life in known.items():
-        begin = run.lines[who][0][1].first_slot if who in run.lines else 0
-        gone = {other: _gone_ns(views.get(who), other[0], came.get(other, NOTHING_CAME).last_ns) for other in unread}
+        begin = run.spans_by_run[who][0][1].first_slot if who in run.spans_by_run else 0
+        gone = {
+            other: _removed_from_view_ns(views.get(who), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
+            for other in unread
+        }
         end = begin + counts.get(who, 0)
-        regular = run.straying.get(who, end - begin)
-        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.unbound, regular, gone))
+        regular = run.diverging_logs.get(who, end - begin)
+        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.excused, regular, gone))
     return tuple(facts)
 
 
-def _gone_ns(views: Rows | None, member: int, last_ns: int) -> int:
+def _removed_from_view_ns(views: Rows | None, member: int, last_ns: int) -> int:
     """When somebody first installed a view without a member that had received its last at a time."""
     if views is None:
-        return ALWAYS
+        return AFTER_ALL_SLOTS
     noted = [(at, views.listed(row)) for row, at in enumerate(views.real_ns.tolist())]
-    return min((at for at, listed in noted if listed and at >= last_ns and member not in listed), default=ALWAYS)
+    return min(
+        (at for at, listed in noted if listed and at >= last_ns and member not in listed), default=AFTER_ALL_SLOTS
+    )
 
 
-def _as_a_whole(run: PriorityRun) -> Verdict:
+def _check_whole_run(run: PriorityRun) -> Verdict:
     """By the checker of a whole run, where the logs are not one sequence; unknown if that is too long."""
 
     def judge() -> Verdict:
-        numbers = [number for number, survey in enumerate(run.surveys) if survey.has_steps()]
+        numbers = [number for number, survey in enumerate(run.summaries) if survey.has_steps()]
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         try:
-            return priority_accounting(run.part(numbers, *kinds))
-        except TooMuch as why:
-            raise TooMuch(f"the members' logs are not one sequence, and as a whole {why}") from why
+            return priority_accounting(run.load_part(numbers, *kinds))
+        except ReadLimitExceeded as why:
+            raise ReadLimitExceeded(f"the members' logs are not one sequence, and as a whole {why}") from why
 
-    return looked_at(NAME, judge)
+    return unknown_if_too_large(NAME, judge)
 
 
-def _in_windows(run: PriorityRun, facts: Sequence[LogFacts], found: Sequence[WindowFinding]) -> Verdict:
+def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Sequence[WindowFinding]) -> Verdict:
     """As `priority_accounting`, from what the windows found."""
 
     def judge() -> Verdict:
-        accounts = _Accounts(run, facts)
-        for finding in found:
+        accounts = _PriorityViolations(run, facts)
+        for finding in findings:
             for broken in finding.broken.values():
                 accounts.add(broken)
-            for pair in finding.open:
-                accounts.try_pair(pair)
-        accounts.undelivered()
-        return accounts.verdict(_overtakings(found))
+            for pair in finding.undecided:
+                accounts.add_if_broken(pair)
+        accounts.add_undelivered()
+        return accounts.verdict(_overtakings(findings))
 
-    return looked_at(NAME, judge)
+    return unknown_if_too_large(NAME, judge)
 
 
-def _overtakings(found: Sequence[WindowFinding]) -> int:
-    total = sum(finding.overtakings for finding in found)
-    edges = [finding for finding in found if finding.first and finding.last]
+def _overtakings(findings: Sequence[WindowFinding]) -> int:
+    total = sum(finding.overtakings for finding in findings)
+    edges = [finding for finding in findings if finding.first_edge and finding.last_edge]
     for before, after in pairwise(edges):
-        if before.last and after.first and after.first.came_ns < before.last.came_ns:
-            total += len(before.last.who)
+        if (
+            before.last_edge
+            and after.first_edge
+            and after.first_edge.first_received_ns < before.last_edge.first_received_ns
+        ):
+            total += len(before.last_edge.continuing_runs)
     return total
 
 
-class _Accounts:
+class _PriorityViolations:
     """The pairs that are broken, over all windows."""
 
     def __init__(self, run: PriorityRun, facts: Sequence[LogFacts]) -> None:
         self._run = run
-        self._facts = {log.who: log for log in facts}
-        self._broken: dict[Who, Broken] = {}
-        self._loaded: tuple[int, Rows] | None = None
-        self._levels: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
+        self._facts = {log.run_id: log for log in facts}
+        self._broken_by_run: dict[MemberRunId, BrokenConstraints] = {}
+        self._cached_range: tuple[int, Rows] | None = None
+        self._slot_spans_by_priority: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
         """By priority, the ranges in which such messages were delivered, and between which slots."""
-        for number, survey in enumerate(run.surveys):
-            for level, span in survey.levels.items():
-                numbers, spans = self._levels.setdefault(level, ([], []))
+        for number, survey in enumerate(run.summaries):
+            for level, span in survey.slot_spans_by_priority.items():
+                numbers, spans = self._slot_spans_by_priority.setdefault(level, ([], []))
                 numbers.append(number)
                 spans.append(span)
 
-    def add(self, broken: Broken) -> None:
+    def add(self, broken: BrokenConstraints) -> None:
         """Some more of one member."""
-        known = self._broken.get(broken.first.who)
+        known = self._broken_by_run.get(broken.first.run_id)
         if known is not None:
-            first = min(known.first, broken.first, key=lambda pair: pair.late)
-            broken = Broken(known.count + broken.count, first)
-        self._broken[broken.first.who] = broken
+            first = min(known.first, broken.first, key=lambda pair: pair.urgent)
+            broken = BrokenConstraints(known.count + broken.count, first)
+        self._broken_by_run[broken.first.run_id] = broken
 
-    def try_pair(self, pair: Pair) -> None:
+    def add_if_broken(self, constraint: OvertakingConstraint) -> None:
         """Take a pair if it is broken."""
-        if self._has_lower(pair):
-            self.add(Broken(1, pair))
+        if self._has_lower(constraint):
+            self.add(BrokenConstraints(1, constraint))
 
-    def undelivered(self) -> None:
+    def add_undelivered(self) -> None:
         """The messages that were received, and that nobody delivered."""
-        wanted = united(survey.all_received() for survey in self._run.surveys) - self._run.delivered
-        trace = self._run.trace(self._run.messages(wanted, EventKind.RECEIVE))
-        priority, _ = priorities(trace)
-        logs = {who: member_log(trace, life) for who, life in lives(trace).items()}
-        others = sorted(self._facts.values(), key=lambda other: other.begin)
-        begins = [other.begin for other in others]
+        wanted = union(survey.all_received() for survey in self._run.summaries) - self._run.all_delivered
+        trace = self._run.with_member_events(self._run.rows_of_messages(wanted, EventKind.RECEIVE))
+        priority, _ = priorities_and_arrivals(trace)
+        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        others = sorted(self._facts.values(), key=lambda other: other.begin_slot)
+        begins = [other.begin_slot for other in others]
         behind: dict[MessageId, list[int]] = {}
         for message in priority:
-            had = [logs[other.who].had_consumed.get(message, other.end - other.begin) for other in others]
-            slots = (other.slot_behind(consumed) for other, consumed in zip(others, had, strict=True))
+            had = [
+                logs[other.run_id].consumed_before.get(message, other.end_slot - other.begin_slot) for other in others
+            ]
+            slots = (other.slot_after_consuming(consumed) for other, consumed in zip(others, had, strict=True))
             behind[message] = list(accumulate(slots, max))
         for who, log in self._facts.items():
-            if not log.bound or log.begin == log.end:
+            if not log.is_accountable or log.begin_slot == log.end_slot:
                 continue
-            for message in sorted(logs[who].received):
+            for message in sorted(logs[who].received_step):
                 if all(
-                    message in logs[other].received or logs[who].came_ns[message] >= since
-                    for other, since in log.unread.items()
+                    message in logs[other].received_step or logs[who].received_ns[message] >= since
+                    for other, since in log.excluded_since_ns.items()
                 ):
                     # Who consumed nothing that this one did tells nothing of it.
-                    since = max(log.begin, behind[message][bisect_left(begins, log.end) - 1])
-                    self.try_pair(Pair(who, message, priority[message], since, log.end))
+                    since = max(log.begin_slot, behind[message][bisect_left(begins, log.end_slot) - 1])
+                    self.add_if_broken(OvertakingConstraint(who, message, priority[message], since, log.end_slot))
 
-    def _lower_from(self, since: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
+    def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
         """The first range with less urgent messages from `since` on; by priority, between which slots they lie."""
         ahead = [
             (numbers[at], spans[at])
-            for level, (numbers, spans) in self._levels.items()
-            if level < priority and (at := bisect_left(spans, since, key=lambda span: span[1])) < len(spans)
+            for level, (numbers, spans) in self._slot_spans_by_priority.items()
+            if level < priority and (at := bisect_left(spans, first_slot, key=lambda span: span[1])) < len(spans)
         ]
         nearest = min((number for number, _ in ahead), default=-1)
         return nearest, [span for number, span in ahead if number == nearest]
 
-    def _has_lower(self, pair: Pair) -> bool:
+    def _has_lower(self, constraint: OvertakingConstraint) -> bool:
         """Whether there is a less urgent message where none may be; rows are read only if surveys do not tell."""
-        _, spans = self._lower_from(pair.since, pair.priority)
-        if any(pair.since <= slot < pair.end for span in spans for slot in span):
+        _, spans = self._next_range_with_lower(constraint.since_slot, constraint.priority)
+        if any(constraint.since_slot <= slot < constraint.end_slot for span in spans for slot in span):
             return True
-        unclear = any(first < pair.since for first, _ in spans)
-        return unclear and self._first_lower(pair.since, pair.priority) < pair.end
+        unclear = any(first < constraint.since_slot for first, _ in spans)
+        return unclear and self._first_lower_slot(constraint.since_slot, constraint.priority) < constraint.end_slot
 
-    def _first_lower(self, since: int, priority: int) -> int:
+    def _first_lower_slot(self, first_slot: int, priority: int) -> int:
         """The first slot from `since` on with a less urgent message."""
-        number, spans = self._lower_from(since, priority)
-        if any(first < since for first, _ in spans):
+        number, spans = self._next_range_with_lower(first_slot, priority)
+        if any(first < first_slot for first, _ in spans):
             rows = self._deliveries(number)
-            return int(rows.slot[(rows.slot >= since) & (rows.priority < priority)].min())
-        return min((first for first, _ in spans), default=ALWAYS)
+            return int(rows.slot[(rows.slot >= first_slot) & (rows.priority < priority)].min())
+        return min((first for first, _ in spans), default=AFTER_ALL_SLOTS)
 
     def _deliveries(self, number: int) -> Rows:
-        if self._loaded is None or self._loaded[0] != number:
-            rows = self._run.load([number]).of_kind(EventKind.DELIVER)
+        if self._cached_range is None or self._cached_range[0] != number:
+            rows = self._run.load_ranges([number]).of_kind(EventKind.DELIVER)
             for who, log in self._facts.items():
-                rows = rows.select(~(of_logs(rows, [who]) & (rows.index >= log.regular)))
-            self._loaded = number, rows
-        return self._loaded[1]
+                rows = rows.select(~(in_logs(rows, [who]) & (rows.index >= log.regular_deliveries)))
+            self._cached_range = number, rows
+        return self._cached_range[1]
 
-    def _at(self, slot: int) -> MessageId:
+    def _message_in_slot(self, slot: int) -> MessageId:
         """The message of a slot."""
-        for number, survey in enumerate(self._run.surveys):
-            if survey.lines and survey.plain.first_slot <= slot <= survey.plain.last_slot:
+        for number, survey in enumerate(self._run.summaries):
+            if survey.spans and survey.base.first_slot <= slot <= survey.base.last_slot:
                 rows = self._deliveries(number)
-                return messages_of(rows.select(rows.slot == slot))[0]
+                return message_ids(rows.select(rows.slot == slot))[0]
         raise ValueError(f"nothing was delivered in slot {slot}")
 
     def verdict(self, overtakings: int) -> Verdict:
         """What there is to say."""
-        if not self._broken:
-            return kept(NAME, self._run.hidden, {"overtakings": overtakings})
+        if not self._broken_by_run:
+            return kept(NAME, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
-        for who in sorted(self._broken):
-            pair, log = self._broken[who].first, self._facts[who]
-            slot = self._first_lower(pair.since, pair.priority)
-            firsts.append((slot - log.begin, who[0], slot, pair))
+        for who in sorted(self._broken_by_run):
+            pair, log = self._broken_by_run[who].first, self._facts[who]
+            slot = self._first_lower_slot(pair.since_slot, pair.priority)
+            firsts.append((slot - log.begin_slot, who[0], slot, pair))
         at, _, slot, pair = min(firsts, key=lambda first: first[:2])
-        early = self._at(slot)
-        wanted = MessageSet.of(Ref(m.sender, m.incarnation, m.sequence) for m in (early, pair.late))
+        early = self._message_in_slot(slot)
+        wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, pair.urgent))
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
-        trace = self._run.trace(self._run.messages(wanted, *kinds))
-        logs = {who: member_log(trace, life) for who, life in lives(trace).items()}
-        first = Overtaken(logs[pair.who], pair.late, early, at)
-        count = sum(broken.count for broken in self._broken.values())
-        return broken_verdict(first, list(logs.values()), priorities(trace)[0], count, overtakings)
+        trace = self._run.with_member_events(self._run.rows_of_messages(wanted, *kinds))
+        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        first = MissedOvertaking(logs[pair.run_id], pair.urgent, early, at)
+        count = sum(broken.count for broken in self._broken_by_run.values())
+        return violation_verdict(first, list(logs.values()), priorities_and_arrivals(trace)[0], count, overtakings)
 
 
-def _accounting(
+def _accounting_verdict(
     run: PriorityRun,
-    even: PriorityRun,
+    sequential_run: PriorityRun,
     facts: tuple[LogFacts, ...] | Doubt,
-    found: Sequence[WindowFinding],
-    unread: str,
+    findings: Sequence[WindowFinding],
+    unread_reason: str,
 ) -> Verdict:
     """The verdict, by windows of an `even` run where they can tell; `unread` says why there are none."""
     if isinstance(facts, Doubt):
         return kept(NAME, facts)
-    if even.uneven or any(finding.odd for finding in found):
-        return _as_a_whole(run)
-    if unread:
-        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, unread)
-    verdict = _in_windows(even, facts, found)
+    if sequential_run.irregular_ranges or any(finding.unknown_reason for finding in findings):
+        return _check_whole_run(run)
+    if unread_reason:
+        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, unread_reason)
+    verdict = _check_in_windows(sequential_run, facts, findings)
     # What a straying log had consumed is taken for less than it was: that shows that P2 was kept, not that it was not.
-    return _as_a_whole(run) if verdict.status is Status.VIOLATED and run.straying else verdict
+    return _check_whole_run(run) if verdict.status is Status.VIOLATED and run.diverging_logs else verdict
 
 
-Judge = Callable[[Sequence[Window], tuple[LogFacts, ...] | None], Sequence[WindowFinding]]
+CheckWindows = Callable[[Sequence[PriorityWindow], tuple[LogFacts, ...] | None], Sequence[WindowFinding]]
 """Judges windows (`judge_window`); without facts about the logs only their latencies are wanted."""
 
 
 def check_priority(
-    run: PriorityRun, judge: Judge, *, window_rows: int = WINDOW_ROWS, read_again: int = READ_AGAIN
+    run: PriorityRun,
+    check_windows: CheckWindows,
+    *,
+    window_rows: int = WINDOW_ROWS,
+    max_reread_factor: int = MAX_REREAD_FACTOR,
 ) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    grades = {grade for survey in run.surveys for grade in survey.plain.grades}
-    if grades and any(survey.ungraded for survey in run.surveys):
+    grades = {grade for survey in run.summaries for grade in survey.base.grades}
+    if grades and any(survey.has_ungraded for survey in run.summaries):
         return {"grades": SOME_UNGRADED}
     if len(grades) > 1:
         return {"grades": unknown("grades", Reason.GRADES_MIXED, SEVERAL_GRADES)}
     verdicts = check_order(run)
     facts = log_facts(run)
-    even = run.without_straying() if run.straying else run
+    even = run.without_diverging_logs() if run.diverging_logs else run
     found: Sequence[WindowFinding] = ()
     unread = ""
     try:
-        cut = windows(run, even, window_rows, read_again)
-        found = judge(cut, None if isinstance(facts, Doubt) or even.uneven else facts)
-    except TooMuch as why:
+        cut = plan_windows(run, even, window_rows, max_reread_factor)
+        found = check_windows(cut, None if isinstance(facts, Doubt) or even.irregular_ranges else facts)
+    except ReadLimitExceeded as why:
         unread = str(why)
-    seen = Latencies()
+    seen = LatencySummary()
     for finding in found:
         seen.merge(finding.latencies)
-    verdicts[NAME] = _accounting(run, even, facts, found, unread)
+    verdicts[NAME] = _accounting_verdict(run, even, facts, found, unread)
     verdicts["latency"] = latency_in_windows(run, seen, unread)
     return verdicts

@@ -28,25 +28,33 @@ from unisono.check.fifo import NAME as FIFO
 from unisono.check.gap_freedom import gap_freedom
 from unisono.check.integrity import integrity
 from unisono.check.latency import sends_not_recorded
-from unisono.check.member_runs import NOTHING, Origin, hidden_rows, lives, origins, unbound, without_crashed
-from unisono.check.priority_summary import Line, PrioritySurvey, Who, united
-from unisono.check.ranges import Findings, check_ranges, latency_verdict, overlapping
-from unisono.check.shard_summary import Latencies
-from unisono.check.suite import NO_BOUND, unpromised
+from unisono.check.member_runs import (
+    NOTHING_RECORDED,
+    SendStatus,
+    dropped_rows_reason,
+    excused_members,
+    member_runs,
+    send_statuses,
+    without_excused_deliveries,
+)
+from unisono.check.priority_summary import DeliverySpan, MemberRunId, PriorityRangeSummary, union
+from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict, overlapping
+from unisono.check.shard_summary import LatencySummary
+from unisono.check.suite import NO_BOUND, as_unbounded
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
-from unisono.check.view_atomicity import in_their_views, same_when_going_on, verdict_of, views_installed
-from unisono.model.message_set import MessageSet, Ref
-from unisono.model.message_set import Origin as Origins
+from unisono.check.view_atomicity import atomicity_verdict, check_same_messages, installed_views, received_by_view
+from unisono.model.message_set import MessageOrigin as Origins
+from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import Log, Rows, Trace, concatenated
+from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 SEVERAL_GRADES = "deliveries of several grades are judged only in a run that is read as a whole"
-MAY_HAVE_GAPS = "gaps are looked into only in a run that is read as a whole"
+GAPS_NOT_CHECKED = "gaps are looked into only in a run that is read as a whole"
 
 
-class TooMuch(Exception):
+class ReadLimitExceeded(Exception):
     """More is suspect than is looked at."""
 
 
@@ -55,226 +63,238 @@ class PriorityRun:
     """The surveys of all ranges of one run, in the order of slots, and how to read rows."""
 
     meta: RunMeta
-    logs: tuple[Log, ...]
-    surveys: tuple[PrioritySurvey, ...]
-    load: Callable[[Sequence[int]], Rows]
+    logs: tuple[MemberLog, ...]
+    summaries: tuple[PriorityRangeSummary, ...]
+    load_ranges: Callable[[Sequence[int]], Rows]
     """The rows of the ranges with these numbers."""
-    gather: Callable[[MessageSet, Collection[EventKind], Sequence[int]], Rows]
+    gather_rows: Callable[[MessageSet, Collection[EventKind], Sequence[int]], Rows]
     """The rows of these kinds and messages in the ranges with these numbers."""
-    survey_again: Callable[[Sequence[int], frozenset[Who]], Sequence[PrioritySurvey]]
+    summarize_without: Callable[[Sequence[int], frozenset[MemberRunId]], Sequence[PriorityRangeSummary]]
     """The surveys of the ranges with these numbers, without what some logs delivered."""
     bound_ns: int | None
-    looked_at_rows: int
+    max_suspect_rows: int
 
     @cached_property
-    def skeleton(self) -> Trace:
+    def member_events(self) -> Trace:
         """What happened to members."""
-        return self.trace(concatenated([]))
+        return self.with_member_events(concatenated([]))
 
-    def trace(self, rows: Rows) -> Trace:
+    def with_member_events(self, rows: Rows) -> Trace:
         """Some rows, with all that happened to members."""
-        events = [survey.plain.events for survey in self.surveys]
+        events = [survey.base.events for survey in self.summaries]
         return Trace.from_rows(concatenated([rows, *events]), self.meta, self.logs)
 
     @cached_property
-    def hidden(self) -> Doubt | None:
+    def incomplete_reason(self) -> Doubt | None:
         """Why nothing can be said to be kept; None if it can."""
-        return hidden_rows(self.skeleton) or (None if any(survey.plain.rows for survey in self.surveys) else NOTHING)
+        return dropped_rows_reason(self.member_events) or (
+            None if any(survey.base.rows for survey in self.summaries) else NOTHING_RECORDED
+        )
 
-    def kept(self, name: str) -> Verdict:
+    def clean_verdict(self, name: str) -> Verdict:
         """Nothing speaks against the promise."""
-        return kept(name, self.hidden)
+        return kept(name, self.incomplete_reason)
 
     @cached_property
-    def unbound(self) -> set[Who]:
+    def excused(self) -> set[MemberRunId]:
         """Whose deliveries bind nobody."""
-        return unbound(self.skeleton)
+        return excused_members(self.member_events)
 
     @cached_property
-    def delivered_in(self) -> tuple[MessageSet, ...]:
+    def delivered_by_range(self) -> tuple[MessageSet, ...]:
         """By range, what anybody delivered."""
-        return tuple(survey.all_delivered() for survey in self.surveys)
+        return tuple(survey.all_delivered() for survey in self.summaries)
 
     @cached_property
-    def delivered(self) -> MessageSet:
+    def all_delivered(self) -> MessageSet:
         """What anybody delivered."""
-        return united(self.delivered_in)
+        return union(self.delivered_by_range)
 
     @cached_property
-    def sent(self) -> MessageSet:
+    def all_sent(self) -> MessageSet:
         """What anybody sent."""
-        return united(survey.all_sent() for survey in self.surveys)
+        return union(survey.all_sent() for survey in self.summaries)
 
     @cached_property
-    def lines(self) -> dict[Who, list[tuple[int, Line]]]:
+    def spans_by_run(self) -> dict[MemberRunId, list[tuple[int, DeliverySpan]]]:
         """Each log's deliveries, by range."""
-        found: dict[Who, list[tuple[int, Line]]] = {}
-        for number, survey in enumerate(self.surveys):
-            for line in survey.lines:
-                found.setdefault(line.who, []).append((number, line))
+        found: dict[MemberRunId, list[tuple[int, DeliverySpan]]] = {}
+        for number, survey in enumerate(self.summaries):
+            for line in survey.spans:
+                found.setdefault(line.run_id, []).append((number, line))
         return found
 
     @cached_property
-    def displaced(self) -> set[int]:
+    def interleaved_ranges(self) -> set[int]:
         """The ranges between which a message, or the order of a log, goes back and forth."""
         found: set[int] = set()
-        for lines in self.lines.values():
+        for lines in self.spans_by_run.values():
             across = overlapping([(number, line.first_index, line.last_index) for number, line in lines])
             if across:
                 found |= set(range(min(across), max(across) + 1))
         seen = MessageSet()
-        for number, here in enumerate(self.delivered_in):
+        for number, here in enumerate(self.delivered_by_range):
             both = here & seen
             if both:
-                first = next(at for at, other in enumerate(self.delivered_in) if other & both)
+                first = next(at for at, other in enumerate(self.delivered_by_range) if other & both)
                 found |= set(range(first, number + 1))
             seen = seen | here
         return found
 
     @cached_property
-    def whole_logs(self) -> set[Who]:
+    def complete_logs(self) -> set[MemberRunId]:
         """The logs that have all deliveries, as far as they go."""
-        return {who for who, lines in self.lines.items() if not _lacking(who, lines)}
+        return {who for who, lines in self.spans_by_run.items() if not _missing_index(who, lines)}
 
     @cached_property
-    def uneven(self) -> set[int]:
+    def irregular_ranges(self) -> set[int]:
         """The ranges in which or between which the logs are not one sequence of slots."""
-        found = {number for number, survey in enumerate(self.surveys) if not survey.even} | self.displaced
-        for lines in self.lines.values():
+        found = {
+            number for number, survey in enumerate(self.summaries) if not survey.is_sequential
+        } | self.interleaved_ranges
+        for lines in self.spans_by_run.values():
             for (before, earlier), (number, later) in pairwise(lines):
                 if earlier.last_slot + 1 != later.first_slot:
                     found |= set(range(before, number + 1))
         return found
 
     @cached_property
-    def straying(self) -> dict[Who, int]:
+    def diverging_logs(self) -> dict[MemberRunId, int]:
         """The logs that bind nobody and are in uneven ranges; and from which index on."""
         return {
-            who: min(line.first_index for number, line in lines if number in self.uneven)
-            for who, lines in self.lines.items()
-            if who in self.unbound and any(number in self.uneven for number, _ in lines)
+            who: min(line.first_index for number, line in lines if number in self.irregular_ranges)
+            for who, lines in self.spans_by_run.items()
+            if who in self.excused and any(number in self.irregular_ranges for number, _ in lines)
         }
 
-    def without_straying(self) -> PriorityRun:
+    def without_diverging_logs(self) -> PriorityRun:
         """This run without what these logs delivered from there on."""
-        first = min(self.uneven, default=0)
-        numbers = sorted({n for who in self.straying for n, _ in self.lines[who] if n >= first})
-        surveys = dict(zip(numbers, self.survey_again(numbers, frozenset(self.straying)), strict=True))
-        return replace(self, surveys=tuple(surveys.get(n, survey) for n, survey in enumerate(self.surveys)))
+        first = min(self.irregular_ranges, default=0)
+        numbers = sorted({n for who in self.diverging_logs for n, _ in self.spans_by_run[who] if n >= first})
+        surveys = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
+        return replace(self, summaries=tuple(surveys.get(n, survey) for n, survey in enumerate(self.summaries)))
 
-    def messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
+    def rows_of_messages(self, wanted: MessageSet, *kinds: EventKind) -> Rows:
         """All rows of these kinds and messages; TooMuch if there are many."""
         rows = len(wanted) * len(kinds) * len(self.logs)
-        if rows > self.looked_at_rows:
-            raise TooMuch(f"{len(wanted):,} messages are suspect, more than the {self.looked_at_rows:,} rows looked at")
+        if rows > self.max_suspect_rows:
+            raise ReadLimitExceeded(
+                f"{len(wanted):,} messages are suspect, more than the {self.max_suspect_rows:,} rows looked at"
+            )
         if not wanted:
             return concatenated([])
-        where: dict[EventKind, Callable[[PrioritySurvey], MessageSet]] = {
-            EventKind.SEND: PrioritySurvey.all_sent,
-            EventKind.DELIVER: PrioritySurvey.all_delivered,
-            EventKind.RECEIVE: PrioritySurvey.all_received,
+        where: dict[EventKind, Callable[[PriorityRangeSummary], MessageSet]] = {
+            EventKind.SEND: PriorityRangeSummary.all_sent,
+            EventKind.DELIVER: PriorityRangeSummary.all_delivered,
+            EventKind.RECEIVE: PriorityRangeSummary.all_received,
             EventKind.QUEUE: lambda survey: survey.queued,
         }
         ranges = [
-            number for number, survey in enumerate(self.surveys) if any(where[kind](survey) & wanted for kind in kinds)
+            number
+            for number, survey in enumerate(self.summaries)
+            if any(where[kind](survey) & wanted for kind in kinds)
         ]
-        return self.gather(wanted, kinds, ranges)
+        return self.gather_rows(wanted, kinds, ranges)
 
-    def part(self, numbers: Iterable[int], *kinds: EventKind) -> Trace:
+    def load_part(self, numbers: Iterable[int], *kinds: EventKind) -> Trace:
         """The run as far as these ranges show it; TooMuch if they are long."""
         chosen = sorted(numbers)
-        rows = sum(self.surveys[number].plain.rows for number in chosen)
-        if rows > self.looked_at_rows:
-            raise TooMuch(f"{rows:,} rows are suspect, more than the {self.looked_at_rows:,} looked at")
-        return self.trace(self.load(chosen).of_kind(*kinds))
+        rows = sum(self.summaries[number].base.rows for number in chosen)
+        if rows > self.max_suspect_rows:
+            raise ReadLimitExceeded(f"{rows:,} rows are suspect, more than the {self.max_suspect_rows:,} looked at")
+        return self.with_member_events(self.load_ranges(chosen).of_kind(*kinds))
 
 
-def looked_at(name: str, judge: Callable[[], Verdict]) -> Verdict:
+def unknown_if_too_large(name: str, check: Callable[[], Verdict]) -> Verdict:
     """The verdict, unknown if too much is suspect."""
     try:
-        return judge()
-    except TooMuch as why:
+        return check()
+    except ReadLimitExceeded as why:
         return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
 
 
 def check_order(run: PriorityRun) -> dict[str, Verdict]:
     """One verdict per promise but priority accounting and latency, as `check.suite.check_all` gives."""
-    found = Findings(run.meta, run.logs, tuple(survey.plain for survey in run.surveys), run.load)
-    found = replace(found, looked_at_rows=run.looked_at_rows, whole_rows=0)
+    found = SummarizedRun(run.meta, run.logs, tuple(survey.base for survey in run.summaries), run.load_ranges)
+    found = replace(found, max_suspect_rows=run.max_suspect_rows, max_whole_rows=0)
     verdicts = {
-        "total_order": looked_at("total_order", lambda: _total_order(run)),
-        "integrity": looked_at("integrity", lambda: _integrity(run)),
+        "total_order": unknown_if_too_large("total_order", lambda: _total_order(run)),
+        "integrity": unknown_if_too_large("integrity", lambda: _integrity(run)),
         FIFO: check_ranges(found, [FIFO])[FIFO],
-        "view_atomicity": looked_at("view_atomicity", lambda: _view_atomicity(run)),
+        "view_atomicity": unknown_if_too_large("view_atomicity", lambda: _view_atomicity(run)),
     }
     if run.meta.reliable:
-        verdicts["gap_freedom"] = looked_at("gap_freedom", lambda: _gap_freedom(run))
+        verdicts["gap_freedom"] = unknown_if_too_large("gap_freedom", lambda: _gap_freedom(run))
     else:
-        verdicts["gaps_explained"] = unknown("gaps_explained", Reason.NEEDS_WHOLE_RUN, MAY_HAVE_GAPS)
+        verdicts["gaps_explained"] = unknown("gaps_explained", Reason.NEEDS_WHOLE_RUN, GAPS_NOT_CHECKED)
     return verdicts
 
 
-def latency_in_windows(run: PriorityRun, seen: Latencies, unread: str) -> Verdict:
+def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason: str) -> Verdict:
     """As `latency`, from what the windows have measured; `unread` says why they have not."""
 
     def judge() -> Verdict:
-        if unread:
-            raise TooMuch(unread)
-        doubt = run.hidden
-        if doubt is None and run.delivered - run.sent:
-            trace = run.trace(run.messages(run.delivered - run.sent, EventKind.SEND, EventKind.DELIVER))
-            untold = int((origins(trace, trace.deliveries(), _reached(run)) == Origin.UNTOLD).sum())
+        if unread_reason:
+            raise ReadLimitExceeded(unread_reason)
+        doubt = run.incomplete_reason
+        if doubt is None and run.all_delivered - run.all_sent:
+            trace = run.with_member_events(
+                run.rows_of_messages(run.all_delivered - run.all_sent, EventKind.SEND, EventKind.DELIVER)
+            )
+            untold = int((send_statuses(trace, trace.deliveries(), _last_logged(run)) == SendStatus.NOT_RECORDED).sum())
             doubt = sends_not_recorded(untold)
         if run.bound_ns is not None:
-            return latency_verdict(seen, run.bound_ns, doubt)
-        return unpromised(latency_verdict(seen, NO_BOUND, doubt))
+            return latency_verdict(measured, run.bound_ns, doubt)
+        return as_unbounded(latency_verdict(measured, NO_BOUND, doubt))
 
-    return looked_at("latency", judge)
+    return unknown_if_too_large("latency", judge)
 
 
 def _total_order(run: PriorityRun) -> Verdict:
-    suspect = {number for number, survey in enumerate(run.surveys) if not survey.ordered} | run.displaced
-    suspect |= {number for lines in run.lines.values() for number, line in lines if not line.distinct}
-    lacking = {who: run.lines[who] for who in sorted(run.lines.keys() - run.whole_logs - run.unbound)}
+    suspect = {number for number, survey in enumerate(run.summaries) if not survey.ordered} | run.interleaved_ranges
+    suspect |= {number for lines in run.spans_by_run.values() for number, line in lines if not line.distinct}
+    lacking = {who: run.spans_by_run[who] for who in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)}
     if suspect:
         # A message that is out of place is so among those of the ranges between its places, all of which are suspect.
-        verdict = total_order(without_crashed(run.part(suspect, EventKind.DELIVER)))
+        verdict = total_order(without_excused_deliveries(run.load_part(suspect, EventKind.DELIVER)))
         if verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
             return verdict
     if not lacking:
-        return run.kept("total_order")
+        return run.clean_verdict("total_order")
     who, lines = next(iter(lacking.items()))
-    expected, follows = _lacking(who, lines) or (0, 0)
+    expected, follows = _missing_index(who, lines) or (0, 0)
     reason = f"the deliveries of member {who[0]} are not all recorded: index {expected} is missing, {follows} follows"
     return unknown("total_order", Reason.INDEX_MISSING, reason)
 
 
-def _lacking(who: Who, lines: Sequence[tuple[int, Line]]) -> tuple[int, int] | None:
+def _missing_index(run_id: MemberRunId, spans: Sequence[tuple[int, DeliverySpan]]) -> tuple[int, int] | None:
     """The first index that a log lacks or has twice, and the one that is there; None if it has all up to its last."""
-    ranges = united(line.indices for _, line in lines).ranges[who]
+    ranges = union(line.indices for _, line in spans).ranges[run_id]
     if ranges[0][0] != 0:
         return 0, ranges[0][0]
     if len(ranges) > 1:
         return ranges[0][1] + 1, ranges[1][0]
-    if ranges[0][1] + 1 != sum(line.count for _, line in lines):
+    if ranges[0][1] + 1 != sum(line.count for _, line in spans):
         return ranges[0][1] + 1, ranges[0][1]
     return None
 
 
-def _reached(run: PriorityRun) -> dict[Who, int]:
-    return {origin: ranges[-1][1] for origin, ranges in run.sent.ranges.items()}
+def _last_logged(run: PriorityRun) -> dict[MemberRunId, int]:
+    return {origin: ranges[-1][1] for origin, ranges in run.all_sent.ranges.items()}
 
 
 def _integrity(run: PriorityRun) -> Verdict:
-    suspect = (run.delivered - run.sent) | united(survey.again for survey in run.surveys)
-    for who in sorted(run.lines):
-        suspect = suspect | _in_several(survey.delivered.get(who, MessageSet()) for survey in run.surveys)
+    suspect = (run.all_delivered - run.all_sent) | union(survey.delivered_twice for survey in run.summaries)
+    for who in sorted(run.spans_by_run):
+        suspect = suspect | _in_more_than_one(survey.delivered.get(who, MessageSet()) for survey in run.summaries)
     if not suspect:
-        return run.kept("integrity")
-    return integrity(run.trace(run.messages(suspect, EventKind.SEND, EventKind.DELIVER)), _reached(run))
+        return run.clean_verdict("integrity")
+    return integrity(
+        run.with_member_events(run.rows_of_messages(suspect, EventKind.SEND, EventKind.DELIVER)), _last_logged(run)
+    )
 
 
-def _in_several(sets: Iterable[MessageSet]) -> MessageSet:
+def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
     """What is in more than one of the sets."""
     seen = several = MessageSet()
     for one in sets:
@@ -283,45 +303,51 @@ def _in_several(sets: Iterable[MessageSet]) -> MessageSet:
 
 
 def _gap_freedom(run: PriorityRun) -> Verdict:
-    known = {who: life for who, life in lives(run.skeleton).items() if life.log is not None and who not in run.unbound}
-    binding = united(of for survey in run.surveys for who, of in survey.delivered.items() if who not in run.unbound)
-    doubtful = set(run.uneven)
-    lines_of = {who: [line for _, line in run.lines.get(who, ())] for who in known}
+    known = {
+        who: life
+        for who, life in member_runs(run.member_events).items()
+        if life.log is not None and who not in run.excused
+    }
+    binding = union(of for survey in run.summaries for who, of in survey.delivered.items() if who not in run.excused)
+    doubtful = set(run.irregular_ranges)
+    lines_of = {who: [line for _, line in run.spans_by_run.get(who, ())] for who in known}
     for who, life in known.items():
         lines = lines_of[who]
         begin = min((line.first_slot for line in lines), default=None)
         end = max((line.last_slot for line in lines), default=-1)
-        for number, survey in enumerate(run.surveys):
-            first, last = survey.plain.order.first_slot, survey.plain.order.last_slot
+        for number, survey in enumerate(run.summaries):
+            first, last = survey.base.order.first_slot, survey.base.order.last_slot
             before = begin is not None and life.first_slot <= last and first < begin
             after = run.bound_ns is not None and last > end
-            if survey.lines and first < life.end_slot and (before or after):
+            if survey.spans and first < life.end_slot and (before or after):
                 doubtful.add(number)
-    suspect = (run.sent - binding) | united(run.delivered_in[number] for number in sorted(doubtful))
+    suspect = (run.all_sent - binding) | union(run.delivered_by_range[number] for number in sorted(doubtful))
     if not suspect:
-        trace = run.skeleton
+        trace = run.member_events
     else:
         # How far a member got, in the order and of each sender and priority, decides what it passed over.
-        tops: dict[tuple[Who, int, Origins], int] = {}
-        for survey in run.surveys:
-            for (who, level), of in survey.tops.items():
+        tops: dict[tuple[MemberRunId, int, Origins], int] = {}
+        for survey in run.summaries:
+            for (who, level), of in survey.last_delivered.items():
                 for origin in of.ranges.keys() & suspect.ranges.keys():
                     sequence = of.ranges[origin][0][1]
                     tops[who, level, origin] = max(sequence, tops.get((who, level, origin), sequence))
-        lasts = [max(lines, key=lambda line: line.last_slot).last for lines in lines_of.values() if lines]
-        context = suspect | MessageSet.of([*lasts, *(Ref(*origin, number) for (_, _, origin), number in tops.items())])
-        trace = run.trace(run.messages(context, EventKind.SEND, EventKind.DELIVER))
-    times = [survey.other_ns for survey in run.surveys]
-    times += [line.last_ns for who, lines in run.lines.items() if who not in run.unbound for _, line in lines]
+        lasts = [max(lines, key=lambda line: line.last_slot).last_message for lines in lines_of.values() if lines]
+        context = suspect | MessageSet.of(
+            [*lasts, *(MessageRef(*origin, number) for (_, _, origin), number in tops.items())]
+        )
+        trace = run.with_member_events(run.rows_of_messages(context, EventKind.SEND, EventKind.DELIVER))
+    times = [survey.last_non_delivery_ns for survey in run.summaries]
+    times += [line.last_ns for who, lines in run.spans_by_run.items() if who not in run.excused for _, line in lines]
     verdict = gap_freedom(
-        without_crashed(trace),
+        without_excused_deliveries(trace),
         until_ns=max(times, default=0),
         bound_ns=run.bound_ns,
-        whole=run.whole_logs,
-        excused=run.unbound,
+        dense_logs=run.complete_logs,
+        excused=run.excused,
     )
     if len(trace) == 0 and verdict.token is Reason.NOTHING_RECORDED:
-        return run.kept(verdict.name)  # no row had to be read
+        return run.clean_verdict(verdict.name)  # no row had to be read
     return verdict
 
 
@@ -331,16 +357,16 @@ def _view_atomicity(run: PriorityRun) -> Verdict:
     def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
         faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
-    views, installed = views_installed(run.skeleton, complain)
-    received: dict[tuple[Who, int], MessageSet] = {}
+    views, installed = installed_views(run.member_events, complain)
+    received: dict[tuple[MemberRunId, int], MessageSet] = {}
     by_view: dict[int, MessageSet] = {}
-    suspect = united(survey.twice for survey in run.surveys)
-    for survey in run.surveys:
+    suspect = union(survey.received_twice for survey in run.summaries)
+    for survey in run.summaries:
         for (who, view), came in survey.received.items():
             if view == ABSENT:
                 continue
             mine = installed.get(who, {})
-            first_ns, last_ns = survey.times[who, view]
+            first_ns, last_ns = survey.reception_times[who, view]
             if view not in mine or first_ns < mine[view] or last_ns > mine.get(view + 1, last_ns):
                 suspect = suspect | came
             others = came.ranges.keys() - set(views.get(view, ()))
@@ -348,8 +374,10 @@ def _view_atomicity(run: PriorityRun) -> Verdict:
             suspect = suspect | (came & received.get((who, view), MessageSet()))
             received[who, view] = received.get((who, view), MessageSet()) | came
             by_view[view] = by_view.get(view, MessageSet()) | came
-    suspect = suspect | _in_several(by_view[view] for view in sorted(by_view))
+    suspect = suspect | _in_more_than_one(by_view[view] for view in sorted(by_view))
     if suspect:
-        in_their_views(run.trace(run.messages(suspect, EventKind.RECEIVE)), views, installed, complain)
-    same_when_going_on(installed, received, complain)
-    return verdict_of(faults, len(views), run.hidden)
+        received_by_view(
+            run.with_member_events(run.rows_of_messages(suspect, EventKind.RECEIVE)), views, installed, complain
+        )
+    check_same_messages(installed, received, complain)
+    return atomicity_verdict(faults, len(views), run.incomplete_reason)

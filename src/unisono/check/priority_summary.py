@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts
-from unisono.check.shard_summary import Survey, survey
-from unisono.model.message_set import MessageSet, Ref
+from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed
+from unisono.check.shard_summary import RangeSummary, summarize_range
+from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.kinds import ABSENT, EventKind
 from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
 
-Who = tuple[int, int]
+MemberRunId = tuple[int, int]
 """A member in one of its lives."""
-_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
+_QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DeliverySpan:
     """What one log delivered in a range."""
 
-    who: Who
+    run_id: MemberRunId
     count: int
     first_index: int
     last_index: int
@@ -38,110 +38,118 @@ class Line:
     distinct: bool
     """Whether no index is there twice."""
     last_ns: int
-    last: Ref
+    last_message: MessageRef
     """The message with the last key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class ReceptionSummary:
     """What one log received in a range."""
 
-    most_consumed: int
+    max_consumed: int
     """The largest number of messages that it had consumed then."""
-    counted: bool
+    all_counted: bool
     """Whether every reception says how many."""
     last_ns: int
 
-    def joined(self, other: Came) -> Came:
+    def merged(self, other: ReceptionSummary) -> ReceptionSummary:
         """What the log received in this range and in another."""
-        most_consumed = max(self.most_consumed, other.most_consumed)
-        return Came(most_consumed, self.counted and other.counted, max(self.last_ns, other.last_ns))
+        most_consumed = max(self.max_consumed, other.max_consumed)
+        return ReceptionSummary(most_consumed, self.all_counted and other.all_counted, max(self.last_ns, other.last_ns))
 
 
-NOTHING_CAME = Came(0, True, 0)
+NO_RECEPTION_SUMMARY = ReceptionSummary(0, True, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class PrioritySurvey:
+class PriorityRangeSummary:
     """What a range shows."""
 
-    plain: Survey
+    base: RangeSummary
     """As of any order, without the messages that are unmatched."""
-    other_ns: int
+    last_non_delivery_ns: int
     """When the last thing happened that is no delivery."""
-    lines: tuple[Line, ...]
-    ungraded: bool
+    spans: tuple[DeliverySpan, ...]
+    has_ungraded: bool
     """Whether some delivery has no grade."""
     ordered: bool
     """Whether keys and messages are one to one, and keys grow with the index of each log."""
-    even: bool
+    is_sequential: bool
     """Whether, besides, each log's slots follow one another as its indices do, and a message has one priority."""
-    again: MessageSet
+    delivered_twice: MessageSet
     """What some log delivered twice."""
-    delivered: dict[Who, MessageSet]
-    sent: dict[Who, MessageSet]
-    received: dict[tuple[Who, int], MessageSet]
+    delivered: dict[MemberRunId, MessageSet]
+    sent: dict[MemberRunId, MessageSet]
+    received: dict[tuple[MemberRunId, int], MessageSet]
     """By log, and by the view in which it came."""
-    times: dict[tuple[Who, int], tuple[int, int]]
+    reception_times: dict[tuple[MemberRunId, int], tuple[int, int]]
     """When the first and the last of them came."""
-    twice: MessageSet
+    received_twice: MessageSet
     """What some log received twice in one view."""
     queued: MessageSet
     """What anybody put into its queue."""
-    came: dict[Who, Came]
-    levels: dict[int, tuple[int, int]]
+    receptions: dict[MemberRunId, ReceptionSummary]
+    slot_spans_by_priority: dict[int, tuple[int, int]]
     """By priority, the first and the last slot in which such a message was delivered."""
-    tops: dict[tuple[Who, int], MessageSet]
+    last_delivered: dict[tuple[MemberRunId, int], MessageSet]
     """By log and priority, the last that it delivered of each sender."""
 
     def all_delivered(self) -> MessageSet:
         """What anybody delivered."""
-        return united(self.delivered.values())
+        return union(self.delivered.values())
 
     def all_received(self) -> MessageSet:
         """What anybody received."""
-        return united(self.received.values())
+        return union(self.received.values())
 
     def has_steps(self) -> bool:
         """Whether anything was received, queued or delivered."""
-        return bool(self.lines or self.received or self.queued)
+        return bool(self.spans or self.received or self.queued)
 
     def all_sent(self) -> MessageSet:
         """What anybody sent."""
-        return united(self.sent.values())
+        return union(self.sent.values())
 
 
-def survey_priority(
-    parts: Sequence[Rows], first_slot: int, last_slot: int, without: Collection[Who] = ()
-) -> PrioritySurvey:
+def summarize_priority_range(
+    parts: Sequence[Rows], first_slot: int, last_slot: int, excluded_logs: Collection[MemberRunId] = ()
+) -> PriorityRangeSummary:
     """Survey the rows of a range, without what some logs delivered."""
-    parts = [rows.select(~((rows.kind == _DELIVER) & of_logs(rows, without))) for rows in parts] if without else parts
-    sends, receives, queued, deliveries, events = ([_of(part, *kinds) for part in parts] for kinds in _SORTS)
-    deliveries = [rows.select(np.argsort(rows.index, kind="stable")) for _, rows in by_log(concatenated(deliveries))]
+    parts = (
+        [rows.select(~((rows.kind == _DELIVER) & in_logs(rows, excluded_logs))) for rows in parts]
+        if excluded_logs
+        else parts
+    )
+    sends, receives, queued, deliveries, events = (
+        [_of_kinds(part, *kinds) for part in parts] for kinds in _KIND_GROUPS
+    )
+    deliveries = [
+        rows.select(np.argsort(rows.index, kind="stable")) for _, rows in rows_by_run(concatenated(deliveries))
+    ]
     came, sent = concatenated(receives), concatenated(sends)
-    plain = survey([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
+    plain = summarize_range([*deliveries, *map(copied, events)], first_slot, last_slot, grade=None, bound_ns=None)
     delivered = concatenated(deliveries)
-    ordered, even = _sequence(delivered)
-    got = _by_view(came)
-    return PrioritySurvey(
-        plain=replace(plain, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
-        other_ns=max(int(part.real_ns[part.kind != _DELIVER].max(initial=0)) for part in (*parts, EMPTY)),
-        lines=tuple(map(_line, deliveries)),
-        ungraded=bool((delivered.grade == ABSENT).any()),
+    ordered, even = _is_ordered_and_sequential(delivered)
+    got = _rows_by_view(came)
+    return PriorityRangeSummary(
+        base=replace(plain, rows=sum(map(len, parts)), unmatched_deliveries=EMPTY, unmatched_sends=EMPTY),
+        last_non_delivery_ns=max(int(part.real_ns[part.kind != _DELIVER].max(initial=0)) for part in (*parts, EMPTY)),
+        spans=tuple(map(_delivery_span, deliveries)),
+        has_ungraded=bool((delivered.grade == ABSENT).any()),
         ordered=ordered,
-        even=even,
-        again=united(_repeated(rows) for rows in deliveries),
-        delivered={_who(rows): messages(rows) for rows in deliveries},
-        sent={who: messages(rows) for who, rows in by_log(sent)},
-        received={key: messages(rows) for key, rows in got},
-        times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
-        twice=united(_repeated(rows) for (_, view), rows in got if view != ABSENT),
-        queued=messages(concatenated(queued)),
-        came={who: _came(rows) for who, rows in by_log(came)},
-        levels=_levels(delivered),
-        tops={
-            (who, level): _tops(rows.select(rows.priority == level))
-            for who, rows in by_log(delivered)
+        is_sequential=even,
+        delivered_twice=union(_repeated_messages(rows) for rows in deliveries),
+        delivered={_run_id(rows): message_set(rows) for rows in deliveries},
+        sent={who: message_set(rows) for who, rows in rows_by_run(sent)},
+        received={key: message_set(rows) for key, rows in got},
+        reception_times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
+        received_twice=union(_repeated_messages(rows) for (_, view), rows in got if view != ABSENT),
+        queued=message_set(concatenated(queued)),
+        receptions={who: _reception_summary(rows) for who, rows in rows_by_run(came)},
+        slot_spans_by_priority=_slot_spans_by_priority(delivered),
+        last_delivered={
+            (who, level): _last_of_each_sender(rows.select(rows.priority == level))
+            for who, rows in rows_by_run(delivered)
             for level in np.unique(rows.priority).tolist()
         },
     )
@@ -149,26 +157,26 @@ def survey_priority(
 
 _DELIVER = EventKind.DELIVER.code
 _SEND = EventKind.SEND.code
-_SORTS = (
+_KIND_GROUPS = (
     (_SEND,),
     (EventKind.RECEIVE.code,),
     (EventKind.QUEUE.code,),
     (_DELIVER,),
-    tuple(kind.code for kind in EventKind if kind.code not in (_SEND, _DELIVER, *_STEPS)),
+    tuple(kind.code for kind in EventKind if kind.code not in (_SEND, _DELIVER, *_QUEUE_STEP_KINDS)),
 )
 
 
-def _of(rows: Rows, *kinds: int) -> Rows:
+def _of_kinds(rows: Rows, *kinds: int) -> Rows:
     """The rows of some kinds; the messages that steps name are many, and say nothing here."""
     chosen = rows.select(np.isin(rows.kind, kinds))
     return replace(chosen, messages=constant(len(chosen), np.int32), message_texts=())
 
 
-def _who(rows: Rows) -> Who:
+def _run_id(rows: Rows) -> MemberRunId:
     return int(rows.member[0]), int(rows.life[0])
 
 
-def of_logs(rows: Rows, logs: Collection[Who]) -> Mask:
+def in_logs(rows: Rows, logs: Collection[MemberRunId]) -> Mask:
     """Which rows are of these logs."""
     found: Mask = np.zeros(len(rows), dtype=bool)
     for member, life in sorted(logs):
@@ -176,20 +184,22 @@ def of_logs(rows: Rows, logs: Collection[Who]) -> Mask:
     return found
 
 
-def by_log(rows: Rows) -> list[tuple[Who, Rows]]:
+def rows_by_run(rows: Rows) -> list[tuple[MemberRunId, Rows]]:
     """The rows of each log."""
     code = log_codes(rows)
     found = [rows.select(code == one) for one in np.unique(code).tolist()]
-    return [(_who(of), of) for of in found]
+    return [(_run_id(of), of) for of in found]
 
 
-def _by_view(rows: Rows) -> list[tuple[tuple[Who, int], Rows]]:
+def _rows_by_view(rows: Rows) -> list[tuple[tuple[MemberRunId, int], Rows]]:
     return [
-        ((who, view), of.select(of.view == view)) for who, of in by_log(rows) for view in np.unique(of.view).tolist()
+        ((who, view), of.select(of.view == view))
+        for who, of in rows_by_run(rows)
+        for view in np.unique(of.view).tolist()
     ]
 
 
-def united(sets: Iterable[MessageSet]) -> MessageSet:
+def union(sets: Iterable[MessageSet]) -> MessageSet:
     """The union of sets of messages."""
     whole = MessageSet()
     for one in sets:
@@ -197,7 +207,7 @@ def united(sets: Iterable[MessageSet]) -> MessageSet:
     return whole
 
 
-def messages(rows: Rows) -> MessageSet:
+def message_set(rows: Rows) -> MessageSet:
     """The messages of these rows."""
     if len(rows) == 0:
         return MessageSet()
@@ -215,7 +225,7 @@ def messages(rows: Rows) -> MessageSet:
     return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
 
 
-def among(rows: Rows, wanted: MessageSet) -> Mask:
+def in_message_set(rows: Rows, wanted: MessageSet) -> Mask:
     """Which rows are of these messages."""
     found: Mask = np.zeros(len(rows), dtype=bool)
     for (sender, incarnation), ranges in wanted.ranges.items():
@@ -226,61 +236,61 @@ def among(rows: Rows, wanted: MessageSet) -> Mask:
     return found
 
 
-def _repeated(rows: Rows) -> MessageSet:
+def _repeated_messages(rows: Rows) -> MessageSet:
     """The messages of which there are several rows."""
     (message,) = message_codes(rows)
     order = np.argsort(message, kind="stable")
-    return messages(rows.select(order[~starts(message[order])])) if len(rows) else MessageSet()
+    return message_set(rows.select(order[~group_starts(message[order])])) if len(rows) else MessageSet()
 
 
-def _tops(rows: Rows) -> MessageSet:
-    return MessageSet({origin: (ranges[-1][1:] * 2,) for origin, ranges in messages(rows).ranges.items()})
+def _last_of_each_sender(rows: Rows) -> MessageSet:
+    return MessageSet({origin: (ranges[-1][1:] * 2,) for origin, ranges in message_set(rows).ranges.items()})
 
 
-def _line(rows: Rows) -> Line:
+def _delivery_span(rows: Rows) -> DeliverySpan:
     """Of one log, whose rows are in the order of index."""
     steps = np.diff(rows.index)
     begins = np.flatnonzero(np.append(True, steps > 1))
     ends = np.append(begins[1:], len(rows)) - 1
     indices = zip(rows.index[begins].tolist(), rows.index[ends].tolist(), strict=True)
     last = int(np.argmax(key_codes(rows)))
-    return Line(
-        who=_who(rows),
+    return DeliverySpan(
+        run_id=_run_id(rows),
         count=len(rows),
         first_index=int(rows.index[0]),
         last_index=int(rows.index[-1]),
         first_slot=int(rows.slot.min()),
         last_slot=int(rows.slot.max()),
-        indices=MessageSet({_who(rows): tuple(indices)}),
+        indices=MessageSet({_run_id(rows): tuple(indices)}),
         distinct=bool((steps > 0).all()),
         last_ns=int(rows.real_ns.max()),
-        last=Ref(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
+        last_message=MessageRef(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
     )
 
 
-def _came(rows: Rows) -> Came:
-    return Came(int(rows.index.max()), bool((rows.index >= 0).all()), int(rows.real_ns.max()))
+def _reception_summary(rows: Rows) -> ReceptionSummary:
+    return ReceptionSummary(int(rows.index.max()), bool((rows.index >= 0).all()), int(rows.real_ns.max()))
 
 
-def _sequence(deliveries: Rows) -> tuple[bool, bool]:
+def _is_ordered_and_sequential(deliveries: Rows) -> tuple[bool, bool]:
     """Whether the deliveries, log by log in the order of index, are in one order; and whether they are even."""
     if len(deliveries) == 0:
         return True, True
     key, (message,) = key_codes(deliveries), message_codes(deliveries)
-    inner = ~starts(log_codes(deliveries))[1:]
-    keys = _distinct(key)
+    inner = ~group_starts(log_codes(deliveries))[1:]
+    keys = _distinct_count(key)
     ordered = bool((np.diff(key)[inner] > 0).all())
-    ordered = ordered and keys == _distinct(message) == _distinct(packed(key, message))
+    ordered = ordered and keys == _distinct_count(message) == _distinct_count(packed(key, message))
     follow = [bool((np.diff(column)[inner] == 1).all()) for column in (deliveries.slot, deliveries.index)]
     even = ordered and all(follow) and bool((deliveries.place == deliveries.place[0]).all())
-    return ordered, even and _distinct(packed(message, deliveries.priority)) == keys
+    return ordered, even and _distinct_count(packed(message, deliveries.priority)) == keys
 
 
-def _distinct(code: Codes) -> int:
+def _distinct_count(code: Codes) -> int:
     return len(np.unique(code))
 
 
-def _levels(deliveries: Rows) -> dict[int, tuple[int, int]]:
+def _slot_spans_by_priority(deliveries: Rows) -> dict[int, tuple[int, int]]:
     found = {}
     for level in np.unique(deliveries.priority).tolist():
         slots = deliveries.slot[deliveries.priority == level]

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from unisono.check.codes import message_at, message_codes
 from unisono.check.latency import latencies
-from unisono.check.priority_summary import Who, of_logs
-from unisono.check.shard_summary import Latencies
+from unisono.check.priority_summary import MemberRunId, in_logs
+from unisono.check.shard_summary import LatencySummary
 from unisono.check.verdict import MessageId
 from unisono.trace.meta import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated
 
-NEVER = -1 << 62
-ALWAYS = 1 << 62
-MOST_PAIRS = 100_000
+BEFORE_ALL_SLOTS = -1 << 62
+AFTER_ALL_SLOTS = 1 << 62
+MAX_UNDECIDED = 100_000
 """So many pairs that a window cannot judge are told one by one."""
 Matrix = NDArray[np.int64]
 
@@ -33,46 +33,50 @@ Matrix = NDArray[np.int64]
 class LogFacts:
     """What is known of one log, over the whole run."""
 
-    who: Who
+    run_id: MemberRunId
     first_slot: int
     """Of its START: what was consumed before is not its concern."""
-    begin: int
+    begin_slot: int
     """The slots of what it consumed: from the first up to, not including, the end; the same if there is nothing."""
-    end: int
-    bound: bool
+    end_slot: int
+    is_accountable: bool
     """Whether what it delivered is judged: it did not crash, and the others did not go on without it."""
-    regular: int
+    regular_deliveries: int
     """So many of its first deliveries are in the one sequence; of the others it is not known where that has them."""
-    unread: Mapping[Who, int]
+    excluded_since_ns: Mapping[MemberRunId, int]
     """Of crashed members whose log lacks its end: since when this one is in views without them."""
 
-    def slot_behind(self, consumed: int) -> int:
+    def slot_after_consuming(self, consumed: int) -> int:
         """The slot behind what it had consumed then; not after it, where it strays."""
-        return self.begin + min(consumed, self.regular) if consumed and self.regular else NEVER
+        return (
+            self.begin_slot + min(consumed, self.regular_deliveries)
+            if consumed and self.regular_deliveries
+            else BEFORE_ALL_SLOTS
+        )
 
     @property
-    def last_behind(self) -> int:
+    def slot_after_all(self) -> int:
         """The slot behind all that it consumed."""
-        return self.slot_behind(self.end - self.begin)
+        return self.slot_after_consuming(self.end_slot - self.begin_slot)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class OvertakingConstraint:
     """A message that a member received, and between which slots nothing less urgent may be in its order."""
 
-    who: Who
-    late: MessageId
+    run_id: MemberRunId
+    urgent: MessageId
     priority: int
-    since: int
-    end: int
+    since_slot: int
+    end_slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenConstraints:
     """How many messages should have overtaken something at one member, and the smallest of these."""
 
     count: int
-    first: Pair
+    first: OvertakingConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +84,28 @@ class WindowEdge:
     """The message at an edge of a window: its slot, when it first came anywhere, and who went on behind it."""
 
     slot: int
-    came_ns: int
-    who: tuple[Who, ...]
+    first_received_ns: int
+    continuing_runs: tuple[MemberRunId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFinding:
     """What a window shows."""
 
-    latencies: Latencies
-    broken: dict[Who, Broken] = field(default_factory=dict)
-    open: tuple[Pair, ...] = ()
+    latencies: LatencySummary
+    broken: dict[MemberRunId, BrokenConstraints] = field(default_factory=dict)
+    undecided: tuple[OvertakingConstraint, ...] = ()
     """Pairs that other windows decide."""
     overtakings: int = 0
-    first: WindowEdge | None = None
-    last: WindowEdge | None = None
-    odd: str = ""
+    first_edge: WindowEdge | None = None
+    last_edge: WindowEdge | None = None
+    unknown_reason: str = ""
     """Why priority accounting cannot be told."""
 
 
-def judge_window(
+def check_window(
     logs: Sequence[LogFacts] | None,
-    lower: Mapping[int, int],
+    last_slots_by_priority: Mapping[int, int],
     rows: tuple[Rows, Rows, Rows],
     meta: RunMeta,
     bound_ns: int | None,
@@ -115,62 +119,62 @@ def judge_window(
     trace = Trace.from_rows(concatenated([deliveries, sends]), meta, ())
     ordered = trace.deliveries()
     matched, taken_ns = latencies(trace, ordered)
-    seen = Latencies()
+    seen = LatencySummary()
     seen.add(taken_ns, bound_ns, ordered.select(matched))
     if logs is None or len(deliveries) == 0:
         return WindowFinding(seen)
     strayed: Mask = np.zeros(len(deliveries), dtype=bool)
     for log in logs:
-        strayed |= of_logs(deliveries, [log.who]) & (deliveries.index >= log.regular)
+        strayed |= in_logs(deliveries, [log.run_id]) & (deliveries.index >= log.regular_deliveries)
     deliveries = deliveries.select(~strayed)
     if len(deliveries) == 0:
         return WindowFinding(seen)
-    window = _Window(logs, deliveries, receptions)
-    if window.odd:
-        return WindowFinding(seen, odd=window.odd)
-    before = window.last_lower(lower)
-    found = {log.who: _judge_log(window, number, before) for number, log in enumerate(logs) if log.bound}
-    undecided = [pair for of in found.values() for pair in of.open]
-    behind = tuple(who for who, of in found.items() if of.goes_on)
+    window = _WindowMessages(logs, deliveries, receptions)
+    if window.unknown_reason:
+        return WindowFinding(seen, unknown_reason=window.unknown_reason)
+    before = window.last_lower(last_slots_by_priority)
+    found = {log.run_id: _check_log(window, number, before) for number, log in enumerate(logs) if log.is_accountable}
+    undecided = [pair for of in found.values() for pair in of.undecided]
+    behind = tuple(who for who, of in found.items() if of.continues)
     return WindowFinding(
         seen,
         {who: of.broken for who, of in found.items() if of.broken},
-        tuple(undecided[:MOST_PAIRS]),
+        tuple(undecided[:MAX_UNDECIDED]),
         sum(of.overtakings for of in found.values()),
-        WindowEdge(int(window.slots[0]), int(window.came_ns[0]), ()),
-        WindowEdge(int(window.slots[-1]), int(window.came_ns[-1]), behind),
-        "more messages were received and not delivered than can be told" if len(undecided) > MOST_PAIRS else "",
+        WindowEdge(int(window.slots[0]), int(window.first_received_ns[0]), ()),
+        WindowEdge(int(window.slots[-1]), int(window.first_received_ns[-1]), behind),
+        "more messages were received and not delivered than can be told" if len(undecided) > MAX_UNDECIDED else "",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _JudgedLog:
+class _LogResult:
     """What a window shows of one member."""
 
-    broken: Broken | None
-    open: list[Pair]
+    broken: BrokenConstraints | None
+    undecided: list[OvertakingConstraint]
     overtakings: int
-    goes_on: bool
+    continues: bool
     """Whether it delivered the window's last message, and something behind it."""
 
 
-def _judge_log(window: _Window, number: int, before: Ints) -> _JudgedLog:
+def _check_log(window: _WindowMessages, log_number: int, last_lower: Ints) -> _LogResult:
     """Judge one member; `before` are the last slots before each message with a less urgent one."""
-    log = window.logs[number]
-    judged, inside = window.judged(number), window.inside(log)
-    since = np.maximum(window.since(log, inside), log.begin)
-    bad = np.flatnonzero(judged & inside & (before >= since))
+    log = window.logs[log_number]
+    judged, inside = window.decidable(log_number), window.delivered_by(log)
+    since = np.maximum(window.consumed_up_to(log, inside), log.begin_slot)
+    bad = np.flatnonzero(judged & inside & (last_lower >= since))
     # Nothing less urgent up to the message itself means nothing less urgent up to an earlier end.
-    away = np.flatnonzero(judged & ~inside & ((window.slots < log.end) | (before >= since)))
-    return _JudgedLog(
-        Broken(len(bad), window.pair(log, window.smallest(bad), since)) if len(bad) else None,
-        [window.pair(log, at, since) for at in away.tolist()] if log.begin < log.end else [],
-        window.overtakings(judged & inside, log),
-        bool(judged[-1] and inside[-1] and window.slots[-1] + 1 < log.end),
+    away = np.flatnonzero(judged & ~inside & ((window.slots < log.end_slot) | (last_lower >= since)))
+    return _LogResult(
+        BrokenConstraints(len(bad), window.constraint(log, window.smallest_message(bad), since)) if len(bad) else None,
+        [window.constraint(log, at, since) for at in away.tolist()] if log.begin_slot < log.end_slot else [],
+        window.count_overtakings(judged & inside, log),
+        bool(judged[-1] and inside[-1] and window.slots[-1] + 1 < log.end_slot),
     )
 
 
-class _Window:
+class _WindowMessages:
     """The messages of a window by slot, with what each member had consumed when it received them."""
 
     def __init__(self, logs: Sequence[LogFacts], deliveries: Rows, receptions: Rows) -> None:
@@ -186,79 +190,85 @@ class _Window:
         turn = np.lexsort((receptions.place, receptions.life, receptions.member))
         receptions, at = receptions.select(turn), at[turn]
         count = len(self.slots)
-        self.level = np.zeros(count, dtype=np.int64)
-        self.level[at] = receptions.priority
-        self.came_ns = np.full(count, ALWAYS, dtype=np.int64)
-        np.minimum.at(self.came_ns, at, receptions.real_ns)
-        self.came_ns[self.came_ns == ALWAYS] = 0
-        self.got: NDArray[np.bool_] = np.zeros((len(logs), count), dtype=bool)
-        self.at_ns: Matrix = np.zeros((len(logs), count), dtype=np.int64)
-        self._behind: Matrix = np.empty((len(logs), count), dtype=np.int64)
+        self.priority = np.zeros(count, dtype=np.int64)
+        self.priority[at] = receptions.priority
+        self.first_received_ns = np.full(count, AFTER_ALL_SLOTS, dtype=np.int64)
+        np.minimum.at(self.first_received_ns, at, receptions.real_ns)
+        self.first_received_ns[self.first_received_ns == AFTER_ALL_SLOTS] = 0
+        self.received: NDArray[np.bool_] = np.zeros((len(logs), count), dtype=bool)
+        self.received_ns: Matrix = np.zeros((len(logs), count), dtype=np.int64)
+        self._consumed_slots: Matrix = np.empty((len(logs), count), dtype=np.int64)
         """The slot behind what each had consumed when it received each message."""
-        self._concerned: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
+        self._counts_for: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
         for number, log in enumerate(logs):
-            own = np.flatnonzero((receptions.member == log.who[0]) & (receptions.life == log.who[1]))
+            own = np.flatnonzero((receptions.member == log.run_id[0]) & (receptions.life == log.run_id[1]))
             consumed = receptions.index[own]
-            self.got[number, at[own]] = True
-            self.at_ns[number, at[own]] = receptions.real_ns[own]
-            self._behind[number] = log.last_behind
-            self._behind[number, at[own]] = np.where(consumed > 0, log.begin + np.minimum(consumed, log.regular), NEVER)
-            if not log.regular:
-                self._behind[number] = NEVER
-            self._concerned[number] = log.first_slot <= self.slots
-        strange = np.flatnonzero(self.level != self.messages.priority)
-        self.odd = ""
+            self.received[number, at[own]] = True
+            self.received_ns[number, at[own]] = receptions.real_ns[own]
+            self._consumed_slots[number] = log.slot_after_all
+            self._consumed_slots[number, at[own]] = np.where(
+                consumed > 0, log.begin_slot + np.minimum(consumed, log.regular_deliveries), BEFORE_ALL_SLOTS
+            )
+            if not log.regular_deliveries:
+                self._consumed_slots[number] = BEFORE_ALL_SLOTS
+            self._counts_for[number] = log.first_slot <= self.slots
+        strange = np.flatnonzero(self.priority != self.messages.priority)
+        self.unknown_reason = ""
         if len(strange):
             message = message_at(self.messages, int(strange[0]))
-            self.odd = f"{message} was delivered with another priority than it was received with"
+            self.unknown_reason = f"{message} was delivered with another priority than it was received with"
 
-    def since(self, log: LogFacts, inside: Mask) -> Ints:
+    def consumed_up_to(self, log: LogFacts, delivered: Mask) -> Ints:
         """R(h) for one member: over those who consumed anything that it did, too.
 
         Whoever came when it had delivered the message does not count.
         """
-        known = [number for number, other in enumerate(self.logs) if other.begin < log.end]
+        known = [number for number, other in enumerate(self.logs) if other.begin_slot < log.end_slot]
         if not known:
-            return np.full(len(self.slots), NEVER, dtype=np.int64)
-        concerned = self._concerned[known] | ~inside
-        found: Ints = np.where(concerned, self._behind[known], NEVER).max(axis=0)
+            return np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
+        concerned = self._counts_for[known] | ~delivered
+        found: Ints = np.where(concerned, self._consumed_slots[known], BEFORE_ALL_SLOTS).max(axis=0)
         return found
 
-    def last_lower(self, lower: Mapping[int, int]) -> Ints:
+    def last_lower(self, last_slots_by_priority: Mapping[int, int]) -> Ints:
         """For each message the last slot before it with a less urgent one."""
-        found: Ints = np.full(len(self.slots), NEVER, dtype=np.int64)
-        for level in np.unique(self.level).tolist():
-            carried = max((slot for other, slot in lower.items() if other < level), default=NEVER)
-            upto = np.maximum.accumulate(np.where(self.level < level, self.slots, NEVER))
-            before = np.maximum(np.append(NEVER, upto[:-1]), carried)
-            found = np.where(self.level == level, before, found)
+        found: Ints = np.full(len(self.slots), BEFORE_ALL_SLOTS, dtype=np.int64)
+        for level in np.unique(self.priority).tolist():
+            carried = max(
+                (slot for other, slot in last_slots_by_priority.items() if other < level), default=BEFORE_ALL_SLOTS
+            )
+            upto = np.maximum.accumulate(np.where(self.priority < level, self.slots, BEFORE_ALL_SLOTS))
+            before = np.maximum(np.append(BEFORE_ALL_SLOTS, upto[:-1]), carried)
+            found = np.where(self.priority == level, before, found)
         return found
 
-    def judged(self, number: int) -> Mask:
+    def decidable(self, log_number: int) -> Mask:
         """The messages that a member received, and of which it is known what everybody had consumed."""
-        judged: Mask = self.got[number].copy()
+        judged: Mask = self.received[log_number].copy()
         for other, log in enumerate(self.logs):
-            if log.who in self.logs[number].unread:
-                judged &= self.got[other] | (self.at_ns[number] >= self.logs[number].unread[log.who])
+            if log.run_id in self.logs[log_number].excluded_since_ns:
+                judged &= self.received[other] | (
+                    self.received_ns[log_number] >= self.logs[log_number].excluded_since_ns[log.run_id]
+                )
         return judged
 
-    def inside(self, log: LogFacts) -> Mask:
+    def delivered_by(self, log: LogFacts) -> Mask:
         """The messages that a member delivered."""
-        inside: Mask = (self.slots >= log.begin) & (self.slots < log.end)
+        inside: Mask = (self.slots >= log.begin_slot) & (self.slots < log.end_slot)
         return inside
 
-    def smallest(self, rows: Ints) -> int:
+    def smallest_message(self, rows: Ints) -> int:
         """The row of the smallest message."""
         columns = (self.messages.sequence, self.messages.incarnation, self.messages.sender)
         return int(rows[np.lexsort([column[rows] for column in columns])[0]])
 
-    def pair(self, log: LogFacts, at: int, since: Ints) -> Pair:
+    def constraint(self, log: LogFacts, at: int, since: Ints) -> OvertakingConstraint:
         """A message at a member that delivered up to it, or never."""
         message = message_at(self.messages, at)
-        end = int(self.slots[at]) if log.begin <= self.slots[at] < log.end else log.end
-        return Pair(log.who, message, int(self.level[at]), int(since[at]), end)
+        end = int(self.slots[at]) if log.begin_slot <= self.slots[at] < log.end_slot else log.end_slot
+        return OvertakingConstraint(log.run_id, message, int(self.priority[at]), int(since[at]), end)
 
-    def overtakings(self, delivered: Mask, log: LogFacts) -> int:
+    def count_overtakings(self, delivered: Mask, log: LogFacts) -> int:
         """How often a member consumed a message just before one that had come earlier."""
-        follows = (np.diff(self.slots) == 1) & (self.slots[1:] < log.end)
-        return int((delivered[:-1] & follows & (self.came_ns[1:] < self.came_ns[:-1])).sum())
+        follows = (np.diff(self.slots) == 1) & (self.slots[1:] < log.end_slot)
+        return int((delivered[:-1] & follows & (self.first_received_ns[1:] < self.first_received_ns[:-1])).sum())

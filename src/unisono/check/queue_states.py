@@ -17,7 +17,7 @@ class QueueState:
 
     member: int
     at_ns: int
-    what: str
+    action: str
     queue: tuple[MessageId, ...]
     waiting: tuple[MessageId, ...]
     consumed: tuple[MessageId, ...]
@@ -36,30 +36,30 @@ def queue_states(trace: Trace, member: int) -> list[QueueState]:
     """The states of one member's queue, from its receptions, insertions and deliveries."""
     own = trace.select(trace.member == member)
     steps = own.of_kind(EventKind.RECEIVE, EventKind.QUEUE)
-    rows = [_row(steps, at) for at in range(len(steps))]
+    rows = [_queue_row(steps, at) for at in range(len(steps))]
     # A delivery stands behind all steps at which the member had delivered less.
     taken = own.of_kind(EventKind.DELIVER)
-    rows += [_row(taken, at) for at in range(len(taken))]
-    rows.sort(key=lambda row: (row.consumed, row.deliver, row.number))
+    rows += [_queue_row(taken, at) for at in range(len(taken))]
+    rows.sort(key=lambda row: (row.consumed, row.is_delivery, row.step))
     replay, level = _Replay(), {row.message: row.priority for row in rows}
     return [_apply(replay, row, member, level) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _QueueRow:
     message: MessageId
     kind: int
-    deliver: bool
+    is_delivery: bool
     consumed: int
-    number: int
+    step: int
     at_ns: int
     priority: int
     messages: str
 
 
-def _row(rows: Rows, at: int) -> _Row:
+def _queue_row(rows: Rows, at: int) -> _QueueRow:
     messages = int(rows.messages[at])
-    return _Row(
+    return _QueueRow(
         MessageId(int(rows.sender[at]), int(rows.incarnation[at]), int(rows.sequence[at])),
         int(rows.kind[at]),
         int(rows.kind[at]) == EventKind.DELIVER.code,
@@ -71,15 +71,15 @@ def _row(rows: Rows, at: int) -> _Row:
     )
 
 
-def _apply(replay: _Replay, row: _Row, member: int, level: dict[MessageId, int]) -> QueueState:
+def _apply(replay: _Replay, row: _QueueRow, member: int, level: dict[MessageId, int]) -> QueueState:
     message = row.message
-    if row.deliver:
+    if row.is_delivery:
         replay.queue.remove(message)
         replay.consumed.append(message)
         what = f"consumes {message}"
     elif row.kind == EventKind.RECEIVE.code:
         replay.waiting.append(message)
-        what = f"receives {message}, locks {_each(row.messages) or 'the tail'}"
+        what = f"receives {message}, locks {_expand_tail(row.messages) or 'the tail'}"
     else:
         replay.waiting.remove(message)
         before = next((at for at, other in enumerate(replay.queue) if str(other) == row.messages), len(replay.queue))
@@ -97,7 +97,7 @@ def _apply(replay: _Replay, row: _Row, member: int, level: dict[MessageId, int])
     )
 
 
-def _each(ranges: str) -> str:
+def _expand_tail(ranges: str) -> str:
     """The messages of a target tail as it is noted, `1.0-2 3.5`, one by one."""
     found = []
     for part in ranges.split():
@@ -107,7 +107,7 @@ def _each(ranges: str) -> str:
     return " ".join(found)
 
 
-def drawn(states: list[QueueState], names: dict[MessageId, str] | None = None) -> str:
+def render(states: list[QueueState], names: dict[MessageId, str] | None = None) -> str:
     """The states as lines of text: consumed │ queue ┊ waiting; `names` are what messages are called."""
     called = names or {}
 
@@ -124,5 +124,5 @@ def drawn(states: list[QueueState], names: dict[MessageId, str] | None = None) -
     lines = []
     for state in states:
         left, queue = shown(state.consumed).rjust(width), shown(state.queue).ljust(middle)
-        lines.append(f"{state.member}: {left} │ {queue} ┊ {shown(state.waiting):<4} {said(state.what)}".rstrip())
+        lines.append(f"{state.member}: {left} │ {queue} ┊ {shown(state.waiting):<4} {said(state.action)}".rstrip())
     return "\n".join(lines)

@@ -21,75 +21,75 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import NOTHING, Origin, hidden_rows, lives, origins
+from unisono.check.member_runs import NOTHING_RECORDED, SendStatus, dropped_rows_reason, member_runs, send_statuses
 from unisono.check.order_kernel import LogSpan
-from unisono.check.shard_summary import FifoSpan, Latencies, Survey, reached
-from unisono.check.total_order import index_twice, total_order
+from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
+from unisono.check.total_order import duplicate_index_reason, total_order
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.meta import RunMeta
-from unisono.trace.table import Log, Rows, Trace, concatenated
+from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
-LOOKED_AT_ROWS = 5_000_000
+MAX_SUSPECT_ROWS = 5_000_000
 """So many rows of suspect ranges are read; violations further on are not counted."""
 SOUND_IN_PARTS = frozenset({"total_order", "fifo", "latency"})
 """A violation of these is one whatever else the run holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SummarizedRun:
     """The surveys of all ranges of one run and one grade, in the order of slots, and how to read a range's rows."""
 
     meta: RunMeta
-    logs: tuple[Log, ...]
-    surveys: tuple[Survey, ...]
-    load: Callable[[Sequence[int]], Rows]
+    logs: tuple[MemberLog, ...]
+    summaries: tuple[RangeSummary, ...]
+    load_ranges: Callable[[Sequence[int]], Rows]
     """The rows of the ranges with these numbers."""
     grade: str | None = None
     bound_ns: int | None = None
-    looked_at_rows: int = LOOKED_AT_ROWS
-    whole_rows: int = LOOKED_AT_ROWS
+    max_suspect_rows: int = MAX_SUSPECT_ROWS
+    max_whole_rows: int = MAX_SUSPECT_ROWS
     """A run of so many rows that is not proven clean is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossing:
+class _CrossRangeMessages:
     """Messages whose send and deliveries lie in different ranges, and what has no counterpart anywhere."""
 
     sends: Rows
     """Sends of messages that were delivered in another range."""
-    latencies: Latencies
-    unmatched: Rows
+    latencies: LatencySummary
+    unmatched_deliveries: Rows
     """Deliveries of which no send was found where it could be."""
-    never_sent: frozenset[int]
+    ranges_without_send: frozenset[int]
     """The ranges with deliveries of which no send was found, and those in which it may be."""
-    undelivered: frozenset[int]
+    ranges_without_delivery: frozenset[int]
     """The ranges with sends that nobody delivered."""
 
 
-def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdict]:
+def check_ranges(run: SummarizedRun, only: Collection[str] = ()) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run; or `only` some of them."""
-    crossing = _crossing(found)
-    events = concatenated([survey.events for survey in found.surveys])
-    scrambled = _scrambled(found.surveys)
-    disorder = _disordered(found.surveys) | scrambled
+    crossing = _cross_range_messages(run)
+    events = concatenated([survey.events for survey in run.summaries])
+    scrambled = _interleaved_ranges(run.summaries)
+    disorder = _disordered_ranges(run.summaries) | scrambled
     cut_short: set[int] = set()
 
     def part(ranges: Iterable[int]) -> Trace:
         rows = 0
         chosen: list[int] = []
         wanted = sorted(ranges)
-        if sum(survey.rows for survey in found.surveys) <= found.whole_rows:
-            wanted = list(range(len(found.surveys)))
+        if sum(survey.rows for survey in run.summaries) <= run.max_whole_rows:
+            wanted = list(range(len(run.summaries)))
         for number in wanted:
-            rows += found.surveys[number].rows
-            if chosen and rows > found.looked_at_rows:
+            rows += run.summaries[number].rows
+            if chosen and rows > run.max_suspect_rows:
                 cut_short.add(len(wanted))
                 break
             chosen.append(number)
-        return _part(found, crossing, events, chosen)
+        return _partial_trace(run, crossing, events, chosen)
 
     # Where the ranges of a log reach into one another, an index that is there twice may hide one that is missing.
-    complete = _complete(found.surveys) and not (scrambled and index_twice(part(scrambled).deliveries()))
+    complete = _is_complete(run.summaries) and not (scrambled and duplicate_index_reason(part(scrambled).deliveries()))
 
     def judged(judge: Callable[[], Verdict | None]) -> dict[str, Verdict]:
         cut_short.clear()
@@ -99,156 +99,166 @@ def check_ranges(found: Findings, only: Collection[str] = ()) -> dict[str, Verdi
         sound = verdict.status is Status.VIOLATED and verdict.name in SOUND_IN_PARTS
         if cut_short and not sound:
             reason = (
-                f"{max(cut_short)} ranges of slots are suspect, more than the {found.looked_at_rows:,} rows looked at"
+                f"{max(cut_short)} ranges of slots are suspect, more than the {run.max_suspect_rows:,} rows looked at"
             )
             verdict = replace(unknown(verdict.name, Reason.TOO_MUCH_SUSPECT, reason), figures=verdict.figures)
         return {verdict.name: verdict}
 
     judges: dict[str, Callable[[], Verdict | None]] = {
-        "total_order": lambda: _total_order(found, disorder, complete, part),
-        "integrity": lambda: _integrity(found, disorder | crossing.never_sent, part),
-        "fifo": lambda: _fifo(found, part),
-        "completeness": lambda: _completeness(found, crossing.undelivered | disorder, events, complete, part),
-        "rate_compliance": lambda: _rates(found, events),
-        "latency": lambda: _latency(found, crossing, part),
+        "total_order": lambda: _total_order(run, disorder, complete, part),
+        "integrity": lambda: _integrity(run, disorder | crossing.ranges_without_send, part),
+        "fifo": lambda: _fifo(run, part),
+        "completeness": lambda: _completeness(run, crossing.ranges_without_delivery | disorder, events, complete, part),
+        "rate_compliance": lambda: _rate_compliance(run, events),
+        "latency": lambda: _latency(run, crossing, part),
     }
     chosen = [judge for name, judge in judges.items() if not only or name in only]
     return {name: verdict for judge in chosen for name, verdict in judged(judge).items()}
 
 
-_Part = Callable[[Iterable[int]], Trace]
+_LoadPart = Callable[[Iterable[int]], Trace]
 
 
-def _total_order(found: Findings, disorder: set[int], complete: bool, part: _Part) -> Verdict:
+def _total_order(run: SummarizedRun, disorder: set[int], complete: bool, load_part: _LoadPart) -> Verdict:
     if not disorder and complete:
-        return _kept("total_order", found)
+        return _clean_verdict("total_order", run)
     # An index that is there twice leaves open what the order is, wherever that is.
-    doubled = {number for number, survey in enumerate(found.surveys) if not survey.order.distinct}
-    trace = part(disorder | doubled if disorder else _incomplete(found.surveys))
+    doubled = {number for number, survey in enumerate(run.summaries) if not survey.order.distinct}
+    trace = load_part(disorder | doubled if disorder else _incomplete_ranges(run.summaries))
     verdict = total_order(trace)
     if verdict.status is Status.VIOLATED and doubled:  # not all was looked at
-        trace = part(doubled)
+        trace = load_part(doubled)
         verdict = total_order(trace)
-    whole = len(trace.deliveries()) == sum(sum(survey.counts.values()) for survey in found.surveys)
+    whole = len(trace.deliveries()) == sum(sum(survey.delivery_counts.values()) for survey in run.summaries)
     if whole or verdict.status is Status.VIOLATED or verdict.token is Reason.INDEX_TWICE:
         return verdict
     if complete:
-        return _kept("total_order", found)  # only repeated or FIFO-inverted messages made it seem so
-    return unknown("total_order", Reason.INDEX_MISSING, _lacking(found.surveys))
+        return _clean_verdict("total_order", run)  # only repeated or FIFO-inverted messages made it seem so
+    return unknown("total_order", Reason.INDEX_MISSING, _missing_index_reason(run.summaries))
 
 
-def _integrity(found: Findings, suspect: set[int], part: _Part) -> Verdict:
-    return integrity(part(suspect), reached(found.surveys)) if suspect else _kept("integrity", found)
+def _integrity(run: SummarizedRun, suspect: set[int], load_part: _LoadPart) -> Verdict:
+    return (
+        integrity(load_part(suspect), last_logged_sequences(run.summaries))
+        if suspect
+        else _clean_verdict("integrity", run)
+    )
 
 
-def _fifo(found: Findings, part: _Part) -> Verdict:
+def _fifo(run: SummarizedRun, load_part: _LoadPart) -> Verdict:
     """Of two neighbours that are the wrong way round, both are in suspect ranges, so these show just what all do."""
-    suspect = {number for number, survey in enumerate(found.surveys) if not survey.in_fifo}
+    suspect = {number for number, survey in enumerate(run.summaries) if not survey.in_fifo}
     spans: dict[tuple[int, int, int, int], list[tuple[int, FifoSpan]]] = {}
-    for number, survey in enumerate(found.surveys):
+    for number, survey in enumerate(run.summaries):
         for span in survey.fifo:
-            spans.setdefault((span.member, span.life, span.sender, span.priority), []).append((number, span))
+            spans.setdefault((span.member, span.recorder_incarnation, span.sender, span.priority), []).append(
+                (number, span)
+            )
     for of in spans.values():
         suspect |= overlapping([(number, span.first_index, span.last_index) for number, span in of])
         suspect |= overlapping([(number, span.first, span.last) for number, span in of])
-    return fifo(part(suspect)) if suspect else _kept("fifo", found)
+    return fifo(load_part(suspect)) if suspect else _clean_verdict("fifo", run)
 
 
-def _completeness(found: Findings, doubtful: frozenset[int], events: Rows, complete: bool, part: _Part) -> Verdict:
-    judge = gap_freedom if found.meta.reliable else gaps_explained
-    skeleton = Trace.from_rows(events, found.meta, found.logs)
-    known = [life for life in lives(skeleton).values() if life.log is not None]
+def _completeness(
+    run: SummarizedRun, doubtful: frozenset[int], events: Rows, complete: bool, load_part: _LoadPart
+) -> Verdict:
+    judge = gap_freedom if run.meta.reliable else gaps_explained
+    skeleton = Trace.from_rows(events, run.meta, run.logs)
+    known = [life for life in member_runs(skeleton).values() if life.log is not None]
     suspect = set(doubtful)
     last_with_rows: dict[tuple[int, int], int] = {}
-    for number, survey in enumerate(found.surveys):
-        for who in survey.counts:
+    for number, survey in enumerate(run.summaries):
+        for who in survey.delivery_counts:
             last_with_rows[who] = number
         for life in known:
             if life.end_slot <= survey.first_slot or life.first_slot > survey.last_slot:
                 continue
             # Where the order is kept, who has as many as there are keys has them all.
-            if survey.directed or survey.counts.get((life.member, life.life), 0) != survey.keys:
+            if survey.has_destinations or survey.delivery_counts.get((life.member, life.incarnation), 0) != survey.keys:
                 suspect.add(number)
     # How far a member got decides what it passed over, so the ranges of the last deliveries belong to the part.
     context = suspect | set(last_with_rows.values())
     if not complete:  # which logs lack rows is seen only when all are read
-        context = set(range(len(found.surveys)))
-    end_ns = max((survey.last_ns for survey in found.surveys), default=0)
+        context = set(range(len(run.summaries)))
+    end_ns = max((survey.last_ns for survey in run.summaries), default=0)
     # Where nothing is missing, what is left to say is about the logs.
-    trace = skeleton if not suspect and complete else part(context)
-    verdict = judge(trace, until_ns=end_ns, bound_ns=found.bound_ns, whole=complete)
+    trace = skeleton if not suspect and complete else load_part(context)
+    verdict = judge(trace, until_ns=end_ns, bound_ns=run.bound_ns, dense_logs=complete)
     if len(trace) == 0 and verdict.token is Reason.NOTHING_RECORDED:
-        verdict = _kept(verdict.name, found)  # no row had to be read
+        verdict = _clean_verdict(verdict.name, run)  # no row had to be read
     return verdict
 
 
-def _rates(found: Findings, events: Rows) -> Verdict | None:
-    promised = rate_compliance.declared(found.meta)
-    if promised is None or not rate_compliance.judged(found.meta, events):
+def _rate_compliance(run: SummarizedRun, events: Rows) -> Verdict | None:
+    promised = rate_compliance.declared_rates(run.meta)
+    if promised is None or not rate_compliance.is_checked(run.meta, events):
         return None
-    edges = rate_compliance.joined([survey.usage for survey in found.surveys])
-    excesses = [excess for survey in found.surveys for excess in survey.excesses]
-    return rate_compliance.verdict([*excesses, *rate_compliance.excesses(edges, promised)], _doubt(found))
+    edges = rate_compliance.merge_usage([survey.edge_usage for survey in run.summaries])
+    excesses = [excess for survey in run.summaries for excess in survey.rate_violations]
+    return rate_compliance.rate_verdict([*excesses, *rate_compliance.rate_violations(edges, promised)], _doubt(run))
 
 
-def _latency(found: Findings, crossing: _Crossing, part: _Part) -> Verdict | None:
-    bound = found.meta.bound_ns if found.bound_ns is None else found.bound_ns
+def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _LoadPart) -> Verdict | None:
+    bound = run.meta.bound_ns if run.bound_ns is None else run.bound_ns
     if bound is None:
         return None
-    seen = Latencies()
-    for survey in found.surveys:
+    seen = LatencySummary()
+    for survey in run.summaries:
         seen.merge(survey.latencies)
     seen.merge(crossing.latencies)
-    doubt = _doubt(found)
-    if crossing.never_sent:
+    doubt = _doubt(run)
+    if crossing.ranges_without_send:
         # The send may have been matched, in its own range, with other deliveries of the message.
-        trace, unmatched = part(crossing.never_sent), crossing.unmatched
+        trace, unmatched = load_part(crossing.ranges_without_send), crossing.unmatched_deliveries
         matched, taken_ns = latencies(trace, unmatched)
         seen.add(taken_ns, bound, unmatched.select(matched))
-        untold = int((origins(trace, unmatched, reached(found.surveys)) == Origin.UNTOLD).sum())
+        untold = int(
+            (send_statuses(trace, unmatched, last_logged_sequences(run.summaries)) == SendStatus.NOT_RECORDED).sum()
+        )
         doubt = doubt or sends_not_recorded(untold)
     return latency_verdict(seen, bound, doubt)
 
 
-def latency_verdict(seen: Latencies, bound_ns: int, doubt: Doubt | None) -> Verdict:
+def latency_verdict(measured: LatencySummary, bound_ns: int, doubt: Doubt | None) -> Verdict:
     """What latencies come to; `doubt` says why there could be others."""
-    quantile = seen.histogram.quantile
+    quantile = measured.histogram.quantile
     figures = {
-        "deliveries": seen.deliveries,
-        "late": seen.late,
-        "min_ns": seen.min_ns,
-        "p50_ns": min(quantile(0.5), seen.max_ns),
-        "p99_ns": min(quantile(0.99), seen.max_ns),
-        "p999_ns": min(quantile(0.999), seen.max_ns),
-        "max_ns": seen.max_ns,
+        "deliveries": measured.deliveries,
+        "late": measured.late_deliveries,
+        "min_ns": measured.min_ns,
+        "p50_ns": min(quantile(0.5), measured.max_ns),
+        "p99_ns": min(quantile(0.99), measured.max_ns),
+        "p999_ns": min(quantile(0.999), measured.max_ns),
+        "max_ns": measured.max_ns,
     }
-    late = seen.first_late
+    late = measured.first_late_delivery
     if late is not None:
-        message = MessageId(late.sender, late.incarnation, late.sequence)
+        message = MessageId(late.sender, late.sender_incarnation, late.sequence)
         text = (
-            f"member {late.member} delivered {message} {late.taken_ns / 1e6:.3f} ms after it was sent, "
-            f"{(late.taken_ns - bound_ns) / 1e6:.3f} ms later than the bound of {bound_ns / 1e6:.3f} ms"
+            f"member {late.member} delivered {message} {late.latency_ns / 1e6:.3f} ms after it was sent, "
+            f"{(late.latency_ns - bound_ns) / 1e6:.3f} ms later than the bound of {bound_ns / 1e6:.3f} ms"
         )
         witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
-        return Verdict("latency", Status.VIOLATED, witness, seen.late, figures=figures)
+        return Verdict("latency", Status.VIOLATED, witness, measured.late_deliveries, figures=figures)
     return kept("latency", doubt, figures)
 
 
-def _kept(name: str, found: Findings) -> Verdict:
+def _clean_verdict(name: str, run: SummarizedRun) -> Verdict:
     """Nothing speaks against the promise, unless rows are hidden or there are none."""
-    return kept(name, _doubt(found))
+    return kept(name, _doubt(run))
 
 
-def _doubt(found: Findings) -> Doubt | None:
-    hidden = hidden_rows(Trace.from_rows(concatenated([]), found.meta, found.logs))
-    return hidden or (None if any(survey.rows for survey in found.surveys) else NOTHING)
+def _doubt(found: SummarizedRun) -> Doubt | None:
+    hidden = dropped_rows_reason(Trace.from_rows(concatenated([]), found.meta, found.logs))
+    return hidden or (None if any(survey.rows for survey in found.summaries) else NOTHING_RECORDED)
 
 
-def _disordered(surveys: Sequence[Survey]) -> set[int]:
+def _disordered_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
     """The ranges in which, or between which, the order is broken."""
-    broken = {number for number, survey in enumerate(surveys) if not survey.order.ordered}
+    broken = {number for number, survey in enumerate(summaries) if not survey.order.ordered}
     streams: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for number, survey in enumerate(surveys):
+    for number, survey in enumerate(summaries):
         for span in survey.delivered:  # all numbers, also those out of turn: a message may be in two ranges
             spans = streams.setdefault((span.sender, span.incarnation), [])
             spans.append((number, span.first_sequence, span.last_sequence))
@@ -257,19 +267,19 @@ def _disordered(surveys: Sequence[Survey]) -> set[int]:
     return broken
 
 
-def _spans(surveys: Sequence[Survey]) -> dict[tuple[int, int], list[tuple[int, LogSpan]]]:
+def _spans_by_run(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], list[tuple[int, LogSpan]]]:
     """By log, its spans with the numbers of their ranges, in the order of slots."""
     found: dict[tuple[int, int], list[tuple[int, LogSpan]]] = {}
-    for number, survey in enumerate(surveys):
+    for number, survey in enumerate(summaries):
         for span in survey.order.logs:
-            found.setdefault((span.member, span.life), []).append((number, span))
+            found.setdefault((span.member, span.incarnation), []).append((number, span))
     return found
 
 
-def _scrambled(surveys: Sequence[Survey]) -> set[int]:
+def _interleaved_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
     """The ranges of a log whose indices reach into one another: only together do they show in which order it is."""
     found: set[int] = set()
-    for spans in _spans(surveys).values():
+    for spans in _spans_by_run(summaries).values():
         found |= overlapping([(number, span.first_index, span.last_index) for number, span in spans])
     return found
 
@@ -283,21 +293,21 @@ def overlapping(spans: Sequence[tuple[int, Any, Any]]) -> set[int]:
     return behind | ahead
 
 
-def _complete(surveys: Sequence[Survey]) -> bool:
+def _is_complete(summaries: Sequence[RangeSummary]) -> bool:
     """Whether every log has as many deliveries as its last index says."""
-    if not all(survey.order.distinct for survey in surveys):
+    if not all(survey.order.distinct for survey in summaries):
         return False
-    for who, spans in _spans(surveys).items():
-        count = sum(survey.counts.get(who, 0) for survey in surveys)
+    for who, spans in _spans_by_run(summaries).items():
+        count = sum(survey.delivery_counts.get(who, 0) for survey in summaries)
         if min(span.first_index for _, span in spans) != 0 or max(span.last_index for _, span in spans) + 1 != count:
             return False
     return True
 
 
-def _incomplete(surveys: Sequence[Survey]) -> set[int]:
+def _incomplete_ranges(summaries: Sequence[RangeSummary]) -> set[int]:
     """The ranges in which or before which a log lacks deliveries."""
-    lacking = {number for number, survey in enumerate(surveys) if not survey.order.dense}
-    for spans in _spans(surveys).values():
+    lacking = {number for number, survey in enumerate(summaries) if not survey.order.dense}
+    for spans in _spans_by_run(summaries).values():
         expected = 0
         for number, span in spans:
             if span.first_index != expected:
@@ -306,8 +316,8 @@ def _incomplete(surveys: Sequence[Survey]) -> set[int]:
     return lacking
 
 
-def _lacking(surveys: Sequence[Survey]) -> str:
-    for (member, _), spans in sorted(_spans(surveys).items()):
+def _missing_index_reason(summaries: Sequence[RangeSummary]) -> str:
+    for (member, _), spans in sorted(_spans_by_run(summaries).items()):
         expected = 0
         for number, span in spans:
             if span.first_index != expected:
@@ -315,37 +325,38 @@ def _lacking(surveys: Sequence[Survey]) -> str:
                     f"the deliveries of member {member} are not all recorded: index {expected} is missing, "
                     f"{span.first_index} follows"
                 )
-            if not surveys[number].order.dense:
-                first, last = surveys[number].first_slot, surveys[number].last_slot
+            if not summaries[number].order.dense:
+                first, last = summaries[number].first_slot, summaries[number].last_slot
                 return f"not all deliveries in slots {first} to {last} are recorded: an index is missing there"
             expected = span.last_index + 1
     return "not all deliveries are recorded"
 
 
-def _crossing(found: Findings) -> _Crossing:
-    sends, sent_in = _joined(found.surveys, "unmatched_sends")
-    deliveries, delivered_in = _joined(found.surveys, "unmatched_deliveries")
+def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
+    sends, sent_in = _concatenated_field(run.summaries, "unmatched_sends")
+    deliveries, delivered_in = _concatenated_field(run.summaries, "unmatched_deliveries")
     sent, delivered = message_codes(sends, deliveries)
-    seen = Latencies()
+    seen = LatencySummary()
     matched = np.zeros(len(deliveries), dtype=bool)
     if len(sent):
         order = np.argsort(sent, kind="stable")
         at = np.minimum(np.searchsorted(sent[order], delivered), len(sent) - 1)
         matched = sent[order][at] == delivered
-        bound = found.meta.bound_ns if found.bound_ns is None else found.bound_ns
+        bound = run.meta.bound_ns if run.bound_ns is None else run.bound_ns
         taken = deliveries.select(matched)
         seen.add(taken.real_ns - sends.real_ns[order][at][matched], bound, taken)
     elsewhere = np.isin(sent, delivered)
-    return _Crossing(
+    return _CrossRangeMessages(
         sends=sends.select(elsewhere),
         latencies=seen,
-        unmatched=deliveries.select(~matched),
-        never_sent=frozenset(delivered_in[~matched].tolist()) | _may_have_sent(found, deliveries.select(~matched)),
-        undelivered=frozenset(sent_in[~elsewhere].tolist()),
+        unmatched_deliveries=deliveries.select(~matched),
+        ranges_without_send=frozenset(delivered_in[~matched].tolist())
+        | _ranges_with_possible_sends(run, deliveries.select(~matched)),
+        ranges_without_delivery=frozenset(sent_in[~elsewhere].tolist()),
     )
 
 
-def _may_have_sent(found: Findings, deliveries: Rows) -> set[int]:
+def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
     """The ranges in which the sends of these deliveries could be: they were matched there with other deliveries."""
     wanted: dict[tuple[int, int], set[int]] = {}
     columns = (deliveries.sender, deliveries.incarnation, deliveries.sequence)
@@ -353,7 +364,7 @@ def _may_have_sent(found: Findings, deliveries: Rows) -> set[int]:
         wanted.setdefault((sender, incarnation), set()).add(sequence)
     return {
         number
-        for number, survey in enumerate(found.surveys)
+        for number, survey in enumerate(run.summaries)
         for span in survey.sends
         if any(
             span.first_sequence <= sequence <= span.last_sequence
@@ -362,18 +373,20 @@ def _may_have_sent(found: Findings, deliveries: Rows) -> set[int]:
     }
 
 
-def _joined(surveys: Sequence[Survey], name: str) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    parts = [getattr(survey, name) for survey in surveys]
+def _concatenated_field(
+    summaries: Sequence[RangeSummary], name: str
+) -> tuple[Rows, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    parts = [getattr(survey, name) for survey in summaries]
     numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return concatenated(parts), numbers
 
 
-def _part(found: Findings, crossing: _Crossing, events: Rows, ranges: Sequence[int]) -> Trace:
+def _partial_trace(run: SummarizedRun, crossing: _CrossRangeMessages, events: Rows, ranges: Sequence[int]) -> Trace:
     """The run as far as the rows of these ranges show it."""
-    loaded = found.load(ranges) if ranges else concatenated([])
-    trace = Trace.from_rows(loaded, found.meta, found.logs)
-    if found.grade is not None:
-        trace = trace.graded(found.grade)
+    loaded = run.load_ranges(ranges) if ranges else concatenated([])
+    trace = Trace.from_rows(loaded, run.meta, run.logs)
+    if run.grade is not None:
+        trace = trace.with_grade(run.grade)
     deliveries, sends = trace.deliveries(), trace.sends()
     # A send whose delivery lies in a range that was not read would look undelivered.
     here, delivered = message_codes(sends, deliveries)
@@ -381,4 +394,4 @@ def _part(found: Findings, crossing: _Crossing, events: Rows, ranges: Sequence[i
     keep = np.isin(here, delivered) | ~np.isin(own, elsewhere)
     away, at, sent = message_codes(crossing.sends, deliveries, sends)
     fetched = crossing.sends.select(np.isin(away, at) & ~np.isin(away, sent))
-    return Trace.from_rows(concatenated([deliveries, sends.select(keep), fetched, events]), found.meta, found.logs)
+    return Trace.from_rows(concatenated([deliveries, sends.select(keep), fetched, events]), run.meta, run.logs)

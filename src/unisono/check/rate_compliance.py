@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.check.codes import message_codes, packed, starts, stream_codes
-from unisono.check.member_runs import hidden_rows, nothing_recorded
+from unisono.check.codes import group_starts, message_codes, packed, stream_codes
+from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
 from unisono.check.verdict import Doubt, MessageId, Status, Verdict, Witness, kept
 from unisono.model.rates import Rate
 from unisono.trace.kinds import EventKind
@@ -23,13 +23,13 @@ from unisono.trace.meta import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 NAME = "rate_compliance"
-SLOT_ORDERS = frozenset({"vbr"})
-MOST_TOLD = 100
+RATE_CHECKED_ORDERS = frozenset({"vbr"})
+MAX_REPORTED = 100
 """How many excesses of a range are told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredRates:
     """What the members of a run have declared."""
 
     theta_ns: int
@@ -47,7 +47,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SlotUsage:
     """How many messages each sender had in each slot, by sender and slot; and the last of them."""
 
     sender: Ints
@@ -56,50 +56,50 @@ class Usage:
     count: Ints
     last: Ints
 
-    def select(self, rows: Mask | Ints) -> Usage:
+    def select(self, rows: Mask | Ints) -> SlotUsage:
         """Some of it."""
-        return Usage(*(getattr(self, name)[rows] for name in _FIELDS))
+        return SlotUsage(*(getattr(self, name)[rows] for name in _FIELDS))
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Excess:
+class RateViolation:
     """A sender had more than it declared in the slots up to this one; ordered by slot."""
 
     slot: int
     sender: int
     incarnation: int
-    slots: int
+    window_slots: int
     """1 for the burst, the window for the average."""
     sequence: int
     """Of its last message in the slot."""
-    carried: int
+    sent: int
     allowed: int
 
 
 _FIELDS = ("sender", "incarnation", "slot", "count", "last")
-NO_USAGE = Usage(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))
+NO_USAGE = SlotUsage(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))
 
 
-def declared(meta: RunMeta) -> Declared | None:
+def declared_rates(meta: RunMeta) -> DeclaredRates | None:
     """What is to be judged of a run; None if nothing is."""
-    if meta.order not in SLOT_ORDERS or not meta.rates:
+    if meta.order not in RATE_CHECKED_ORDERS or not meta.rates:
         return None
-    return Declared(meta.theta_ns, meta.rates)
+    return DeclaredRates(meta.theta_ns, meta.rates)
 
 
-def judged(meta: RunMeta, events: Rows) -> bool:
+def is_checked(meta: RunMeta, events: Rows) -> bool:
     """Whether a run's rates are judged: they were declared, and no slot changed its length."""
-    return declared(meta) is not None and not (events.kind == EventKind.TIMING.code).any()
+    return declared_rates(meta) is not None and not (events.kind == EventKind.TIMING.code).any()
 
 
-def usage(deliveries: Rows, *, once: bool = False) -> Usage:
+def slot_usage(deliveries: Rows, *, single_log: bool = False) -> SlotUsage:
     """What was sent in which slot, as far as it was delivered anywhere.
 
     `once` says that the rows are of one log, in the order of keys and each sender's numbers, which spares the sorting.
     """
     if len(deliveries) == 0:
         return NO_USAGE
-    if once:
+    if single_log:
         rows = deliveries
         (stream,) = stream_codes(rows)
         order = np.argsort(stream.astype(np.int16) if int(stream.max()) < 1 << 15 else stream, kind="stable")
@@ -107,16 +107,16 @@ def usage(deliveries: Rows, *, once: bool = False) -> Usage:
         _, first = np.unique(message_codes(deliveries)[0], return_index=True)
         rows = deliveries.select(first)
         order = np.lexsort((rows.sequence, rows.slot, rows.incarnation, rows.sender))
-    begins = np.flatnonzero(starts(packed(rows.sender, rows.incarnation, rows.slot)[order]))
+    begins = np.flatnonzero(group_starts(packed(rows.sender, rows.incarnation, rows.slot)[order]))
     ends = np.append(begins[1:], len(order)) - 1
     at = order[ends]
-    return Usage(rows.sender[at], rows.incarnation[at], rows.slot[at], ends - begins + 1, rows.sequence[at])
+    return SlotUsage(rows.sender[at], rows.incarnation[at], rows.slot[at], ends - begins + 1, rows.sequence[at])
 
 
-def excesses(used: Usage, promised: Declared) -> list[Excess]:
+def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolation]:
     """Where a burst or an average was passed, in the order of slots."""
-    found: list[Excess] = []
-    fresh = np.append(np.flatnonzero(starts(packed(used.sender, used.incarnation))), len(used.slot))
+    found: list[RateViolation] = []
+    fresh = np.append(np.flatnonzero(group_starts(packed(used.sender, used.incarnation))), len(used.slot))
     for first, last in zip(fresh[:-1].tolist(), fresh[1:].tolist(), strict=True):
         rate = promised.rate_of(int(used.sender[first]))
         if rate is None:
@@ -132,36 +132,38 @@ def excesses(used: Usage, promised: Declared) -> list[Excess]:
             for row in np.flatnonzero(amount > allowed).tolist():
                 at = first + row
                 who = (int(used.sender[at]), int(used.incarnation[at]))
-                found.append(Excess(int(slot[row]), *who, slots, int(used.last[at]), int(amount[row]), allowed))
+                found.append(RateViolation(int(slot[row]), *who, slots, int(used.last[at]), int(amount[row]), allowed))
     return sorted(found)
 
 
-def edges(used: Usage, first_slot: int, last_slot: int, promised: Declared) -> Usage:
+def edge_usage(used: SlotUsage, first_slot: int, last_slot: int, promised: DeclaredRates) -> SlotUsage:
     """What windows that reach over an edge of the range can hold."""
     reach = promised.longest_window - 1
     return used.select((used.slot < first_slot + reach) | (used.slot > last_slot - reach))
 
 
-def joined(parts: Sequence[Usage]) -> Usage:
+def merge_usage(parts: Sequence[SlotUsage]) -> SlotUsage:
     """The usage of ranges that do not overlap."""
-    whole = Usage(*(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _FIELDS))
+    whole = SlotUsage(*(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _FIELDS))
     return whole.select(np.lexsort((whole.slot, whole.incarnation, whole.sender)))
 
 
 def rate_compliance(trace: Trace) -> Verdict:
     """Judge a whole run."""
-    promised = declared(trace.meta)
-    found = [] if promised is None else excesses(usage(trace.deliveries()), promised)
-    return verdict(found, hidden_rows(trace) or nothing_recorded(trace))
+    promised = declared_rates(trace.meta)
+    found = [] if promised is None else rate_violations(slot_usage(trace.deliveries()), promised)
+    return rate_verdict(found, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
-def verdict(found: Iterable[Excess], hidden: Doubt | None) -> Verdict:
+def rate_verdict(violations: Iterable[RateViolation], incomplete_reason: Doubt | None) -> Verdict:
     """What the excesses come to; `hidden` says why there could be more."""
-    told = sorted(set(found))
+    told = sorted(set(violations))
     if not told:
-        return kept(NAME, hidden)
+        return kept(NAME, incomplete_reason)
     worst = told[0]
     message = MessageId(worst.sender, worst.incarnation, worst.sequence)
-    where = f"in slot {worst.slot}" if worst.slots == 1 else f"in the {worst.slots} slots up to {worst.slot}"
-    text = f"member {worst.sender} sent {worst.carried} messages {where}, {worst.allowed} at most were declared"
+    where = (
+        f"in slot {worst.slot}" if worst.window_slots == 1 else f"in the {worst.window_slots} slots up to {worst.slot}"
+    )
+    text = f"member {worst.sender} sent {worst.sent} messages {where}, {worst.allowed} at most were declared"
     return Verdict(NAME, Status.VIOLATED, Witness((message,), (worst.sender,), (), text), len(told))

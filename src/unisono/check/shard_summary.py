@@ -12,20 +12,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.check.codes import Codes, key_codes, log_codes, message_codes, packed, starts, stream_codes
-from unisono.check.final import FINAL, FinalRange, survey_finals
-from unisono.check.order_kernel import NOTHING, LogSpan, OrderSummary, StreamSpan, summarize
-from unisono.check.rate_compliance import MOST_TOLD, NO_USAGE, Declared, Excess, Usage, edges, excesses, usage
+from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
+from unisono.check.final import FINAL, FinalRange, summarize_finals
+from unisono.check.order_kernel import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
+from unisono.check.rate_compliance import (
+    MAX_REPORTED,
+    NO_USAGE,
+    DeclaredRates,
+    RateViolation,
+    SlotUsage,
+    edge_usage,
+    rate_violations,
+    slot_usage,
+)
 from unisono.model.histogram import Histogram, upper_edge
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 
-_COUNTED_NS = 4_000_000_000
+_MAX_COUNTED_NS = 4_000_000_000
 """Latencies below this are counted in an array, by units of 1024 ns."""
 _UNIT_BITS = 10
-_FEW = 1 << 16
-_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
-_EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 62], dtype=np.int64)
+_MAX_COUNTED_CODE = 1 << 16
+_QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
+_BUCKET_EDGES = np.array([edge for edge in map(upper_edge, range(2048)) if edge < 1 << 62], dtype=np.int64)
 """The largest value of each of a histogram's buckets."""
 
 
@@ -35,7 +44,7 @@ class FifoSpan:
     by number (incarnation, sequence) and by index."""
 
     member: int
-    life: int
+    recorder_incarnation: int
     sender: int
     priority: int
     first: tuple[int, int]
@@ -45,60 +54,60 @@ class FifoSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LateDelivery:
     """A delivery past the bound; ordered by when it happened."""
 
     real_ns: int
     member: int
-    life: int
+    recorder_incarnation: int
     index: int
     sender: int
-    incarnation: int
+    sender_incarnation: int
     sequence: int
-    taken_ns: int
+    latency_ns: int
 
 
 @dataclass(slots=True)
-class Latencies:
+class LatencySummary:
     """How long deliveries took, in constant memory."""
 
     deliveries: int = 0
-    late: int = 0
+    late_deliveries: int = 0
     min_ns: int = 0
     max_ns: int = 0
     histogram: Histogram = field(default_factory=Histogram)
-    first_late: Late | None = None
+    first_late_delivery: LateDelivery | None = None
 
-    def add(self, taken_ns: Ints, bound_ns: int | None, deliveries: Rows) -> None:
+    def add(self, latencies_ns: Ints, bound_ns: int | None, deliveries: Rows) -> None:
         """Count the latencies of these deliveries, one each."""
-        if len(taken_ns) == 0:
+        if len(latencies_ns) == 0:
             return
-        smallest, largest = int(taken_ns.min()), int(taken_ns.max())
-        part = Latencies(len(taken_ns), 0, smallest, largest, _histogram(taken_ns, largest))
+        smallest, largest = int(latencies_ns.min()), int(latencies_ns.max())
+        part = LatencySummary(len(latencies_ns), 0, smallest, largest, _histogram(latencies_ns, largest))
         if bound_ns is not None and largest > bound_ns:
-            late = np.flatnonzero(taken_ns > bound_ns)
-            part.late = len(late)
+            late = np.flatnonzero(latencies_ns > bound_ns)
+            part.late_deliveries = len(late)
             columns = [deliveries.real_ns, deliveries.member, deliveries.life, deliveries.index]
             row = int(late[np.lexsort([column[late] for column in reversed(columns)])[0]])
-            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, taken_ns]
-            part.first_late = Late(*(int(column[row]) for column in columns))
+            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, latencies_ns]
+            part.first_late_delivery = LateDelivery(*(int(column[row]) for column in columns))
         self.merge(part)
 
-    def merge(self, other: Latencies) -> None:
+    def merge(self, other: LatencySummary) -> None:
         """Count what `other` has counted."""
         if other.deliveries == 0:
             return
         self.min_ns = other.min_ns if self.deliveries == 0 else min(self.min_ns, other.min_ns)
         self.max_ns = other.max_ns if self.deliveries == 0 else max(self.max_ns, other.max_ns)
         self.deliveries += other.deliveries
-        self.late += other.late
+        self.late_deliveries += other.late_deliveries
         self.histogram.merge(other.histogram)
-        firsts = [late for late in (self.first_late, other.first_late) if late is not None]
-        self.first_late = min(firsts, key=_when, default=None)
+        firsts = [late for late in (self.first_late_delivery, other.first_late_delivery) if late is not None]
+        self.first_late_delivery = min(firsts, key=_late_order, default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class RangeSummary:
     """What a range shows."""
 
     first_slot: int
@@ -110,13 +119,13 @@ class Survey:
     fifo: tuple[FifoSpan, ...]
     keys: int
     """How many different keys were delivered."""
-    counts: dict[tuple[int, int], int]
+    delivery_counts: dict[tuple[int, int], int]
     """How many deliveries each log has."""
     grades: tuple[str, ...]
     """The grades in which messages were delivered."""
-    directed: bool
+    has_destinations: bool
     """Whether some message was meant for some members only."""
-    latencies: Latencies
+    latencies: LatencySummary
     sends: tuple[StreamSpan, ...]
     """Between which numbers each sender's sends lie."""
     delivered: tuple[StreamSpan, ...]
@@ -126,23 +135,23 @@ class Survey:
     unmatched_deliveries: Rows
     events: Rows
     """What happened to members; not the steps of messages through their queues."""
-    excesses: tuple[Excess, ...]
+    rate_violations: tuple[RateViolation, ...]
     """Where a sender passed its declared rate within the range; of many, the first."""
-    usage: Usage
+    edge_usage: SlotUsage
     """What was sent in the slots at the range's edges."""
     finals: FinalRange | None
     """Where final deliveries are surveyed, what they show of the agreed sequence."""
 
 
-def survey(
+def summarize_range(
     parts: Sequence[Rows],
     first_slot: int,
     last_slot: int,
     *,
     grade: str | None,
     bound_ns: int | None,
-    promised: Declared | None = None,
-) -> Survey:
+    promised: DeclaredRates | None = None,
+) -> RangeSummary:
     """Survey the rows of a range; `grade` chooses the deliveries where there are several grades."""
     deliveries, sends, events = [], [], []
     grades: set[str] = set()
@@ -158,40 +167,44 @@ def survey(
         deliveries.append(rows.select(is_delivery))
         sends.append(rows.select(is_send))
         last_ns = max(last_ns, *(int(kept.real_ns.max(initial=0)) for kept in (deliveries[-1], sends[-1], others)))
-        events.append(others.select(~np.isin(others.kind, _STEPS)) if len(others) else others)
-    logs = _logs(deliveries)
+        events.append(others.select(~np.isin(others.kind, _QUEUE_STEP_KINDS)) if len(others) else others)
+    logs = _deliveries_by_run(deliveries)
     sent = concatenated(sends)
-    same = _same_everywhere(logs, sent, bound_ns)
-    facts = same or _sorted_out(logs, sent, bound_ns)
+    same = _all_equal(logs, sent, bound_ns)
+    facts = same or _by_sorting(logs, sent, bound_ns)
     # Where all logs are the same, one of them shows what was sent.
-    used = NO_USAGE if promised is None else usage(logs[0] if same else concatenated(logs), once=same is not None)
-    return Survey(
+    used = (
+        NO_USAGE
+        if promised is None
+        else slot_usage(logs[0] if same else concatenated(logs), single_log=same is not None)
+    )
+    return RangeSummary(
         first_slot=first_slot,
         last_slot=last_slot,
         rows=sum(map(len, parts)),
         last_ns=last_ns,
-        counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
+        delivery_counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
         grades=tuple(sorted(grades)),
-        directed=any(rows.destination_sets for rows in parts),
-        sends=_number_spans(sent),
+        has_destinations=any(rows.destination_sets for rows in parts),
+        sends=_sequence_spans(sent),
         events=copied(concatenated(events)),
-        excesses=() if promised is None else tuple(excesses(used, promised)[:MOST_TOLD]),
-        usage=used if promised is None else edges(used, first_slot, last_slot, promised),
-        finals=survey_finals(concatenated(logs)) if grade == FINAL else None,
+        rate_violations=() if promised is None else tuple(rate_violations(used, promised)[:MAX_REPORTED]),
+        edge_usage=used if promised is None else edge_usage(used, first_slot, last_slot, promised),
+        finals=summarize_finals(concatenated(logs)) if grade == FINAL else None,
         **facts,  # type: ignore[arg-type]
     )
 
 
-def reached(surveys: Sequence[Survey]) -> dict[tuple[int, int], int]:
+def last_logged_sequences(summaries: Sequence[RangeSummary]) -> dict[tuple[int, int], int]:
     """The last number that each sender has logged."""
     found: dict[tuple[int, int], int] = {}
-    for span in (span for survey in surveys for span in survey.sends):
+    for span in (span for survey in summaries for span in survey.sends):
         who = (span.sender, span.incarnation)
         found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
     return found
 
 
-def _number_spans(messages: Rows) -> tuple[StreamSpan, ...]:
+def _sequence_spans(messages: Rows) -> tuple[StreamSpan, ...]:
     if len(messages) == 0:
         return ()
     (stream,) = stream_codes(messages)
@@ -205,7 +218,7 @@ def _number_spans(messages: Rows) -> tuple[StreamSpan, ...]:
     return tuple(found)
 
 
-def _logs(parts: Sequence[Rows]) -> list[Rows]:
+def _deliveries_by_run(parts: Sequence[Rows]) -> list[Rows]:
     """The deliveries of each log, in the order of index; files keep a log's rows together, mostly in that order."""
     pieces: dict[tuple[int, int], list[Rows]] = {}
     for part in parts:
@@ -226,7 +239,7 @@ def _logs(parts: Sequence[Rows]) -> list[Rows]:
 # -- every member delivered the same -------------------------------------------------------------------------
 
 
-def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
+def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object] | None:
     """The facts of a range in which all logs are the same and clean; None if it is not so."""
     if not logs:
         return None
@@ -273,7 +286,7 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
         used[own[found[matched]]] = True
     if len(spans) > len({span.sender for span in spans}) or any(np.ptp(log.priority) for log in logs):
         return None  # several lives of a sender, or several priorities
-    latencies = Latencies()
+    latencies = LatencySummary()
     known = sent_ns >= 0
     everything = bool(known.all())
     unmatched = []
@@ -320,7 +333,7 @@ def _same_everywhere(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) ->
 def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
     """The distinct codes, the rows by code (in order within one), and where each code's rows begin and end."""
     largest = int(code.max(initial=0))
-    if largest < _FEW:  # codes begin at 0: counting spares a sort, and few bits make the other one quick
+    if largest < _MAX_COUNTED_CODE:  # codes begin at 0: counting spares a sort, and few bits make the other one quick
         counts = np.bincount(code)
         codes = np.flatnonzero(counts)
         counts, narrow = counts[codes], code.astype(np.uint8 if largest < 1 << 8 else np.uint16)
@@ -333,7 +346,7 @@ def _grouped(code: Codes) -> tuple[Codes, Ints, Ints]:
 # -- members differ --------------------------------------------------------------------------------------------
 
 
-def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
+def _by_sorting(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[str, object]:
     """The facts of any range."""
     deliveries = concatenated(logs) if logs else EMPTY
     in_fifo, fifo = _fifo_spans(deliveries)
@@ -342,14 +355,14 @@ def _sorted_out(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict
     at = np.minimum(np.searchsorted(sent[by_message], delivered), max(len(sent) - 1, 0))
     matched = sent[by_message][at] == delivered if len(sent) else np.zeros(len(deliveries), dtype=bool)
     taken = deliveries.select(matched)
-    latencies = Latencies()
+    latencies = LatencySummary()
     if len(sent):
         latencies.add(taken.real_ns - sends.real_ns[by_message][at][matched], bound_ns, taken)
     return {
-        "order": summarize(deliveries) if len(deliveries) else NOTHING,
+        "order": summarize_order(deliveries) if len(deliveries) else EMPTY_SUMMARY,
         "in_fifo": in_fifo,
         "fifo": fifo,
-        "delivered": _number_spans(deliveries),
+        "delivered": _sequence_spans(deliveries),
         "keys": len(np.unique(key_codes(deliveries))),
         "latencies": latencies,
         "unmatched_sends": copied(sends.select(~np.isin(sent, delivered))),
@@ -362,7 +375,7 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
     number = packed(deliveries.incarnation, deliveries.sequence)
-    fresh = starts(pair[order])
+    fresh = group_starts(pair[order])
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(order)) - 1 if len(order) else first
     in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
@@ -376,20 +389,20 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
     return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))
 
 
-def _histogram(taken_ns: Ints, largest: int) -> Histogram:
+def _histogram(latencies_ns: Ints, largest: int) -> Histogram:
     """The latencies, counted by units first: there are many of them."""
-    units = np.maximum(taken_ns, 0) >> _UNIT_BITS
-    if largest < _COUNTED_NS:
+    units = np.maximum(latencies_ns, 0) >> _UNIT_BITS
+    if largest < _MAX_COUNTED_NS:
         counts = np.bincount(units)
         values = np.flatnonzero(counts)
         counts = counts[values]
     else:
         values, counts = np.unique(units, return_counts=True)
-    buckets = np.searchsorted(_EDGES, ((values + 1) << _UNIT_BITS) - 1)
-    begins = np.flatnonzero(starts(buckets))
+    buckets = np.searchsorted(_BUCKET_EDGES, ((values + 1) << _UNIT_BITS) - 1)
+    begins = np.flatnonzero(group_starts(buckets))
     times = np.add.reduceat(counts, begins).tolist()
     return Histogram.of_pairs(list(zip(buckets[begins].tolist(), times, strict=True)), max(largest, 0))
 
 
-def _when(late: Late) -> tuple[int, int, int, int]:
-    return late.real_ns, late.member, late.life, late.index
+def _late_order(late: LateDelivery) -> tuple[int, int, int, int]:
+    return late.real_ns, late.member, late.recorder_incarnation, late.index

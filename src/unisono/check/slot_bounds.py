@@ -23,8 +23,8 @@ def latency_in_force(trace: Trace) -> Verdict:
         return kept(NAME, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
-    lengths = _lengths(trace, deliveries)
-    longest = max(trace.meta.theta_ns, *(theta for _, theta in _changes(trace)), 0)
+    lengths = _slot_lengths(trace, deliveries)
+    longest = max(trace.meta.theta_ns, *(theta for _, theta in _slot_length_changes(trace)), 0)
     limits = trace.meta.bound_ns - (longest - lengths[matched])
     late = np.flatnonzero(taken_ns > limits)
     figures = {"deliveries": len(matched), "late": len(late)}
@@ -41,7 +41,7 @@ def latency_in_force(trace: Trace) -> Verdict:
     return Verdict(NAME, Status.VIOLATED, witness, len(late), figures=figures)
 
 
-def _changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
+def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
     """(member, life, first slot) and length, in order."""
     rows = trace.of_kind(EventKind.TIMING)
     rows = rows.select(rows.theta_ns != ABSENT)
@@ -52,10 +52,10 @@ def _changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
     )
 
 
-def _lengths(trace: Trace, deliveries: Rows) -> Ints:
+def _slot_lengths(trace: Trace, deliveries: Rows) -> Ints:
     """The length that each delivery's slot had at the member that delivered it."""
     lengths = np.full(len(deliveries), trace.meta.theta_ns, dtype=np.int64)
-    for (member, life, slot), theta_ns in _changes(trace):
+    for (member, life, slot), theta_ns in _slot_length_changes(trace):
         here = (deliveries.member == member) & (deliveries.life == life) & (deliveries.slot >= slot)
         lengths[here] = theta_ns
     return lengths

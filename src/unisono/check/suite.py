@@ -9,12 +9,12 @@ from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
 from unisono.check.fifo import fifo
 from unisono.check.final import (
-    AGREEMENT,
-    CONTAINS,
     EARLY,
+    EARLY_IN_FINAL,
     FINAL,
+    FINAL_AGREEMENT,
+    FINAL_ORDER,
     GRACE_NS,
-    ORDER,
     early_in_final,
     final_agreement,
     final_order,
@@ -23,15 +23,15 @@ from unisono.check.gap_freedom import gap_freedom
 from unisono.check.gaps_explained import gaps_explained
 from unisono.check.integrity import integrity
 from unisono.check.latency import latency
-from unisono.check.member_runs import Reached, unbound, without_crashed
+from unisono.check.member_runs import LastLogged, excused_members, without_excused_deliveries
 from unisono.check.multigroup import multigroup_agreement
 from unisono.check.priority_accounting import priority_accounting
-from unisono.check.rate_compliance import judged, rate_compliance
+from unisono.check.rate_compliance import is_checked, rate_compliance
 from unisono.check.total_order import total_order
 from unisono.check.verdict import Reason, Verdict, graded_name, unknown
 from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.model.services import PROMISES
+from unisono.model.services import SERVICE_CHECKS
 from unisono.trace.kinds import ABSENT
 from unisono.trace.table import Trace
 
@@ -42,7 +42,7 @@ SOME_UNGRADED = unknown("grades", Reason.GRADES_MIXED, "some deliveries have a g
 SLOT_ORDERS = frozenset({"cbr", "vbr"})
 """The orders whose deliveries are made final by agreement on what each slot contains."""
 
-WITHOUT_KEYS = frozenset({"quasi_genuine", *PROMISES})
+WITHOUT_KEYS = frozenset({"quasi_genuine", *SERVICE_CHECKS})
 """The orders whose members do not all deliver the same messages by one sequence of keys."""
 
 
@@ -62,12 +62,12 @@ def check_all(
     due when `grace_ns` have passed.
     """
     if trace.meta.order == "quasi_genuine":
-        return _between_groups(trace, bound_ns=bound_ns, until_ns=until_ns)
+        return _check_multigroup(trace, bound_ns=bound_ns, until_ns=until_ns)
     grades = trace.delivered_grades()
     if FINAL in grades and trace.meta.order in SLOT_ORDERS:
-        early = trace.graded(EARLY)
+        early = trace.with_grade(EARLY)
         verdicts = check_all(early, bound_ns=bound_ns, until_ns=until_ns) if EARLY in grades else {}
-        return {graded_name(name, EARLY): verdict for name, verdict in verdicts.items()} | _finals(
+        return {graded_name(name, EARLY): verdict for name, verdict in verdicts.items()} | _check_finals(
             trace, until_ns, grace_ns
         )
     if grades and trace.meta.order in PRIORITY_ORDERS and (trace.deliveries().grade == ABSENT).any():
@@ -77,15 +77,15 @@ def check_all(
             graded_name(name, grade): verdict
             for grade in grades
             for name, verdict in check_all(
-                trace.graded(grade), bound_ns=bound_ns, until_slot=until_slot, until_ns=until_ns
+                trace.with_grade(grade), bound_ns=bound_ns, until_slot=until_slot, until_ns=until_ns
             ).items()
         }
-    if trace.meta.order in PROMISES:
-        return _unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
+    if trace.meta.order in SERVICE_CHECKS:
+        return _check_unordered(trace, bound_ns=bound_ns, until_ns=until_ns)
     # A member of the priority order that crashes may have consumed what the others put elsewhere (erratum 004-5).
     by_priority = trace.meta.order in PRIORITY_ORDERS
-    excused = unbound(trace) if by_priority else set()
-    binding = without_crashed(trace) if by_priority else trace
+    excused = excused_members(trace) if by_priority else set()
+    binding = without_excused_deliveries(trace) if by_priority else trace
     verdicts = {
         "total_order": total_order(binding),
         "integrity": integrity(trace),
@@ -100,16 +100,16 @@ def check_all(
         )
     else:
         verdicts["gaps_explained"] = gaps_explained(trace, until_ns=until_ns, bound_ns=bound_ns)
-    if judged(trace.meta, trace):
+    if is_checked(trace.meta, trace):
         verdicts["rate_compliance"] = rate_compliance(trace)
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     elif by_priority:  # measured, and not judged: the consumers set the pace
-        verdicts["latency"] = unpromised(latency(trace, bound_ns=NO_BOUND))
+        verdicts["latency"] = as_unbounded(latency(trace, bound_ns=NO_BOUND))
     return verdicts
 
 
-def unpromised(measured: Verdict) -> Verdict:
+def as_unbounded(measured: Verdict) -> Verdict:
     """A latency that nothing was promised of; one that is not known keeps its reason."""
     if measured.reason:
         return measured
@@ -121,50 +121,50 @@ def latency_of(verdicts: Mapping[str, Verdict]) -> Verdict:
     return next(verdicts[name] for name in LATENCIES if name in verdicts)
 
 
-def _between_groups(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
+def _check_multigroup(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
     """What multicast to several groups promises: each message to its destinations, in one order.
 
     What is delivered early was sent, and not twice; no more is promised of it.
     """
     grades = trace.delivered_grades()
-    binding = trace.graded(FINAL) if EARLY in grades else trace
+    binding = trace.with_grade(FINAL) if EARLY in grades else trace
     verdicts = {"total_order": total_order(binding), "fifo": fifo(binding)}
-    verdicts |= of_messages(trace, grades, bound_ns=bound_ns, until_ns=until_ns)
+    verdicts |= check_messages(trace, grades, bound_ns=bound_ns, until_ns=until_ns)
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(binding, bound_ns=bound_ns)
     return verdicts
 
 
-def _finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:
+def _check_finals(trace: Trace, until_ns: int | None, grace_ns: int) -> dict[str, Verdict]:
     """What is promised of final deliveries over a slot order; their latency is measured, and not judged."""
-    finals = trace.graded(FINAL)
+    finals = trace.with_grade(FINAL)
     verdicts = {
         graded_name("total_order", FINAL): total_order(finals),
-        ORDER: final_order(trace),
-        AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
-        graded_name("latency", FINAL): unpromised(latency(finals, bound_ns=NO_BOUND)),
+        FINAL_ORDER: final_order(trace),
+        FINAL_AGREEMENT: final_agreement(trace, until_ns=until_ns, grace_ns=grace_ns),
+        graded_name("latency", FINAL): as_unbounded(latency(finals, bound_ns=NO_BOUND)),
     }
-    return verdicts | of_messages(trace, trace.delivered_grades(), until_ns=until_ns, grace_ns=grace_ns)
+    return verdicts | check_messages(trace, trace.delivered_grades(), until_ns=until_ns, grace_ns=grace_ns)
 
 
-def _unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
+def _check_unordered(trace: Trace, *, bound_ns: int | None, until_ns: int | None) -> dict[str, Verdict]:
     """What a service without a total order promises."""
     checks = {"fifo": fifo, "causal": causal}
-    verdicts = of_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
-    verdicts |= {name: checks[name](trace) for name in PROMISES[trace.meta.order] if name in checks}
+    verdicts = check_messages(trace, (), bound_ns=bound_ns, until_ns=until_ns)
+    verdicts |= {name: checks[name](trace) for name in SERVICE_CHECKS[trace.meta.order] if name in checks}
     if trace.meta.bound_ns is not None or bound_ns is not None:
         verdicts["latency"] = latency(trace, bound_ns=bound_ns)
     return verdicts
 
 
-def of_messages(
+def check_messages(
     trace: Trace,
     grades: Collection[str],
     *,
     bound_ns: int | None = None,
     until_ns: int | None = None,
     grace_ns: int = GRACE_NS,
-    reached: Reached | None = None,
+    last_logged: LastLogged | None = None,
 ) -> dict[str, Verdict]:
     """The promises about one message each: of services without a total order, of multicast to several groups, and of
     final deliveries over a slot order.
@@ -175,18 +175,18 @@ def of_messages(
     """
     order = trace.meta.order
     if order == "quasi_genuine":
-        binding = trace.graded(FINAL) if EARLY in grades else trace
-        verdicts = {"integrity": integrity(binding, reached)}
+        binding = trace.with_grade(FINAL) if EARLY in grades else trace
+        verdicts = {"integrity": integrity(binding, last_logged)}
         verdicts |= multigroup_agreement(binding, until_ns=until_ns, bound_ns=bound_ns)
         if EARLY in grades:
-            verdicts[graded_name("integrity", EARLY)] = integrity(trace.graded(EARLY), reached)
+            verdicts[graded_name("integrity", EARLY)] = integrity(trace.with_grade(EARLY), last_logged)
         return verdicts
-    if order in PROMISES:
+    if order in SERVICE_CHECKS:
         checks = {"agreement": agreement, "uniform_agreement": uniform_agreement}
-        verdicts = {"integrity": integrity(trace, reached)}
-        promised = [name for name in PROMISES[order] if name in checks]
+        verdicts = {"integrity": integrity(trace, last_logged)}
+        promised = [name for name in SERVICE_CHECKS[order] if name in checks]
         return verdicts | {name: checks[name](trace, until_ns=until_ns, bound_ns=bound_ns) for name in promised}
-    verdicts = {graded_name("integrity", FINAL): integrity(trace.graded(FINAL), reached)}
+    verdicts = {graded_name("integrity", FINAL): integrity(trace.with_grade(FINAL), last_logged)}
     if EARLY in grades:
-        verdicts[CONTAINS] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
+        verdicts[EARLY_IN_FINAL] = early_in_final(trace, until_ns=until_ns, grace_ns=grace_ns)
     return verdicts

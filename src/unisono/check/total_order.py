@@ -9,17 +9,17 @@ import numpy as np
 
 from unisono.check.codes import (
     Codes,
+    group_starts,
     key_codes,
     log_codes,
     message_at,
     message_codes,
     packed,
     position_at,
-    starts,
 )
 from unisono.check.cycles import precedence_cycle
-from unisono.check.member_runs import hidden_rows, nothing_recorded
-from unisono.check.order_kernel import from_zero, summarize
+from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
+from unisono.check.order_kernel import is_dense_from_zero, summarize_order
 from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace
 
@@ -29,18 +29,18 @@ NAME = "total_order"
 def total_order(trace: Trace) -> Verdict:
     """Gaps are allowed; a second delivery of a message is integrity's matter and does not count here."""
     deliveries = trace.deliveries()
-    summary = summarize(deliveries)
-    complete = from_zero(summary)
+    summary = summarize_order(deliveries)
+    complete = is_dense_from_zero(summary)
     if not summary.ordered:
-        twice = index_twice(deliveries)
+        twice = duplicate_index_reason(deliveries)
         if twice is not None:
             return unknown(NAME, Reason.INDEX_TWICE, twice)
         found = _explain(deliveries)
         if found is not None:
             return found
     if not complete:
-        return unknown(NAME, Reason.INDEX_MISSING, _where_not_dense(deliveries))
-    return kept(NAME, hidden_rows(trace) or nothing_recorded(trace))
+        return unknown(NAME, Reason.INDEX_MISSING, _missing_index_reason(deliveries))
+    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
@@ -48,13 +48,13 @@ def _explain(deliveries: Rows) -> Verdict | None:
     (message,) = message_codes(deliveries)
     _, firsts = np.unique(packed(log_codes(deliveries), message), return_index=True)
     rows = deliveries.select(np.sort(firsts))
-    fault = _key_fault(rows)
+    fault = _key_contradiction(rows)
     if fault is None:
         return None
     (message,) = message_codes(rows)
     message, messages = np.unique(message, return_inverse=True)[1].astype(np.int64), len(np.unique(message))
     log = log_codes(rows)
-    edges = np.append(np.flatnonzero(starts(log)), len(rows))
+    edges = np.append(np.flatnonzero(group_starts(log)), len(rows))
     logs = [np.arange(first, last) for first, last in pairwise(edges.tolist())]
 
     pair = _disagreement(rows, message, messages, logs)
@@ -73,12 +73,12 @@ def _violated(witness: Witness, count: int, reason: Reason, text: str) -> Verdic
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _Disagreement:
     witness: Witness
     count: int
 
 
-def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -> _Pair | None:
+def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -> _Disagreement | None:
     """The two messages that two members deliver in different orders; the earliest in the first member's log.
 
     Along the messages that p shares with q, in p's order, the first descent of q's positions is the first message
@@ -115,7 +115,7 @@ def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -
         tuple(position_at(rows, row) for row in (earlier, later, there_later, there_earlier)),
         f"member {member} delivered {first} before {second}, member {other} after it",
     )
-    return _Pair(witness, count)
+    return _Disagreement(witness, count)
 
 
 def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
@@ -129,15 +129,15 @@ def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
     )
 
 
-def _key_fault(rows: Rows) -> Witness | None:
+def _key_contradiction(rows: Rows) -> Witness | None:
     """The first contradiction among the keys of first deliveries, if there is one."""
     log, key = log_codes(rows), key_codes(rows)
     (message,) = message_codes(rows)
-    falls = np.flatnonzero((np.diff(key) <= 0) & ~starts(log)[1:])
+    falls = np.flatnonzero((np.diff(key) <= 0) & ~group_starts(log)[1:])
     if len(falls):
         row = int(falls[np.argmin(rows.index[falls])])
         how = "which is not after the key of"
-        return _fault(rows, row + 1, row, how)
+        return _contradiction_witness(rows, row + 1, row, how)
     for one, other, how in (
         (key, message, "which is also the key of"),
         (message, key, "and elsewhere under another:"),
@@ -146,14 +146,14 @@ def _key_fault(rows: Rows) -> Witness | None:
         differs = np.flatnonzero((np.diff(one[order]) == 0) & (np.diff(other[order]) != 0))
         if len(differs):
             at = int(differs[np.argmin(rows.index[order[differs + 1]])])
-            return _fault(rows, int(order[at]), int(order[at + 1]), how)
+            return _contradiction_witness(rows, int(order[at]), int(order[at + 1]), how)
     return None
 
 
-def _fault(rows: Rows, row: int, other: int, how: str) -> Witness:
+def _contradiction_witness(rows: Rows, row: int, other: int, relation: str) -> Witness:
     text = (
-        f"member {rows.member[row]} delivered {message_at(rows, row)} under the key {_key(rows, row)}, {how} "
-        f"{message_at(rows, other)} {_key(rows, other)} at member {rows.member[other]}"
+        f"member {rows.member[row]} delivered {message_at(rows, row)} under the key {_key_text(rows, row)}, {relation} "
+        f"{message_at(rows, other)} {_key_text(rows, other)} at member {rows.member[other]}"
     )
     return Witness(
         (message_at(rows, row), message_at(rows, other)),
@@ -163,13 +163,13 @@ def _fault(rows: Rows, row: int, other: int, how: str) -> Witness:
     )
 
 
-def _key(rows: Rows, row: int) -> str:
+def _key_text(rows: Rows, row: int) -> str:
     return f"(slot {rows.slot[row]}, place {rows.place[row]})"
 
 
-def index_twice(deliveries: Rows) -> str | None:
+def duplicate_index_reason(deliveries: Rows) -> str | None:
     """That two deliveries of a log have one index; None if none have."""
-    same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~starts(log_codes(deliveries))[1:])
+    same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~group_starts(log_codes(deliveries))[1:])
     if len(same) == 0:
         return None
     row = same[0]
@@ -179,8 +179,8 @@ def index_twice(deliveries: Rows) -> str | None:
     )
 
 
-def _where_not_dense(deliveries: Rows) -> str:
-    fresh = starts(log_codes(deliveries))
+def _missing_index_reason(deliveries: Rows) -> str:
+    fresh = group_starts(log_codes(deliveries))
     expected = np.where(fresh, 0, np.append(0, deliveries.index[:-1] + 1))
     row = int(np.flatnonzero(deliveries.index != expected)[0])
     return (

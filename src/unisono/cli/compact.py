@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.cli.options import add_json, add_spark, make_folder, print_json, spark_choice
-from unisono.cli.progress import told
-from unisono.errors import InvalidPolicy
+from unisono.cli.options import add_json, add_spark, make_writable_folder, print_json, spark_choice
+from unisono.cli.progress import progress_reports
+from unisono.errors import InvalidOption
 from unisono.trace.files import RANGE_SLOTS, find_groups
 
 
@@ -43,12 +43,15 @@ def run(options: argparse.Namespace) -> int:
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
     if options.master == "none":
-        raise InvalidPolicy("--master", "compact needs Spark: local[*], or a cluster")
+        raise InvalidOption("--master", "compact needs Spark: local[*], or a cluster")
     if options.range_slots < 1:
-        raise InvalidPolicy("--range-slots", f"at least one slot is needed, not {options.range_slots}")
+        raise InvalidOption("--range-slots", f"at least one slot is needed, not {options.range_slots}")
     folders = find_groups(options.trace)
-    make_folder("--out", options.out)
-    with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
+    make_writable_folder("--out", options.out)
+    with (
+        progress_reports("starting Spark", quiet=options.json) as tell,
+        spark_session(spark_choice(options)) as session,
+    ):
         done = []
         for folder in folders:
             tell(f"compacting {folder}")

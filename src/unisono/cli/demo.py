@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unisono.check.suite import latency_of
 from unisono.check.verdict import Status
-from unisono.cli.demo_negotiation import NEGOTIATED, USUAL, Bargain, add_options, reliable_table, strike
-from unisono.cli.grades_text import grades_shown
+from unisono.cli.demo_negotiation import (
+    NEGOTIATED_OPTION,
+    NEGOTIATED_TIMING_DEFAULTS,
+    DemoNegotiation,
+    add_negotiation_options,
+    negotiate_demo,
+    reliable_toml,
+)
+from unisono.cli.grades_text import format_grades
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, print_json, read_text
-from unisono.cli.spark_verdict import ask_spark
-from unisono.cluster.member_process import member_joining
-from unisono.cluster.report import Judgement, judge, note_crashes
-from unisono.cluster.scenario_limits import caution, fates, left_out, refuse_unplayable
-from unisono.cluster.supervisor import LocalCluster, Node, Report, free_addresses
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ms
+from unisono.cli.spark_verdict import verify_on_spark
+from unisono.cluster.member_process import join_as_member
+from unisono.cluster.report import ClusterReport, check_cluster_run, record_crashes
+from unisono.cluster.scenario_limits import loss_warning, member_schedules, refuse_unsupported, unsupported_parts
+from unisono.cluster.supervisor import LocalCluster, MemberProcess, ProcessReport, free_addresses
+from unisono.errors import InvalidOption
+from unisono.model.durations import NS_PER_S, duration_ns, duration_text, ns_to_ms
 from unisono.model.grades import GRADES
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario, Start
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
 
 START_ALLOWANCE_S = 60.0
 MULTICAST_GROUP = "239.255.77.77"
-BESIDE_A_FILE = frozenset({"scenario", "out", "json", "multicast", "sla", "verify"})
+OPTIONS_ALLOWED_WITH_FILE = frozenset({"scenario", "out", "json", "multicast", "sla", "verify"})
 """What may be said beside a scenario file."""
 
 
@@ -87,58 +94,60 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "(default in-process)",
     )
     add_tolerance(verb)
-    add_options(verb)
+    add_negotiation_options(verb)
     add_timing(verb)
     add_rate(verb)
     add_json(verb)
     # A scenario file says all that these say, so whether one was given has to show.
-    defaults = {name: value for name, value in vars(verb.parse_args([])).items() if name not in BESIDE_A_FILE}
+    defaults = {
+        name: value for name, value in vars(verb.parse_args([])).items() if name not in OPTIONS_ALLOWED_WITH_FILE
+    }
     verb.set_defaults(**dict.fromkeys(defaults), run=run, defaults=defaults)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the cluster, show it, judge it."""
-    _complete(options)
-    bargain = strike(options) if options.reliable == NEGOTIATED else None
+    _fill_in_defaults(options)
+    bargain = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
-    refuse_unplayable(scenario)
+    refuse_unsupported(scenario)
     peers = free_addresses(scenario.members)
     multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
-    slas = None if bargain is None else (bargain.slas, "the demo's own agreements")
+    slas = None if bargain is None else (bargain.sla_text, "the demo's own agreements")
     if options.sla is not None:
         slas = read_text(options.sla), str(options.sla)
     agreed = None if slas is None else parse_slas(*slas)
     for member in scenario.members:
-        member_joining(scenario, member, peers, multicast=multicast, slas=agreed)
+        join_as_member(scenario, member, peers, multicast=multicast, slas=agreed)
     directory = options.out or Path(tempfile.mkdtemp(prefix="unisono-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.toml").write_text(text, encoding="utf-8")
     show = sys.stdout.isatty() and not options.json
-    view = _LiveView(scenario) if show else _Quiet(scenario, sys.stderr if not options.json else None)
+    view = _LiveDemoView(scenario) if show else _DemoView(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
-    unplayed = left_out(scenario)
-    for note in (unplayed and f"not played with real processes: {', '.join(unplayed)}", caution(scenario)):
+    unplayed = unsupported_parts(scenario)
+    for note in (unplayed and f"not played with real processes: {', '.join(unplayed)}", loss_warning(scenario)):
         if note:
             sys.stderr.write(f"unisono demo: {note}\n")
     if bargain is not None:
-        view.negotiated(bargain, options.degrade)
+        view.show_negotiation(bargain, options.degrade)
     with view:
         common = {"scenario": text, "source": source, "trace": str(directory), "run": run_name}
         setup = {**common, "peers": peers, "multicast": multicast, "slas": slas}
-        finals, killed = asyncio.run(_run(scenario, setup, view))
+        finals, killed = asyncio.run(_run_cluster(scenario, setup, view))
     if killed:
-        note_crashes(scenario, run_name, directory, killed)
-    judgement = judge(scenario, run_name, directory, finals, killed)
+        record_crashes(scenario, run_name, directory, killed)
+    judgement = check_cluster_run(scenario, run_name, directory, finals, killed)
     result = {"order": scenario.order, "members": len(scenario.members), **judgement.to_json(), "trace": str(directory)}
     if bargain is not None:
         result["negotiation"] = bargain.to_json()
     if not options.json:
-        _print(scenario, judgement, result)
+        _print_report(scenario, judgement, result)
         sys.stdout.flush()
     verdicts = {judgement.verdict}
     if options.verify == "spark":
-        opinion = ask_spark(group_folder(directory, run_name, scenario.group), quiet=options.json)
+        opinion = verify_on_spark(group_folder(directory, run_name, scenario.group), quiet=options.json)
         result["spark"] = opinion.to_json(judgement.verdicts)
         verdicts.add(opinion.verdict or judgement.verdict)
         if not options.json:
@@ -148,15 +157,15 @@ def run(options: argparse.Namespace) -> int:
     return 0 if verdicts == {Status.VALID} else 1
 
 
-def _complete(options: argparse.Namespace) -> None:
+def _fill_in_defaults(options: argparse.Namespace) -> None:
     """Options that were not given have their defaults; beside a scenario file none may be given."""
     given = [name for name in options.defaults if getattr(options, name) is not None]
-    if options.reliable == NEGOTIATED:
-        options.defaults = {**options.defaults, **USUAL}
+    if options.reliable == NEGOTIATED_OPTION:
+        options.defaults = {**options.defaults, **NEGOTIATED_TIMING_DEFAULTS}
     if options.scenario is not None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise InvalidPolicy(names, f"{options.scenario} says that; change it there, or leave the file out")
+            raise InvalidOption(names, f"{options.scenario} says that; change it there, or leave the file out")
         return
     for name, value in options.defaults.items():
         if name not in given:
@@ -167,26 +176,26 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     if options.scenario is not None:
         return read_text(options.scenario), str(options.scenario)
     if not 1 <= options.members <= 64:
-        raise InvalidPolicy("--members", f"1 to 64 are possible on one machine, not {options.members}")
+        raise InvalidOption("--members", f"1 to 64 are possible on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
-        raise InvalidPolicy("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
+        raise InvalidOption("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
     carried = options.burst * NS_PER_S / options.slot
     if options.rate > carried and options.order != "cbr":
-        raise InvalidPolicy(
+        raise InvalidOption(
             "--rate", f"--burst {options.burst} per slot makes {carried:g}/s, less than {options.rate:g}"
         )
-    kills, joins = _moments("--kill", options.kill), _moments("--join", options.join)
+    kills, joins = _parse_member_times("--kill", options.kill), _parse_member_times("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
     for option, moments in (("--kill", kills), ("--join", joins)):
         for member, at_ns in moments.items():
             if member not in members:
-                raise InvalidPolicy(option, f"there is no member {member} among {members}")
+                raise InvalidOption(option, f"there is no member {member} among {members}")
             if at_ns >= options.seconds * NS_PER_S:
-                raise InvalidPolicy(option, f"{duration_text(at_ns)} is after the end of the run")
+                raise InvalidOption(option, f"{duration_text(at_ns)} is after the end of the run")
     failures = bool(options.failures or kills or joins or options.loss_burst)
     events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
     events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
-    events += _losses(options)
+    events += _loss_toml(options)
     # Four fifths of the declared rate: a Poisson stream at the full average would be pushed back half of the time.
     return (
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
@@ -203,7 +212,7 @@ slot = "{options.slot}ns"
 delta = "{options.delta}ns"
 gamma = "{options.gamma}ns"
 max_message = {options.max_message}
-{reliable_table(options.reliable)}
+{reliable_toml(options.reliable)}
 [rate]
 avg = {float(options.rate)}
 burst = {options.burst}
@@ -212,7 +221,7 @@ burst = {options.burst}
 kind = "poisson"
 rate = {0.8 * options.rate}
 size = {options.size}
-{_consumers(options, len(members))}
+{_consumer_toml(options, len(members))}
 [network]
 delay = "uniform:{options.delta // 100}ns..{options.delta // 2}ns"
 
@@ -224,7 +233,7 @@ seed = {options.seed}
     )
 
 
-def _consumers(options: argparse.Namespace, members: int) -> str:
+def _consumer_toml(options: argparse.Namespace, members: int) -> str:
     """In the priority order: consumers that hardly keep up, one slower than the rest; one message in five is urgent."""
     if options.order not in PRIORITY_ORDERS:
         return ""
@@ -233,7 +242,7 @@ def _consumers(options: argparse.Namespace, members: int) -> str:
     return f"\n[priority]\nlevels = [0, 0, 0, 0, 1]\n{usual}\n\n[priority.2]\n{slow}\n" if members > 1 else ""
 
 
-def _losses(options: argparse.Namespace) -> str:
+def _loss_toml(options: argparse.Namespace) -> str:
     """What is lost when, as faults of a scenario, within what the group has declared that it puts up with."""
     shares = [(0, options.loss)]
     if options.degrade is not None:
@@ -241,16 +250,16 @@ def _losses(options: argparse.Namespace) -> str:
         try:
             shares.append((duration_ns(when, "--degrade"), float(share)))
         except ValueError:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "--degrade", f"a share and a time such as 0.2@4s are needed, not {options.degrade!r}"
             ) from None
         if not at or not 0 < shares[1][0] < options.seconds * NS_PER_S:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "--degrade", f"a time within the run is needed, such as 0.2@4s, not {options.degrade!r}"
             )
     for option, (_, share) in zip(("--loss", "--degrade"), shares, strict=False):
         if not 0 <= share <= 1:
-            raise InvalidPolicy(option, f"a share of the datagrams is from 0 to 1, not {share}")
+            raise InvalidOption(option, f"a share of the datagrams is from 0 to 1, not {share}")
     bound, fec = "", parse_fec(options.fec)
     if fec is not None:
         bound = f"at_most = {min(fec[0], options.loss_burst or fec[0])}\nof = {fec[1]}\n"
@@ -264,18 +273,20 @@ def _losses(options: argparse.Namespace) -> str:
     )
 
 
-def _moments(option: str, texts: list[str]) -> dict[int, int]:
+def _parse_member_times(option: str, texts: list[str]) -> dict[int, int]:
     """`3@2s` as member and nanoseconds."""
     found: dict[int, int] = {}
     for text in texts:
         member, at, when = text.partition("@")
         if not at or not member.isdigit():
-            raise InvalidPolicy(option, f"a member and a time such as 3@2s are needed, not {text!r}")
+            raise InvalidOption(option, f"a member and a time such as 3@2s are needed, not {text!r}")
         found[int(member)] = duration_ns(when, option)
     return found
 
 
-async def _run(scenario: Scenario, setup: dict[str, Any], view: _Quiet) -> tuple[dict[int, Report], list[Node]]:
+async def _run_cluster(
+    scenario: Scenario, setup: dict[str, Any], view: _DemoView
+) -> tuple[dict[int, ProcessReport], list[MemberProcess]]:
     """Run it; the members' last words, and the processes that were killed."""
     task = asyncio.current_task()
     if task is not None:
@@ -283,57 +294,61 @@ async def _run(scenario: Scenario, setup: dict[str, Any], view: _Quiet) -> tuple
     late = {step.member for step in scenario.steps if isinstance(step, Start)}
     first = [member for member in scenario.members if member not in late]
     configurations = {member: {**setup, "member": member, "expected": first} for member in scenario.members}
-    cluster = LocalCluster(configurations, view.report, fates=fates(scenario))
+    cluster = LocalCluster(configurations, view.report, schedules=member_schedules(scenario))
     nodes = await cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S)
-    return {member: final for member, node in nodes.items() if (final := node.final()) is not None}, cluster.killed
+    return {
+        member: final for member, node in nodes.items() if (final := node.final_report()) is not None
+    }, cluster.killed
 
 
-class _Quiet:
+class _DemoView:
     """Says little: for logs, pipes and --json."""
 
     def __init__(self, scenario: Scenario, stream: Any) -> None:
         self.scenario = scenario
-        self.latest: dict[int, Report] = {}
-        self.begun: float | None = None
+        self.latest_reports: dict[int, ProcessReport] = {}
+        self.started_at_s: float | None = None
         self._stream = stream
 
-    def report(self, member: int, report: Report) -> None:
+    def report(self, member: int, report: ProcessReport) -> None:
         """A member has reported."""
-        if report["kind"] == "begun" and self.begun is None:
-            self.begun = time.monotonic()
-            self._say(f"{len(self.scenario.members)} members run; sending for {duration_text(self.scenario.run_ns)} …")
+        if report["kind"] == "begun" and self.started_at_s is None:
+            self.started_at_s = time.monotonic()
+            self._print_line(
+                f"{len(self.scenario.members)} members run; sending for {duration_text(self.scenario.run_ns)} …"
+            )
         if report["kind"] == "qos":
-            self.told(member, report)
+            self.show_qos_report(member, report)
         else:
-            self.latest[member] = report
+            self.latest_reports[member] = report
 
-    def told(self, member: int, report: Report) -> None:
+    def show_qos_report(self, member: int, report: ProcessReport) -> None:
         """A member tells of an agreement."""
-        self._say(f"{self._clock()}member {member}: {report['what']}: {report['text']}")
+        self._print_line(f"{self._elapsed_text()}member {member}: {report['what']}: {report['text']}")
 
-    def negotiated(self, bargain: Bargain, degrade: str) -> None:
+    def show_negotiation(self, negotiation: DemoNegotiation, degrade: str) -> None:
         """What was agreed before the first message, and what will be done to it."""
-        for line in [*bargain.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
-            self._say(line)
+        for line in [*negotiation.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+            self._print_line(line)
 
-    def _clock(self) -> str:
+    def _elapsed_text(self) -> str:
         """How long it has been running."""
-        return "" if self.begun is None else f"{time.monotonic() - self.begun:5.2f} s  "
+        return "" if self.started_at_s is None else f"{time.monotonic() - self.started_at_s:5.2f} s  "
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if self._stream is not None:
             self._stream.write(f"unisono demo: {text}\n")
             self._stream.flush()
 
     def __enter__(self) -> Self:
-        self._say(f"starting {len(self.scenario.members)} member processes …")
+        self._print_line(f"starting {len(self.scenario.members)} member processes …")
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
 
-class _LiveView(_Quiet):
+class _LiveDemoView(_DemoView):
     """A table that follows the members while they run."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -342,28 +357,32 @@ class _LiveView(_Quiet):
         super().__init__(scenario, None)
         self._live = Live(self._table(), refresh_per_second=10, transient=True)
 
-    def report(self, member: int, report: Report) -> None:
+    def report(self, member: int, report: ProcessReport) -> None:
         super().report(member, report)
         self._live.update(self._table())
 
-    def told(self, member: int, report: Report) -> None:
-        text = f"{self._clock()}member {member}: {report['what']}: {report['text']}"
+    def show_qos_report(self, member: int, report: ProcessReport) -> None:
+        text = f"{self._elapsed_text()}member {member}: {report['what']}: {report['text']}"
         self._live.console.print(text, markup=False, highlight=False)
 
-    def negotiated(self, bargain: Bargain, degrade: str) -> None:
-        for line in [*bargain.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+    def show_negotiation(self, negotiation: DemoNegotiation, degrade: str) -> None:
+        for line in [*negotiation.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
             self._live.console.print(line, markup=False, highlight=False)
 
     def _table(self) -> Table:
         from rich.table import Table  # noqa: PLC0415
 
-        elapsed = 0.0 if self.begun is None else min(time.monotonic() - self.begun, self.scenario.run_ns / NS_PER_S)
-        state = "starting" if self.begun is None else f"{elapsed:.1f} of {self.scenario.run_ns / NS_PER_S:g} s"
+        elapsed = (
+            0.0
+            if self.started_at_s is None
+            else min(time.monotonic() - self.started_at_s, self.scenario.run_ns / NS_PER_S)
+        )
+        state = "starting" if self.started_at_s is None else f"{elapsed:.1f} of {self.scenario.run_ns / NS_PER_S:g} s"
         table = Table(title=f"{self.scenario.order} · Θ {duration_text(self.scenario.timing.theta_ns)} · {state}")
         for column in ("member", "sent", "delivered", "p50 ms", "p99 ms", "max ms"):
             table.add_column(column, justify="right")
         for member in self.scenario.members:
-            row = self.latest.get(member, {})
+            row = self.latest_reports.get(member, {})
             if row.get("kind") != "progress":
                 table.add_row(str(member), *([str(row.get("sent", "")), str(row.get("delivered", ""))] + [""] * 3))
                 continue
@@ -379,10 +398,10 @@ class _LiveView(_Quiet):
         self._live.__exit__(None, None, None)
 
 
-def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> None:
+def _print_report(scenario: Scenario, judgement: ClusterReport, result: dict[str, Any]) -> None:
     latency, what = result["latency_ms"], judgement.measured
-    theta_ms, out = ms(scenario.timing.theta_ns), sys.stdout
-    lived = " by who was not killed" if len(judgement.finals) < result["members"] else ""
+    theta_ms, out = ns_to_ms(scenario.timing.theta_ns), sys.stdout
+    lived = " by who was not killed" if len(judgement.final_reports) < result["members"] else ""
     out.write(
         f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent{lived}; delivered "
     )
@@ -397,7 +416,7 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
     out.write(f"\n  latency ms     p50 {latency['p50']:.2f}   p99 {latency['p99']:.2f}   p99.9 {latency['p999']:.2f}")
     out.write(f"   max {latency['max']:.2f}\n")
     if result["grades"] is not None:
-        out.write(grades_shown(result["grades"], latency))
+        out.write(format_grades(result["grades"], latency))
     plain = scenario.order == "vbr" and not scenario.failures
     if scenario.order in PRIORITY_ORDERS:
         overtakings = judgement.verdicts["priority_accounting"].figures["overtakings"]
@@ -409,19 +428,20 @@ def _print(scenario: Scenario, judgement: Judgement, result: dict[str, Any]) -> 
         f"  bound ms       {result['bound_ms']:.2f} = " + ("Δ+Γ+Θ" if plain else f"the bound of {scenario.order}")
     )
     out.write(
-        f" with Δ {ms(what.delay_ns + what.lateness_ns):.2f} (network 99.99 % {ms(what.delay_ns):.2f} + timer lateness "
-        f"{ms(what.lateness_ns):.2f}), Γ {ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
+        f" with Δ {ns_to_ms(what.delay_ns + what.lateness_ns):.2f} (network 99.99 % {ns_to_ms(what.delay_ns):.2f} "
+        "+ timer lateness "
+        f"{ns_to_ms(what.lateness_ns):.2f}), Γ {ns_to_ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
     )
     if judgement.outage_ns:
         out.write(
-            f"                 of which {ms(judgement.outage_ns):.2f} because who died or is not heard is waited "
+            f"                 of which {ns_to_ms(judgement.outage_ns):.2f} because who died or is not heard is waited "
         )
         out.write("for, at least as long as declared\n")
     total = latency_of(judgement.verdicts).figures["deliveries"]
     out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
-        f"  declared       {result['declared_bound_ms']:g} ms with Δ {ms(scenario.timing.delta_ns):g}, Γ "
-        f"{ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later than that: {result['late_declared']:,}\n"
+        f"  declared       {result['declared_bound_ms']:g} ms with Δ {ns_to_ms(scenario.timing.delta_ns):g}, Γ "
+        f"{ns_to_ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later than that: {result['late_declared']:,}\n"
     )
     out.write(f"  longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member\n")
     injected = result["injected"]

@@ -7,31 +7,31 @@ import argparse
 from dataclasses import dataclass
 
 from unisono.cli.options import parse_reliable
-from unisono.errors import Infeasible, InvalidPolicy
+from unisono.errors import Infeasible, InvalidOption
 from unisono.model.delays import parse_delay
 from unisono.model.durations import duration_text
-from unisono.qos.plan.negotiation import Agreement, Below, Required, Target, negotiate
-from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.negotiation import Agreement, Environment, Requirement, Target, negotiate
+from unisono.qos.plan.rmcast_model import NetworkModel
 
-NEGOTIATED = "rmcast"
-DEGRADED = 4
+NEGOTIATED_OPTION = "rmcast"
+DEGRADED_LOSS_FACTOR = 4
 """How many times as much is lost from DEGRADED_AFTER of the run on, unless --degrade says otherwise."""
-DEGRADED_MOST, DEGRADED_LEAST, DEGRADED_AFTER = 0.25, 0.1, 0.4
-RHO_MOST = 6
-USUAL = {"slot": 25_000_000, "delta": 150_000_000, "gamma": 10_000_000}
+MAX_DEGRADED_LOSS, MIN_DEGRADED_LOSS, DEGRADE_AT_FRACTION = 0.25, 0.1, 0.4
+MAX_RHO = 6
+NEGOTIATED_TIMING_DEFAULTS = {"slot": 25_000_000, "delta": 150_000_000, "gamma": 10_000_000}
 """In place of the usual Θ, Δ and Γ: copies are many datagrams, and a machine that is busy is no quick network."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bargain:
+class DemoNegotiation:
     """What was agreed before the first message: the setting, the walk that led there, and the agreements to judge."""
 
     agreement: Agreement
-    slas: str
+    sla_text: str
 
     def lines(self) -> list[str]:
         """The walk, as `plan` shows it."""
-        return [f"{'↓' if s.way == 'down' else '↑'} {s.layer} {s.says}" for s in self.agreement.steps]
+        return [f"{'↓' if s.direction == 'down' else '↑'} {s.layer} {s.text}" for s in self.agreement.steps]
 
     def to_json(self) -> dict[str, object]:
         """For `--json`."""
@@ -41,13 +41,13 @@ class Bargain:
             "eta_ms": setting.eta_ns / 1e6,
             "omega_ms": setting.omega_ns / 1e6,
             "adaptive": setting.adaptive,
-            "offered": self.agreement.offered.text(),
-            "broadcasts": self.agreement.broadcasts,
+            "offered": self.agreement.guarantee.text(),
+            "broadcasts": self.agreement.expected_broadcasts,
             "steps": self.lines(),
         }
 
 
-def add_options(verb: argparse.ArgumentParser) -> None:
+def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
     """`--reliability`, `--delay`."""
     verb.add_argument(
         "--reliability",
@@ -64,19 +64,21 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def strike(options: argparse.Namespace) -> Bargain:
+def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
     """Negotiate; the options say from then on what was agreed. Infeasible tells what could be had."""
     if options.order not in {"vbr", "auto"}:
-        raise InvalidPolicy("--reliable", f"settings are negotiated and adapted under vbr, not {options.order}")
+        raise InvalidOption("--reliable", f"settings are negotiated and adapted under vbr, not {options.order}")
     if not 0 < options.reliability < 1:
-        raise InvalidPolicy("--reliability", f"a probability between 0 and 1 is needed, not {options.reliability:g}")
+        raise InvalidOption("--reliability", f"a probability between 0 and 1 is needed, not {options.reliability:g}")
     if not 0 <= options.loss < 1:
-        raise InvalidPolicy("--loss", f"a share from 0 to less than 1 is needed, not {options.loss:g}")
-    below = Below(options.members, Network(parse_delay(options.delay, "--delay"), options.loss), rho_most=RHO_MOST)
-    required = Required(Target(options.reliability, options.delta))
+        raise InvalidOption("--loss", f"a share from 0 to less than 1 is needed, not {options.loss:g}")
+    below = Environment(
+        options.members, NetworkModel(parse_delay(options.delay, "--delay"), options.loss), rho_most=MAX_RHO
+    )
+    required = Requirement(Target(options.reliability, options.delta))
     answer = negotiate(required, below)
     if not isinstance(answer, Agreement):
-        offers = [offer.latency for offer in answer.offers if offer.latency is not None]
+        offers = [offer.latency for offer in answer.alternatives if offer.latency is not None]
         longer = [offer.within_ns for offer in offers if offer.within_ns is not None]
         instead = "; or ".join(offer.text() for offer in offers)
         raise Infeasible(options.delta, max(longer, default=options.delta), answer.reason, instead)
@@ -85,12 +87,12 @@ def strike(options: argparse.Namespace) -> Bargain:
     # A message that is lost in every copy is then a gap that is told, and nobody waits for it for ever.
     options.failures = True
     if options.degrade is None:
-        share = min(max(DEGRADED * options.loss, DEGRADED_LEAST), DEGRADED_MOST)
-        options.degrade = f"{share:g}@{int(options.seconds * DEGRADED_AFTER * 1000)}ms"
-    return Bargain(answer, _slas(options))
+        share = min(max(DEGRADED_LOSS_FACTOR * options.loss, MIN_DEGRADED_LOSS), MAX_DEGRADED_LOSS)
+        options.degrade = f"{share:g}@{int(options.seconds * DEGRADE_AT_FRACTION * 1000)}ms"
+    return DemoNegotiation(answer, _sla_text(options))
 
 
-def reliable_table(text: str | None) -> str:
+def reliable_toml(text: str | None) -> str:
     """What `--reliable` says, as a scenario has it."""
     redundancy = parse_reliable(text)
     if redundancy is None:
@@ -99,7 +101,7 @@ def reliable_table(text: str | None) -> str:
     return f'\n[reliable]\nrho = {rho}\neta = "{eta}ns"\nomega = "{omega}ns"\nadaptive = "{redundancy.adaptive}"\n'
 
 
-def _slas(options: argparse.Namespace) -> str:
+def _sla_text(options: argparse.Namespace) -> str:
     """What the parties promise each other: the network what was negotiated about, the order its bound."""
     bound = options.delta + 2 * options.gamma + options.slot
     return f"""# What `unisono demo --reliable rmcast` agreed on.
@@ -129,6 +131,6 @@ together = true
 [adaptation]
 knobs = ["rho", "eta"]
 reliability = {options.reliability}
-rho_most = {RHO_MOST}
+rho_most = {MAX_RHO}
 lower_after = 6
 """

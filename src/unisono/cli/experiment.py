@@ -14,15 +14,23 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from unisono.cli.options import LOCAL, add_json, add_spark, make_folder, print_json, read_text, spark_choice
-from unisono.cli.progress import told
-from unisono.errors import EnvironmentLacks, InvalidPolicy
-from unisono.experiments.catalogue import EXPERIMENTS, find, run_task
-from unisono.experiments.drawing import save
-from unisono.experiments.experiment import Experiment, Row, Tally, Task, Value, rows_of, tasks
+from unisono.cli.options import (
+    LOCAL_MASTER,
+    add_json,
+    add_spark,
+    make_writable_folder,
+    print_json,
+    read_text,
+    spark_choice,
+)
+from unisono.cli.progress import progress_reports
+from unisono.errors import InvalidOption, MissingDependency
+from unisono.experiments.catalogue import EXPERIMENTS, find_experiment, run_task
+from unisono.experiments.drawing import save_figure
+from unisono.experiments.experiment import Experiment, ExperimentTask, Row, Tally, Value, result_rows, split_into_tasks
 from unisono.experiments.sweeps import read_sweep
 
-SEED = 1
+DEFAULT_SEED = 1
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,7 +46,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment, or a TOML file that describes a sweep")
     verb.add_argument("--list", action="store_true", help="explain every experiment and leave")
     verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
-    verb.add_argument("--seed", type=int, default=SEED, help=f"the same seed gives the same table (default {SEED})")
+    verb.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help=f"the same seed gives the same table (default {DEFAULT_SEED})"
+    )
     verb.add_argument("--processes", type=int, help="do without Spark: so many processes share the work")
     verb.add_argument(
         "--out",
@@ -54,29 +64,29 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(options: argparse.Namespace) -> int:
     """Run and print, or list."""
     if options.list:
-        _list(options.json)
+        _print_list(options.json)
         return 0
     if options.name is None:
-        raise InvalidPolicy("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
+        raise InvalidOption("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
     processes = _processes(options)
-    experiment = _chosen(options.name)
-    work = tasks(experiment, options.runs, options.seed)
+    experiment = _find_experiment(options.name)
+    work = split_into_tasks(experiment, options.runs, options.seed)
     if options.out is not None:
-        make_folder("--out", options.out)
+        make_writable_folder("--out", options.out)
     if processes is not None:
-        done = _here(experiment, work, processes, options.out)
+        done = _run_without_spark(experiment, work, processes, options.out)
     else:
-        done = _on_spark(experiment, work, options)
-    rows = rows_of(experiment, done)
+        done = _run_with_spark(experiment, work, options)
+    rows = result_rows(experiment, done)
     written, lacks = _write(experiment, rows, options.out) if options.out is not None else ([], "")
     if options.json:
         out = None if options.out is None else str(options.out)
         print_json({"experiment": experiment.name, "rows": rows, "out": out, "files": [str(path) for path in written]})
     else:
-        sys.stdout.write(f"{experiment.title}\n\n{experiment.shows}\n\n{table(rows)}")
+        sys.stdout.write(f"{experiment.title}\n\n{experiment.description}\n\n{format_table(rows)}")
         sys.stdout.writelines(f"{path}\n" for path in written)
     if lacks:
-        raise EnvironmentLacks(lacks)
+        raise MissingDependency(lacks)
     return 0
 
 
@@ -86,24 +96,26 @@ def _processes(options: argparse.Namespace) -> int | None:
     if asked is None:
         return 1 if options.master == "none" else None
     if asked < 1:
-        raise InvalidPolicy("--processes", f"at least one is needed, not {asked}")
-    if options.master not in ("none", LOCAL):
-        raise InvalidPolicy("--processes", f"is for doing without Spark, and --master {options.master} asks for it")
+        raise InvalidOption("--processes", f"at least one is needed, not {asked}")
+    if options.master not in ("none", LOCAL_MASTER):
+        raise InvalidOption("--processes", f"is for doing without Spark, and --master {options.master} asks for it")
     return asked
 
 
-def _chosen(name: str) -> Experiment:
+def _find_experiment(name: str) -> Experiment:
     """A named experiment, or the sweep in a file."""
     path = Path(name)
-    return read_sweep(read_text(path), name) if path.suffix == ".toml" else find(name)
+    return read_sweep(read_text(path), name) if path.suffix == ".toml" else find_experiment(name)
 
 
-def _here(experiment: Experiment, work: list[Task], processes: int, out: Path | None) -> list[tuple[Task, Tally]]:
+def _run_without_spark(
+    experiment: Experiment, work: list[ExperimentTask], processes: int, out: Path | None
+) -> list[tuple[ExperimentTask, Tally]]:
     """Without Spark; what is finished is kept all the same."""
-    from unisono.pipeline.experiments import kept_and_waiting, write_tally  # noqa: PLC0415 - as for Spark
+    from unisono.pipeline.experiments import stored_and_pending, write_tally  # noqa: PLC0415 - as for Spark
 
-    done, waiting = kept_and_waiting(out, experiment, work)
-    results = _results([task for point in waiting for task in point], processes)
+    done, waiting = stored_and_pending(out, experiment, work)
+    results = _run_tasks([task for point in waiting for task in point], processes)
     results = _with_progress(results, len(done), len(work), sys.stderr)
     for point in waiting:
         tallied = list(islice(results, len(point)))
@@ -113,20 +125,25 @@ def _here(experiment: Experiment, work: list[Task], processes: int, out: Path | 
     return done
 
 
-def _on_spark(experiment: Experiment, work: list[Task], options: argparse.Namespace) -> list[tuple[Task, Tally]]:
-    from unisono.pipeline.experiments import run_on_spark  # noqa: PLC0415 - only who uses Spark pays for it
+def _run_with_spark(
+    experiment: Experiment, work: list[ExperimentTask], options: argparse.Namespace
+) -> list[tuple[ExperimentTask, Tally]]:
+    from unisono.pipeline.experiments import run_experiment  # noqa: PLC0415 - only who uses Spark pays for it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
-    with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
+    with (
+        progress_reports("starting Spark", quiet=options.json) as tell,
+        spark_session(spark_choice(options)) as session,
+    ):
 
         def progress(count: int, total: int, worked_s: float) -> None:
             where = f"{experiment.name} on Spark at {options.master}"
             tell(f"{where}: {count} of {total} blocks, {worked_s:.0f} s of processor time")
 
-        return run_on_spark(session, experiment, work, options.out, progress)
+        return run_experiment(session, experiment, work, options.out, progress)
 
 
-def _results(work: list[Task], processes: int) -> Iterator[tuple[Task, Tally]]:
+def _run_tasks(work: list[ExperimentTask], processes: int) -> Iterator[tuple[ExperimentTask, Tally]]:
     if processes == 1:
         yield from map(run_task, work)
         return
@@ -146,28 +163,34 @@ def _results(work: list[Task], processes: int) -> Iterator[tuple[Task, Tally]]:
 
 
 def _with_progress(
-    results: Iterator[tuple[Task, Tally]], kept: int, total: int, stream: TextIO
-) -> Iterator[tuple[Task, Tally]]:
+    results: Iterator[tuple[ExperimentTask, Tally]], kept_count: int, total: int, stream: TextIO
+) -> Iterator[tuple[ExperimentTask, Tally]]:
     """Say how far it is, to a person who watches."""
     watched = stream.isatty()
-    for count, result in enumerate(results, kept + 1):
+    for count, result in enumerate(results, kept_count + 1):
         if watched:
             stream.write(f"\r{count} of {total} blocks{'' if count < total else chr(10)}")
             stream.flush()
         yield result
 
 
-def _list(as_json: bool) -> None:
+def _print_list(as_json: bool) -> None:
     if as_json:
         each = [
-            {"name": one.name, "title": one.title, "shows": one.shows, "points": len(one.points), "runs": one.runs}
+            {
+                "name": one.name,
+                "title": one.title,
+                "shows": one.description,
+                "points": len(one.points),
+                "runs": one.runs,
+            }
             for one in EXPERIMENTS.values()
         ]
         print_json({"experiments": each})
         return
     for one in EXPERIMENTS.values():
         sys.stdout.write(
-            f"{one.name}\n  {one.title}\n  {one.shows}\n  {len(one.points)} points, {one.runs} runs each\n\n"
+            f"{one.name}\n  {one.title}\n  {one.description}\n  {len(one.points)} points, {one.runs} runs each\n\n"
         )
 
 
@@ -177,31 +200,31 @@ def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Pat
     stem = out / experiment.name
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".json")]
     with paths[0].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns_of(rows))
+        writer = csv.DictWriter(file, column_names(rows))
         writer.writeheader()
         writer.writerows(rows)
     paths[1].write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if experiment.draw is None:
         return paths, ""
     try:
-        return paths + save(experiment.draw, rows, experiment.title, stem), ""
-    except EnvironmentLacks as error:
+        return paths + save_figure(experiment.draw, rows, experiment.title, stem), ""
+    except MissingDependency as error:
         return paths, str(error)
 
 
-def columns_of(rows: list[Row]) -> list[str]:
+def column_names(rows: list[Row]) -> list[str]:
     """Every column of any row, in the order in which they come."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def table(rows: list[Row]) -> str:
+def format_table(rows: list[Row]) -> str:
     """The rows in columns, a mean with its interval; what is the same everywhere is told once, above."""
     rows = [_with_intervals(row) for row in rows]
-    names = columns_of(rows)
+    names = column_names(rows)
     same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]
     shown = [name for name in names if name not in same]
-    constant = ", ".join(f"{name} = {_text(rows[0].get(name))}" for name in same if rows[0].get(name) is not None)
-    cells = [shown, *([_text(row.get(name)) for name in shown] for row in rows)]
+    constant = ", ".join(f"{name} = {_cell_text(rows[0].get(name))}" for name in same if rows[0].get(name) is not None)
+    cells = [shown, *([_cell_text(row.get(name)) for name in shown] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     return (f"{constant}\n\n" if constant else "") + "\n".join(lines) + "\n"
@@ -213,13 +236,13 @@ def _with_intervals(row: Row) -> Row:
     for name, value in row.items():
         stem = name.removesuffix("_mean")
         if f"{stem}_low" in row and value is not None:
-            shown[stem] = f"{_text(value)} ({_text(row[f'{stem}_low'])}–{_text(row[f'{stem}_high'])})"
+            shown[stem] = f"{_cell_text(value)} ({_cell_text(row[f'{stem}_low'])}–{_cell_text(row[f'{stem}_high'])})"
         elif name.removesuffix("_low").removesuffix("_high") not in shown:
             shown[name] = value
     return shown
 
 
-def _text(value: Value) -> str:
+def _cell_text(value: Value) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

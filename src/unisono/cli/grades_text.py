@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def grades_shown(grades: dict[str, Any], early: dict[str, float]) -> str:
+def format_grades(grades: dict[str, Any], early_latency_ms: dict[str, float]) -> str:
     """Some lines for a terminal; `early` is the latency of early deliveries."""
     final, mistakes = grades["final_latency_ms"], grades["mistakes"].values()
-    after = final["p50"] - early["p50"]
+    after = final["p50"] - early_latency_ms["p50"]
     senders = ", ".join(map(str, grades["early_differ_senders"]))
     whose = f", sent by {senders}" if senders else ""
     same = "the same sequence at every survivor" if grades["final_same"] else "NOT the same at every survivor"

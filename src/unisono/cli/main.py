@@ -11,20 +11,20 @@ from enum import IntEnum
 
 from unisono import __version__
 from unisono.cli import compact, demo, experiment, member, monitor, plan, simulate, verify
-from unisono.errors import EnvironmentLacks, FormationTimeout, Infeasible, ReservationRefused, UnisonoError
+from unisono.errors import FormationTimeout, Infeasible, MissingDependency, ReservationRefused, UnisonoError
 
 
-class Exit(IntEnum):
+class ExitStatus(IntEnum):
     """The exit statuses, as tools may rely on them."""
 
-    FINE = 0
+    SUCCESS = 0
     VIOLATED = 1
     BAD_INPUT = 2
     ENVIRONMENT = 3
     INTERRUPTED = 130
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = argparse.ArgumentParser(
         prog="unisono",
@@ -41,22 +41,22 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        return Exit.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     except (Infeasible, ReservationRefused) as error:
-        status = Exit.VIOLATED
+        status = ExitStatus.VIOLATED
         problem: Exception = error
-    except (EnvironmentLacks, FormationTimeout) as error:
-        status, problem = Exit.ENVIRONMENT, error
+    except (MissingDependency, FormationTimeout) as error:
+        status, problem = ExitStatus.ENVIRONMENT, error
     except (UnisonoError, OSError) as error:
-        status, problem = Exit.BAD_INPUT, error
+        status, problem = ExitStatus.BAD_INPUT, error
     if isinstance(problem, OSError) and problem.filename is not None:
         problem = UnisonoError(f"{problem.filename}: {problem.strerror}")
     sys.stderr.write(f"unisono {options.verb}: {problem}\n")

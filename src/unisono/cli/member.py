@@ -13,8 +13,8 @@ import threading
 
 import unisono
 from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import duration_text, ms
+from unisono.errors import InvalidOption
+from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.runtime.clock import new_incarnation
@@ -95,7 +95,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(options: argparse.Namespace) -> int:
     """Join, and pass lines both ways."""
-    return asyncio.run(_chat(options))
+    return asyncio.run(_run_member(options))
 
 
 def parse_peers(text: str | None) -> dict[int, str] | str | None:
@@ -106,24 +106,24 @@ def parse_peers(text: str | None) -> dict[int, str] | str | None:
     for part in text.split(","):
         number, equals, address = part.strip().partition("=")
         if not equals or not number.isdigit():
-            raise InvalidPolicy("--peers", f"a list such as 1=127.0.0.1:9001,2=127.0.0.1:9002 is needed, not {part!r}")
+            raise InvalidOption("--peers", f"a list such as 1=127.0.0.1:9001,2=127.0.0.1:9002 is needed, not {part!r}")
         if int(number) in peers:
-            raise InvalidPolicy("--peers", f"member {number} is listed twice")
+            raise InvalidOption("--peers", f"member {number} is listed twice")
         peers[int(number)] = address
     return peers
 
 
-async def _chat(options: argparse.Namespace) -> int:
+async def _run_member(options: argparse.Namespace) -> int:
     if options.metrics is None:
-        return await _take_part(options, None)
+        return await _run_in_group(options, None)
     if options.id is None:
-        raise InvalidPolicy("--metrics", "the file is named for the member: --id is needed")
+        raise InvalidOption("--metrics", "the file is named for the member: --id is needed")
     writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, life=new_incarnation())
     with writer:
-        return await _take_part(options, writer)
+        return await _run_in_group(options, writer)
 
 
-async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) -> int:
+async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | None) -> int:
     joining = unisono.join(
         options.group,
         member=options.id,
@@ -161,7 +161,7 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         loop.add_signal_handler(number, stopping.set)
     if not options.json:
         who = f"member {options.id}" if options.id is not None else "a member"
-        _note(f"{who} of {options.group!r}: waiting for the others …")
+        _print_status(f"{who} of {options.group!r}: waiting for the others …")
     opening = asyncio.ensure_future(joining.__aenter__())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,24 +171,24 @@ async def _take_part(options: argparse.Namespace, metrics: MetricWriter | None) 
         return 130
     group = await opening
     if not options.json:
-        _note(f"member {group.member} of {group.reference}")
+        _print_status(f"member {group.member} of {group.reference}")
         there = ", ".join(map(str, group.members))
         bound = duration_text(group.bound_ns)
         pulls = options.order in PRIORITY_ORDERS
-        _note(f"members {there}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}"))
-    printing = asyncio.create_task(_print(group, options.json))
-    reading = asyncio.create_task(_read(group, options.priority))
+        _print_status(f"members {there}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}"))
+    printing = asyncio.create_task(_print_events(group, options.json))
+    reading = asyncio.create_task(_send_input_lines(group, options.priority))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)
     reading.cancel()
     if not await group.leave():
-        _note("the others did not answer; what they sent last is not shown here")
+        _print_status("the others did not answer; what they sent last is not shown here")
     await printing
     for task in done - {stop}:
         task.result()
     return 130 if stopping.is_set() else 0
 
 
-async def _read(group: unisono.Group, priority: int) -> None:
+async def _send_input_lines(group: unisono.Group, priority: int) -> None:
     """Lines of standard input, multicast one by one.
 
     A thread reads, so that terminals, pipes and files all work; it waits for each line to be taken.
@@ -197,7 +197,7 @@ async def _read(group: unisono.Group, priority: int) -> None:
     ended = loop.create_future()
 
     def send(line: bytes) -> None:
-        asyncio.run_coroutine_threadsafe(_send(group, line, priority), loop).result()
+        asyncio.run_coroutine_threadsafe(_send_line(group, line, priority), loop).result()
 
     def read() -> None:
         problem: BaseException | None = None
@@ -226,38 +226,38 @@ async def _read(group: unisono.Group, priority: int) -> None:
     await ended
 
 
-async def _send(group: unisono.Group, line: bytes, priority: int) -> None:
+async def _send_line(group: unisono.Group, line: bytes, priority: int) -> None:
     try:
         await group.send(line.rstrip(b"\r"), priority=priority)
     except unisono.MessageTooLarge as error:
-        _note(str(error))
+        _print_status(str(error))
 
 
-async def _print(group: unisono.Group, as_json: bool) -> None:
+async def _print_events(group: unisono.Group, as_json: bool) -> None:
     async for event in group:
         if as_json:
-            sys.stdout.write(json.dumps(_row(event)) + "\n")
+            sys.stdout.write(json.dumps(_event_json(event)) + "\n")
         elif isinstance(event, unisono.Delivery):
             mark = {None: "", Grade.EARLY: "early  ", Grade.FINAL: "final  "}[event.grade]
             sys.stdout.write(f"{mark}{event.sender}: {event.payload.decode(errors='replace')}\n")
         elif isinstance(event, unisono.Violation):
-            _note(f"violation: {event.text}")
+            _print_status(f"violation: {event.text}")
         elif isinstance(event, unisono.Notice):
-            _note(event.text)
+            _print_status(event.text)
         elif isinstance(event, unisono.TimingChange):
             slot, bound = duration_text(event.timing.theta_ns), duration_text(event.bound_ns)
-            _note(f"slots are now {slot} long; every delivery within {bound}")
+            _print_status(f"slots are now {slot} long; every delivery within {bound}")
         else:
-            _note(f"members are now {', '.join(map(str, event.view.members))}")
+            _print_status(f"members are now {', '.join(map(str, event.view.members))}")
         sys.stdout.flush()
     if as_json:
         stats = group.stats()
-        row = {"event": "end", "sent": stats.sent, "delivered": stats.delivered, "bound_ms": ms(stats.bound_ns)}
+        row = {"event": "end", "sent": stats.sent, "delivered": stats.delivered, "bound_ms": ns_to_ms(stats.bound_ns)}
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
 
-def _row(event: unisono.Event) -> dict[str, object]:
+def _event_json(event: unisono.Event) -> dict[str, object]:
     if isinstance(event, unisono.Delivery):
         text = event.payload.decode(errors="replace")
         return {
@@ -281,11 +281,11 @@ def _row(event: unisono.Event) -> dict[str, object]:
     if isinstance(event, unisono.Notice):
         return {"event": "notice", "notice": event.kind, "text": event.text, "member": event.member}
     if isinstance(event, unisono.TimingChange):
-        slot_ms, bound_ms = ms(event.timing.theta_ns), ms(event.bound_ns)
+        slot_ms, bound_ms = ns_to_ms(event.timing.theta_ns), ns_to_ms(event.bound_ns)
         return {"event": "timing", "slot": event.slot, "slot_ms": slot_ms, "bound_ms": bound_ms}
     return {"event": "view", "members": event.view.members, "joined": event.joined, "left": event.left}
 
 
-def _note(text: str) -> None:
+def _print_status(text: str) -> None:
     sys.stderr.write(f"-- {text}\n")
     sys.stderr.flush()

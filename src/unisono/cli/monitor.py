@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
-from unisono.cli.options import add_json, add_spark, duration, make_folder, print_json, read_text, spark_choice
-from unisono.cli.progress import told
-from unisono.cli.reporter_process import Messenger
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import NS_PER_S, duration_text, ms
+from unisono.cli.options import add_json, add_spark, duration, make_writable_folder, print_json, read_text, spark_choice
+from unisono.cli.progress import progress_reports
+from unisono.cli.reporter_process import ReporterProcess
+from unisono.errors import InvalidOption
+from unisono.model.durations import NS_PER_S, duration_text, ns_to_ms
 from unisono.model.events import SlaViolation
 from unisono.model.metrics import METRICS, Unit
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
-from unisono.trace.metric_tails import ended, latest, metric_streams
+from unisono.trace.metric_tails import is_closed, metric_streams, readable_offsets
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unisono.pipeline.measurement import Job, Measured, Running
-    from unisono.pipeline.measurement_store import Verdict
+    from unisono.pipeline.measurement import MeasuredBatch, MeasurementJob, RunningMeasurement
+    from unisono.pipeline.measurement_store import StoredSlaVerdict
     from unisono.qos.watch.group_sla import LinkEstimate
 
-QUIET_S = 5.0
+STREAM_QUIET_S = 5.0
 """With --until-end: a member that died never says that it has ended; the run is over after so long without a row."""
 INTERRUPTED = 130
 
@@ -75,88 +75,98 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure until told to stop; the exit status."""
-    from unisono.pipeline.measurement import Job  # noqa: PLC0415 - only the verbs that use Spark pay for it
+    from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only the verbs that use Spark pay for it
 
     if not options.directory.is_dir():
-        raise InvalidPolicy(str(options.directory), "is no folder; the members' --out is needed")
+        raise InvalidOption(str(options.directory), "is no folder; the members' --out is needed")
     text, source = read_text(options.sla), str(options.sla)
     slas = parse_slas(text, source)
-    if options.window is not None and (options.window <= 0 or options.window % slas.collect_ns):
-        raise InvalidPolicy("--window", f"a whole multiple of collect, {duration_text(slas.collect_ns)}, is needed")
+    if options.window is not None and (options.window <= 0 or options.window % slas.collect_interval_ns):
+        raise InvalidOption(
+            "--window", f"a whole multiple of collect, {duration_text(slas.collect_interval_ns)}, is needed"
+        )
     if options.seconds is not None and options.seconds <= 0:
-        raise InvalidPolicy("--seconds", f"more than 0 is needed, not {options.seconds:g}")
+        raise InvalidOption("--seconds", f"more than 0 is needed, not {options.seconds:g}")
     if options.once and not metric_streams(options.directory):
         what = "has no metric streams to judge; `unisono demo --out` and `unisono member --metrics` write them"
-        raise InvalidPolicy(str(options.directory), what)
+        raise InvalidOption(str(options.directory), what)
     if options.keep is not None:
-        make_folder("--keep", options.keep)
+        make_writable_folder("--keep", options.keep)
     with ExitStack() as stack:
         keep = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-monitor-")))
-        job = Job(options.directory, slas, keep, options.trigger, options.window, options.patience)
+        job = MeasurementJob(options.directory, slas, keep, options.trigger, options.window, options.patience)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        return _measure(options, job, _messenger(options, (text, source)))
+        return _measure(options, job, _reporter_process(options, (text, source)))
 
 
-def _messenger(options: argparse.Namespace, slas: tuple[str, str]) -> Messenger | None:
+def _reporter_process(options: argparse.Namespace, slas: tuple[str, str]) -> ReporterProcess | None:
     given = {"--join": options.join, "--peers": options.peers, "--id": options.id}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
         return None
     if missing:
-        raise InvalidPolicy(", ".join(missing), "--join, --peers and --id go together")
+        raise InvalidOption(", ".join(missing), "--join, --peers and --id go together")
     peers = parse_peers(options.peers)
     text, source = read_text(options.join), str(options.join)
     scenario = parse_scenario(text, source)
     if not isinstance(peers, dict) or set(peers) != set(scenario.members):
-        raise InvalidPolicy("--peers", f"the addresses of the members {list(scenario.members)} of {source} are needed")
+        raise InvalidOption("--peers", f"the addresses of the members {list(scenario.members)} of {source} are needed")
     if options.id not in peers:
-        raise InvalidPolicy("--id", f"one of {sorted(peers)} is needed, not {options.id}")
+        raise InvalidOption("--id", f"one of {sorted(peers)} is needed, not {options.id}")
     say = None if options.json else lambda said: print(f"unisono monitor: {said}", file=sys.stderr)
-    return Messenger(scenario.group, (text, source), slas, options.id, peers, say=say)
+    return ReporterProcess(scenario.group, (text, source), slas, options.id, peers, on_status=say)
 
 
-def _measure(options: argparse.Namespace, job: Job, messenger: Messenger | None) -> int:
-    view = _view(options)
-    running: Running | None = None
+def _measure(options: argparse.Namespace, job: MeasurementJob, reporter: ReporterProcess | None) -> int:
+    view = _choose_view(options)
+    running: RunningMeasurement | None = None
     status = 0
     try:
         with ExitStack() as stack:
-            with told(f"starting Spark at {options.master}", quiet=options.json or options.master == "none"):
-                running = stack.enter_context(_running(options, job, lambda found: _pass_on(found, messenger)))
+            with progress_reports(
+                f"starting Spark at {options.master}", quiet=options.json or options.master == "none"
+            ):
+                running = stack.enter_context(_start_job(options, job, lambda found: _send_to_group(found, reporter)))
             stack.callback(view.update, running)  # interrupted or not, what was found last is told
-            with messenger or nullcontext():
-                if messenger is not None:
-                    messenger.begin(running.store)
+            with reporter or nullcontext():
+                if reporter is not None:
+                    reporter.send_unreported_verdicts(running.store)
                 with view:
-                    _follow(options, job, running, view)
+                    _update_until_done(options, job, running, view)
     except KeyboardInterrupt:
         status = INTERRUPTED
         if running is None:
             return status
     found = view.verdicts
     if options.json:
-        print_json(_result(running, found))
+        print_json(_result_json(running, found))
     else:
-        _print(running, found)
+        _print_summary(running, found)
     return status or int(any(verdict.violated for verdict in found))
 
 
-def _running(
-    options: argparse.Namespace, job: Job, take: Callable[[Measured], None]
-) -> AbstractContextManager[Running]:
-    from unisono.pipeline.measurement import in_process, on_spark  # noqa: PLC0415
+def _start_job(
+    options: argparse.Namespace, job: MeasurementJob, on_measured: Callable[[MeasuredBatch], None]
+) -> AbstractContextManager[RunningMeasurement]:
+    from unisono.pipeline.measurement import measure_in_process, measure_on_spark  # noqa: PLC0415
 
-    return in_process(job, take) if options.master == "none" else on_spark(job, spark_choice(options), take)
+    return (
+        measure_in_process(job, on_measured)
+        if options.master == "none"
+        else measure_on_spark(job, spark_choice(options), on_measured)
+    )
 
 
-def _pass_on(measured: Measured, messenger: Messenger | None) -> None:
-    if messenger is not None:
-        messenger.take(measured)
+def _send_to_group(measured: MeasuredBatch, reporter: ReporterProcess | None) -> None:
+    if reporter is not None:
+        reporter.send_measured(measured)
 
 
-def _follow(options: argparse.Namespace, job: Job, running: Running, view: _View) -> None:
+def _update_until_done(
+    options: argparse.Namespace, job: MeasurementJob, running: RunningMeasurement, view: _MonitorView
+) -> None:
     began = time.monotonic()
-    there = latest(options.directory, {}, sys.maxsize)
+    there = readable_offsets(options.directory, {}, sys.maxsize)
     last, grown = running.service.rows, began
     while True:
         running.wait(min(0.25, job.trigger_ns / NS_PER_S))
@@ -164,34 +174,34 @@ def _follow(options: argparse.Namespace, job: Job, running: Running, view: _View
         now = time.monotonic()
         if running.service.rows != last:
             last, grown = running.service.rows, now
-        if options.once and running.read(there):
+        if options.once and running.has_processed(there):
             return
         if options.seconds is not None and now - began >= options.seconds:
             return
-        if options.until_end and running.read(latest(options.directory, {}, sys.maxsize)):
-            over = [ended(path) for path in metric_streams(options.directory)]
-            if over and (all(over) or (any(over) and now - grown > QUIET_S)):
+        if options.until_end and running.has_processed(readable_offsets(options.directory, {}, sys.maxsize)):
+            over = [is_closed(path) for path in metric_streams(options.directory)]
+            if over and (all(over) or (any(over) and now - grown > STREAM_QUIET_S)):
                 return
 
 
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-class _View:
+class _MonitorView:
     """Says little: for logs, pipes and --json."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[StoredSlaVerdict] = []
 
-    def update(self, running: Running) -> None:
+    def update(self, running: RunningMeasurement) -> None:
         """Something may have changed."""
         found = running.store.verdicts()
         for verdict in found[len(self.verdicts) :]:
-            self.say(_line(verdict))
+            self.print_line(_verdict_line(verdict))
         self.verdicts = found
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """One line."""
         if self._stream is not None:
             self._stream.write(text + "\n")
@@ -204,7 +214,7 @@ class _View:
         """Nothing is to be ended."""
 
 
-class _LiveView(_View):
+class _LiveMonitorView(_MonitorView):
     """A table on the terminal, with the verdicts above it."""
 
     def __init__(self) -> None:
@@ -213,11 +223,11 @@ class _LiveView(_View):
         super().__init__(None)
         self._live = Live(refresh_per_second=4, transient=True)
 
-    def update(self, running: Running) -> None:
+    def update(self, running: RunningMeasurement) -> None:
         super().update(running)
         self._live.update(_table(running))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
     def __enter__(self) -> Self:
@@ -228,21 +238,21 @@ class _LiveView(_View):
         self._live.__exit__(None, None, None)
 
 
-def _view(options: argparse.Namespace) -> _View:
+def _choose_view(options: argparse.Namespace) -> _MonitorView:
     if options.json:
-        return _View(None)
-    return _LiveView() if sys.stdout.isatty() else _View(sys.stdout)
+        return _MonitorView(None)
+    return _LiveMonitorView() if sys.stdout.isatty() else _MonitorView(sys.stdout)
 
 
-def _table(running: Running) -> Table:
+def _table(running: RunningMeasurement) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
     service = running.service
-    broken = ", ".join(name for _, name in service.broken) or "none"
-    table = Table(title=f"{service.rows:,} rows · {service.late:,} late · broken: {broken}")
+    broken = ", ".join(name for _, name in service.violated_slas) or "none"
+    table = Table(title=f"{service.rows:,} rows · {service.late_rows:,} late · broken: {broken}")
     for column in ("group", "member", "layer", "from", "loss", "burst", "p50 ms", "p99 ms", "jitter ms", "Γ ms"):
         table.add_column(column, justify="right")
-    for (place, *_), estimate in sorted(service.latest.items()):
+    for (place, *_), estimate in sorted(service.latest_estimates.items()):
         table.add_row(place[1], *_cells(estimate))
     return table
 
@@ -254,54 +264,56 @@ def _cells(estimate: LinkEstimate) -> list[str]:
     return [str(estimate.member), estimate.layer, str(estimate.link), loss, str(estimate.loss_burst), *shown]
 
 
-def _line(verdict: Verdict) -> str:
+def _verdict_line(verdict: StoredSlaVerdict) -> str:
     event = verdict.event
     at = "" if event.member is None else f" at member {event.member}"
     mark = "✗" if verdict.violated else "✓"
     return f"{mark} {verdict.group}{at}: {event.text}"
 
 
-def _print(running: Running, verdicts: list[Verdict]) -> None:
+def _print_summary(running: RunningMeasurement, verdicts: list[StoredSlaVerdict]) -> None:
     from rich.console import Console  # noqa: PLC0415
 
     service = running.service
     Console().print(_table(running))
     broken = sum(verdict.violated for verdict in verdicts)
-    sys.stdout.write(f"violations: {broken}; agreements that are broken now: {len(service.broken)}\n")
-    for (_, group), name in service.unjudged:
+    sys.stdout.write(f"violations: {broken}; agreements that are broken now: {len(service.violated_slas)}\n")
+    for (_, group), name in service.unevaluated_slas:
         said = "too little was seen in each window, or a party to it is not there"
         sys.stdout.write(f"never judged in {group}: {name!r}: {said}\n")
-    if service.damaged:
-        sys.stdout.write(f"{service.damaged:,} lines are no rows; the first: {service.problem}\n")
+    if service.damaged_lines:
+        sys.stdout.write(f"{service.damaged_lines:,} lines are no rows; the first: {service.first_problem}\n")
 
 
-def _result(running: Running, verdicts: list[Verdict]) -> dict[str, Any]:
+def _result_json(running: RunningMeasurement, verdicts: list[StoredSlaVerdict]) -> dict[str, Any]:
     service = running.service
     return {
-        "estimates": [_estimate(place, estimate) for (place, *_), estimate in sorted(service.latest.items())],
-        "violations": [_verdict(verdict) for verdict in verdicts if verdict.violated],
-        "cleared": [_verdict(verdict) for verdict in verdicts if not verdict.violated],
-        "broken": [{"run": run, "group": group, "sla": name} for (run, group), name in service.broken],
-        "unjudged": [{"run": run, "group": group, "sla": name} for (run, group), name in service.unjudged],
+        "estimates": [
+            _estimate_json(place, estimate) for (place, *_), estimate in sorted(service.latest_estimates.items())
+        ],
+        "violations": [_verdict_json(verdict) for verdict in verdicts if verdict.violated],
+        "cleared": [_verdict_json(verdict) for verdict in verdicts if not verdict.violated],
+        "broken": [{"run": run, "group": group, "sla": name} for (run, group), name in service.violated_slas],
+        "unjudged": [{"run": run, "group": group, "sla": name} for (run, group), name in service.unevaluated_slas],
         "events": service.rows,
-        "late": service.late,
-        "damaged": service.damaged,
-        "problem": service.problem,
+        "late": service.late_rows,
+        "damaged": service.damaged_lines,
+        "problem": service.first_problem,
     }
 
 
-def _estimate(place: tuple[str, str], estimate: LinkEstimate) -> dict[str, Any]:
+def _estimate_json(run_and_group: tuple[str, str], estimate: LinkEstimate) -> dict[str, Any]:
     def in_ms(value: float | None) -> float | None:
         return None if value is None else value / 1e6
 
     return {
-        "run": place[0],
-        "group": place[1],
+        "run": run_and_group[0],
+        "group": run_and_group[1],
         "member": estimate.member,
         "link": estimate.link,
         "layer": estimate.layer,
-        "window_start_ms": ms(estimate.window_start_ns),
-        "window_ms": ms(estimate.window_ns),
+        "window_start_ms": ns_to_ms(estimate.window_start_ns),
+        "window_ms": ns_to_ms(estimate.window_ns),
         "loss": estimate.loss,
         "datagrams": estimate.datagrams,
         "loss_burst": estimate.loss_burst,
@@ -313,7 +325,7 @@ def _estimate(place: tuple[str, str], estimate: LinkEstimate) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict_json(verdict: StoredSlaVerdict) -> dict[str, Any]:
     event = verdict.event
     shown: dict[str, Any] = {
         "id": verdict.id,
@@ -321,10 +333,10 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "group": verdict.group,
         "sla": event.sla,
         "member": event.member,
-        "window_start_ms": ms(event.window_start_ns),
-        "window_ms": ms(event.window_ns),
+        "window_start_ms": ns_to_ms(event.window_start_ns),
+        "window_ms": ns_to_ms(event.window_ns),
         "text": event.text,
-        "told": verdict.told,
+        "told": verdict.reported,
     }
     if isinstance(event, SlaViolation):
         in_ns = METRICS[event.metric].unit is Unit.NS

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import InvalidPolicy, UnisonoError
+from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.durations import duration_ns
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
@@ -23,11 +23,11 @@ def duration(text: str) -> int:
     """An argparse type: a duration with a unit, as nanoseconds."""
     try:
         return duration_ns(text)
-    except InvalidPolicy as error:
+    except InvalidOption as error:
         raise argparse.ArgumentTypeError(error.problem) from error
 
 
-def moment(text: str) -> int:
+def iso_time(text: str) -> int:
     """An argparse type: a time in ISO 8601, UTC unless it says otherwise, as nanoseconds since the Unix epoch."""
     try:
         at = datetime.fromisoformat(text)
@@ -59,7 +59,7 @@ def add_rate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--max-message", type=int, default=4096, help="largest message in bytes (default 4096)")
 
 
-LOCAL = "local[*]"
+LOCAL_MASTER = "local[*]"
 """Where Spark runs unless told: on this machine."""
 
 
@@ -67,9 +67,9 @@ def add_spark(verb: argparse.ArgumentParser) -> None:
     """`--master`, `--spark-config`."""
     verb.add_argument(
         "--master",
-        default=LOCAL,
+        default=LOCAL_MASTER,
         help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect; "
-        f"none does without Spark (default {LOCAL})",
+        f"none does without Spark (default {LOCAL_MASTER})",
     )
     verb.add_argument("--spark-config", type=Path, metavar="FILE", help="TOML file with a table [spark] of settings")
 
@@ -114,7 +114,7 @@ def parse_fec(text: str | None) -> tuple[int, int] | None:
         return None
     a, slash, b = text.partition("/")
     if not slash or not a.isdigit() or not b.isdigit():
-        raise InvalidPolicy("--fec", f"a/b such as 2/10 is needed, not {text!r}")
+        raise InvalidOption("--fec", f"a/b such as 2/10 is needed, not {text!r}")
     return int(a), int(b)
 
 
@@ -125,12 +125,12 @@ def parse_reliable(text: str | None) -> Redundancy | None:
     rho, *parts = text.split("/")
     durations, rules = parts[:2], parts[2:]
     if not rho.isdigit() or not durations or len(rules) > 1:
-        raise InvalidPolicy("--reliable", f"ρ/η or ρ/η/ω such as 4/6ms/2ms is needed, not {text!r}")
+        raise InvalidOption("--reliable", f"ρ/η or ρ/η/ω such as 4/6ms/2ms is needed, not {text!r}")
     eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
     known: dict[str, Adaptive] = {"none": "none", "heuristic": "heuristic", "counting": "counting"}
     rule = known.get(rules[0]) if rules else "none"
     if rule is None:
-        raise InvalidPolicy("--reliable", f"after ω one of {', '.join(known)} is possible, not {rules[0]!r}")
+        raise InvalidOption("--reliable", f"after ω one of {', '.join(known)} is possible, not {rules[0]!r}")
     return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
 
 
@@ -142,13 +142,13 @@ def read_text(path: Path) -> str:
         raise UnisonoError(f"{path}: this is not text in UTF-8: byte {error.start + 1} is not") from error
 
 
-def make_folder(option: str, path: Path) -> None:
+def make_writable_folder(option: str, path: Path) -> None:
     """The folder that an option names, made and tried before hours of work and not after them."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise InvalidPolicy(option, f"{path} cannot be written ({error.strerror}); name another folder") from error
+        raise InvalidOption(option, f"{path} cannot be written ({error.strerror}); name another folder") from error
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -7,17 +7,17 @@ import sys
 from typing import Any
 
 from unisono.cli.options import add_json, add_rate, add_timing, duration, parse_fec, print_json
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.delays import parse_delay
-from unisono.model.durations import duration_ns, duration_text, ms
+from unisono.model.durations import duration_ns, duration_text, ns_to_ms
 from unisono.model.grades import GRADES
 from unisono.model.offers import Ask, Offer
 from unisono.model.rates import Rate
 from unisono.model.timing import DELTA_DEFAULT, Timing
 from unisono.qos.plan.negotiation import Target
-from unisono.qos.plan.over_rmcast import Wish
+from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, plan
-from unisono.qos.plan.rmcast_agreement import Crashes
+from unisono.qos.plan.rmcast_agreement import CrashModel
 
 DELTA_QUANTILE = 0.9999
 
@@ -77,18 +77,18 @@ def parse_relative(text: str | None) -> Target | None:
     except ValueError:
         probability = -1.0
     if not slash or not 0 < probability < 1:
-        raise InvalidPolicy("--relative", f"U/S such as 0.99/20ms is needed, not {text!r}")
+        raise InvalidOption("--relative", f"U/S such as 0.99/20ms is needed, not {text!r}")
     return Target(probability, duration_ns(within, "--relative"))
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan and print."""
     if not 0 <= options.reliability < 1:
-        raise InvalidPolicy(
+        raise InvalidOption(
             "--reliability", f"a probability from 0 to less than 1 is needed, not {options.reliability}"
         )
     if options.mttf == 0:
-        raise InvalidPolicy("--mttf", "a duration above zero is needed")
+        raise InvalidOption("--mttf", "a duration above zero is needed")
     delta = _delta_ns(options)
     ask = Ask(
         members=options.members,
@@ -104,15 +104,18 @@ def run(options: argparse.Namespace) -> int:
         grades=options.grades,
         deadline_ns=options.deadline,
         delay=parse_delay(options.delay, "--delay") if options.delay is not None else None,
-        dependent=options.dependent,
+        delays_dependent=options.dependent,
         session_ns=options.session,
     )
-    crashes = Crashes(options.mttf, options.crash_in_send) if options.mttf else None
-    found = plan(ask, wish=Wish(options.reliability, parse_relative(options.relative), crashes))
+    crashes = CrashModel(options.mttf, options.crash_in_send) if options.mttf else None
+    found = plan(
+        ask,
+        reliability_requirement=ReliabilityRequirement(options.reliability, parse_relative(options.relative), crashes),
+    )
     if options.json:
-        print_json(_json(found, delta))
+        print_json(_plan_json(found, delta))
     else:
-        _print(found, delta, options.delay)
+        _print_plan(found, delta, options.delay)
     return 0 if found.chosen is not None else 1
 
 
@@ -127,60 +130,60 @@ def _delta_ns(options: argparse.Namespace) -> int:
     return parse_delay(options.delay, "--delay").quantile(share)
 
 
-def _json(found: Plan, delta_ns: int) -> dict[str, Any]:
+def _plan_json(result: Plan, delta_ns: int) -> dict[str, Any]:
     return {
-        "candidates": [_row(candidate) for candidate in found.candidates],
-        "chosen": found.chosen.order if found.chosen is not None else None,
-        "refusal": found.refusal,
-        "delta_ms": ms(delta_ns),
+        "candidates": [_offer_json(candidate) for candidate in result.candidates],
+        "chosen": result.chosen.order if result.chosen is not None else None,
+        "refusal": result.refusal,
+        "delta_ms": ns_to_ms(delta_ns),
     }
 
 
-def _row(offer: Offer) -> dict[str, Any]:
+def _offer_json(offer: Offer) -> dict[str, Any]:
     return {
         "order": offer.order,
         "feasible": offer.feasible,
-        "latency_bound_ms": None if offer.by_priority else ms(offer.latency_bound_ns),
-        **({"queue_bound_ms": ms(offer.latency_bound_ns)} if offer.by_priority else {}),
-        "outage_ms": None if offer.outage_ns is None else ms(offer.outage_ns),
-        **({} if offer.final_ns is None else {"final_ms": ms(offer.final_ns)}),
+        "latency_bound_ms": None if offer.by_priority else ns_to_ms(offer.latency_bound_ns),
+        **({"queue_bound_ms": ns_to_ms(offer.latency_bound_ns)} if offer.by_priority else {}),
+        "outage_ms": None if offer.outage_ns is None else ns_to_ms(offer.outage_ns),
+        **({} if offer.final_latency_ns is None else {"final_ms": ns_to_ms(offer.final_latency_ns)}),
         "reliability": offer.reliability,
         "avg_rate": offer.avg_rate,
         "max_burst": offer.max_burst,
         "header_bytes": offer.header_bytes,
         "gap_free": offer.gap_free,
         "loss_tolerance": offer.loss_tolerance,
-        **_redundancy(offer),
-        "why": list(offer.why),
+        **_redundancy_json(offer),
+        "why": list(offer.reasons),
     }
 
 
-def _redundancy(offer: Offer) -> dict[str, Any]:
+def _redundancy_json(offer: Offer) -> dict[str, Any]:
     setting = offer.redundancy
     if setting is None:
         return {}
     return {
         "rho": setting.rho,
-        "eta_ms": ms(setting.eta_ns),
-        "omega_ms": ms(setting.omega_ns),
+        "eta_ms": ns_to_ms(setting.eta_ns),
+        "omega_ms": ns_to_ms(setting.omega_ns),
         "broadcasts": offer.broadcasts,
     }
 
 
-def _print(found: Plan, delta_ns: int, delay: str | None) -> None:
+def _print_plan(result: Plan, delta_ns: int, delay: str | None) -> None:
     out = sys.stdout
     if delay is not None:
         out.write(f"Δ = {duration_text(delta_ns)} of {delay}\n\n")
-    for offer in found.candidates:
-        mark = "→" if offer is found.chosen else ("✓" if offer.feasible else "✗")
+    for offer in result.candidates:
+        mark = "→" if offer is result.chosen else ("✓" if offer.feasible else "✗")
         word, bound = "queue" if offer.by_priority else "bound", duration_text(offer.latency_bound_ns)
         out.write(
             f"{mark} {offer.order:<24} {word} {bound:>9}   {offer.avg_rate:9.6g} datagrams/s   burst "
             f"{offer.max_burst:<5} reliability {offer.reliability:.6g}\n"
         )
-        for line in offer.why:
+        for line in offer.reasons:
             out.write(f"      {line}\n")
-    if found.chosen is not None:
-        out.write(f"\nchosen: {found.chosen.order}, the fewest datagrams of those that fit\n")
+    if result.chosen is not None:
+        out.write(f"\nchosen: {result.chosen.order}, the fewest datagrams of those that fit\n")
     else:
-        out.write(f"\nnothing fits: {found.refusal}\n")
+        out.write(f"\nnothing fits: {result.refusal}\n")

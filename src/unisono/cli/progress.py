@@ -11,20 +11,20 @@ from rich.console import Console
 
 
 @contextmanager
-def told(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Say what is going on, with the time that it has taken; a line each where there is no terminal."""
     console = Console(stderr=True)
     if quiet:
-        yield _say_nothing
+        yield _ignore_report
         return
     if not console.is_terminal:
         began = time.monotonic()
-        sys.stderr.write(f"{first}\n")
+        sys.stderr.write(f"{first_report}\n")
         yield lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr)
         return
-    with console.status(first) as status:
+    with console.status(first_report) as status:
         yield status.update
 
 
-def _say_nothing(text: str) -> None:
+def _ignore_report(text: str) -> None:
     """Nobody wants to know."""

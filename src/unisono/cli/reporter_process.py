@@ -12,17 +12,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from unisono.cluster.sla_reporter import estimate_to, verdict_to
+from unisono.cluster.sla_reporter import estimate_to_json, verdict_to_json
 
 if TYPE_CHECKING:
-    from unisono.pipeline.measurement import Measured
+    from unisono.pipeline.measurement import MeasuredBatch
     from unisono.pipeline.measurement_store import MeasurementStore
 
-LEAVE_S = 5.0
+LEAVE_TIMEOUT_S = 5.0
 """How long leaving the group may take."""
 
 
-class Messenger:
+class ReporterProcess:
     """Tells one group."""
 
     def __init__(
@@ -33,47 +33,53 @@ class Messenger:
         member: int,
         peers: Mapping[int, str],
         *,
-        say: Callable[[str], None] | None = None,
+        on_status: Callable[[str], None] | None = None,
     ) -> None:
         """`say` is told when the seat is taken, and when it is lost."""
         self.group = group
         addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}
-        self._say = say
+        self._on_status = on_status
         self._store: MeasurementStore | None = None
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def begin(self, store: MeasurementStore) -> None:
+    def send_unreported_verdicts(self, store: MeasurementStore) -> None:
         """Verdicts that the group has not heard from an earlier service come first."""
         self._store = store
-        self._write(
-            {"verdicts": [verdict_to(v.event) for v in store.verdicts() if v.group == self.group and not v.told]}
+        self._send_line(
+            {
+                "verdicts": [
+                    verdict_to_json(v.event) for v in store.verdicts() if v.group == self.group and not v.reported
+                ]
+            }
         )
 
-    def take(self, measured: Measured) -> None:
+    def send_measured(self, measured: MeasuredBatch) -> None:
         """A batch is done."""
-        verdicts = [verdict_to(v.event) for v in measured.verdicts if v.group == self.group]
+        verdicts = [verdict_to_json(v.event) for v in measured.verdicts if v.group == self.group]
         network = [estimate for (_, group), estimate in measured.network.items() if group == self.group]
         if verdicts or network:
-            self._write({"verdicts": verdicts, "network": estimate_to(network[-1]) if network else None})
+            self._send_line({"verdicts": verdicts, "network": estimate_to_json(network[-1]) if network else None})
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _send_line(self, line: Mapping[str, Any]) -> None:
         with self._lock, suppress(OSError):  # a seat that has died is told of by its errors; what is untold stays so
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(json.dumps(line) + "\n")
                 self._process.stdin.flush()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read_replies(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             said = json.loads(line)
             if said["kind"] == "told" and self._store is not None:
-                self._store.told(said["id"])
-            elif said["kind"] == "ready" and self._say is not None:
-                self._say(f"the service sits in {self.group!r} with the members {', '.join(map(str, said['members']))}")
-            elif said["kind"] == "out" and self._say is not None:
-                self._say(f"the service is out of {self.group!r} and joins again: {said['why']}")
+                self._store.mark_reported(said["id"])
+            elif said["kind"] == "ready" and self._on_status is not None:
+                self._on_status(
+                    f"the service sits in {self.group!r} with the members {', '.join(map(str, said['members']))}"
+                )
+            elif said["kind"] == "out" and self._on_status is not None:
+                self._on_status(f"the service is out of {self.group!r} and joins again: {said['why']}")
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -83,9 +89,9 @@ class Messenger:
             text=True,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), name="messenger", daemon=True)
+        self._reader = threading.Thread(target=self._read_replies, args=(self._process,), name="messenger", daemon=True)
         self._reader.start()
-        self._write(self._setup)
+        self._send_line(self._setup)
         return self
 
     def __exit__(
@@ -99,7 +105,7 @@ class Messenger:
             if process.stdin is not None:
                 process.stdin.close()
         try:
-            process.wait(LEAVE_S)
+            process.wait(LEAVE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -12,8 +12,8 @@ from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
 from unisono.cli.options import add_json, print_json, read_text
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import ms
+from unisono.errors import InvalidOption
+from unisono.model.durations import ns_to_ms
 from unisono.model.faults import Pause
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
@@ -50,19 +50,19 @@ def run(options: argparse.Namespace) -> int:
     worst: dict[str, Any] | None = None
     progress = _Progress(len(seeds)) if len(seeds) > 1 else None
     for number, seed in enumerate(seeds, 1):
-        row, verdicts = _one(scenario, seed, options.trace)
+        row, verdicts = _run_seed(scenario, seed, options.trace)
         rows.append(row)
-        if worst is None or _badness(row) > _badness(worst):
+        if worst is None or _severity(row) > _severity(worst):
             worst, worst_verdicts = row, verdicts
         if progress is not None:
-            progress.note(number, rows)
+            progress.update(number, rows)
     if worst is None:
-        raise InvalidPolicy("--seeds", "there is no seed in this range")
+        raise InvalidOption("--seeds", "there is no seed in this range")
     replay = f"unisono simulate {options.scenario} --seed {worst['seed']}"
     if options.json:
         print_json({**worst, "replay": replay, **({"runs": rows} if len(rows) > 1 else {})})
     else:
-        _print(worst, worst_verdicts, rows, replay)
+        _print_result(worst, worst_verdicts, rows, replay)
     return 0 if worst["verdict"] == "valid" else 1
 
 
@@ -72,22 +72,22 @@ def _seeds(options: argparse.Namespace, scenario: Scenario) -> range:
         return range(seed, seed + 1)
     first, dots, last = options.seeds.partition("..")
     if not dots or not first.isdigit() or not last.isdigit() or int(first) > int(last):
-        raise InvalidPolicy("--seeds", f"a range such as 1..50 is needed, not {options.seeds!r}")
+        raise InvalidOption("--seeds", f"a range such as 1..50 is needed, not {options.seeds!r}")
     return range(int(first), int(last) + 1)
 
 
 def _genuineness(topology: Topology, result: Result) -> Verdict:
-    if not result.contacts:
-        return genuineness(topology, result.pairs)
+    if not result.send_times:
+        return genuineness(topology, result.datagrams_by_pair)
     pauses = [fault.to_ns - fault.from_ns for fault in result.scenario.faults if isinstance(fault, Pause)]
-    return genuineness_over_time(topology, result.trace, result.contacts, max(pauses, default=0))
+    return genuineness_over_time(topology, result.trace, result.send_times, max(pauses, default=0))
 
 
-def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, Any], dict[str, Verdict]]:
+def _run_seed(scenario: Scenario, seed: int, trace_folder: Path | None) -> tuple[dict[str, Any], dict[str, Verdict]]:
     result: Result = simulate(scenario, seed)
     trace = result.trace
-    if keep is not None:
-        write_trace(keep, trace)
+    if trace_folder is not None:
+        write_trace(trace_folder, trace)
     verdicts = check_all(trace, until_ns=result.until_ns)
     if scenario.multigroup is not None:
         verdicts["genuineness"] = _genuineness(scenario.multigroup.topology, result)
@@ -102,9 +102,9 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
         "checks": {name: verdict.to_json() for name, verdict in verdicts.items()},
         "sent": sum(result.sent.values()),
         "deliveries": sum(result.delivered.values()),
-        "latency_max_ms": ms(figures["max_ns"]),
-        "latency_p50_ms": ms(figures["p50_ns"]),
-        "bound_ms": None if result.meta.bound_ns is None else ms(result.meta.bound_ns),
+        "latency_max_ms": ns_to_ms(figures["max_ns"]),
+        "latency_p50_ms": ns_to_ms(figures["p50_ns"]),
+        "bound_ms": None if result.meta.bound_ns is None else ns_to_ms(result.meta.bound_ns),
         "late": figures["late"],
         "overhead": {
             "avg_rate": result.overhead.avg_rate,
@@ -119,7 +119,7 @@ def _one(scenario: Scenario, seed: int, keep: Path | None) -> tuple[dict[str, An
     return row, verdicts
 
 
-def _badness(row: dict[str, Any]) -> tuple[int, float]:
+def _severity(row: dict[str, Any]) -> tuple[int, float]:
     """By verdict, then by latency."""
     return ("valid", "unknown", "violated").index(row["verdict"]), row["latency_max_ms"]
 
@@ -130,21 +130,21 @@ class _Progress:
     def __init__(self, total: int) -> None:
         self._total = total
         self._terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + PROGRESS_EVERY_S
+        self._next_report_s = time.monotonic() + PROGRESS_EVERY_S
 
-    def note(self, done: int, rows: list[dict[str, Any]]) -> None:
+    def update(self, done: int, rows: list[dict[str, Any]]) -> None:
         """One more seed is done."""
         bad = sum(row["verdict"] != "valid" for row in rows)
         text = f"{done} of {self._total} seeds, {bad} not valid"
         if self._terminal:
             sys.stderr.write(f"\r{text}" + ("\n" if done == self._total else ""))
-        elif time.monotonic() >= self._next and done < self._total:
-            self._next = time.monotonic() + PROGRESS_EVERY_S
+        elif time.monotonic() >= self._next_report_s and done < self._total:
+            self._next_report_s = time.monotonic() + PROGRESS_EVERY_S
             sys.stderr.write(f"unisono simulate: {text}\n")
         sys.stderr.flush()
 
 
-def _print(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[str, Any]], replay: str) -> None:
+def _print_result(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: list[dict[str, Any]], replay: str) -> None:
     out = sys.stdout
     if len(rows) > 1:
         valid = sum(row["verdict"] == "valid" for row in rows)

@@ -10,37 +10,41 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cli.progress import told
+from unisono.cli.progress import progress_reports
 from unisono.cluster.report import ORDER_CHECKS
-from unisono.errors import EnvironmentLacks
+from unisono.errors import MissingDependency
 
 
 @dataclass(frozen=True, slots=True)
-class SecondOpinion:
+class SparkVerdict:
     """What Spark says of a run, or why it says nothing."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     events: int = 0
     seconds: float = 0.0
     """For the verification alone; the session was there."""
-    lacks: str = ""
+    unavailable_reason: str = ""
 
     @property
     def verdict(self) -> Status | None:
         """Of the order, as the demo's own: a late delivery is counted. None if Spark was not there to ask."""
-        if self.lacks:
+        if self.unavailable_reason:
             return None
-        judged = {name: verdict for name, verdict in self.verdicts.items() if _of_the_order(name)}
+        judged = {name: verdict for name, verdict in self.verdicts.items() if _is_order_check(name)}
         return overall(judged or self.verdicts)
 
-    def differs(self, own: Mapping[str, Verdict]) -> list[str]:
+    def differing_checks(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
         """The checks of which Spark says something else than the checkers in this process."""
-        if self.lacks:
+        if self.unavailable_reason:
             return []
-        names = sorted(own.keys() | self.verdicts.keys())
-        return [n for n in names if (n in own and own[n].status) != (n in self.verdicts and self.verdicts[n].status)]
+        names = sorted(own_verdicts.keys() | self.verdicts.keys())
+        return [
+            n
+            for n in names
+            if (n in own_verdicts and own_verdicts[n].status) != (n in self.verdicts and self.verdicts[n].status)
+        ]
 
-    def to_json(self, own: Mapping[str, Verdict]) -> dict[str, Any]:
+    def to_json(self, own_verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
         """The field `spark` of `demo --json`."""
         verdict = self.verdict
         return {
@@ -48,39 +52,42 @@ class SecondOpinion:
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
             "events": self.events,
             "seconds": round(self.seconds, 3),
-            "differs": self.differs(own),
-            "lacks": self.lacks or None,
+            "differs": self.differing_checks(own_verdicts),
+            "lacks": self.unavailable_reason or None,
         }
 
-    def lines(self, own: Mapping[str, Verdict]) -> list[str]:
+    def lines(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
         """For people."""
         verdict = self.verdict
         if verdict is None:
-            return [f"on Spark: not verified: {self.lacks}"]
+            return [f"on Spark: not verified: {self.unavailable_reason}"]
         told = ", ".join(f"{name.replace('_', ' ')} {found.status.value}" for name, found in self.verdicts.items())
-        differs = self.differs(own)
+        differs = self.differing_checks(own_verdicts)
         other = f"differs from the checkers here in {', '.join(differs)}" if differs else "as the checkers here say"
         head = f"on Spark: {verdict.value}, {other} ({self.events:,} events in {self.seconds:.1f} s)"
         witnesses = [f"  ! {found.witness.text}" for found in self.verdicts.values() if found.witness is not None]
         return [head, f"  {told}", *witnesses]
 
 
-def ask_spark(folder: Path, *, quiet: bool) -> SecondOpinion:
+def verify_on_spark(folder: Path, *, quiet: bool) -> SparkVerdict:
     """Verify the run in this folder on a local Spark."""
     from unisono.pipeline.session import SparkChoice, spark_session  # noqa: PLC0415 - only who asks Spark pays for it
     from unisono.pipeline.verify import on_spark, verify  # noqa: PLC0415
 
     try:
-        with told("starting Spark to verify the trace", quiet=quiet) as tell, spark_session(SparkChoice()) as session:
+        with (
+            progress_reports("starting Spark to verify the trace", quiet=quiet) as tell,
+            spark_session(SparkChoice()) as session,
+        ):
             tell("verifying the trace on Spark")
             began = time.monotonic()
             (report,) = verify(folder, partial(on_spark, session))
             took_s = time.monotonic() - began
             tell(f"verified {report.rows:,} events; stopping Spark")
-    except EnvironmentLacks as lacks:
-        return SecondOpinion(lacks=str(lacks))
-    return SecondOpinion(report.verdicts, report.rows, took_s)
+    except MissingDependency as lacks:
+        return SparkVerdict(unavailable_reason=str(lacks))
+    return SparkVerdict(report.verdicts, report.rows, took_s)
 
 
-def _of_the_order(name: str) -> bool:
+def _is_order_check(name: str) -> bool:
     return check_name(name) in ORDER_CHECKS

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, add_spark, duration, moment, print_json, spark_choice
-from unisono.cli.progress import told
+from unisono.cli.options import add_json, add_spark, duration, iso_time, print_json, spark_choice
+from unisono.cli.progress import progress_reports
 
 
 def add_parser(verbs: Any) -> None:
@@ -30,7 +30,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--run", dest="only_run", metavar="R", help="this run alone")
     verb.add_argument("--group", dest="only_group", metavar="G", help="this group alone")
     for option, what in (("--since", "runs that went on after this time alone"), ("--until", "that began before it")):
-        verb.add_argument(option, type=moment, metavar="T", help=f"{what}, such as 2026-11-16T10:30 (UTC)")
+        verb.add_argument(option, type=iso_time, metavar="T", help=f"{what}, such as 2026-11-16T10:30 (UTC)")
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
@@ -48,10 +48,13 @@ def run(options: argparse.Namespace) -> int:
     if options.master == "none":
         reports = verify(options.trace, in_process, **chosen)
     else:
-        with told("starting Spark", quiet=options.json) as tell, spark_session(spark_choice(options)) as session:
+        with (
+            progress_reports("starting Spark", quiet=options.json) as tell,
+            spark_session(spark_choice(options)) as session,
+        ):
             tell(f"verifying {options.trace} on Spark at {options.master}")
             reports = verify(options.trace, partial(on_spark, session), **chosen)
-    checks = _worst([report.verdicts for report in reports])
+    checks = _worst_verdicts([report.verdicts for report in reports])
     status = overall(checks)
     if options.json:
         shown: dict[str, Any] = {
@@ -68,12 +71,12 @@ def run(options: argparse.Namespace) -> int:
         for report in reports:
             what = f"run {report.run} group {report.group}" if report.run else report.folder
             sys.stdout.write(f"{what}: {report.rows:,} events\n")
-            sys.stdout.writelines(f"  {line}\n" for line in lines(report.verdicts))
+            sys.stdout.writelines(f"  {line}\n" for line in verdict_lines(report.verdicts))
         sys.stdout.write(f"verdict: {status.value}\n")
     return {Status.VALID: 0, Status.VIOLATED: 1, Status.UNKNOWN: 2}[status]
 
 
-def lines(verdicts: dict[str, Verdict]) -> list[str]:
+def verdict_lines(verdicts: dict[str, Verdict]) -> list[str]:
     """One line per check, with its witness or its reason."""
     told = []
     for name, verdict in verdicts.items():
@@ -83,11 +86,11 @@ def lines(verdicts: dict[str, Verdict]) -> list[str]:
     return told
 
 
-def _worst(each: Sequence[dict[str, Verdict]]) -> dict[str, Verdict]:
+def _worst_verdicts(verdicts_by_run: Sequence[dict[str, Verdict]]) -> dict[str, Verdict]:
     """Of several runs, each check's worst verdict: violated before unknown before valid."""
     rank = {Status.VIOLATED: 0, Status.UNKNOWN: 1, Status.VALID: 2}
     found: dict[str, Verdict] = {}
-    for verdicts in each:
+    for verdicts in verdicts_by_run:
         for name, verdict in verdicts.items():
             known = found.get(name)
             if known is None or rank[verdict.status] < rank[known.status]:

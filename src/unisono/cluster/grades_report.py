@@ -8,44 +8,44 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from unisono.check.final import EARLY, FINAL
-from unisono.check.member_runs import lives
+from unisono.check.member_runs import member_runs
 from unisono.check.verdict import Verdict, graded_name
-from unisono.model.durations import ms
+from unisono.model.durations import ns_to_ms
 from unisono.model.events import Batch
 from unisono.model.grades import Grade
-from unisono.replica.replica import Mistakes, Replica
+from unisono.replica.replica import MistakeCounts, Replica
 from unisono.replica.structures import Dict
 from unisono.trace.table import Trace
 
 
-class Grading:
+class GradedReplica:
     """One member's replica: of each sender, the last thing that it said."""
 
-    def __init__(self, words: Iterable[bytes] = ()) -> None:
-        self.finals = 0
+    def __init__(self, awaited_messages: Iterable[bytes] = ()) -> None:
+        self.final_count = 0
         self.replica = Replica(Dict())
-        self._said: dict[bytes, set[int]] = {word: set() for word in words}
+        self._final_from: dict[bytes, set[int]] = {word: set() for word in awaited_messages}
         """By message that matters to whoever wants to leave, those whose is final."""
 
-    def settled(self, word: bytes, members: AbstractSet[int]) -> bool:
+    def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
         """Whether all that was early is final, and that these have said the word."""
-        return self.replica.pending == 0 and self._said[word] >= members
+        return self.replica.pending == 0 and self._final_from[message] >= members
 
-    def take(self, batch: Batch) -> None:
+    def apply(self, batch: Batch) -> None:
         """Messages were delivered."""
         final = batch.grade is Grade.FINAL
         key = b"%d" % batch.sender
         for number, message in enumerate(batch.messages, batch.first_sequence):
             name, command = (batch.sender, batch.incarnation, number), Dict.put(key, message)
             if final:
-                self.replica.final(name, command)
-                if message in self._said:
-                    self._said[message].add(batch.sender)
+                self.replica.deliver_final(name, command)
+                if message in self._final_from:
+                    self._final_from[message].add(batch.sender)
             else:
-                self.replica.early(name, command)
-        self.finals += batch.count if final else 0
+                self.replica.deliver_early(name, command)
+        self.final_count += batch.count if final else 0
 
-    def report(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What is said of it at the end."""
         replica = self.replica
         states = [
@@ -53,7 +53,7 @@ class Grading:
             for value in (replica.conservative, replica.optimistic)
         ]
         return {
-            "delivered": self.finals,
+            "delivered": self.final_count,
             "open": replica.pending,
             "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
             "converged": states[0] == states[1],
@@ -61,7 +61,7 @@ class Grading:
         }
 
 
-def _stored_mistakes(mistakes: Mistakes) -> dict[str, int]:
+def _stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
     """The counts under the names that reports carry."""
     return {
         "lost": mistakes.lost,
@@ -73,16 +73,18 @@ def _stored_mistakes(mistakes: Mistakes) -> dict[str, int]:
     }
 
 
-def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int, Any]) -> dict[str, Any]:
+def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:
     """How the members that lived to the end compare: early, while all of them took part, and finally."""
-    first, end = _together(trace, finals)
-    early = [set(_numbered(trace.in_slots(first, end - 1), EARLY, member).values()) for member in finals]
-    final = {member: _numbered(trace, FINAL, member) for member in finals}
+    first, end = _common_slots(trace, final_reports)
+    early = [
+        set(_numbered_deliveries(trace.in_slots(first, end - 1), EARLY, member).values()) for member in final_reports
+    ]
+    final = {member: _numbered_deliveries(trace, FINAL, member) for member in final_reports}
     ends = {member: max(numbers, default=-1) for member, numbers in final.items()}
     last = max(ends.values(), default=-1)
     named = {pair for numbers in final.values() for pair in numbers.items()}
     differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
-    reports = {member: report["grades"] for member, report in finals.items() if report.get("grades")}
+    reports = {member: report["grades"] for member, report in final_reports.items() if report.get("grades")}
     figures = verdicts[graded_name("latency", FINAL)].figures
     return {
         "early_differ": len(differ),
@@ -91,26 +93,26 @@ def compared(trace: Trace, verdicts: Mapping[str, Verdict], finals: Mapping[int,
         "final_left_before": {str(member): last - end for member, end in ends.items() if end < last},
         "final_delivered": {str(member): report["delivered"] for member, report in reports.items()},
         "final_open": sum(report["open"] for report in reports.values()),
-        "final_latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+        "final_latency_ms": {name: ns_to_ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
         "replicas_equal": len({report["state"] for member, report in reports.items() if ends[member] == last}) <= 1
         and all(report["converged"] for report in reports.values() if not report["open"]),
         "mistakes": {str(member): report["mistakes"] for member, report in reports.items()},
     }
 
 
-def _together(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
+def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
     """From the first slot in which all of these, in their last lives, took part, up to one of them left."""
     first, end = 0, int(trace.slot.max(initial=0)) + 1
     for member in members:
-        known = [life for (who, _), life in lives(trace).items() if who == member and life.started]
+        known = [life for (who, _), life in member_runs(trace).items() if who == member and life.started]
         if known:
             first, end = max(first, known[-1].first_slot), min(end, known[-1].end_slot)
     return first, end
 
 
-def _numbered(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
+def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
     """What a member delivered in its last life, by row of early deliveries or by number in the final order."""
-    rows = trace.graded(grade).deliveries()
+    rows = trace.with_grade(grade).deliveries()
     life = rows.life[rows.member == member].max(initial=-1)
     mine = rows.select((rows.member == member) & (rows.life == life))
     numbers = mine.place.tolist() if grade == FINAL else range(len(mine))

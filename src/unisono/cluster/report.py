@@ -13,10 +13,10 @@ from unisono.check.final import EARLY
 from unisono.check.latency import latency
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cluster.grades_report import compared
-from unisono.cluster.supervisor import Node, Report
-from unisono.model.durations import ms
-from unisono.model.faults import described
+from unisono.cluster.grades_report import compare_grades
+from unisono.cluster.supervisor import MemberProcess, ProcessReport
+from unisono.model.durations import ns_to_ms
+from unisono.model.faults import fault_to_row
 from unisono.model.histogram import Histogram
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario
@@ -47,7 +47,7 @@ ORDER_CHECKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTiming:
     """What the machine and its network did during the run."""
 
     delay_ns: int
@@ -61,42 +61,42 @@ class Measured:
         """Δ and Γ as measured: Δ is the network's quantile plus the driver's lateness."""
         return Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.longest_slot_ns)
 
-    def waiting(self, scenario: Scenario) -> Timing:
+    def timing_with_failures(self, scenario: Scenario) -> Timing:
         """The same where somebody died or was not heard: who is missing is waited for as long as was declared."""
         declared, gamma_ns = scenario.timing, max(scenario.timing.gamma_ns, self.gamma_ns)
         return Timing(max(declared.delta_ns, self.delay_ns) + self.lateness_ns, gamma_ns, scenario.longest_slot_ns)
 
 
-def measured(finals: Mapping[int, Report], gamma_ns: int) -> Measured:
+def measured_timing(final_reports: Mapping[int, ProcessReport], gamma_ns: int) -> MeasuredTiming:
     """The members' measurements taken together; Γ as declared where a peer was gone before it could be probed."""
     delays = Histogram()
-    for final in finals.values():
+    for final in final_reports.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
-    return Measured(
+    return MeasuredTiming(
         delays.quantile(DELTA_QUANTILE),
-        max((final["lateness_max_ns"] for final in finals.values()), default=0),
+        max((final["lateness_max_ns"] for final in final_reports.values()), default=0),
         max(
-            (gamma_ns if final["gamma_ns"] is None else final["gamma_ns"] for final in finals.values()),
+            (gamma_ns if final["gamma_ns"] is None else final["gamma_ns"] for final in final_reports.values()),
             default=gamma_ns,
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ClusterReport:
     """The run's verdicts and figures."""
 
     trace: Trace
     """With early deliveries only, where there are two grades."""
     verdicts: dict[str, Verdict]
-    measured: Measured
+    measured: MeasuredTiming
     bound_ns: int
     """With Δ and Γ as measured; if members died or were not heard, with what that cost."""
     declared_bound_ns: int
     """With Δ and Γ as they were declared: what the members promised before the first message."""
     outage_ns: int
     """How much of the bound is for members that died or were not heard."""
-    finals: Mapping[int, Report]
+    final_reports: Mapping[int, ProcessReport]
     grades: dict[str, Any] | None = None
     """How members compare in each grade, where there are two."""
 
@@ -132,7 +132,7 @@ class Judgement:
         )
         _, first = np.unique(np.stack((rows.sender, rows.incarnation, rows.sequence)), axis=1, return_index=True)
         slots, missing = rows.slot[first], 0
-        for member in self.finals:
+        for member in self.final_reports:
             begun = starts.select(starts.member == member)
             if not len(begun):
                 continue
@@ -145,9 +145,9 @@ class Judgement:
             missing += there[0] - there[1]
         return missing
 
-    def told(self) -> list[dict[str, Any]]:
+    def sla_events(self) -> list[dict[str, Any]]:
         """What the members told of their agreements, in the order of their clocks."""
-        told = [{"member": member, **event} for member, final in self.finals.items() for event in final["qos"]]
+        told = [{"member": member, **event} for member, final in self.final_reports.items() for event in final["qos"]]
         return sorted(told, key=lambda event: event["at_ns"])
 
     def to_json(self) -> dict[str, Any]:
@@ -161,28 +161,28 @@ class Judgement:
             "checks": {name: verdict.to_json() for name, verdict in self.verdicts.items()},
             "same_sequence": self.same_sequence(),
             "sent": len(self.trace.sends()),
-            "delivered": {str(member): final["delivered"] for member, final in self.finals.items()},
-            "latency_ms": {name: ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
-            "bound_ms": ms(self.bound_ns) if bounded else None,
-            "outage_bound_ms": ms(self.outage_ns),
+            "delivered": {str(member): final["delivered"] for member, final in self.final_reports.items()},
+            "latency_ms": {name: ns_to_ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+            "bound_ms": ns_to_ms(self.bound_ns) if bounded else None,
+            "outage_bound_ms": ns_to_ms(self.outage_ns),
             "late": figures["late"] if bounded else None,
-            "declared_bound_ms": ms(self.declared_bound_ns) if bounded else None,
+            "declared_bound_ms": ns_to_ms(self.declared_bound_ns) if bounded else None,
             "late_declared": late_declared,
-            "delta_measured_ms": ms(self.measured.delay_ns),
-            "timer_lateness_ms": ms(self.measured.lateness_ns),
-            "gamma_measured_ms": ms(self.measured.gamma_ns),
-            "longest_gap_ms": ms(max(final["longest_gap_ns"] for final in self.finals.values())),
-            "left_in_order": all(final["in_order"] for final in self.finals.values()),
-            "refused": _added(final["refused"] for final in self.finals.values()),
-            "injected": _added(final["injected"] for final in self.finals.values()),
+            "delta_measured_ms": ns_to_ms(self.measured.delay_ns),
+            "timer_lateness_ms": ns_to_ms(self.measured.lateness_ns),
+            "gamma_measured_ms": ns_to_ms(self.measured.gamma_ns),
+            "longest_gap_ms": ns_to_ms(max(final["longest_gap_ns"] for final in self.final_reports.values())),
+            "left_in_order": all(final["in_order"] for final in self.final_reports.values()),
+            "refused": _sum_counts(final["refused"] for final in self.final_reports.values()),
+            "injected": _sum_counts(final["injected"] for final in self.final_reports.values()),
             "missing": self.missing(),
-            "qos": self.told(),
+            "qos": self.sla_events(),
             "grades": self.grades,
-            "violations": sorted({text for final in self.finals.values() for text in final["violations"]}),
+            "violations": sorted({text for final in self.final_reports.values() for text in final["violations"]}),
         }
 
 
-def _added(counts: Any) -> dict[str, int]:
+def _sum_counts(counts: Any) -> dict[str, int]:
     total: dict[str, int] = {}
     for each in counts:
         for reason, number in each.items():
@@ -190,38 +190,38 @@ def _added(counts: Any) -> dict[str, int]:
     return total
 
 
-def note_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequence[Node]) -> None:
+def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequence[MemberProcess]) -> None:
     """Write down, as an onlooker, who was killed when and in which incarnation."""
     with ParquetWriter(directory, run, scenario.group, OBSERVER) as writer:
         for node in killed:
-            member, at_ns, life = node.member, node.killed_ns or 0, node.life()
+            member, at_ns, life = node.member, node.killed_ns or 0, node.incarnation()
             slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
             writer.recorder().event(
                 EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=life
             )
 
 
-def _bound(scenario: Scenario, timing: Timing, died: Sequence[int] = ()) -> int:
+def _latency_bound_ns(scenario: Scenario, timing: Timing, crashed_members: Sequence[int] = ()) -> int:
     """The order's own bound with this timing, and with what these deaths cost an order with a leader."""
     stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
-    return max(stack.order.bound_ns() + stack.outage_ns(died) for stack in stacks)
+    return max(stack.order.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
 
 
-def judge(
+def check_cluster_run(
     scenario: Scenario,
     run: str,
     directory: Path,
-    finals: Mapping[int, Report],
-    killed: Sequence[Node] = (),
-) -> Judgement:
+    final_reports: Mapping[int, ProcessReport],
+    killed: Sequence[MemberProcess] = (),
+) -> ClusterReport:
     """Complete the recorded trace with what was measured, and check it; `killed` as for `note_crashes`."""
-    what = measured(finals, scenario.timing.gamma_ns)
+    what = measured_timing(final_reports, scenario.timing.gamma_ns)
     died = [node.member for node in sorted(killed, key=lambda node: node.killed_ns or 0)]
-    bound_ns = usual_ns = _bound(scenario, what.timing(scenario))
+    bound_ns = usual_ns = _latency_bound_ns(scenario, what.timing(scenario))
     if died or (scenario.order == "vbr" and scenario.failures):
-        bound_ns = _bound(scenario, what.waiting(scenario), died)
+        bound_ns = _latency_bound_ns(scenario, what.timing_with_failures(scenario), died)
     longest = replace(scenario.timing, theta_ns=scenario.longest_slot_ns)
-    declared_ns = _bound(scenario, longest, died)
+    declared_ns = _latency_bound_ns(scenario, longest, died)
     meta = RunMeta(
         run=run,
         group=scenario.group,
@@ -231,15 +231,15 @@ def judge(
         gamma_ns=what.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=None if scenario.order in PRIORITY_ORDERS else bound_ns,
-        reliable=build(scenario.policy_for(scenario.members[0])).order.reliable(),
+        reliable=build(scenario.policy_for(scenario.members[0])).order.gap_free(),
         source="runtime",
-        faults=tuple(map(described, scenario.faults)),
-        rates=scenario.lasting_rates,
-        declared_bound_ns=None if scenario.order in PRIORITY_ORDERS else _bound(scenario, longest),
+        faults=tuple(map(fault_to_row, scenario.faults)),
+        rates=scenario.constant_rates,
+        declared_bound_ns=None if scenario.order in PRIORITY_ORDERS else _latency_bound_ns(scenario, longest),
     )
     write_meta(directory, meta)
     trace = read_trace(directory, run=run)
     verdicts, grades = check_all(trace), None
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
-        trace, grades = trace.graded(EARLY), compared(trace, verdicts, finals)
-    return Judgement(trace, verdicts, what, bound_ns, declared_ns, bound_ns - usual_ns, finals, grades)
+        trace, grades = trace.with_grade(EARLY), compare_grades(trace, verdicts, final_reports)
+    return ClusterReport(trace, verdicts, what, bound_ns, declared_ns, bound_ns - usual_ns, final_reports, grades)

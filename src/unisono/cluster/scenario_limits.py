@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from unisono.cluster.supervisor import Fate
-from unisono.errors import InvalidPolicy
+from unisono.cluster.supervisor import MemberSchedule
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Crash, Loss, Partition, Pause, Reordering
-from unisono.model.losses import most_lost
+from unisono.model.losses import max_lost
 from unisono.model.scenario import Restart, Scenario, Start
 
-WAITING = frozenset({"cbr", "vbr"})
+ORDERS_THAT_WAIT = frozenset({"cbr", "vbr"})
 """The orders that wait for ever for what is lost and for who is gone, unless they are told what to put up with."""
-LED = frozenset({"leader", "timestamp"})
+LEADER_ORDERS = frozenset({"leader", "timestamp"})
 """The orders that send again what was lost, and elect another leader when theirs is gone."""
 
 
-def refuse_unplayable(scenario: Scenario) -> None:
-    """Raise InvalidPolicy where the order would wait for ever: for what is taken from it, or for who comes later."""
-    if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _welcomes(scenario):
-        raise InvalidPolicy(
+def refuse_unsupported(scenario: Scenario) -> None:
+    """Raise InvalidOption where the order would wait for ever: for what is taken from it, or for who comes later."""
+    if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _admits_late_members(scenario):
+        raise InvalidOption(
             "start, restart (--join)",
             f"the order {scenario.order} begins when all members are there and takes nobody in later; "
             "the order vbr does, with failures allowed for",
         )
-    if scenario.order not in WAITING:
+    if scenario.order not in ORDERS_THAT_WAIT:
         return
     losses = [fault for fault in scenario.faults if isinstance(fault, Loss) and fault.probability > 0]
     if losses and scenario.reliable is None:
-        _refuse_untolerated(scenario, losses)
+        _refuse_untolerated_losses(scenario, losses)
     for kind, word in ((Crash, "crash (--kill)"), (Partition, "partition")):
         if not scenario.failures and any(isinstance(fault, kind) for fault in scenario.faults):
-            raise InvalidPolicy(
-                word, f"the order {scenario.order} waits for ever for who is gone; {_failures(scenario.order)}"
+            raise InvalidOption(
+                word, f"the order {scenario.order} waits for ever for who is gone; {_failures_hint(scenario.order)}"
             )
 
 
-def _welcomes(scenario: Scenario) -> bool:
+def _admits_late_members(scenario: Scenario) -> bool:
     """Whether a group takes in who comes when it runs."""
-    return scenario.failures if scenario.order == "vbr" else scenario.order not in WAITING | LED
+    return scenario.failures if scenario.order == "vbr" else scenario.order not in ORDERS_THAT_WAIT | LEADER_ORDERS
 
 
-def _failures(order: str) -> str:
+def _failures_hint(order: str) -> str:
     return "add --failures" if order == "vbr" else "choose the order vbr with --failures, or leader or timestamp"
 
 
-def _refuse_untolerated(scenario: Scenario, losses: list[Loss]) -> None:
+def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
     if scenario.order != "vbr":
-        raise InvalidPolicy(
+        raise InvalidOption(
             "loss",
             f"the order {scenario.order} waits for ever for what is lost; choose the order vbr with --fec a/b or "
             "--loss-burst x, or the order leader or timestamp, which send it again",
         )
     if scenario.fec is None and not scenario.loss_burst:
-        raise InvalidPolicy(
+        raise InvalidOption(
             "loss",
             "the order vbr has no tolerance of it here: add --fec a/b, which repairs a lost of any b consecutive "
             "datagrams, or --loss-burst x, which goes on without what is lost (in a scenario: fec, or failures and "
@@ -60,19 +60,19 @@ def _refuse_untolerated(scenario: Scenario, losses: list[Loss]) -> None:
         )
     if scenario.fec is not None and not scenario.failures:
         a, b = scenario.fec
-        worst = max(most_lost(fault, b) for fault in losses)
+        worst = max(max_lost(fault, b) for fault in losses)
         if worst > a:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "loss",
                 f"{worst} of {b} consecutive datagrams may be lost and fec = {a}/{b} repairs {a}, so the order would "
                 f"wait for ever: give the loss a bound (at_most = {a}, of = {b}), or allow for failures",
             )
 
 
-def caution(scenario: Scenario) -> str:
+def loss_warning(scenario: Scenario) -> str:
     """What to expect of an order that is put through what its bound does not allow for; empty if there is nothing."""
     lossy = any(isinstance(fault, Loss) and fault.probability > 0 for fault in scenario.faults)
-    if lossy and scenario.reliable is None and scenario.order in LED:
+    if lossy and scenario.reliable is None and scenario.order in LEADER_ORDERS:
         return (
             f"the order {scenario.order} assumes that nothing is lost: what is lost is sent again and is late, and a "
             "member that misses too much may be fenced out"
@@ -80,13 +80,13 @@ def caution(scenario: Scenario) -> str:
     return ""
 
 
-def fates(scenario: Scenario) -> dict[int, Fate]:
+def member_schedules(scenario: Scenario) -> dict[int, MemberSchedule]:
     """What happens to members' processes."""
     found = {}
     for member in scenario.members:
         steps = [step for step in scenario.steps if step.member == member]
         faults = [fault for fault in scenario.faults if isinstance(fault, Crash | Pause) and fault.member == member]
-        found[member] = Fate(
+        found[member] = MemberSchedule(
             start_s=next((step.at_ns / NS_PER_S for step in steps if isinstance(step, Start)), None),
             kills_s=tuple(fault.at_ns / NS_PER_S for fault in faults if isinstance(fault, Crash)),
             pauses_s=tuple((f.from_ns / NS_PER_S, f.to_ns / NS_PER_S) for f in faults if isinstance(f, Pause)),
@@ -95,7 +95,7 @@ def fates(scenario: Scenario) -> dict[int, Fate]:
     return found
 
 
-def left_out(scenario: Scenario) -> list[str]:
+def unsupported_parts(scenario: Scenario) -> list[str]:
     """What a scenario says and real processes, which have a network and clocks of their own, are not put through."""
     found = []
     if any(isinstance(fault, Reordering) for fault in scenario.faults):

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.cluster.member_process import member_joining, report
+from unisono.cluster.member_process import join_as_member, print_report
 from unisono.errors import FormationTimeout, GroupClosed
 from unisono.group import Group
 from unisono.model.events import Notice, SlaCleared, SlaVerdict, SlaViolation, Violation
@@ -29,28 +29,28 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.qos.adapt.estimate import Estimate
 
-AGAIN_S = 0.5
+REJOIN_AFTER_S = 0.5
 """After this long one that was left out tries to join again."""
 
 
-class Teller:
+class SlaReporter:
     """One seat."""
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
-        self._scenario = parse_scenario(*setup["scenario"])
-        self._slas = parse_slas(*setup["slas"])
-        self._member: int = setup["member"]
-        self._peers = {int(member): (address[0], int(address[1])) for member, address in setup["peers"].items()}
-        self._untold: dict[str, SlaVerdict] = {}
-        self._network: Estimate | None = None
+    def __init__(self, configuration: Mapping[str, Any]) -> None:
+        self._scenario = parse_scenario(*configuration["scenario"])
+        self._slas = parse_slas(*configuration["slas"])
+        self._member: int = configuration["member"]
+        self._peers = {int(member): (address[0], int(address[1])) for member, address in configuration["peers"].items()}
+        self._unconfirmed: dict[str, SlaVerdict] = {}
+        self._network_estimate: Estimate | None = None
         self._group: Group | None = None
 
     async def run(self, lines: asyncio.Queue[str | None]) -> None:
         """Until the lines end."""
-        seat = asyncio.create_task(self._sit())
+        seat = asyncio.create_task(self._stay_joined())
         try:
             while (line := await lines.get()) is not None:
-                self._take(json.loads(line))
+                self._receive(json.loads(line))
                 if seat.done():
                     break
         finally:
@@ -58,68 +58,68 @@ class Teller:
             with contextlib.suppress(asyncio.CancelledError):
                 await seat
 
-    def _take(self, found: Mapping[str, Any]) -> None:
-        network = None if found.get("network") is None else estimate_of(found["network"])
-        verdicts = [verdict_of(each) for each in found.get("verdicts", ())]
-        self._untold.update({verdict.id: verdict for verdict in verdicts})
-        self._network = network or self._network
+    def _receive(self, findings: Mapping[str, Any]) -> None:
+        network = None if findings.get("network") is None else estimate_from_json(findings["network"])
+        verdicts = [verdict_from_json(each) for each in findings.get("verdicts", ())]
+        self._unconfirmed.update({verdict.id: verdict for verdict in verdicts})
+        self._network_estimate = network or self._network_estimate
         if self._group is not None:
             with contextlib.suppress(GroupClosed):  # it is said again after joining
-                self._group.proclaim(network, verdicts)
+                self._group.announce_verdicts(network, verdicts)
 
-    async def _sit(self) -> None:
+    async def _stay_joined(self) -> None:
         while True:
             try:
-                joining = member_joining(self._scenario, self._member, self._peers, slas=self._slas, monitor=True)
+                joining = join_as_member(self._scenario, self._member, self._peers, slas=self._slas, monitor=True)
                 async with joining as group:
                     self._group = group
-                    report("ready", members=group.members)
-                    group.proclaim(self._network, list(self._untold.values()))
+                    print_report("ready", members=group.members)
+                    group.announce_verdicts(self._network_estimate, list(self._unconfirmed.values()))
                     await self._follow(group)
                 why = "the group has ended"
             except (GroupClosed, FormationTimeout) as error:
                 why = str(error)
             finally:
                 self._group = None
-            report("out", why=why)
-            await asyncio.sleep(AGAIN_S)
+            print_report("out", why=why)
+            await asyncio.sleep(REJOIN_AFTER_S)
 
     async def _follow(self, group: Group) -> None:
         async for event in group.batches():
-            if isinstance(event, SlaViolation | SlaCleared) and event.id in self._untold:
-                del self._untold[event.id]
-                report("told", id=event.id, slot=event.slot)
+            if isinstance(event, SlaViolation | SlaCleared) and event.id in self._unconfirmed:
+                del self._unconfirmed[event.id]
+                print_report("told", id=event.id, slot=event.slot)
             if isinstance(event, Violation | Notice):
-                report("event", what=event.kind, text=event.text, slot=event.slot)
+                print_report("event", what=event.kind, text=event.text, slot=event.slot)
 
 
 # -- what is found, as JSON ----------------------------------------------------------------------------------
 
 
-def estimate_to(estimate: Estimate) -> dict[str, Any]:
+def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
     """An estimate of the network for a line."""
     return {
         "loss": estimate.loss,
-        "sure": estimate.sure,
-        "burst": estimate.burst,
+        "sure": estimate.certain_loss,
+        "burst": estimate.loss_burst,
         "gamma_ns": estimate.gamma_ns,
         "delays": estimate.delays.to_pairs(),
         "largest": estimate.delays.largest,
     }
 
 
-def estimate_of(fields: Mapping[str, Any]) -> Estimate:
+def estimate_from_json(fields: Mapping[str, Any]) -> Estimate:
     """The estimate of a line."""
     delays = Histogram.of_pairs([(bucket, times) for bucket, times in fields["delays"]], fields["largest"])
     return Estimate.of(fields["loss"], delays, fields["burst"], fields["gamma_ns"], fields["sure"])
 
 
-def verdict_to(event: SlaVerdict) -> dict[str, Any]:
+def verdict_to_json(event: SlaVerdict) -> dict[str, Any]:
     """A verdict for a line."""
     return fields_of_verdict(event)
 
 
-def verdict_of(fields: Mapping[str, Any]) -> SlaVerdict:
+def verdict_from_json(fields: Mapping[str, Any]) -> SlaVerdict:
     """The verdict of a line."""
     return verdict_of_fields(fields)
 
@@ -141,7 +141,7 @@ async def _run() -> None:
 
     feeding = asyncio.create_task(feed())
     try:
-        await Teller(setup).run(lines)
+        await SlaReporter(setup).run(lines)
     finally:
         feeding.cancel()
 

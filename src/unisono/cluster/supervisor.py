@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.errors import EnvironmentLacks
+from unisono.errors import MissingDependency
 
-Report = dict[str, Any]
+ProcessReport = dict[str, Any]
 """One line of JSON that a node has printed; `node.py` says what is in it."""
 
 
@@ -34,32 +34,32 @@ def free_addresses(members: tuple[int, ...], host: str = "127.0.0.1") -> dict[in
 
 
 @dataclass(slots=True)
-class Node:
+class MemberProcess:
     """One member process."""
 
     member: int
     process: asyncio.subprocess.Process
-    reports: list[Report] = field(default_factory=list)
-    errors: str = ""
+    reports: list[ProcessReport] = field(default_factory=list)
+    stderr_text: str = ""
     killed_ns: int | None = None
     """When it was killed as asked, since the Unix epoch."""
 
-    def final(self) -> Report | None:
+    def final_report(self) -> ProcessReport | None:
         """The node's last word, if it ended in order."""
         return self.reports[-1] if self.reports and self.reports[-1].get("kind") == "final" else None
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it has heard everybody whom it expects, and sends."""
         return any(report["kind"] == "begun" for report in self.reports)
 
-    def life(self) -> int | None:
+    def incarnation(self) -> int | None:
         """The incarnation in which it took part last, if it got that far."""
         lives = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
         return lives[-1] if lives else None
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class MemberSchedule:
     """What happens to one member, in seconds after all members that are started at once have begun."""
 
     start_s: float | None = None
@@ -78,22 +78,22 @@ class LocalCluster:
     def __init__(
         self,
         configurations: Mapping[int, Mapping[str, Any]],
-        on_report: Callable[[int, Report], None],
+        on_report: Callable[[int, ProcessReport], None],
         *,
-        fates: Mapping[int, Fate] | None = None,
+        schedules: Mapping[int, MemberSchedule] | None = None,
     ) -> None:
         self._configurations = configurations
         self._on_report = on_report
-        self._fates = dict(fates or {})
-        self._begun = asyncio.Event()
-        self._begun_s = 0.0
+        self._schedules = dict(schedules or {})
+        self._all_begun = asyncio.Event()
+        self._begun_monotonic_s = 0.0
         self._begun_ns = 0
-        self.nodes: dict[int, Node] = {}
+        self.processes: dict[int, MemberProcess] = {}
         """Every member's process, the latest one."""
-        self.killed: list[Node] = []
+        self.killed: list[MemberProcess] = []
         """The processes that were killed as asked."""
 
-    async def run(self, timeout_s: float) -> dict[int, Node]:
+    async def run(self, timeout_s: float) -> dict[int, MemberProcess]:
         """Start all, wait for all; on timeout or cancellation nobody is left behind.
 
         So long may it take until all have begun, which is up to the machine, and as long again from there to the end.
@@ -101,63 +101,63 @@ class LocalCluster:
         watchers: list[asyncio.Task[None]] = []
         try:
             for member, configuration in self._configurations.items():
-                watchers.append(asyncio.create_task(self._live(member, configuration)))
+                watchers.append(asyncio.create_task(self._run_member(member, configuration)))
             async with asyncio.timeout(timeout_s) as limit:
-                beginning = asyncio.create_task(self._renew(limit, timeout_s))
+                beginning = asyncio.create_task(self._extend_deadline(limit, timeout_s))
                 try:
                     await asyncio.gather(*watchers)
                 finally:
                     beginning.cancel()
         except TimeoutError:
-            late = [str(m) for m, node in self.nodes.items() if node.process.returncode is None]
-            raise EnvironmentLacks(
-                f"member {', '.join(late)} did not {'finish' if self._begun.is_set() else 'begin'} within "
+            late = [str(m) for m, node in self.processes.items() if node.process.returncode is None]
+            raise MissingDependency(
+                f"member {', '.join(late)} did not {'finish' if self._all_begun.is_set() else 'begin'} within "
                 f"{timeout_s:g} s: it waits for somebody, or this "
                 "machine is too busy for the rate asked for; try a longer slot or fewer members"
             ) from None
         finally:
-            await self._end(watchers)
-        return self.nodes
+            await self._stop_all(watchers)
+        return self.processes
 
-    async def _renew(self, limit: asyncio.Timeout, timeout_s: float) -> None:
-        await self._begun.wait()
+    async def _extend_deadline(self, limit: asyncio.Timeout, timeout_s: float) -> None:
+        await self._all_begun.wait()
         limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
-    async def _live(self, member: int, configuration: Mapping[str, Any]) -> None:
+    async def _run_member(self, member: int, configuration: Mapping[str, Any]) -> None:
         """All of one member's lives, begun and ended when it was asked for."""
-        fate = self._fates.get(member, Fate())
-        acting = [asyncio.create_task(act) for act in self._acts(member, fate)]
+        fate = self._schedules.get(member, MemberSchedule())
+        acting = [asyncio.create_task(act) for act in self._scheduled_signals(member, fate)]
         try:
             if fate.start_s is not None:
-                await self._at(fate.start_s)
-                configuration = self._late(configuration, fate.start_s)
+                await self._sleep_until(fate.start_s)
+                configuration = self._late_configuration(configuration, fate.start_s)
             await self._watch(await self._start(member, configuration))
             for again_s in fate.restarts_s:
-                await self._at(again_s)
-                await self._watch(await self._start(member, self._late(configuration, again_s)))
+                await self._sleep_until(again_s)
+                await self._watch(await self._start(member, self._late_configuration(configuration, again_s)))
         finally:
             for task in acting:
                 task.cancel()
             await asyncio.gather(*acting, return_exceptions=True)
 
-    def _late(self, configuration: Mapping[str, Any], at_s: float) -> dict[str, Any]:
+    def _late_configuration(self, configuration: Mapping[str, Any], at_s: float) -> dict[str, Any]:
         """For a member that comes when the others are there: who waits for nobody."""
         return {**configuration, "late_ns": int(at_s * 1e9), "begun_ns": self._begun_ns, "expected": []}
 
-    async def _at(self, at_s: float) -> None:
-        await self._begun.wait()
-        await asyncio.sleep(self._begun_s + at_s - time.monotonic())
+    async def _sleep_until(self, at_s: float) -> None:
+        await self._all_begun.wait()
+        await asyncio.sleep(self._begun_monotonic_s + at_s - time.monotonic())
 
-    def _acts(self, member: int, fate: Fate) -> Iterator[Coroutine[Any, Any, None]]:
-        for at_s in fate.kills_s:
+    def _scheduled_signals(self, member: int, schedule: MemberSchedule) -> Iterator[Coroutine[Any, Any, None]]:
+        for at_s in schedule.kills_s:
             yield self._signal(member, at_s, signal.SIGKILL)
-        for from_s, to_s in fate.pauses_s:
+        for from_s, to_s in schedule.pauses_s:
             yield self._signal(member, from_s, signal.SIGSTOP)
             yield self._signal(member, to_s, signal.SIGCONT)
 
     async def _signal(self, member: int, at_s: float, number: signal.Signals) -> None:
-        await self._at(at_s)
-        node = self.nodes.get(member)
+        await self._sleep_until(at_s)
+        node = self.processes.get(member)
         if node is None or node.process.returncode is not None:
             return
         if number is signal.SIGKILL:
@@ -166,7 +166,7 @@ class LocalCluster:
         with contextlib.suppress(ProcessLookupError):
             node.process.send_signal(number)
 
-    async def _start(self, member: int, configuration: Mapping[str, Any]) -> Node:
+    async def _start(self, member: int, configuration: Mapping[str, Any]) -> MemberProcess:
         """Standard input stays open: a node that finds it closed knows that nobody watches it any more."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -178,53 +178,57 @@ class LocalCluster:
             limit=16 * 1024 * 1024,
             start_new_session=True,
         )
-        node = self.nodes[member] = Node(member, process)
+        node = self.processes[member] = MemberProcess(member, process)
         if process.stdin is not None:
             process.stdin.write(json.dumps(configuration).encode() + b"\n")
             with contextlib.suppress(ConnectionError):  # it has ended already, and its watcher will say why
                 await process.stdin.drain()
         return node
 
-    async def _watch(self, node: Node) -> None:
+    async def _watch(self, member_process: MemberProcess) -> None:
         """Follow one node to its end; one that ends without its last word ends the run, for nobody goes on without."""
-        await asyncio.gather(self._watch_reports(node), self._watch_errors(node))
-        status = await node.process.wait()
-        if node.final() is not None or node.killed_ns is not None:
+        await asyncio.gather(self._watch_reports(member_process), self._watch_errors(member_process))
+        status = await member_process.process.wait()
+        if member_process.final_report() is not None or member_process.killed_ns is not None:
             return
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        last = node.errors.strip().splitlines()[-1:]
-        raise EnvironmentLacks(f"member {node.member} {how}{': ' + last[0] if last else ''}")
+        last = member_process.stderr_text.strip().splitlines()[-1:]
+        raise MissingDependency(f"member {member_process.member} {how}{': ' + last[0] if last else ''}")
 
-    async def _watch_reports(self, node: Node) -> None:
-        if node.process.stdout is None:
+    async def _watch_reports(self, member_process: MemberProcess) -> None:
+        if member_process.process.stdout is None:
             return
-        async for line in node.process.stdout:
+        async for line in member_process.process.stdout:
             report = json.loads(line)
             if report["kind"] != "progress":
-                node.reports.append(report)
+                member_process.reports.append(report)
             if report["kind"] == "begun":
-                self._note_begun()
-            self._on_report(node.member, report)
+                self._on_begun()
+            self._on_report(member_process.member, report)
 
-    def _note_begun(self) -> None:
+    def _on_begun(self) -> None:
         """Once all that are started at once have begun, nobody waits for anybody any more."""
-        first = [member for member in self._configurations if self._fates.get(member, Fate()).start_s is None]
-        if not self._begun.is_set() and all(m in self.nodes and self.nodes[m].begun() for m in first):
-            self._begun_s, self._begun_ns = time.monotonic(), time.time_ns()
-            self._begun.set()
+        first = [
+            member for member in self._configurations if self._schedules.get(member, MemberSchedule()).start_s is None
+        ]
+        if not self._all_begun.is_set() and all(m in self.processes and self.processes[m].has_begun() for m in first):
+            self._begun_monotonic_s, self._begun_ns = time.monotonic(), time.time_ns()
+            self._all_begun.set()
 
-    async def _watch_errors(self, node: Node) -> None:
-        if node.process.stderr is not None:
-            node.errors = (await node.process.stderr.read()).decode(errors="replace")
+    async def _watch_errors(self, member_process: MemberProcess) -> None:
+        if member_process.process.stderr is not None:
+            member_process.stderr_text = (await member_process.process.stderr.read()).decode(errors="replace")
 
-    async def _end(self, watchers: list[asyncio.Task[None]]) -> None:
+    async def _stop_all(self, watchers: list[asyncio.Task[None]]) -> None:
         for watcher in watchers:
             watcher.cancel()
-        for node in self.nodes.values():
+        for node in self.processes.values():
             if node.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     node.process.kill()
-        await asyncio.gather(*watchers, *(node.process.wait() for node in self.nodes.values()), return_exceptions=True)
-        for node in self.nodes.values():
+        await asyncio.gather(
+            *watchers, *(node.process.wait() for node in self.processes.values()), return_exceptions=True
+        )
+        for node in self.processes.values():
             if node.process.stdin is not None:
                 node.process.stdin.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unisono.errors import InvalidPolicy
-from unisono.experiments.experiment import Experiment, Tally, Task, run_block
+from unisono.errors import InvalidOption
+from unisono.experiments.experiment import Experiment, ExperimentTask, Tally, run_block
 from unisono.experiments.sweeps import read_sweep
 from unisono.experiments.tapas import TABLES
 from unisono.experiments.tapas_figures import FIGURES
@@ -14,16 +14,16 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def find(name: str) -> Experiment:
+def find_experiment(name: str) -> Experiment:
     """The experiment of that name, or the sweep of that text."""
     if "\n" in name:
         return read_sweep(name)
     found = EXPERIMENTS.get(name)
     if found is None:
-        raise InvalidPolicy("experiment", f"{name!r} is none; there are {', '.join(EXPERIMENTS)}")
+        raise InvalidOption("experiment", f"{name!r} is none; there are {', '.join(EXPERIMENTS)}")
     return found
 
 
-def run_task(task: Task) -> tuple[Task, Tally]:
+def run_task(task: ExperimentTask) -> tuple[ExperimentTask, Tally]:
     """What a worker does: the experiment is found by its name, so that a task is all that travels."""
-    return task, run_block(find(task.experiment), task)
+    return task, run_block(find_experiment(task.experiment), task)

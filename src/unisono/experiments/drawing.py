@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from unisono.errors import EnvironmentLacks
+from unisono.errors import MissingDependency
 from unisono.experiments.experiment import Row
 
 if TYPE_CHECKING:
@@ -17,13 +17,15 @@ _T = TypeVar("_T")
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#7a5195", "#8d6b00")
 
 
-def save(draw: Callable[[Figure, Sequence[Row]], None], rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
+def save_figure(
+    draw: Callable[[Figure, Sequence[Row]], None], rows: Sequence[Row], title: str, stem: Path
+) -> list[Path]:
     """Draw, and write PNG and SVG."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
-        raise EnvironmentLacks("figures need matplotlib: pip install 'unisono[pipeline]'") from None
+        raise MissingDependency("figures need matplotlib: pip install 'unisono[pipeline]'") from None
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     # Without these an SVG differs from run to run.
     with rc_context({"svg.hashsalt": "unisono", "svg.fonttype": "none"}):
@@ -46,7 +48,7 @@ def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
     x, y = ("d", "r_d") if "r_d" in rows[0] else ("s", "u_s")
     axes.plot(*_curve(rows, rows[0], x, "analytic"), color="black", linestyle="--", label="formula")
     for colour, key in zip(_COLOURS, _series(rows), strict=False):
-        mine = [row for row in rows if _key(row) == key]
+        mine = [row for row in rows if _series_key(row) == key]
         label = _point_label(mine[0])
         if "relative_to" in mine[0] and not mine[0]["direct"]:
             label += f", from {'a' if 'given' in str(mine[0]['relative_to']) else 'the'} {mine[0]['relative_to']}"
@@ -54,7 +56,7 @@ def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
         axes.fill_between(
             column(mine, x), column(mine, f"{y}_low"), column(mine, f"{y}_high"), color=colour, alpha=0.25
         )
-    _label(axes, x.upper(), "probability", top=1.02)
+    _label_axes(axes, x.upper(), "probability", top=1.02)
 
 
 def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
@@ -69,17 +71,17 @@ def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
             axes.plot(column(mine, "n"), column(mine, "error"), "o-", color=colour, label=f"{target:g}")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_title(f"{latency}, {loss:g} lost", fontsize=9)
-        _label(axes, "members", "relative error")
+        _label_axes(axes, "members", "relative error")
 
 
 def draw_failures(figure: Figure, rows: Sequence[Row]) -> None:
     """f_n on the left, f_n and what was seen on the right."""
     left, right = figure.subplots(1, 2)
     left.plot(column(rows, "n"), column(rows, "f_n"), "o-", color=_COLOURS[0], label="f_n")
-    _label(left, "members", "probability of failure")
+    _label_axes(left, "members", "probability of failure")
     right.plot(column(rows, "n"), column(rows, "f_n_many_crashes"), color="black", linestyle="--", label="formula")
-    _bars(right, column(rows, "n"), rows, "failed", colour=_COLOURS[1], label="simulated")
-    _label(right, "members", "")
+    _error_bars(right, column(rows, "n"), rows, "failed", colour=_COLOURS[1], label="simulated")
+    _label_axes(right, "members", "")
 
 
 def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
@@ -90,32 +92,32 @@ def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
     for colour, rule in zip(_COLOURS, _unique(str(row["adaptive"]) for row in rows), strict=False):
         mine = [row for row in rows if row["adaptive"] == rule]
         x = [float(labels.index(_point_label(row))) for row in mine] if labels else column(mine, "n")
-        _bars(axes, x, mine, "broadcasts", colour=colour, label=rule, line="" if labels else "-")
+        _error_bars(axes, x, mine, "broadcasts", colour=colour, label=rule, line="" if labels else "-")
         if any(row["paper"] is not None for row in mine):
             axes.plot(x, column(mine, "paper"), "x", color=colour, label=f"{rule}, published")
     if labels:
         axes.set_xticks(range(len(labels)), labels)
-    _label(axes, "" if labels else "members", "broadcasts", bottom=0)
+    _label_axes(axes, "" if labels else "members", "broadcasts", bottom=0)
 
 
 def draw_lines(
     axes: Axes, rows: Sequence[Row], x: str, y: str, *, series: str | None = None, reference: str | None = None
 ) -> None:
     """A measure with its intervals over a parameter, a line for each series; the reference of each is dashed."""
-    ticks = _unique(str(row[x]) for row in sorted(rows, key=lambda row: _size(row[x])))
+    ticks = _unique(str(row[x]) for row in sorted(rows, key=lambda row: _numeric_value(row[x])))
     for number, name in enumerate(_unique(str(row[series]) if series else "" for row in rows)):
         mine = [row for row in rows if series is None or str(row[series]) == name]
-        mine.sort(key=lambda row: _size(row[x]))
+        mine.sort(key=lambda row: _numeric_value(row[x]))
         places, colour = [float(ticks.index(str(row[x]))) for row in mine], _COLOURS[number % len(_COLOURS)]
         marker = "" if number < len(_COLOURS) else ":"
-        _bars(axes, places, mine, y, colour=colour, label=name or y, line=marker or "-")
+        _error_bars(axes, places, mine, y, colour=colour, label=name or y, line=marker or "-")
         if reference is not None and all(row.get(reference) is not None for row in mine):
             axes.plot(places, column(mine, reference), linestyle="--", linewidth=0.8, color=colour)
     axes.set_xticks(range(len(ticks)), ticks)
-    _label(axes, x, y)
+    _label_axes(axes, x, y)
 
 
-def _size(value: object) -> float:
+def _numeric_value(value: object) -> float:
     """A parameter as a number, a duration in milliseconds among them."""
     return float(str(value).removesuffix("ms"))
 
@@ -125,7 +127,7 @@ def _point_label(row: Row) -> str:
     return f"{direct} direct receiver{'s' if direct != 1 else ''}" if direct else str(row["scenario"])
 
 
-def _bars(
+def _error_bars(
     axes: Axes, x: list[float], rows: Sequence[Row], name: str, *, colour: str, label: str, line: str = "-"
 ) -> None:
     middle = column(rows, f"{name}_mean" if f"{name}_mean" in rows[0] else name)
@@ -134,24 +136,24 @@ def _bars(
     axes.errorbar(x, middle, yerr=[below, above], fmt=f"o{line}", markersize=3, capsize=2, color=colour, label=label)
 
 
-def _curve(rows: Sequence[Row], like: Row, x: str, y: str) -> tuple[list[float], list[float]]:
-    mine = [row for row in rows if _key(row) == _key(like)]
+def _curve(rows: Sequence[Row], reference_row: Row, x: str, y: str) -> tuple[list[float], list[float]]:
+    mine = [row for row in rows if _series_key(row) == _series_key(reference_row)]
     return column(mine, x), column(mine, y)
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _series_key(row: Row) -> tuple[object, ...]:
     return row["scenario"], row["direct"], row.get("relative_to")
 
 
 def _series(rows: Sequence[Row]) -> list[tuple[object, ...]]:
-    return _unique(_key(row) for row in rows)
+    return _unique(_series_key(row) for row in rows)
 
 
 def _unique(values: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(values))
 
 
-def _label(axes: Axes, x: str, y: str, *, bottom: float | None = None, top: float | None = None) -> None:
+def _label_axes(axes: Axes, x: str, y: str, *, bottom: float | None = None, top: float | None = None) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(bottom=bottom, top=top)

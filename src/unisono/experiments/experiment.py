@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,12 +51,12 @@ class Experiment:
 
     name: str
     title: str
-    shows: str
+    description: str
     """One paragraph for people."""
     points: tuple[Point, ...]
     run_point: Callable[[Point, tuple[int, str, str, int], int], Tally]
     """A block of runs: the point, the seed with the names under it, and how many."""
-    rows: Callable[[Sequence[tuple[Point, Tally]]], list[Row]]
+    make_rows: Callable[[Sequence[tuple[Point, Tally]]], list[Row]]
     """The table of all points."""
     draw: Callable[[Figure, Sequence[Row]], None] | None = None
     runs: int = 10_000
@@ -66,12 +66,12 @@ class Experiment:
     """About how long a run takes: work is first dealt out by it, then by what was measured."""
     source: str = ""
     """The text of a sweep that is in no catalogue."""
-    base: str = ""
+    scenario_hash: str = ""
     """Of a sweep, what tells its scenario from others: points are runs of the same only with the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ExperimentTask:
     """One block of one point: what a worker is sent."""
 
     experiment: str
@@ -82,34 +82,35 @@ class Task:
     seed: int
 
 
-def tasks(experiment: Experiment, runs: int | None = None, seed: int = 1) -> list[Task]:
+def split_into_tasks(experiment: Experiment, runs: int | None = None, seed: int = 1) -> list[ExperimentTask]:
     """Everything there is to do, in an order that spreads the points."""
     wanted = experiment.runs if runs is None else runs
     if wanted < 1 and experiment.runs:
-        raise InvalidPolicy("runs", f"at least one run of each point is needed, not {wanted}")
+        raise InvalidOption("runs", f"at least one run of each point is needed, not {wanted}")
     if not experiment.runs:
         return [
-            Task(experiment.source or experiment.name, point, 0, 0, seed) for point in range(len(experiment.points))
+            ExperimentTask(experiment.source or experiment.name, point, 0, 0, seed)
+            for point in range(len(experiment.points))
         ]
     size = experiment.block_runs
     sizes = [min(size, wanted - start) for start in range(0, wanted, size)]
     return [
-        Task(experiment.source or experiment.name, point, block, count, seed)
+        ExperimentTask(experiment.source or experiment.name, point, block, count, seed)
         for block, count in enumerate(sizes)
         for point in range(len(experiment.points))
     ]
 
 
-def run_block(experiment: Experiment, task: Task) -> Tally:
+def run_block(experiment: Experiment, task: ExperimentTask) -> Tally:
     """Run one task. Its chance follows from the seed, the experiment, the point itself and the block."""
     point = experiment.points[task.point]
     label = json.dumps(dict(point), sort_keys=True)
     return experiment.run_point(point, (task.seed, experiment.name, label, task.block), task.runs)
 
 
-def rows_of(experiment: Experiment, done: Iterable[tuple[Task, Tally]]) -> list[Row]:
+def result_rows(experiment: Experiment, finished: Iterable[tuple[ExperimentTask, Tally]]) -> list[Row]:
     """The table, from what the tasks have counted, in any order."""
     whole = [Tally() for _ in experiment.points]
-    for task, tally in sorted(done, key=lambda pair: (pair[0].point, pair[0].block)):
+    for task, tally in sorted(finished, key=lambda pair: (pair[0].point, pair[0].block)):
         whole[task.point].add(tally)
-    return experiment.rows(list(zip(experiment.points, whole, strict=True)))
+    return experiment.make_rows(list(zip(experiment.points, whole, strict=True)))

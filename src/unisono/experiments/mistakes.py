@@ -20,7 +20,7 @@ EARLY, FINAL = "early", "final"
 
 
 @dataclass(frozen=True, slots=True)
-class Mistakes:
+class EarlyDeliveryMistakes:
     """Of a run with both grades: how many final deliveries, and how many of them were mistakes."""
 
     deliveries: int
@@ -40,7 +40,7 @@ class Mistakes:
         return self.lost / self.deliveries if self.deliveries else 0.0
 
 
-def mistakes_of(trace: Trace) -> Mistakes:
+def count_mistakes(trace: Trace) -> EarlyDeliveryMistakes:
     """A mistake is a final delivery whose message is not the first of those that are early and not final yet."""
     queues: dict[int, deque[tuple[int, int]]] = {}
     counts: Counter[str] = Counter()
@@ -63,10 +63,10 @@ def mistakes_of(trace: Trace) -> Mistakes:
             counts["out of order"] += 1
         else:
             counts["lost"] += 1
-    return Mistakes(counts["final"], counts["out of order"], counts["lost"])
+    return EarlyDeliveryMistakes(counts["final"], counts["out of order"], counts["lost"])
 
 
-SCENARIO = """
+MISTAKES_SCENARIO = """
 [group]
 name = "mistakes"
 order = "quasi_genuine"

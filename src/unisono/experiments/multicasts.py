@@ -9,25 +9,25 @@ import numpy.typing as npt
 
 from unisono.experiments.experiment import Point, Row, Tally
 from unisono.experiments.intervals import Interval, Z, mean_interval, share_interval
-from unisono.model.delays import Exponential
+from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Adaptive, Redundancy
-from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.rmcast_model import NetworkModel
 from unisono.sim.random_delays import generator
-from unisono.sim.rmcast_runs import Outcomes, Runs, Scenario, Setting
+from unisono.sim.rmcast_runs import CrashScenario, RmcastCase, RmcastOutcomes, RmcastRuns
 
 GRID = tuple(half / 2 for half in range(1, 51))
 """D and S at which curves are looked at, in units of the mean delay."""
 
-Named = tuple[int, str, str, int]
+SeedPath = tuple[int, str, str, int]
 
 
-def ns(units: float) -> int:
+def units_to_ns(units: float) -> int:
     """Units as nanoseconds."""
     return round(units * NS_PER_MS)
 
 
-def number(point: Point, name: str) -> float:
+def numeric_parameter(point: Point, name: str) -> float:
     """A parameter that is a number."""
     return float(cast("float", point[name]))
 
@@ -35,62 +35,62 @@ def number(point: Point, name: str) -> float:
 def redundancy_of(point: Point) -> Redundancy:
     """ρ, η, ω and the rule."""
     return Redundancy(
-        int(number(point, "rho")),
-        ns(number(point, "eta")),
-        ns(number(point, "omega")),
+        int(numeric_parameter(point, "rho")),
+        units_to_ns(numeric_parameter(point, "eta")),
+        units_to_ns(numeric_parameter(point, "omega")),
         cast("Adaptive", point.get("adaptive", "none")),
     )
 
 
-def network_of(point: Point) -> Network:
+def network_of(point: Point) -> NetworkModel:
     """Exponential delays of mean 1, and the loss."""
-    return Network(Exponential(NS_PER_MS), number(point, "loss"))
+    return NetworkModel(ExponentialDelay(NS_PER_MS), numeric_parameter(point, "loss"))
 
 
-def setting_of(point: Point) -> Setting:
+def setting_of(point: Point) -> RmcastCase:
     """The whole setting."""
     network = network_of(point)
-    return Setting(
-        int(number(point, "n")),
+    return RmcastCase(
+        int(numeric_parameter(point, "n")),
         redundancy_of(point),
         network.delay,
         network.loss,
-        cast("Scenario", point["scenario"]),
+        cast("CrashScenario", point["scenario"]),
         int(cast("int", point.get("direct", 0))),
     )
 
 
-def outcomes(point: Point, named: Named, runs: int) -> Outcomes:
+def run_outcomes(point: Point, seed_path: SeedPath, runs: int) -> RmcastOutcomes:
     """Run them."""
-    return Runs(setting_of(point), generator(*named)).run(runs)
+    return RmcastRuns(setting_of(point), generator(*seed_path)).run(runs)
 
 
-def within(times_ns: npt.NDArray[np.int64], grid: tuple[float, ...]) -> list[int]:
+def count_within(times_ns: npt.NDArray[np.int64], grid: tuple[float, ...]) -> list[int]:
     """How many are within each time of a grid."""
     ordered = np.sort(times_ns)
-    return [int(count) for count in np.searchsorted(ordered, [ns(units) for units in grid], side="right")]
+    return [int(count) for count in np.searchsorted(ordered, [units_to_ns(units) for units in grid], side="right")]
 
 
-def tally_of(seen: Outcomes, grid: tuple[float, ...] = GRID) -> Tally:
+def tally_of(outcomes: RmcastOutcomes, grid: tuple[float, ...] = GRID) -> Tally:
     """Broadcasts, and who was reached within D and S."""
-    broadcasts, given = seen.broadcasts.astype(np.float64), seen.spread_given_ns()
+    broadcasts, given = outcomes.broadcasts.astype(np.float64), outcomes.spread_after_one_receiver_ns()
     return Tally(
         len(broadcasts),
         {"broadcasts": float(broadcasts.sum())},
         {"broadcasts": float((broadcasts * broadcasts).sum())},
         {
-            "r": within(seen.last_ns, grid),
-            "u": within(seen.spread_ns(), grid),
-            "u given": within(given, grid),
+            "r": count_within(outcomes.last_ns, grid),
+            "u": count_within(outcomes.spread_ns(), grid),
+            "u given": count_within(given, grid),
             "given": [len(given)],
-            "disagreed": [int(seen.disagreed().sum())],
+            "disagreed": [int(outcomes.disagreed().sum())],
         },
     )
 
 
-def run_multicasts(point: Point, named: Named, runs: int) -> Tally:
+def run_multicasts(point: Point, seed_path: SeedPath, runs: int) -> Tally:
     """A block of runs on the common grid."""
-    return tally_of(outcomes(point, named, runs))
+    return tally_of(run_outcomes(point, seed_path, runs))
 
 
 def broadcast_columns(tally: Tally) -> Row:
@@ -99,13 +99,13 @@ def broadcast_columns(tally: Tally) -> Row:
     return {"broadcasts_mean": mean, "broadcasts_low": low, "broadcasts_high": high}
 
 
-def share_at(tally: Tally, curve: str, place: int, z: float = Z) -> Interval:
+def share_at(tally: Tally, curve: str, grid_index: int, z: float = Z) -> Interval:
     """The share of the runs at one place of a grid; relative to a given process, of those in which it was reached."""
     count = tally.hits["given"][0] if curve == "u given" else tally.runs
-    return share_interval(count, tally.hits[curve][place], z)
+    return share_interval(count, tally.hits[curve][grid_index], z)
 
 
-def share_columns(name: str, tally: Tally, curve: str, place: int) -> Row:
+def share_columns(name: str, tally: Tally, curve: str, grid_index: int) -> Row:
     """A share of the runs, with its interval."""
-    share, low, high = share_at(tally, curve, place)
+    share, low, high = share_at(tally, curve, grid_index)
     return {name: share, f"{name}_low": low, f"{name}_high": high}

@@ -21,10 +21,10 @@ import numpy as np
 from unisono.check.latency import latencies
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.experiments.experiment import Experiment, Point, Row, Tally, Value
 from unisono.experiments.intervals import mean_interval
-from unisono.experiments.mistakes import EARLY, FINAL, mistakes_of
+from unisono.experiments.mistakes import EARLY, FINAL, count_mistakes
 from unisono.model.text.scenario import parse_scenario
 from unisono.sim.random_delays import generator
 from unisono.sim.result import Result
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 BLOCK_RUNS = 5
 RUN_S = 1.0
 RUNS = 20
-SEEDS = 1 << 31
-MS = 1_000_000
+SEED_LIMIT = 1 << 31
+NS_PER_MS = 1_000_000
 
-Draw = Callable[["Figure", Sequence[Row]], None]
-Tables = Mapping[str, Any]
+DrawFigure = Callable[["Figure", Sequence[Row]], None]
+TomlTables = Mapping[str, Any]
 
 
 def sweep(
     name: str,
     title: str,
-    shows: str,
+    description: str,
     scenario: str,
     points: Sequence[Point],
     *,
-    draw: Draw | None = None,
+    draw: DrawFigure | None = None,
     runs: int = RUNS,
     source: str = "",
-    known: Callable[[Point], float | None] = lambda _: None,
+    published_value: Callable[[Point], float | None] = lambda _: None,
 ) -> Experiment:
     """An experiment of simulated scenarios; `known` gives a point's published value."""
     base = tomllib.loads(scenario)
     return Experiment(
         name,
         title,
-        shows,
+        description,
         tuple(points),
         partial(_run_point, base),
-        partial(_rows, known),
+        partial(_rows, published_value),
         draw,
         runs,
         BLOCK_RUNS,
@@ -73,7 +73,7 @@ def sweep(
     )
 
 
-def crossed(axes: Mapping[str, Sequence[Value]]) -> list[Point]:
+def cross_product(axes: Mapping[str, Sequence[Value]]) -> list[Point]:
     """Every combination, the last axis fastest."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
@@ -83,37 +83,37 @@ def read_sweep(text: str, where: str = "the sweep") -> Experiment:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidPolicy(where, f"is no TOML: {error}") from None
+        raise InvalidOption(where, f"is no TOML: {error}") from None
     about = tables.pop("sweep", None)
     if not isinstance(about, dict) or not isinstance(about.get("over"), dict) or not about["over"]:
-        raise InvalidPolicy(
+        raise InvalidOption(
             where, "a table [sweep] was expected, and [sweep.over] with a list for each path that it varies"
         )
     unknown = about.keys() - {"name", "title", "shows", "over", "runs"}
     if unknown:
-        raise InvalidPolicy(where, f"[sweep] has no {', '.join(sorted(unknown))}")
+        raise InvalidOption(where, f"[sweep] has no {', '.join(sorted(unknown))}")
     name, runs = str(about.get("name", "sweep")), about.get("runs", RUNS)
     if not name.replace("-", "").replace("_", "").isalnum():
-        raise InvalidPolicy(where, f"sweep.name: letters, digits, - and _ make a name, not {name!r}")
+        raise InvalidOption(where, f"sweep.name: letters, digits, - and _ make a name, not {name!r}")
     if not isinstance(runs, int) or runs < 1:
-        raise InvalidPolicy(where, f"sweep.runs: at least one run is needed, not {runs!r}")
+        raise InvalidOption(where, f"sweep.runs: at least one run is needed, not {runs!r}")
     for path, values in about["over"].items():
         if not isinstance(values, list) or not values:
-            raise InvalidPolicy(where, f"sweep.over: {path!r} needs a list of values")
+            raise InvalidOption(where, f"sweep.over: {path!r} needs a list of values")
         if "." not in path:
-            raise InvalidPolicy(where, f'sweep.over: {path!r} is no path into the scenario such as "group.slot"')
+            raise InvalidOption(where, f'sweep.over: {path!r} is no path into the scenario such as "group.slot"')
     shows = str(about.get("shows", f"{name} over {', '.join(about['over'])}."))
-    points = crossed(about["over"])
+    points = cross_product(about["over"])
     for point in points:
         try:
-            scenario = toml(changed(tables, point))
+            scenario = to_toml(with_parameters(tables, point))
         except (LookupError, ValueError, TypeError, AttributeError):
-            raise InvalidPolicy(where, f"sweep.over: {', '.join(point)}: not all lead into the scenario") from None
+            raise InvalidOption(where, f"sweep.over: {', '.join(point)}: not all lead into the scenario") from None
         parse_scenario(scenario, where)
-    return sweep(name, str(about.get("title", name)), shows, toml(tables), points, runs=runs, source=text)
+    return sweep(name, str(about.get("title", name)), shows, to_toml(tables), points, runs=runs, source=text)
 
 
-def changed(base: Tables, point: Point) -> dict[str, Any]:
+def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
     """The scenario's tables with a point's parameters; None takes what stands there away."""
     tables: dict[str, Any] = deepcopy(dict(base))
     for path, value in point.items():
@@ -130,11 +130,11 @@ def changed(base: Tables, point: Point) -> dict[str, Any]:
     return tables
 
 
-def toml(tables: Tables) -> str:
+def to_toml(tables: TomlTables) -> str:
     """Tables as TOML, as far as scenarios need it."""
     lines: list[str] = []
 
-    def table(name: str, values: Tables) -> None:
+    def table(name: str, values: TomlTables) -> None:
         plain = {key: value for key, value in values.items() if not _nested(value)}
         lines.extend(f"{key} = {_toml_value(value)}" for key, value in plain.items())
         for key, value in values.items():
@@ -166,52 +166,52 @@ def _toml_value(value: object) -> str:
 # -- a block of runs -----------------------------------------------------------------------------------------
 
 
-def _run_point(base: Tables, point: Point, named: tuple[int, str, str, int], runs: int) -> Tally:
-    scenario = parse_scenario(toml(changed(base, point)), named[1])
+def _run_point(base: TomlTables, point: Point, seed_path: tuple[int, str, str, int], runs: int) -> Tally:
+    scenario = parse_scenario(to_toml(with_parameters(base, point)), seed_path[1])
     tally = Tally()
-    for seed in generator(*named).integers(SEEDS, size=runs).tolist():
-        values, hits = measured(run(scenario, seed))
+    for seed in generator(*seed_path).integers(SEED_LIMIT, size=runs).tolist():
+        values, hits = measure(run(scenario, seed))
         tally.add(Tally(1, values, {name: value * value for name, value in values.items()}, hits))
     return tally
 
 
-def measured(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
+def measure(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
     """One run's figures, and its counts; where there are two grades, mostly of what is final."""
     whole, graded = result.trace, {EARLY, FINAL} <= set(result.trace.delivered_grades())
-    trace = whole.graded(FINAL) if graded else whole
+    trace = whole.with_grade(FINAL) if graded else whole
     deliveries, sends = trace.deliveries(), len(trace.sends())
     _, taken_ns = latencies(trace, deliveries)
     bound_ns = trace.meta.bound_ns
     meant = sends * len(trace.meta.members)
-    frames = sum(sum(load.frames.values()) + load.control_frames for load in result.loads.values())
-    size = sum(sum(load.bytes.values()) + load.control_bytes for load in result.loads.values())
+    frames = sum(sum(load.frames_by_slot.values()) + load.control_frames for load in result.traffic.values())
+    size = sum(sum(load.bytes_by_slot.values()) + load.control_bytes for load in result.traffic.values())
     p99, longest = np.quantile(taken_ns, (0.99, 1.0)).tolist() if len(taken_ns) else (0.0, 0.0)
     values = {
-        "latency_ms": float(taken_ns.mean()) / MS if len(taken_ns) else 0.0,
-        "latency_p99_ms": p99 / MS,
-        "latency_max_ms": longest / MS,
+        "latency_ms": float(taken_ns.mean()) / NS_PER_MS if len(taken_ns) else 0.0,
+        "latency_p99_ms": p99 / NS_PER_MS,
+        "latency_max_ms": longest / NS_PER_MS,
         "delivered_share": len(deliveries) / meant if meant else 0.0,
         "frames_per_message": frames / sends if sends else 0.0,
         "bytes_per_message": size / sends if sends else 0.0,
     }
     if bound_ns is not None:
-        values["bound_ms"] = bound_ns / MS
+        values["bound_ms"] = bound_ns / NS_PER_MS
     urgent = deliveries.priority > 0
     if urgent.any():
         matched, taken_ns = latencies(trace, deliveries)
         for name, chosen in (("urgent_ms", urgent[matched]), ("plain_ms", ~urgent[matched])):
-            values[name] = float(taken_ns[chosen].mean()) / MS if chosen.any() else 0.0
+            values[name] = float(taken_ns[chosen].mean()) / NS_PER_MS if chosen.any() else 0.0
     if graded:
-        found, early = mistakes_of(whole), whole.graded(EARLY)
+        found, early = count_mistakes(whole), whole.with_grade(EARLY)
         values |= {"mistakes_share": found.share, "lost_share": found.lost_share}
-        values["early_ms"] = float(latencies(early, early.deliveries())[1].mean()) / MS
+        values["early_ms"] = float(latencies(early, early.deliveries())[1].mean()) / NS_PER_MS
         values["final_ms"] = values.pop("latency_ms")
     late = 0 if bound_ns is None else int((taken_ns > bound_ns).sum())
     valid = overall(check_all(whole, until_ns=result.until_ns)) is Status.VALID
     return values, {"deliveries": [len(deliveries)], "late": [late], "valid": [int(valid)]}
 
 
-def _rows(known: Callable[[Point], float | None], points: Sequence[tuple[Point, Tally]]) -> list[Row]:
+def _rows(published_value: Callable[[Point], float | None], points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     rows: list[Row] = []
     for point, tally in points:
         row: Row = {path.rpartition(".")[2]: value for path, value in point.items()}
@@ -223,6 +223,6 @@ def _rows(known: Callable[[Point], float | None], points: Sequence[tuple[Point, 
         row["late"] = tally.hits["late"][0]
         row["valid_runs"] = tally.hits["valid"][0]
         row["runs"] = tally.runs
-        row["paper"] = known(point)
+        row["paper"] = published_value(point)
         rows.append(row)
     return rows

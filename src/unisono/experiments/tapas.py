@@ -50,7 +50,7 @@ def published(rho: int, values: Mapping[str, Mapping[int, float]]) -> Mapping[tu
     return {(rho, n, rule): value for rule, by_size in values.items() for n, value in by_size.items()}
 
 
-BY_POINT: dict[tuple[object, ...], float] = {
+PUBLISHED_BROADCASTS: dict[tuple[object, ...], float] = {
     **{(scenario, 1, MEMBERS, "none"): value for scenario, value in GROUP_1.items()},
     **{(NO_CRASH, *key): value for key, value in published(2, FIGURE_23).items()},
     **{(CRASH, *key): value for key, value in published(2, FIGURE_24).items()},
@@ -66,16 +66,16 @@ def broadcast_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
         if parameters["direct"]:
             row["direct"] = parameters["direct"]
         row |= broadcast_columns(tally)
-        row["paper"] = BY_POINT.get(key)
+        row["paper"] = PUBLISHED_BROADCASTS.get(key)
         row["s"] = AT_S
         row |= share_columns("u_s", tally, "u", GRID.index(AT_S))
         row["disagreed"] = tally.hits["disagreed"][0]
         row["runs"] = tally.runs
-        rows.append(row | _behind(parameters, tally, points))
+        rows.append(row | _lag_behind_heuristic(parameters, tally, points))
     return rows
 
 
-def _behind(parameters: Point, tally: Tally, points: Sequence[tuple[Point, Tally]]) -> Row:
+def _lag_behind_heuristic(parameters: Point, tally: Tally, points: Sequence[tuple[Point, Tally]]) -> Row:
     """The largest lead of the heuristic's curve over this one, and the 95 % margin of that difference."""
     if parameters["adaptive"] == "heuristic":
         return {}
@@ -89,8 +89,8 @@ def _behind(parameters: Point, tally: Tally, points: Sequence[tuple[Point, Tally
     return {}
 
 
-def _table(name: str, title: str, shows: str, points: Sequence[Point]) -> Experiment:
-    return Experiment(name, title, shows, tuple(points), run_multicasts, broadcast_rows, draw_broadcasts)
+def _table(name: str, title: str, description: str, points: Sequence[Point]) -> Experiment:
+    return Experiment(name, title, description, tuple(points), run_multicasts, broadcast_rows, draw_broadcasts)
 
 
 def _figure(number: int, scenario: str, words: str) -> Experiment:

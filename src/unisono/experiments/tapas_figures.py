@@ -9,16 +9,16 @@ from unisono.experiments.experiment import Experiment, Point, Row, Tally
 from unisono.experiments.intervals import Z_BEYOND_CHANCE
 from unisono.experiments.multicasts import (
     GRID,
-    Named,
+    SeedPath,
     network_of,
-    ns,
-    number,
-    outcomes,
+    numeric_parameter,
     redundancy_of,
     run_multicasts,
+    run_outcomes,
     share_at,
     share_columns,
     tally_of,
+    units_to_ns,
 )
 from unisono.experiments.tapas import point
 from unisono.experiments.tapas_values import (
@@ -32,13 +32,13 @@ from unisono.experiments.tapas_values import (
     NO_CRASH,
     SIZES,
 )
-from unisono.model.delays import Exponential
+from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Redundancy
-from unisono.qos.plan.rmcast_agreement import failure, failure_extended
-from unisono.qos.plan.rmcast_model import reached, reached_after_first, shortest_d, shortest_s
+from unisono.qos.plan.rmcast_agreement import agreement_failure, agreement_failure_extended
+from unisono.qos.plan.rmcast_model import reach_probability, reach_probability_after_first, shortest_d, shortest_s
 from unisono.sim.random_delays import generator
-from unisono.sim.rmcast_runs import Runs, Setting
+from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
 TARGETS = (0.8, 0.9, 0.99)
 MANY_CRASHES = (0.2, 0.02)
@@ -47,13 +47,15 @@ FEW_CRASHES = (0.95e-4, 1e-3)
 """v and β that settle where the published curve does (002-9)."""
 
 
-FIRST, GIVEN = "first receiver", "given process"
+FIRST_RECEIVER, GIVEN_PROCESS = "first receiver", "given process"
 """What S is counted from. The formulas say "a given process"; the paper's curves, the first receiver (002-17)."""
 
 
 def _analytic(parameters: Point, curve: str, units: float) -> float:
-    formula = reached if curve == "r" else reached_after_first
-    return formula(int(number(parameters, "n")), network_of(parameters), redundancy_of(parameters), ns(units))
+    formula = reach_probability if curve == "r" else reach_probability_after_first
+    return formula(
+        int(numeric_parameter(parameters, "n")), network_of(parameters), redundancy_of(parameters), units_to_ns(units)
+    )
 
 
 def _curve(parameters: Point, tally: Tally, curve: str, columns: Row) -> list[Row]:
@@ -78,40 +80,44 @@ def relative_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     rows: list[Row] = []
     for parameters, tally in points:
         if parameters["scenario"] == NO_CRASH:
-            rows += _curve(parameters, tally, "u given", {"relative_to": GIVEN})
-        rows += _curve(parameters, tally, "u", {"relative_to": FIRST})
+            rows += _curve(parameters, tally, "u given", {"relative_to": GIVEN_PROCESS})
+        rows += _curve(parameters, tally, "u", {"relative_to": FIRST_RECEIVER})
     return rows
 
 
-LATENCIES = {"absolute": "r", f"relative to a {GIVEN}": "u given", f"relative to the {FIRST}": "u"}
+CURVE_BY_LATENCY = {
+    "absolute": "r",
+    f"relative to a {GIVEN_PROCESS}": "u given",
+    f"relative to the {FIRST_RECEIVER}": "u",
+}
 
 
-def _reached_at(parameters: Point) -> list[tuple[str, float, float | None]]:
+def _target_times(parameters: Point) -> list[tuple[str, float, float | None]]:
     """When the formulas reach each target: which latency, the target, the time in units, or none."""
-    n, network, redundancy = int(number(parameters, "n")), network_of(parameters), redundancy_of(parameters)
+    n, network, redundancy = int(numeric_parameter(parameters, "n")), network_of(parameters), redundancy_of(parameters)
     found: list[tuple[str, float, float | None]] = []
-    for latency, curve in LATENCIES.items():
+    for latency, curve in CURVE_BY_LATENCY.items():
         for target in TARGETS:
             at_ns = (shortest_d if curve == "r" else shortest_s)(n, network, redundancy, target)
             found.append((latency, target, None if at_ns is None else at_ns / NS_PER_MS))
     return found
 
 
-def run_errors(parameters: Point, named: Named, runs: int) -> Tally:
+def run_errors(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
     """A block of runs, looked at where the formulas reach their targets."""
-    grid = tuple(at or 0.0 for _, _, at in _reached_at(parameters))
-    return tally_of(outcomes(parameters, named, runs), grid)
+    grid = tuple(at or 0.0 for _, _, at in _target_times(parameters))
+    return tally_of(run_outcomes(parameters, seed_path, runs), grid)
 
 
 def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     """By how much the simulation is better than promised, relative to the promise; negative: worse."""
     rows: list[Row] = []
     for parameters, tally in points:
-        for place, (latency, target, at) in enumerate(_reached_at(parameters)):
+        for place, (latency, target, at) in enumerate(_target_times(parameters)):
             row: Row = {key: parameters[key] for key in ("n", "rho", "loss", "scenario")}
             row |= {"latency": latency, "target": target, "at": at}
             if at is not None:
-                share, low, high = share_at(tally, LATENCIES[latency], place)
+                share, low, high = share_at(tally, CURVE_BY_LATENCY[latency], place)
                 row |= {"share": share, "share_low": low, "share_high": high}
                 ends = (("", share), ("_low", low), ("_high", high))
                 row |= {f"error{end}": value / target - 1 for end, value in ends}
@@ -119,25 +125,30 @@ def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     return rows
 
 
-def run_failures(parameters: Point, named: Named, runs: int) -> Tally:
+def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
     """A block of runs in which anybody may crash."""
-    redundancy = Redundancy(int(number(parameters, "rho")), ns(ETA))
-    n, (v, beta) = int(number(parameters, "n")), MANY_CRASHES
-    setting = Setting(
-        *(n, redundancy, Exponential(NS_PER_MS), LOSS, "anybody crashes"), in_send=beta, before_takeover=v
+    redundancy = Redundancy(int(numeric_parameter(parameters, "rho")), units_to_ns(ETA))
+    n, (v, beta) = int(numeric_parameter(parameters, "n")), MANY_CRASHES
+    setting = RmcastCase(
+        *(n, redundancy, ExponentialDelay(NS_PER_MS), LOSS, "anybody crashes"),
+        crash_in_send_probability=beta,
+        crash_before_takeover_probability=v,
     )
-    return tally_of(Runs(setting, generator(*named)).run(runs))
+    return tally_of(RmcastRuns(setting, generator(*seed_path)).run(runs))
 
 
 def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
     """f_n where the published curve settles, and f_n beside simulated failures where crashes are frequent."""
     rows: list[Row] = []
     for parameters, tally in points:
-        n = int(number(parameters, "n"))
+        n = int(numeric_parameter(parameters, "n"))
         row: Row = {"n": n, "rho": parameters["rho"]}
-        row |= {"f_n": failure(n, LOSS, *FEW_CRASHES), "f_n_extended": failure_extended(n, LOSS, *FEW_CRASHES)}
+        row |= {
+            "f_n": agreement_failure(n, LOSS, *FEW_CRASHES),
+            "f_n_extended": agreement_failure_extended(n, LOSS, *FEW_CRASHES),
+        }
         row["paper"] = 0.0 if n == 2 else FAILURE_PLATEAU if n >= 10 else None
-        row["f_n_many_crashes"] = failure(n, LOSS, *MANY_CRASHES)
+        row["f_n_many_crashes"] = agreement_failure(n, LOSS, *MANY_CRASHES)
         row |= share_columns("failed", tally, "disagreed", 0)
         rows.append(row | {"runs": tally.runs})
     return rows
@@ -156,10 +167,10 @@ _RELATIVE = (
 )
 
 
-def _absolute(number_: int, rho: int) -> Experiment:
+def _absolute(figure_number: int, rho: int) -> Experiment:
     return Experiment(
-        f"tapas-fig{number_}",
-        f"Figure {number_}: r_D as a function of D, ρ = {rho}",
+        f"tapas-fig{figure_number}",
+        f"Figure {figure_number}: r_D as a function of D, ρ = {rho}",
         _ABSOLUTE,
         tuple(point(MEMBERS, rho, scenario) for scenario in (NO_CRASH, CRASH)),
         run_multicasts,
@@ -168,11 +179,11 @@ def _absolute(number_: int, rho: int) -> Experiment:
     )
 
 
-def _relative(number_: int, rho: int) -> Experiment:
+def _relative(figure_number: int, rho: int) -> Experiment:
     few = [point(MEMBERS, rho, DIRECT, direct=direct) for direct in DIRECT_RECEIVERS]
     return Experiment(
-        f"tapas-fig{number_}",
-        f"Figure {number_}: u_S as a function of S, ρ = {rho}",
+        f"tapas-fig{figure_number}",
+        f"Figure {figure_number}: u_S as a function of S, ρ = {rho}",
         _RELATIVE,
         (*few, point(MEMBERS, rho, NO_CRASH)),
         run_multicasts,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from unisono.experiments.drawing import draw_lines
 from unisono.experiments.experiment import Experiment, Point, Row, Value
-from unisono.experiments.mistakes import DELAYS, GAMMAS, SCENARIO, WINDOWS, draw_mistakes
-from unisono.experiments.sweeps import crossed, sweep
+from unisono.experiments.mistakes import DELAYS, GAMMAS, MISTAKES_SCENARIO, WINDOWS, draw_mistakes
+from unisono.experiments.sweeps import cross_product, sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,14 +22,14 @@ _ORDERS: dict[str, Point] = {
     "leader": {"group.order": "leader"},
     "timestamp": {"group.order": "timestamp"},
 }
-_CENTRE: Point = {"group.delta": "20ms", "group.gamma": "2ms", "group.slot": "10ms", "group.members": 5}
-_AROUND: dict[str, tuple[Value, ...]] = {
+_CENTRE_POINT: Point = {"group.delta": "20ms", "group.gamma": "2ms", "group.slot": "10ms", "group.members": 5}
+_VARIATIONS: dict[str, tuple[Value, ...]] = {
     "group.delta": ("10ms", "40ms"),
     "group.gamma": ("1ms", "5ms"),
     "group.slot": ("5ms", "20ms"),
     "group.members": (3, 9),
 }
-_BASE = """
+_LATENCY_SCENARIO = """
 [group]
 name = "latency"
 [rate]
@@ -49,15 +49,18 @@ seconds = 0.5
 
 
 def _orders_points() -> list[Point]:
-    around = [_CENTRE, *({**_CENTRE, path: value} for path, values in _AROUND.items() for value in values)]
+    around = [
+        _CENTRE_POINT,
+        *({**_CENTRE_POINT, path: value} for path, values in _VARIATIONS.items() for value in values),
+    ]
     return [{"system": name, **order, **point} for name, order in _ORDERS.items() for point in around]
 
 
 def _draw_orders(figure: Figure, rows: Sequence[Row]) -> None:
     figure.set_size_inches(10, 6.5)
     axes = figure.subplots(2, 2).flat
-    centre = {path.rpartition(".")[2]: value for path, value in _CENTRE.items()}
-    for panel, path in zip(axes, _AROUND, strict=True):
+    centre = {path.rpartition(".")[2]: value for path, value in _CENTRE_POINT.items()}
+    for panel, path in zip(axes, _VARIATIONS, strict=True):
         name = path.rpartition(".")[2]
         mine = [row for row in rows if all(row[other] == centre[other] for other in centre if other != name)]
         draw_lines(panel, mine, name, "latency_max_ms", series="system", reference="bound_ms")
@@ -75,7 +78,7 @@ def _draw_slot(figure: Figure, rows: Sequence[Row]) -> None:
 
 # -- what loss is met with -----------------------------------------------------------------------------------
 
-_LOSSY = """
+_LOSS_SCENARIO = """
 [group]
 name = "loss"
 members = 4
@@ -109,7 +112,7 @@ def _rmcast(rho: int) -> dict[str, Value]:
     return {"reliable.rho": rho, **times, "group.loss_burst": None}
 
 
-_REMEDIES: dict[str, dict[str, Value]] = {
+_MECHANISMS: dict[str, dict[str, Value]] = {
     "nothing": {},
     "repetition, 2 copies": {"group.fec": "1/2"},
     "repetition, 3 copies": {"group.fec": "2/3"},
@@ -123,7 +126,7 @@ _REMEDIES: dict[str, dict[str, Value]] = {
 _LOSSES = (0.01, 0.05, 0.1)
 
 
-def _draw_remedies(figure: Figure, rows: Sequence[Row]) -> None:
+def _draw_mechanisms(figure: Figure, rows: Sequence[Row]) -> None:
     figure.set_size_inches(10, 6.5)
     axes = figure.subplots(2, 2).flat
     missing: list[Row] = [{**row, "missing_share": 1.0 - float(str(row["delivered_share"]))} for row in rows]
@@ -135,7 +138,7 @@ def _draw_remedies(figure: Figure, rows: Sequence[Row]) -> None:
 
 # -- priorities ----------------------------------------------------------------------------------------------
 
-_PRIORITY = """
+_PRIORITY_SCENARIO = """
 [group]
 name = "priority"
 slot = "5ms"
@@ -172,7 +175,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "nothing or Δ and clocks at their extremes, which is as bad as it gets: one of Δ, Γ, Θ and the number of "
         "members is varied at a time. `late` must be 0; the distance between the longest latency and the bound is "
         "what the bound gives away, and no bound grows with the number of members.",
-        _BASE,
+        _LATENCY_SCENARIO,
         _orders_points(),
         draw=_draw_orders,
         runs=10,
@@ -183,7 +186,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "Short slots deliver soon and cost frames, most of them empty marks; long ones pack several messages into a "
         "frame and let them wait. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 ms: mean "
         "latency beside the bound, and frames and bytes for each message.",
-        _BASE,
+        _LATENCY_SCENARIO,
         [
             {"group.delta": "20ms", "group.gamma": "2ms", "group.members": 5, "group.slot": f"{theta}ms"}
             for theta in (1, 2, 5, 10, 20, 50)
@@ -199,13 +202,13 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. What stays missing (the "
         "share delivered is of all messages at all members), the latency with the Δ that each needs, and the frames "
         "and bytes for each message. Gaps are allowed, so nobody waits for what is lost. FEC needs the extra `fec`.",
-        _LOSSY,
+        _LOSS_SCENARIO,
         [
             {"remedy": name, **remedy, "fault.0.probability": loss}
             for loss in _LOSSES
-            for name, remedy in _REMEDIES.items()
+            for name, remedy in _MECHANISMS.items()
         ],
-        draw=_draw_remedies,
+        draw=_draw_mechanisms,
     ),
     sweep(
         "priority-latency",
@@ -215,7 +218,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "ms over a message and one message in five is urgent. The paper measured less than 6 ms for 6 machines on "
         "an Ethernet into queues of a few messages; the simulated network takes 1 ms on average for each datagram, "
         "so the shape is to be compared, not the milliseconds.",
-        _PRIORITY,
+        _PRIORITY_SCENARIO,
         [
             {"group.order": order, "group.members": members}
             for order in ("priority", "priority_coordinator")
@@ -223,7 +226,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         ],
         draw=_draw_priorities,
         runs=10,
-        known=lambda point: 6.0 if point["group.members"] == 6 else None,
+        published_value=lambda point: 6.0 if point["group.members"] == 6 else None,
     ),
     sweep(
         "optimistic-mistakes",
@@ -234,8 +237,8 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "all. Delays that end at 5 ms, and exponential ones of 1 ms on average, which end nowhere; clocks that agree, "
         "and that differ by up to 2 ms. With a window above every delay and the clocks' difference there are no "
         "mistakes; what it costs is the latency of early deliveries, and of final ones, which begin when it ends.",
-        SCENARIO,
-        crossed({"network.delay": DELAYS, "group.gamma": GAMMAS, "topology.window": WINDOWS}),
+        MISTAKES_SCENARIO,
+        cross_product({"network.delay": DELAYS, "group.gamma": GAMMAS, "topology.window": WINDOWS}),
         draw=draw_mistakes,
         runs=5,
     ),

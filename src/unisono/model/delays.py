@@ -16,17 +16,17 @@ from math import ceil, exp, expm1, inf, isfinite, log, log1p
 from statistics import NormalDist
 from typing import Protocol
 
-from unisono.errors import InvalidPolicy
-from unisono.model.durations import duration_exact, duration_ns, duration_text
+from unisono.errors import InvalidOption
+from unisono.model.durations import duration_ns, duration_text, exact_duration_text
 from unisono.model.histogram import Histogram
 
 _NORMAL = NormalDist()
 _LONGEST_NS = 2**62
-_LISTED = 16
+_MAX_LISTED_SAMPLES = 16
 """Up to so many measurements are listed one by one where a model is put into words."""
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """A stream of chance; `random.Random` is one."""
 
     def random(self) -> float:
@@ -36,7 +36,7 @@ class Chance(Protocol):
 class DelayModel(Protocol):
     """A distribution of delays in integer nanoseconds."""
 
-    def sample(self, chance: Chance) -> int:
+    def sample(self, rng: RandomSource) -> int:
         """Draw a delay."""
 
     def quantile(self, q: float) -> int:
@@ -51,27 +51,27 @@ class DelayModel(Protocol):
 
 def _checked_share(q: float) -> float:
     if not 0 <= q <= 1:
-        raise InvalidPolicy("quantile", f"a share between 0 and 1 is needed, not {q}")
+        raise InvalidOption("quantile", f"a share between 0 and 1 is needed, not {q}")
     return q
 
 
-def _bounded(ns: float, q: float) -> int:
+def _finite_quantile(ns: float, q: float) -> int:
     """A quantile as an integer; unbounded models have none at 1."""
     if ns > _LONGEST_NS:
-        raise InvalidPolicy("quantile", f"this delay has no upper bound, so none at {q}; ask below 1")
+        raise InvalidOption("quantile", f"this delay has no upper bound, so none at {q}; ask below 1")
     return ceil(ns)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantDelay:
     """Always the same delay."""
 
     ns: int
 
     def __post_init__(self) -> None:
-        _not_negative(self.ns)
+        _require_not_negative(self.ns)
 
-    def sample(self, chance: Chance) -> int:
+    def sample(self, rng: RandomSource) -> int:
         return self.ns
 
     def quantile(self, q: float) -> int:
@@ -82,11 +82,11 @@ class Constant:
         return 1.0 if ns >= self.ns else 0.0
 
     def text(self) -> str:
-        return f"constant:{duration_exact(self.ns)}"
+        return f"constant:{exact_duration_text(self.ns)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformDelay:
     """Every delay from `low_ns` to `high_ns`, both included, is as likely as any other."""
 
     low_ns: int
@@ -96,13 +96,13 @@ class Uniform:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", self.high_ns - self.low_ns + 1)
-        _not_negative(self.low_ns)
+        _require_not_negative(self.low_ns)
         if self.high_ns < self.low_ns:
             low, high = duration_text(self.low_ns), duration_text(self.high_ns)
-            raise InvalidPolicy("delay", f"a range goes from its shortest delay to its longest, not {low}..{high}")
+            raise InvalidOption("delay", f"a range goes from its shortest delay to its longest, not {low}..{high}")
 
-    def sample(self, chance: Chance) -> int:
-        return self.low_ns + int(chance.random() * self.steps)
+    def sample(self, rng: RandomSource) -> int:
+        return self.low_ns + int(rng.random() * self.steps)
 
     def quantile(self, q: float) -> int:
         return self.low_ns + max(ceil(_checked_share(q) * self.steps) - 1, 0)
@@ -111,83 +111,83 @@ class Uniform:
         return min(max((ns - self.low_ns + 1) / self.steps, 0.0), 1.0)
 
     def text(self) -> str:
-        return f"uniform:{duration_exact(self.low_ns)}..{duration_exact(self.high_ns)}"
+        return f"uniform:{exact_duration_text(self.low_ns)}..{exact_duration_text(self.high_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class ExponentialDelay:
     """Memoryless, with this mean."""
 
     mean_ns: int
 
     def __post_init__(self) -> None:
-        _positive("mean", self.mean_ns)
+        _require_positive("mean", self.mean_ns)
 
-    def sample(self, chance: Chance) -> int:
-        return ceil(-self.mean_ns * log1p(-chance.random()))
+    def sample(self, rng: RandomSource) -> int:
+        return ceil(-self.mean_ns * log1p(-rng.random()))
 
     def quantile(self, q: float) -> int:
-        return _bounded(-self.mean_ns * log1p(-q) if _checked_share(q) < 1 else inf, q)
+        return _finite_quantile(-self.mean_ns * log1p(-q) if _checked_share(q) < 1 else inf, q)
 
     def cdf(self, ns: int) -> float:
         return -expm1(-ns / self.mean_ns) if ns > 0 else 0.0
 
     def text(self) -> str:
-        return f"exponential:{duration_exact(self.mean_ns)}"
+        return f"exponential:{exact_duration_text(self.mean_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Lognormal:
+class LognormalDelay:
     """The logarithm is normal: `median_ns` is the median, `sigma` the logarithm's standard deviation."""
 
     median_ns: int
     sigma: float
 
     def __post_init__(self) -> None:
-        _positive("median", self.median_ns)
+        _require_positive("median", self.median_ns)
         if not (isfinite(self.sigma) and 0 < self.sigma <= 10):
-            raise InvalidPolicy("delay", f"a lognormal's sigma lies between 0 and 10, and {self.sigma} does not")
+            raise InvalidOption("delay", f"a lognormal's sigma lies between 0 and 10, and {self.sigma} does not")
 
-    def sample(self, chance: Chance) -> int:
-        return self.quantile(chance.random())
+    def sample(self, rng: RandomSource) -> int:
+        return self.quantile(rng.random())
 
     def quantile(self, q: float) -> int:
         if _checked_share(q) == 0:
             return 0
-        return _bounded(self.median_ns * exp(self.sigma * _NORMAL.inv_cdf(q)) if q < 1 else inf, q)
+        return _finite_quantile(self.median_ns * exp(self.sigma * _NORMAL.inv_cdf(q)) if q < 1 else inf, q)
 
     def cdf(self, ns: int) -> float:
         return _NORMAL.cdf(log(ns / self.median_ns) / self.sigma) if ns > 0 else 0.0
 
     def text(self) -> str:
-        return f"lognormal:{duration_exact(self.median_ns)},{self.sigma!r}"
+        return f"lognormal:{exact_duration_text(self.median_ns)},{self.sigma!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class Empirical:
+class EmpiricalDelay:
     """Delays as they were measured: each of the ascending `delays_ns` was seen `counts` times."""
 
     delays_ns: tuple[int, ...]
     counts: tuple[int, ...]
-    up_to: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    cumulative_counts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """How many were at most as long as each."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "up_to", tuple(accumulate(self.counts)))
+        object.__setattr__(self, "cumulative_counts", tuple(accumulate(self.counts)))
         if not self.delays_ns or len(self.delays_ns) != len(self.counts) or min(self.counts, default=0) < 1:
-            raise InvalidPolicy("delay", "an empirical delay needs at least one sample, each seen at least once")
+            raise InvalidOption("delay", "an empirical delay needs at least one sample, each seen at least once")
         if list(self.delays_ns) != sorted(set(self.delays_ns)):
-            raise InvalidPolicy("delay", "an empirical delay lists its samples once each, ascending, beside counts")
-        _not_negative(self.delays_ns[0])
+            raise InvalidOption("delay", "an empirical delay lists its samples once each, ascending, beside counts")
+        _require_not_negative(self.delays_ns[0])
 
     @classmethod
-    def of_samples(cls, samples_ns: list[int]) -> Empirical:
+    def of_samples(cls, samples_ns: list[int]) -> EmpiricalDelay:
         """The model of single measurements, in any order."""
         counted = sorted(Counter(samples_ns).items())
         return cls(tuple(delay for delay, _ in counted), tuple(times for _, times in counted))
 
     @classmethod
-    def of_histogram(cls, histogram: Histogram) -> Empirical:
+    def of_histogram(cls, histogram: Histogram) -> EmpiricalDelay:
         """The model of a measured histogram, each delay counted at its bucket's upper edge."""
         counts: dict[int, int] = {}
         seen = 0
@@ -198,28 +198,28 @@ class Empirical:
             seen += times
         return cls(tuple(counts), tuple(counts.values()))
 
-    def sample(self, chance: Chance) -> int:
-        return self.quantile(chance.random())
+    def sample(self, rng: RandomSource) -> int:
+        return self.quantile(rng.random())
 
     def quantile(self, q: float) -> int:
-        rank = bisect_left(self.up_to, _checked_share(q) * self.up_to[-1])
-        return self.delays_ns[min(rank, len(self.up_to) - 1)]
+        rank = bisect_left(self.cumulative_counts, _checked_share(q) * self.cumulative_counts[-1])
+        return self.delays_ns[min(rank, len(self.cumulative_counts) - 1)]
 
     def cdf(self, ns: int) -> float:
         seen = bisect_right(self.delays_ns, ns)
-        return self.up_to[seen - 1] / self.up_to[-1] if seen else 0.0
+        return self.cumulative_counts[seen - 1] / self.cumulative_counts[-1] if seen else 0.0
 
     def text(self) -> str:
-        measured = self.up_to[-1]
-        if measured > _LISTED:
+        measured = self.cumulative_counts[-1]
+        if measured > _MAX_LISTED_SAMPLES:
             half, most, longest = (duration_text(self.quantile(share)) for share in (0.5, 0.99, 1.0))
             return f"{measured:,} measured delays (half within {half}, 99 % within {most}, all within {longest})"
         pairs = zip(self.delays_ns, self.counts, strict=True)
-        return "empirical:" + ",".join(duration_exact(delay) for delay, times in pairs for _ in range(times))
+        return "empirical:" + ",".join(exact_duration_text(delay) for delay, times in pairs for _ in range(times))
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated:
+class TruncatedDelay:
     """A model whose delays above `limit_ns` are drawn again until they are not.
 
     Where that could take long, one draw is inverted at u · cdf(limit), which has the same distribution.
@@ -227,34 +227,34 @@ class Truncated:
 
     model: DelayModel
     limit_ns: int
-    share: float = field(init=False, repr=False, compare=False)
+    cdf_at_limit: float = field(init=False, repr=False, compare=False)
     """cdf(limit) of the model."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "share", self.model.cdf(self.limit_ns))
-        if self.share <= 0:
+        object.__setattr__(self, "cdf_at_limit", self.model.cdf(self.limit_ns))
+        if self.cdf_at_limit <= 0:
             shown = duration_text(self.limit_ns)
-            raise InvalidPolicy("delay", f"{self.model.text()} is never within the network's largest delay, {shown}")
+            raise InvalidOption("delay", f"{self.model.text()} is never within the network's largest delay, {shown}")
 
-    def sample(self, chance: Chance) -> int:
-        if self.share < 0.5:
-            return self.quantile(chance.random())
-        while (drawn := self.model.sample(chance)) > self.limit_ns:
+    def sample(self, rng: RandomSource) -> int:
+        if self.cdf_at_limit < 0.5:
+            return self.quantile(rng.random())
+        while (drawn := self.model.sample(rng)) > self.limit_ns:
             pass
         return drawn
 
     def quantile(self, q: float) -> int:
-        return min(self.model.quantile(_checked_share(q) * self.share), self.limit_ns)
+        return min(self.model.quantile(_checked_share(q) * self.cdf_at_limit), self.limit_ns)
 
     def cdf(self, ns: int) -> float:
-        return min(self.model.cdf(ns) / self.share, 1.0)
+        return min(self.model.cdf(ns) / self.cdf_at_limit, 1.0)
 
     def text(self) -> str:
         return self.model.text()
 
 
 @dataclass(frozen=True, slots=True)
-class Stretched:
+class ScaledDelay:
     """A model whose delays are all `factor` times as long: a network that is that much slower, or faster."""
 
     model: DelayModel
@@ -262,13 +262,13 @@ class Stretched:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.factor) and self.factor > 0):
-            raise InvalidPolicy("delay", f"a delay is stretched by a factor above zero, not by {self.factor}")
+            raise InvalidOption("delay", f"a delay is stretched by a factor above zero, not by {self.factor}")
 
-    def sample(self, chance: Chance) -> int:
-        return ceil(self.model.sample(chance) * self.factor)
+    def sample(self, rng: RandomSource) -> int:
+        return ceil(self.model.sample(rng) * self.factor)
 
     def quantile(self, q: float) -> int:
-        return _bounded(self.model.quantile(q) * self.factor, q)
+        return _finite_quantile(self.model.quantile(q) * self.factor, q)
 
     def cdf(self, ns: int) -> float:
         return self.model.cdf(min(int(ns / self.factor), _LONGEST_NS)) if ns >= 0 else 0.0
@@ -277,26 +277,26 @@ class Stretched:
         return f"{self.factor:.4g} × {self.model.text()}"
 
 
-def within(model: DelayModel, limit_ns: int) -> DelayModel:
+def truncated_to(model: DelayModel, limit_ns: int) -> DelayModel:
     """The model held to `limit_ns`: itself if it never takes longer, else truncated."""
-    return model if model.cdf(limit_ns) >= 1 else Truncated(model, limit_ns)
+    return model if model.cdf(limit_ns) >= 1 else TruncatedDelay(model, limit_ns)
 
 
-def _not_negative(ns: int) -> None:
+def _require_not_negative(ns: int) -> None:
     if ns < 0:
-        raise InvalidPolicy("delay", f"a delay cannot be negative, and {ns} ns is")
+        raise InvalidOption("delay", f"a delay cannot be negative, and {ns} ns is")
 
 
-def _positive(word: str, ns: int) -> None:
+def _require_positive(quantity: str, ns: int) -> None:
     if ns <= 0:
-        raise InvalidPolicy("delay", f"a {word} delay above zero is needed, not {ns} ns")
+        raise InvalidOption("delay", f"a {quantity} delay above zero is needed, not {ns} ns")
 
 
 def _uniform(text: str, field: str) -> DelayModel:
     low, dots, high = text.partition("..")
     if not dots:
-        raise InvalidPolicy(field, f"'uniform:SHORTEST..LONGEST' is needed, such as 'uniform:1ms..5ms', not {text!r}")
-    return Uniform(duration_ns(low, field), duration_ns(high, field))
+        raise InvalidOption(field, f"'uniform:SHORTEST..LONGEST' is needed, such as 'uniform:1ms..5ms', not {text!r}")
+    return UniformDelay(duration_ns(low, field), duration_ns(high, field))
 
 
 def _lognormal(text: str, field: str) -> DelayModel:
@@ -305,16 +305,16 @@ def _lognormal(text: str, field: str) -> DelayModel:
         spread = float(sigma)
     except ValueError:
         example = "'lognormal:2ms,0.5' (median, then sigma of the logarithm)"
-        raise InvalidPolicy(field, f"{example} is the form, and {text!r} has no number for sigma") from None
-    return Lognormal(duration_ns(median, field), spread)
+        raise InvalidOption(field, f"{example} is the form, and {text!r} has no number for sigma") from None
+    return LognormalDelay(duration_ns(median, field), spread)
 
 
 _PARSERS: dict[str, Callable[[str, str], DelayModel]] = {
-    "constant": lambda text, field: Constant(duration_ns(text, field)),
+    "constant": lambda text, field: ConstantDelay(duration_ns(text, field)),
     "uniform": _uniform,
-    "exponential": lambda text, field: Exponential(duration_ns(text, field)),
+    "exponential": lambda text, field: ExponentialDelay(duration_ns(text, field)),
     "lognormal": _lognormal,
-    "empirical": lambda text, field: Empirical.of_samples([duration_ns(part, field) for part in text.split(",")]),
+    "empirical": lambda text, field: EmpiricalDelay.of_samples([duration_ns(part, field) for part in text.split(",")]),
 }
 
 
@@ -324,8 +324,8 @@ def parse_delay(text: str, field: str = "delay") -> DelayModel:
     parse = _PARSERS.get(kind.strip())
     if parse is None or not colon:
         kinds = ", ".join(_PARSERS)
-        raise InvalidPolicy(field, f"a delay such as 'exponential:1ms' is needed (kinds: {kinds}), not {text!r}")
+        raise InvalidOption(field, f"a delay such as 'exponential:1ms' is needed (kinds: {kinds}), not {text!r}")
     try:
         return parse(rest.strip(), field)
-    except InvalidPolicy as error:
-        raise InvalidPolicy(field, error.problem) from None
+    except InvalidOption as error:
+        raise InvalidOption(field, error.problem) from None

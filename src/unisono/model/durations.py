@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -17,14 +17,14 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)\s*")
 def duration_ns(text: str | int, field: str = "duration") -> int:
     """`"5ms"`, `"200us"`, `"2s"` as nanoseconds; an integer is taken as nanoseconds already."""
     if isinstance(text, bool) or not isinstance(text, int | str):
-        raise InvalidPolicy(field, f"a duration with a unit is needed, such as '5ms', not {text!r}")
+        raise InvalidOption(field, f"a duration with a unit is needed, such as '5ms', not {text!r}")
     if isinstance(text, int):
         if text < 0:
-            raise InvalidPolicy(field, f"a duration cannot be negative, and {text} is")
+            raise InvalidOption(field, f"a duration cannot be negative, and {text} is")
         return text
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise InvalidPolicy(field, f"a duration with a unit is needed, such as '5ms', '200us' or '2s', not {text!r}")
+        raise InvalidOption(field, f"a duration with a unit is needed, such as '5ms', '200us' or '2s', not {text!r}")
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
@@ -36,7 +36,7 @@ def duration_text(ns: int) -> str:
     return f"{ns}ns"
 
 
-def duration_exact(ns: int) -> str:
+def exact_duration_text(ns: int) -> str:
     """Nanoseconds as text with the largest unit that makes them a whole number: `duration_ns` reads the same back."""
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
         if ns >= size and ns % size == 0:
@@ -44,7 +44,7 @@ def duration_exact(ns: int) -> str:
     return f"{ns}ns"
 
 
-def ms(ns: int) -> float:
+def ns_to_ms(ns: int) -> float:
     """Nanoseconds as the milliseconds that JSON output carries."""
     return ns / NS_PER_MS
 

@@ -12,11 +12,11 @@ from unisono.model.grades import Grade
 from unisono.model.timing import Timing
 from unisono.model.views import View
 
-PLACE_PER_SENDER = 1 << 32
+POSITIONS_PER_SENDER = 1 << 32
 """A message's place in its slot is sender · 2³² + its number among the sender's messages of the slot."""
 
 
-class Run(Protocol):
+class PackedMessages(Protocol):
     """Messages that travelled together, taken apart only when somebody asks for them."""
 
     @property
@@ -63,10 +63,10 @@ class Batch:
     incarnation: int
     slot: int
     first_sequence: int
-    first_place: int
+    first_position: int
     first_index: int
     count: int
-    runs: list[Run]
+    packed_messages: list[PackedMessages]
     priority: int | None = None
     """In the priority order, where a batch is one message, and its slot the message's number in the agreed order."""
     grade: Grade | None = None
@@ -75,18 +75,18 @@ class Batch:
     @property
     def messages(self) -> list[bytes]:
         """The payloads, in order."""
-        if len(self.runs) == 1:
-            return self.runs[0].messages()
-        return [message for run in self.runs for message in run.messages()]
+        if len(self.packed_messages) == 1:
+            return self.packed_messages[0].messages()
+        return [message for run in self.packed_messages for message in run.messages()]
 
     @property
     def payload_bytes(self) -> int:
         """How much payload there is."""
-        return sum(run.payload_bytes for run in self.runs)
+        return sum(run.payload_bytes for run in self.packed_messages)
 
     def sizes(self) -> list[int]:
         """The payloads' sizes, in order."""
-        return [size for run in self.runs for size in run.sizes()]
+        return [size for run in self.packed_messages for size in run.sizes()]
 
     def deliveries(self) -> list[Delivery]:
         """One by one."""
@@ -107,9 +107,9 @@ class ViewChange:
     left: tuple[int, ...] = ()
     view_id: int | None = None
     """Of an agreed view (virtual synchrony), its number; all members have the same views, in this order."""
-    lives: tuple[int, ...] = ()
+    incarnations: tuple[int, ...] = ()
     """Of an agreed view, its members' incarnations, in the order of the members."""
-    gap_ns: int = 0
+    blocked_ns: int = 0
     """How long the change of agreed views kept messages from being handed out here."""
 
 
@@ -247,7 +247,7 @@ class Blocked(Violation):
 
     view_id: int = 0
     """The view that has ended."""
-    heard: tuple[int, ...] = ()
+    reachable: tuple[int, ...] = ()
     """The members of that view that are still heard, this one included."""
 
 
@@ -313,7 +313,7 @@ class TopologyChange(Notice):
 
     sends_to: tuple[str, ...] = ()
     receives_from: tuple[str, ...] = ()
-    settled: bool = True
+    complete: bool = True
     talks_with: tuple[str, ...] = ()
     """The groups that this member exchanges datagrams with, until the end of all that is under way."""
 
@@ -323,14 +323,14 @@ class TopologyChange(Notice):
         member: int,
         sends_to: tuple[str, ...],
         receives_from: tuple[str, ...],
-        talks: tuple[str, ...],
-        settled: bool,
+        communicates_with: tuple[str, ...],
+        complete: bool,
     ) -> TopologyChange:
         """As it is told; `talks` are the groups that it exchanges datagrams with, to the end of what is under way."""
-        said = (sends_to, receives_from, talks)
+        said = (sends_to, receives_from, communicates_with)
         lists = [", ".join(names) or "nobody" for names in said]
         text = f"sends to {lists[0]}; receives from {lists[1]}; talks with {lists[2]}"
-        return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, settled, talks)
+        return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, complete, communicates_with)
 
 
 SlaVerdict: TypeAlias = SlaViolation | SlaCleared
@@ -338,20 +338,20 @@ SlaVerdict: TypeAlias = SlaViolation | SlaCleared
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
+class SettingsAgreed:
     """Everybody knows which settings a member needs, and goes by it from `slot` on.
 
     This member enters `entered`, which is that slot unless it was not there then. No concern of the application.
     """
 
     sender: int
-    demand: bytes
+    request: bytes
     slot: int
-    entered: int
+    local_slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeaveComplete:
     """This member's own departure is complete: all that it accepted has been sent and delivered here."""
 
     final_slot: int
@@ -371,7 +371,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class QueueStep:
     """A message's step into the consumable queue (paper 004): received, or `queued`. For the record only.
 
     `number` counts the member's steps; it had consumed `consumed` messages and was at `position` in the agreed order.
@@ -391,4 +391,4 @@ class Step:
     view: int | None = None
 
 
-StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | Left | Gap | Step
+StackEvent: TypeAlias = Batch | ViewChange | TimingChange | Violation | Notice | LeaveComplete | Gap | QueueStep

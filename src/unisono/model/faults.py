@@ -13,7 +13,7 @@ class Span:
     from_ns: int = 0
     to_ns: int | None = None
 
-    def open(self, elapsed_ns: int) -> bool:
+    def contains(self, elapsed_ns: int) -> bool:
         """Whether it lasts: its end is no longer in it."""
         return elapsed_ns >= self.from_ns and (self.to_ns is None or elapsed_ns < self.to_ns)
 
@@ -80,7 +80,7 @@ class Pause:
 Fault: TypeAlias = Loss | Duplication | Reordering | Partition | Crash | Pause
 
 
-def described(fault: Fault) -> dict[str, object]:
+def fault_to_row(fault: Fault) -> dict[str, object]:
     """A fault as a row of plain values under the names that `meta.json` stores."""
     match fault:
         case Loss():

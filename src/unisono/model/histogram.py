@@ -79,7 +79,7 @@ class Histogram:
             return 0.0
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
 
-    def above(self, bound: int) -> int:
+    def count_above(self, bound: int) -> int:
         """How many of the counted values are surely above `bound`: those in buckets that lie wholly beyond it."""
         return sum(times for bucket, times in self.counts.items() if upper_edge(bucket - 1) >= bound)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 MEMBER_MAX = 0xFFFF
 EVERYONE = 0
@@ -14,12 +14,12 @@ EVERYONE = 0
 def group_key(name: str) -> int:
     """The 32-bit key that frames carry for the group of this name."""
     if not name or len(name) > 200:
-        raise InvalidPolicy("group", f"a name of 1 to 200 characters is needed, not {name!r}")
+        raise InvalidOption("group", f"a name of 1 to 200 characters is needed, not {name!r}")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
 
 
 def checked_member(member: int) -> int:
     """`member` if it can be a member number."""
     if not 1 <= member <= MEMBER_MAX:
-        raise InvalidPolicy("member", f"members are numbered 1 to {MEMBER_MAX}, not {member}")
+        raise InvalidOption("member", f"members are numbered 1 to {MEMBER_MAX}, not {member}")
     return member

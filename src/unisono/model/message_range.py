@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from unisono.model.message_set import MessageSet, Origin
+from unisono.model.message_set import MessageOrigin, MessageSet
 
-Cell: TypeAlias = tuple[int, int, int]
+SenderSlot: TypeAlias = tuple[int, int, int]
 """(slot, sender, incarnation): where a sender's messages of one slot are."""
 
 
-class Extent(NamedTuple):
+class MessageRange(NamedTuple):
     """`length` messages of a sender's life in one slot, from number `first` on. They sort in the order of delivery."""
 
     slot: int
@@ -20,12 +20,12 @@ class Extent(NamedTuple):
     length: int
 
     @property
-    def cell(self) -> Cell:
+    def sender_slot(self) -> SenderSlot:
         """The slot and whose messages they are."""
         return self[:3]
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> MessageOrigin:
         """Whose messages they are."""
         return self.sender, self.incarnation
 
@@ -38,7 +38,7 @@ class Extent(NamedTuple):
         """The same as a set."""
         return MessageSet({self.origin: ((self.first, self.last),)})
 
-    def without(self, taken: MessageSet) -> list[Extent]:
+    def without(self, excluded: MessageSet) -> list[MessageRange]:
         """What is left of it."""
-        left = self.messages() - taken
+        left = self.messages() - excluded
         return [self._replace(first=a, length=b - a + 1) for a, b in left.ranges.get(self.origin, ())]

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-Origin: TypeAlias = tuple[int, int]
+MessageOrigin: TypeAlias = tuple[int, int]
 """(sender, incarnation)."""
-Range: TypeAlias = tuple[int, int]
+SequenceRange: TypeAlias = tuple[int, int]
 """(first sequence, last sequence), both included."""
 
 
-class Ref(NamedTuple):
+class MessageRef(NamedTuple):
     """A message, by its sender, the sender's incarnation and its number there."""
 
     sender: int
@@ -20,7 +20,7 @@ class Ref(NamedTuple):
     sequence: int
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> MessageOrigin:
         """Whose numbering it is in."""
         return self.sender, self.incarnation
 
@@ -33,20 +33,20 @@ class MessageSet:
 
     __slots__ = ("ranges",)
 
-    def __init__(self, ranges: Mapping[Origin, tuple[Range, ...]] | None = None) -> None:
-        self.ranges: dict[Origin, tuple[Range, ...]] = dict(ranges) if ranges else {}
+    def __init__(self, ranges: Mapping[MessageOrigin, tuple[SequenceRange, ...]] | None = None) -> None:
+        self.ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = dict(ranges) if ranges else {}
         """By origin: ascending, apart by at least one number, never empty."""
 
     @classmethod
-    def of(cls, refs: Iterable[Ref]) -> MessageSet:
+    def of(cls, refs: Iterable[MessageRef]) -> MessageSet:
         """The set of these messages."""
-        by_origin: dict[Origin, list[int]] = {}
+        by_origin: dict[MessageOrigin, list[int]] = {}
         for ref in refs:
             by_origin.setdefault((ref.sender, ref.incarnation), []).append(ref.sequence)
-        return cls({origin: _joined((s, s) for s in sorted(numbers)) for origin, numbers in sorted(by_origin.items())})
+        return cls({origin: _merged((s, s) for s in sorted(numbers)) for origin, numbers in sorted(by_origin.items())})
 
     def __contains__(self, ref: object) -> bool:
-        if not isinstance(ref, Ref):
+        if not isinstance(ref, MessageRef):
             return False
         ranges = self.ranges.get((ref.sender, ref.incarnation))
         if ranges is None:
@@ -54,11 +54,11 @@ class MessageSet:
         at = bisect_right(ranges, (ref.sequence, 1 << 64)) - 1
         return at >= 0 and ref.sequence <= ranges[at][1]
 
-    def __iter__(self) -> Iterator[Ref]:
+    def __iter__(self) -> Iterator[MessageRef]:
         for sender, incarnation in sorted(self.ranges):
             for first, last in self.ranges[sender, incarnation]:
                 for sequence in range(first, last + 1):
-                    yield Ref(sender, incarnation, sequence)
+                    yield MessageRef(sender, incarnation, sequence)
 
     def __len__(self) -> int:
         return sum(last - first + 1 for ranges in self.ranges.values() for first, last in ranges)
@@ -81,14 +81,14 @@ class MessageSet:
             shown += [f"{sender}.{first}" if first == last else f"{sender}.{first}-{last}" for first, last in ranges]
         return " ".join(shown)
 
-    def plus(self, ref: Ref) -> MessageSet:
+    def plus(self, ref: MessageRef) -> MessageSet:
         """This set with one more message."""
         ranges = dict(self.ranges)
         known = ranges.get(ref.origin, ())
         if known and known[-1][1] + 1 == ref.sequence:  # the usual case: the next in sequence
             ranges[ref.origin] = (*known[:-1], (known[-1][0], ref.sequence))
         else:
-            ranges[ref.origin] = _joined(sorted((*known, (ref.sequence, ref.sequence))))
+            ranges[ref.origin] = _merged(sorted((*known, (ref.sequence, ref.sequence))))
         return MessageSet(ranges)
 
     def __or__(self, other: MessageSet) -> MessageSet:
@@ -97,13 +97,13 @@ class MessageSet:
         ranges = dict(self.ranges)
         for origin, theirs in other.ranges.items():
             ours = ranges.get(origin)
-            ranges[origin] = theirs if ours is None or ours == theirs else _joined(sorted((*ours, *theirs)))
+            ranges[origin] = theirs if ours is None or ours == theirs else _merged(sorted((*ours, *theirs)))
         return MessageSet(ranges)
 
     def __and__(self, other: MessageSet) -> MessageSet:
         ranges = {}
         for origin, ours in self.ranges.items():
-            both = _overlap(ours, other.ranges.get(origin, ()))
+            both = _intersection(ours, other.ranges.get(origin, ()))
             if both:
                 ranges[origin] = both
         return MessageSet(ranges)
@@ -112,15 +112,15 @@ class MessageSet:
         ranges = {}
         for origin, ours in self.ranges.items():
             theirs = other.ranges.get(origin)
-            rest = ours if theirs is None else _overlap(ours, _gaps(theirs))
+            rest = ours if theirs is None else _intersection(ours, _complement(theirs))
             if rest:
                 ranges[origin] = rest
         return MessageSet(ranges)
 
 
-def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def _merged(ranges: Iterable[SequenceRange]) -> tuple[SequenceRange, ...]:
     """Sorted ranges, those that touch or overlap made one."""
-    made: list[Range] = []
+    made: list[SequenceRange] = []
     for first, last in ranges:
         if made and first <= made[-1][1] + 1:
             if last > made[-1][1]:
@@ -130,23 +130,23 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(made)
 
 
-def _overlap(ours: tuple[Range, ...], theirs: tuple[Range, ...]) -> tuple[Range, ...]:
-    found: list[Range] = []
+def _intersection(left: tuple[SequenceRange, ...], right: tuple[SequenceRange, ...]) -> tuple[SequenceRange, ...]:
+    found: list[SequenceRange] = []
     i = j = 0
-    while i < len(ours) and j < len(theirs):
-        first, last = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
+    while i < len(left) and j < len(right):
+        first, last = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if first <= last:
             found.append((first, last))
-        if ours[i][1] < theirs[j][1]:
+        if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
     return tuple(found)
 
 
-def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+def _complement(ranges: tuple[SequenceRange, ...]) -> tuple[SequenceRange, ...]:
     """All numbers of 64 bits, negative ones too, that are in none of these ranges."""
-    gaps: list[Range] = []
+    gaps: list[SequenceRange] = []
     before = -(1 << 63)
     for first, last in ranges:
         if before <= first - 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import exp
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.durations import NS_PER_S
 from unisono.model.grades import GRADES
@@ -43,37 +43,37 @@ class Ask:
     deadline_ns: int | None = None
     delay: DelayModel | None = None
     """How long datagrams take, where more is known than Δ."""
-    dependent: bool = False
+    delays_dependent: bool = False
     """Whether delays may depend on each other, as those of a host that stalls do."""
     session_ns: int = 3600 * NS_PER_S
     """How long the group is to run: an order that waits for what is lost has to get through it."""
 
     def __post_init__(self) -> None:
         if self.members < 1:
-            raise InvalidPolicy("members", f"at least one is needed, not {self.members}")
+            raise InvalidOption("members", f"at least one is needed, not {self.members}")
         if not 0 <= self.loss < 1:
-            raise InvalidPolicy("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+            raise InvalidOption("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
         if self.fec is not None and not 0 < self.fec[0] < self.fec[1]:
-            raise InvalidPolicy("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
+            raise InvalidOption("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
         if self.grades not in GRADES:
-            raise InvalidPolicy("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
+            raise InvalidOption("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
-            raise InvalidPolicy("loss_burst, failures, processing", "none of them can be negative")
+            raise InvalidOption("loss_burst, failures, processing", "none of them can be negative")
         if self.failures >= self.members:
-            raise InvalidPolicy("failures", f"of {self.members} members fewer can crash than {self.failures}")
+            raise InvalidOption("failures", f"of {self.members} members fewer can crash than {self.failures}")
         if self.deadline_ns is not None and self.deadline_ns <= 0:
-            raise InvalidPolicy("deadline", f"a duration above zero is needed, not {self.deadline_ns} ns")
+            raise InvalidOption("deadline", f"a duration above zero is needed, not {self.deadline_ns} ns")
         if self.session_ns <= 0:
-            raise InvalidPolicy("session", f"a duration above zero is needed, not {self.session_ns} ns")
+            raise InvalidOption("session", f"a duration above zero is needed, not {self.session_ns} ns")
 
-    def arrives(self) -> float:
+    def probability_reaches_all(self) -> float:
         """The probability that a datagram is lost to nobody."""
         return float((1 - self.loss) ** (self.members - 1))
 
-    def gets_through(self, datagrams_per_s: float) -> float:
+    def probability_nothing_lost(self, datagrams_per_s: float) -> float:
         """The probability that no member's datagram is lost to anybody while the group runs."""
         sent = self.members * datagrams_per_s * self.session_ns / NS_PER_S
-        return exp(-sent * (1 - self.arrives()))
+        return exp(-sent * (1 - self.probability_reaches_all()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Offer:
     loss_tolerance: str
     reliability: float
     """The probability that a message is delivered by every correct member, at the loss asked about."""
-    why: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = field(default=())
     """The arithmetic, or the reasons against."""
     redundancy: Redundancy | None = None
     """ρ, η and ω where it stands on RMCast."""
@@ -103,5 +103,5 @@ class Offer:
     """Whether urgent messages overtake others in the agreed order; it is chosen where that is asked for, only there."""
     outage_ns: int | None = 0
     """By how much the bound is exceeded for each member that dies; None where nothing is promised then."""
-    final_ns: int | None = None
+    final_latency_ns: int | None = None
     """Where messages become final behind the order, how long after sending, about; none is promised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.grades import GRADES
 from unisono.model.rates import Rate
@@ -17,30 +17,30 @@ MESSAGE_MAX = 64 * 1024 * 1024
 FRAME_MIN = 256
 FRAME_MAX = 65_507
 """The largest UDP payload over IPv4."""
-PROBE_EVERY_NS = NS_PER_S
+PROBE_INTERVAL_NS = NS_PER_S
 """How often a member probes the clock of each other one, unless told."""
 RESERVATIONS = ("sender", "receiver")
-SLOTS_UNDER_WAY_MAX = 4000
+SLOTS_IN_FLIGHT_MAX = 4000
 """A member has to keep all slots that have not had the time to arrive."""
 SHARES_MAX = 256
 """Erasure codes are over GF(2⁸): no block has more shares than the field has elements."""
 
 
 def check_fec(fec: tuple[int, int]) -> None:
-    """Raise InvalidPolicy unless a lost of any b consecutive datagrams can be made up for."""
+    """Raise InvalidOption unless a lost of any b consecutive datagrams can be made up for."""
     numbers = isinstance(fec, tuple) and len(fec) == 2 and all(isinstance(number, int) for number in fec)
     if not numbers or not 0 < fec[0] < fec[1] <= SHARES_MAX:
         given = f"{fec[0]}/{fec[1]}" if numbers else repr(fec)
-        raise InvalidPolicy("fec", f"a/b with 0 < a < b <= {SHARES_MAX} is needed, as numbers (a, b), not {given}")
+        raise InvalidOption("fec", f"a/b with 0 < a < b <= {SHARES_MAX} is needed, as numbers (a, b), not {given}")
 
 
 def check_slots(timing: Timing) -> None:
-    """Raise InvalidPolicy if Δ or Γ is out of all proportion to Θ: so many slots would be under way at once."""
+    """Raise InvalidOption if Δ or Γ is out of all proportion to Θ: so many slots would be under way at once."""
     waiting = (timing.delta_ns + 2 * timing.gamma_ns) // timing.theta_ns
-    if waiting > SLOTS_UNDER_WAY_MAX:
+    if waiting > SLOTS_IN_FLIGHT_MAX:
         which = "delta" if timing.delta_ns >= 2 * timing.gamma_ns else "gamma"
         spans = f"Δ+2Γ spans {waiting:,} slots of {duration_text(timing.theta_ns)}"
-        raise InvalidPolicy(which, f"{spans}, at most {SLOTS_UNDER_WAY_MAX:,} are possible: longer slots are needed")
+        raise InvalidOption(which, f"{spans}, at most {SLOTS_IN_FLIGHT_MAX:,} are possible: longer slots are needed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +92,26 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.member not in self.view.members:
-            raise InvalidPolicy("member", f"member {self.member} is not among the members {self.view.members}")
+            raise InvalidOption("member", f"member {self.member} is not among the members {self.view.members}")
         if not 1 <= self.max_message <= MESSAGE_MAX:
-            raise InvalidPolicy("max_message", f"1 to {MESSAGE_MAX:,} bytes are possible, not {self.max_message:,}")
+            raise InvalidOption("max_message", f"1 to {MESSAGE_MAX:,} bytes are possible, not {self.max_message:,}")
         if not FRAME_MIN <= self.max_frame <= FRAME_MAX:
-            raise InvalidPolicy("max_frame", f"{FRAME_MIN} to {FRAME_MAX:,} bytes are possible, not {self.max_frame:,}")
+            raise InvalidOption("max_frame", f"{FRAME_MIN} to {FRAME_MAX:,} bytes are possible, not {self.max_frame:,}")
         if not 0 <= self.incarnation < 2**32:
-            raise InvalidPolicy("incarnation", f"a 32-bit number is needed, not {self.incarnation}")
+            raise InvalidOption("incarnation", f"a 32-bit number is needed, not {self.incarnation}")
         if not 0 <= self.epoch < 2**32:
-            raise InvalidPolicy("epoch", f"a 32-bit number is needed, not {self.epoch}")
+            raise InvalidOption("epoch", f"a 32-bit number is needed, not {self.epoch}")
         if self.probe_every_ns < 0:
-            raise InvalidPolicy("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
+            raise InvalidOption("probe_every", f"a duration cannot be negative, and {self.probe_every_ns} ns is")
         if self.fec is not None:
             check_fec(self.fec)
         check_slots(self.timing)
         if self.reservation not in RESERVATIONS:
-            raise InvalidPolicy("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
+            raise InvalidOption("reservation", f"{' or '.join(RESERVATIONS)} is possible, not {self.reservation!r}")
         if self.grades not in GRADES:
-            raise InvalidPolicy("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
+            raise InvalidOption("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
         if self.multigroup is not None and self.multigroup.topology.members != self.view.members:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "topology.groups",
                 f"each member is in one group: {self.multigroup.topology.members} are, not {self.view.members}",
             )
@@ -135,10 +135,10 @@ class Policy:
         return 1 + max(self.loss_burst, 0 if self.fec is None else self.fec[0])
 
     def check_rate(self, rate: Rate) -> None:
-        """Raise InvalidPolicy if a message of the largest size could never be sent at this rate."""
+        """Raise InvalidOption if a message of the largest size could never be sent at this rate."""
         limit = rate.bytes_per_slot(self.max_message)
         if limit < self.max_message:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "rate.burst_bytes",
                 f"a slot of {limit:,} bytes cannot carry one message of {self.max_message:,}",
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S
 
 
@@ -23,11 +23,11 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not 0 < self.avg < 1e12:
-            raise InvalidPolicy("rate.avg", f"a positive number of messages per second is needed, not {self.avg}")
+            raise InvalidOption("rate.avg", f"a positive number of messages per second is needed, not {self.avg}")
         if not 1 <= self.burst < 2**32:
-            raise InvalidPolicy("rate.burst", f"at least one message per slot is needed, not {self.burst}")
+            raise InvalidOption("rate.burst", f"at least one message per slot is needed, not {self.burst}")
         if self.burst_bytes is not None and not 1 <= self.burst_bytes < 2**40:
-            raise InvalidPolicy("rate.burst_bytes", f"a positive number is needed, not {self.burst_bytes}")
+            raise InvalidOption("rate.burst_bytes", f"a positive number is needed, not {self.burst_bytes}")
 
     def bytes_per_slot(self, max_message: int) -> int:
         """The payload that one slot may carry."""
@@ -47,7 +47,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class BandwidthReservation:
     """What `reserve` asks of the network: NetAvgRate and NetMaxBurst, in bytes on the wire."""
 
     avg_bytes_per_s: int
@@ -63,12 +63,12 @@ class Reservation:
 class Reserver(Protocol):
     """The network's side of `reserve`: takes a reservation in place of the last, or refuses."""
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         """Raise ReservationRefused, leaving the old reservation in force, when there is no room."""
 
 
-class Unlimited:
+class UnlimitedNetwork:
     """A network that grants everything, as the papers assume."""
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         """Grant it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.durations import duration_text
 
@@ -16,7 +16,7 @@ RHO_MAX = 254
 
 
 @dataclass(frozen=True, slots=True)
-class Relative:
+class RelativeRequirement:
     """What a receiver asks for: everyone else has the message within S of it, with probability U (§3.1, B.1).
 
     `loss` and `delay` say what one send is like. The exact adaptive time-out rests on all four.
@@ -29,13 +29,13 @@ class Relative:
 
     def __post_init__(self) -> None:
         if not 0 < self.success < 1:
-            raise InvalidPolicy("relative.success", f"a probability between 0 and 1 is needed, not {self.success}")
+            raise InvalidOption("relative.success", f"a probability between 0 and 1 is needed, not {self.success}")
         if self.within_ns < 1:
-            raise InvalidPolicy("relative.within", f"a duration above zero is needed, not {self.within_ns} ns")
+            raise InvalidOption("relative.within", f"a duration above zero is needed, not {self.within_ns} ns")
         if not 0 <= self.loss < 1:
-            raise InvalidPolicy("relative.loss", f"a probability from 0 to below 1 is needed, not {self.loss}")
+            raise InvalidOption("relative.loss", f"a probability from 0 to below 1 is needed, not {self.loss}")
 
-    def unheard(self, x_ns: int) -> float:
+    def not_arrived_probability(self, x_ns: int) -> float:
         """h(x): the probability that one send has not arrived x after it (equation 1)."""
         return 1.0 if x_ns <= 0 else 1 - (1 - self.loss) * self.delay.cdf(x_ns)
 
@@ -54,20 +54,20 @@ class Redundancy:
     eta_ns: int
     omega_ns: int = 0
     adaptive: Adaptive = "none"
-    relative: Relative | None = None
+    relative: RelativeRequirement | None = None
     last_copy: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho <= RHO_MAX:
-            raise InvalidPolicy("redundancy.rho", f"0 to {RHO_MAX} repetitions are possible, not {self.rho}")
+            raise InvalidOption("redundancy.rho", f"0 to {RHO_MAX} repetitions are possible, not {self.rho}")
         if not 1_000 <= self.eta_ns < 2**62:
-            raise InvalidPolicy("redundancy.eta", f"an interval of at least 1us is needed, not {self.eta_ns} ns")
+            raise InvalidOption("redundancy.eta", f"an interval of at least 1us is needed, not {self.eta_ns} ns")
         if not 0 <= self.omega_ns < 2**62:
-            raise InvalidPolicy("redundancy.omega", f"a duration cannot be negative, and {self.omega_ns} ns is")
+            raise InvalidOption("redundancy.omega", f"a duration cannot be negative, and {self.omega_ns} ns is")
         if self.adaptive not in ADAPTIVE:
-            raise InvalidPolicy("redundancy.adaptive", f"{', '.join(ADAPTIVE)} are possible, not {self.adaptive!r}")
+            raise InvalidOption("redundancy.adaptive", f"{', '.join(ADAPTIVE)} are possible, not {self.adaptive!r}")
         if (self.relative is not None) != (self.adaptive == "exact"):
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "redundancy.relative", "U, S, the loss and the delay go with adaptive = 'exact', and only with it"
             )
 
@@ -79,7 +79,7 @@ class Redundancy:
             return 2 * self.eta_ns + max(self.omega_ns, self.relative.within_ns)
         return 2 * self.eta_ns + self.omega_ns
 
-    def life_ns(self, members: int, delta_ns: int) -> int:
+    def message_lifetime_ns(self, members: int, delta_ns: int) -> int:
         """How long after its first broadcast a message can still be on its way, if no copy takes longer than Δ.
 
         A process broadcasts each copy number at most once, so there are at most n(ρ+1) broadcasts. If none has been
@@ -101,11 +101,11 @@ def eta_of_one(delay: DelayModel, alpha: float) -> int:
 def eta_of_all(delay: DelayModel, alpha: float, members: int) -> int:
     """η that the largest of n-1 parallel delays stays below with probability α (§3.3, the conservative choice)."""
     if members < 2:
-        raise InvalidPolicy("members", f"a multicast has at least one destination, so 2 members, not {members}")
+        raise InvalidOption("members", f"a multicast has at least one destination, so 2 members, not {members}")
     return max(1_000, delay.quantile(_checked_alpha(alpha) ** (1 / (members - 1))))
 
 
 def _checked_alpha(alpha: float) -> float:
     if not 0 < alpha < 1:
-        raise InvalidPolicy("alpha", f"a probability between 0 and 1 is needed, not {alpha}")
+        raise InvalidOption("alpha", f"a probability between 0 and 1 is needed, not {alpha}")
     return alpha

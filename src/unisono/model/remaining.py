@@ -8,7 +8,7 @@ from dataclasses import replace
 from unisono.model.events import Batch, Delivery
 
 
-class Rest:
+class RemainingMessages:
     """A run of messages that have been taken apart already."""
 
     def __init__(self, messages: list[bytes]) -> None:
@@ -33,14 +33,14 @@ class Rest:
         return list(map(len, self._messages))
 
 
-def rest_of(opened: Batch, rest: Sequence[Delivery]) -> Batch:
+def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
     """The batch that these last deliveries of an opened one make up."""
-    given = opened.count - len(rest)
+    given = batch.count - len(deliveries)
     return replace(
-        opened,
-        first_sequence=opened.first_sequence + given,
-        first_place=opened.first_place + given,
-        first_index=opened.first_index + given,
-        count=len(rest),
-        runs=[Rest([delivery.payload for delivery in rest])],
+        batch,
+        first_sequence=batch.first_sequence + given,
+        first_position=batch.first_position + given,
+        first_index=batch.first_index + given,
+        count=len(deliveries),
+        packed_messages=[RemainingMessages([delivery.payload for delivery in deliveries])],
     )

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from unisono.model.delays import DelayModel
 from unisono.model.durations import NS_PER_S
 from unisono.model.faults import Fault
-from unisono.model.policy import PROBE_EVERY_NS, Policy
+from unisono.model.policy import PROBE_INTERVAL_NS, Policy
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.timing import Timing
@@ -100,7 +100,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class RateChange:
+class PlannedRateChange:
     """A member declares a new rate."""
 
     member: int
@@ -109,7 +109,7 @@ class RateChange:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotChange:
+class PlannedSlotChange:
     """A member asks the group for slots of another length."""
 
     member: int
@@ -118,7 +118,7 @@ class SlotChange:
 
 
 @dataclass(frozen=True, slots=True)
-class SendsChange:
+class PlannedTopologyChange:
     """A member asks its group to send to these groups from now on, and to no others."""
 
     member: int
@@ -134,11 +134,11 @@ class Restart:
     at_ns: int
 
 
-Step: TypeAlias = Start | Leave | RateChange | SlotChange | SendsChange | Restart
+ScenarioStep: TypeAlias = Start | Leave | PlannedRateChange | PlannedSlotChange | PlannedTopologyChange | Restart
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class Expectation:
     """What whoever wrote the scenario expects of it."""
 
     verdict: VerdictWord = "valid"
@@ -178,8 +178,8 @@ class Scenario:
     """In a quasi-genuine order: by member, the destination groups of its messages, in turn."""
     clocks: Clocks = Clocks()
     faults: tuple[Fault, ...] = ()
-    steps: tuple[Step, ...] = ()
-    expect: Expect = Expect()
+    steps: tuple[ScenarioStep, ...] = ()
+    expect: Expectation = Expectation()
 
     def policy_for(self, member: int, *, incarnation: int = 1) -> Policy:
         """What this member's stack is built from."""
@@ -201,10 +201,10 @@ class Scenario:
             reliable=self.reliable,
             grades=self.grades,
             multigroup=self.multigroup,
-            probe_every_ns=PROBE_EVERY_NS if self._a_wrong_clock() else 0,
+            probe_every_ns=PROBE_INTERVAL_NS if self._has_clock_beyond_gamma() else 0,
         )
 
-    def _a_wrong_clock(self) -> bool:
+    def _has_clock_beyond_gamma(self) -> bool:
         """Whether there is anything to be found by probing clocks, which costs datagrams: of those given, not drawn."""
         shown = [0, *self.clocks.offsets_ns.values()]
         return max(shown) - min(shown) > self.timing.gamma_ns
@@ -212,13 +212,13 @@ class Scenario:
     @property
     def timings(self) -> tuple[Timing, ...]:
         """The timing that the group begins with, and those that its members ask for."""
-        asked = (step.theta_ns for step in self.steps if isinstance(step, SlotChange))
+        asked = (step.theta_ns for step in self.steps if isinstance(step, PlannedSlotChange))
         return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in asked))
 
     @property
-    def lasting_rates(self) -> tuple[tuple[int, float, int], ...]:
+    def constant_rates(self) -> tuple[tuple[int, float, int], ...]:
         """Each member's average and burst, if these and the slots stay as they are from start to end."""
-        if any(isinstance(step, RateChange | SlotChange) for step in self.steps):
+        if any(isinstance(step, PlannedRateChange | PlannedSlotChange) for step in self.steps):
             return ()
         return tuple((member, float(rate.avg), rate.burst) for member, rate in sorted(self.rates.items()))
 

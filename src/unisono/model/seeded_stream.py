@@ -5,7 +5,7 @@ from __future__ import annotations
 _MASK = 2**64 - 1
 
 
-class SplitMix:
+class SplitMix64:
     """Vigna's SplitMix64: good enough to keep members from acting at the same instant, and nothing secret."""
 
     __slots__ = ("_state",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SERVICES: dict[str, tuple[str, ...]] = {
+SERVICE_LAYERS: dict[str, tuple[str, ...]] = {
     "reliable": (),
     "fifo": ("fifo",),
     "causal": ("causal",),
@@ -12,7 +12,7 @@ SERVICES: dict[str, tuple[str, ...]] = {
 }
 """The layers above reliable multicast, from the top down."""
 
-PROMISES: dict[str, tuple[str, ...]] = {
+SERVICE_CHECKS: dict[str, tuple[str, ...]] = {
     "reliable": ("agreement",),
     "fifo": ("agreement", "fifo"),
     "causal": ("agreement", "fifo", "causal"),

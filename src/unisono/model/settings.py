@@ -12,7 +12,7 @@ from unisono.model.durations import duration_text
 class Settings:
     """Settings that are demanded or in force; None where nothing is demanded."""
 
-    copies: tuple[int, int, int] | None = None
+    redundancy: tuple[int, int, int] | None = None
     """ρ, η and ω, in nanoseconds."""
     fec: tuple[int, int] | None = None
     """a redundant of b shares."""
@@ -21,8 +21,8 @@ class Settings:
     def text(self) -> str:
         """In words."""
         parts = []
-        if self.copies is not None:
-            rho, eta_ns, omega_ns = self.copies
+        if self.redundancy is not None:
+            rho, eta_ns, omega_ns = self.redundancy
             parts.append(f"ρ = {rho}, η = {duration_text(eta_ns)}, ω = {duration_text(omega_ns)}")
         if self.fec is not None:
             parts.append(f"{self.fec[0]} redundant of {self.fec[1]} shares")
@@ -31,13 +31,13 @@ class Settings:
         return "; ".join(parts) or "as declared"
 
 
-def strongest(demands: Iterable[Settings]) -> Settings:
+def strongest(requests: Iterable[Settings]) -> Settings:
     """What satisfies all of them: the most copies and of those the quickest, the most shares, the shortest slots.
 
     It does not depend on their order, so members that know the same demands have the same settings.
     """
-    found = tuple(demands)
-    copies = [demand.copies for demand in found if demand.copies is not None]
+    found = tuple(requests)
+    copies = [demand.redundancy for demand in found if demand.redundancy is not None]
     shares = [demand.fec for demand in found if demand.fec is not None]
     slots = [demand.theta_ns for demand in found if demand.theta_ns is not None]
     return Settings(

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unisono.errors import InvalidPolicy, SlaError
+from unisono.errors import InvalidOption, SlaError
 from unisono.model.durations import duration_text
 from unisono.model.metrics import METRICS, MetricKind, Shape, Unit
 from unisono.model.text.toml_lines import nearest_line
 
 RELIABILITY, RHO_MOST, FEC_MOST = 0.999, 4, 8
 """What adaptation holds, and how far it goes for that, unless told."""
-OBSERVATIONS = 30
+MIN_OBSERVATIONS = 30
 """Fewer observations in a window than this give no verdict, unless told."""
 
 
@@ -42,25 +42,25 @@ class Sla:
     """The peers it is about; all of them if empty."""
     together: bool = False
     """Whether the links are judged as one; else each keeps the agreement by itself."""
-    observations: int = OBSERVATIONS
+    observations: int = MIN_OBSERVATIONS
     informs: tuple[str, ...] = ()
     """The layers whose negotiation hears of a violation."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise InvalidPolicy("metric", f"one of {', '.join(METRICS)} is possible, not {self.metric!r}")
+            raise InvalidOption("metric", f"one of {', '.join(METRICS)} is possible, not {self.metric!r}")
         if not 0 < self.probability <= 1:
-            raise InvalidPolicy("probability", f"more than 0 and at most 1 is possible, not {self.probability:g}")
+            raise InvalidOption("probability", f"more than 0 and at most 1 is possible, not {self.probability:g}")
         if self.shape is Shape.SHARE and self.probability == 1:
-            raise InvalidPolicy("probability", f"of {self.metric} it is how sure a breach must be: less than 1")
+            raise InvalidOption("probability", f"of {self.metric} it is how sure a breach must be: less than 1")
         if self.bound < 0:
-            raise InvalidPolicy("bound", f"a bound cannot be negative, and {self.bound:g} is")
+            raise InvalidOption("bound", f"a bound cannot be negative, and {self.bound:g} is")
         if self.kind.unit is Unit.SHARE and self.bound >= 1:
-            raise InvalidPolicy("bound", f"of {self.metric} it is a share from 0 to less than 1, not {self.bound:g}")
+            raise InvalidOption("bound", f"of {self.metric} it is a share from 0 to less than 1, not {self.bound:g}")
         if self.window_ns < 1:
-            raise InvalidPolicy("window", "a window above zero is needed")
+            raise InvalidOption("window", "a window above zero is needed")
         if self.provider == self.consumer:
-            raise InvalidPolicy("consumer", f"two parties are needed, and {self.provider!r} is both of them")
+            raise InvalidOption("consumer", f"two parties are needed, and {self.provider!r} is both of them")
 
     @property
     def kind(self) -> MetricKind:
@@ -98,11 +98,11 @@ class Hysteresis:
 
     def __post_init__(self) -> None:
         if self.raise_after < 1:
-            raise InvalidPolicy("raise_after", f"at least one window is needed, not {self.raise_after}")
+            raise InvalidOption("raise_after", f"at least one window is needed, not {self.raise_after}")
         if self.lower_after < self.raise_after:
-            raise InvalidPolicy("lower_after", "lowering may not be faster than raising")
+            raise InvalidOption("lower_after", "lowering may not be faster than raising")
         if not 0 <= self.margin <= 10:
-            raise InvalidPolicy("margin", f"a share from 0 to 10 is needed, not {self.margin:g}")
+            raise InvalidOption("margin", f"a share from 0 to 10 is needed, not {self.margin:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class SlaSet:
 
     source: str
     slas: tuple[Sla, ...]
-    collect_ns: int
-    adapt: tuple[str, ...] = ()
+    collect_interval_ns: int
+    adaptable_settings: tuple[str, ...] = ()
     """The knobs that adaptation may turn; none without the file's saying so."""
     hysteresis: Hysteresis = Hysteresis()
     reliability: float = RELIABILITY
@@ -120,7 +120,7 @@ class SlaSet:
     rho_most: int = RHO_MOST
     fec_most: int = FEC_MOST
     """How far ρ and a may be raised."""
-    by_members: bool = True
+    evaluated_by_members: bool = True
     """Whether members judge the links into them and demand what these need; else the measurement service does alone."""
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
     """At which line of the file each field stands."""

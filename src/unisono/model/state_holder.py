@@ -13,10 +13,10 @@ class StateHolder(Protocol):
     state before it next awaits anything. Neither function may wait; what they raise ends the group here.
     """
 
-    def give_state(self) -> bytes:
+    def snapshot(self) -> bytes:
         """The state as it is now."""
 
-    def take_state(self, state: bytes) -> None:
+    def restore(self, state: bytes) -> None:
         """Become what the giver was: called before the first message is there to be consumed.
 
         It is called again each time that the others went on without this member and it has joined again.

@@ -14,13 +14,13 @@ class Write:
     """
 
     records: tuple[bytes, ...]
-    replace: bool = False
-    lazy: bool = False
+    replaces_all: bool = False
+    may_be_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StoredRecords:
     """What stable storage holds from earlier lives, and the number by which peers know that it is the same storage."""
 
-    number: int
+    storage_id: int
     records: tuple[bytes, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT = "50ms", "5ms", "5ms"
 """What holds where nobody says otherwise, in `join` and on every command line.
@@ -27,11 +27,11 @@ class Timing:
 
     def __post_init__(self) -> None:
         if self.theta_ns < SLOT_MIN_NS:
-            raise InvalidPolicy("slot", f"a slot of at least 1us is needed, not {self.theta_ns} ns")
+            raise InvalidOption("slot", f"a slot of at least 1us is needed, not {self.theta_ns} ns")
         if self.delta_ns < 0:
-            raise InvalidPolicy("delta", f"a delay cannot be negative, and {self.delta_ns} ns is")
+            raise InvalidOption("delta", f"a delay cannot be negative, and {self.delta_ns} ns is")
         if self.gamma_ns < 0:
-            raise InvalidPolicy("gamma", f"a clock difference cannot be negative, and {self.gamma_ns} ns is")
+            raise InvalidOption("gamma", f"a clock difference cannot be negative, and {self.gamma_ns} ns is")
 
     def slot_of(self, clock_ns: int) -> int:
         """The slot that a clock is in."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
-from unisono.errors import InvalidPolicy, NotRelated
+from unisono.errors import DestinationNotAllowed, InvalidOption
 from unisono.model.ids import checked_member
 
 GROUPS_MAX = 64
@@ -23,7 +23,7 @@ LIVENESS: tuple[Liveness, ...] = get_args(Liveness)
 def group_names(field: str, names: Iterable[str]) -> tuple[str, ...]:
     """Names of groups. A text is a sequence of letters too, and taken for a slip."""
     if isinstance(names, str):
-        raise InvalidPolicy(field, f"a sequence of names is needed, such as ({names!r},), not the text {names!r}")
+        raise InvalidOption(field, f"a sequence of names is needed, such as ({names!r},), not the text {names!r}")
     return tuple(names)
 
 
@@ -36,23 +36,23 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= GROUPS_MAX:
-            raise InvalidPolicy("topology.groups", f"1 to {GROUPS_MAX} groups are possible, not {len(self.groups)}")
+            raise InvalidOption("topology.groups", f"1 to {GROUPS_MAX} groups are possible, not {len(self.groups)}")
         groups = {name: tuple(sorted(self.groups[name])) for name in sorted(self.groups)}
         seen: dict[int, str] = {}
         for name, members in groups.items():
             if not name or not members:
-                raise InvalidPolicy("topology.groups", f"a group has a name and a member, and {name!r} does not")
+                raise InvalidOption("topology.groups", f"a group has a name and a member, and {name!r} does not")
             for member in members:
                 checked_member(member)
                 if member in seen:
-                    raise InvalidPolicy(
+                    raise InvalidOption(
                         "topology.groups", f"member {member} is in {seen[member]!r} and in {name!r}: one group each"
                     )
                 seen[member] = name
         sends = {name: group_names("topology.sends", listed) for name, listed in self.sends.items()}
         for name in (*sends, *(to for listed in sends.values() for to in listed)):
             if name not in groups:
-                raise InvalidPolicy("topology.sends", f"{name!r} is none of the groups {', '.join(groups)}")
+                raise InvalidOption("topology.sends", f"{name!r} is none of the groups {', '.join(groups)}")
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "sends", {name: tuple(sorted(set(sends.get(name, ())))) for name in groups})
 
@@ -67,14 +67,14 @@ class Topology:
         return tuple(sorted(member for members in self.groups.values() for member in members))
 
     @cached_property
-    def _home(self) -> dict[int, str]:
+    def _group_by_member(self) -> dict[int, str]:
         return {member: name for name, members in self.groups.items() for member in members}
 
     def group_of(self, member: int) -> str:
         """group(p)."""
-        if member not in self._home:
-            raise InvalidPolicy("topology.groups", f"member {member} is in none of the groups")
-        return self._home[member]
+        if member not in self._group_by_member:
+            raise InvalidOption("topology.groups", f"member {member} is in none of the groups")
+        return self._group_by_member[member]
 
     def receivers_from(self, group: str) -> tuple[str, ...]:
         """receiversFrom(G): the groups that can get a message from G."""
@@ -89,21 +89,21 @@ class Topology:
         wanted = frozenset(destinations)
         return tuple(name for name in self.names if wanted.intersection(self.sends[name]))
 
-    def related(self, one: str, other: str) -> bool:
+    def connected(self, one: str, other: str) -> bool:
         """Whether the two may exchange datagrams at all."""
         return one == other or other in self.sends[one] or one in self.sends[other]
 
     def neighbours(self, group: str) -> tuple[str, ...]:
         """The groups that G is related to, itself included."""
-        return tuple(name for name in self.names if self.related(group, name))
+        return tuple(name for name in self.names if self.connected(group, name))
 
-    def check(self, source: str, destinations: Sequence[str]) -> None:
-        """Raise NotRelated if `source` may not send to all of these."""
+    def check_destinations(self, source: str, destinations: Sequence[str]) -> None:
+        """Raise DestinationNotAllowed if `source` may not send to all of these."""
         if not destinations:
-            raise NotRelated(source, (), self.receivers_from(source))
+            raise DestinationNotAllowed(source, (), self.receivers_from(source))
         outside = tuple(name for name in destinations if name not in self.sends[source])
         if outside:
-            raise NotRelated(source, outside, self.receivers_from(source))
+            raise DestinationNotAllowed(source, outside, self.receivers_from(source))
 
     def mask(self, names: Iterable[str]) -> int:
         """A set of groups as a number."""
@@ -112,7 +112,7 @@ class Topology:
             mask |= 1 << self._index[name]
         return mask
 
-    def unmasked(self, mask: int) -> tuple[str, ...]:
+    def names_in_mask(self, mask: int) -> tuple[str, ...]:
         """The groups in a set that came as a number."""
         return tuple(name for index, name in enumerate(self.names) if mask >> index & 1)
 
@@ -147,13 +147,13 @@ class Multigroup:
 
     def __post_init__(self) -> None:
         if self.liveness not in LIVENESS:
-            raise InvalidPolicy("barriers", f"{' or '.join(LIVENESS)} is possible, not {self.liveness!r}")
+            raise InvalidOption("barriers", f"{' or '.join(LIVENESS)} is possible, not {self.liveness!r}")
         if self.barrier_threshold_ns < 1:
-            raise InvalidPolicy("barrier_threshold", "a time above zero is needed")
+            raise InvalidOption("barrier_threshold", "a time above zero is needed")
         if self.window_ns is not None and self.window_ns < 0:
-            raise InvalidPolicy("window", f"a duration cannot be negative, and {self.window_ns} ns is")
+            raise InvalidOption("window", f"a duration cannot be negative, and {self.window_ns} ns is")
         if self.optimistic and self.window_ns == 0:
-            raise InvalidPolicy("window", "optimistic delivery waits for a window: give one, or have it measured")
+            raise InvalidOption("window", "optimistic delivery waits for a window: give one, or have it measured")
 
 
 def multigroup_of(topology: object) -> Multigroup | None:
@@ -162,4 +162,4 @@ def multigroup_of(topology: object) -> Multigroup | None:
         return topology
     if isinstance(topology, Topology):
         return Multigroup(topology)
-    raise InvalidPolicy("topology", f"a Topology or a Multigroup is needed, not {type(topology).__name__}")
+    raise InvalidOption("topology", f"a Topology or a Multigroup is needed, not {type(topology).__name__}")

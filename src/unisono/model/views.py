@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.ids import checked_member
 
 
@@ -17,11 +17,11 @@ class View:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise InvalidPolicy("members", "a view has at least one member")
+            raise InvalidOption("members", "a view has at least one member")
         for member in self.members:
             checked_member(member)
         if list(self.members) != sorted(set(self.members)):
-            raise InvalidPolicy("members", f"members are listed once each, in ascending order, not {self.members}")
+            raise InvalidOption("members", f"members are listed once each, in ascending order, not {self.members}")
 
     def without(self, member: int, first_slot: int) -> View:
         """The view after `member` has gone."""

@@ -8,55 +8,55 @@ from itertools import count
 from math import log1p
 from typing import TypeAlias, assert_never
 
-from unisono.model.delays import Chance
+from unisono.model.delays import RandomSource
 from unisono.model.durations import NS_PER_S
 from unisono.model.scenario import Workload
 
-Offer: TypeAlias = tuple[int, tuple[int, ...]]
-Offers: TypeAlias = Iterator[Offer]
+ScheduledSend: TypeAlias = tuple[int, tuple[int, ...]]
+ScheduledSends: TypeAlias = Iterator[ScheduledSend]
 
 
-def cbr(rate: float, sizes: tuple[int, int], chance: Chance) -> Offers:
+def cbr(rate: float, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
     """One message each 1/rate seconds, the first at once, without rounding errors that add up."""
     period = Fraction(NS_PER_S) / Fraction(rate)
     for number in count():
-        yield int(number * period), (_size(sizes, chance),)
+        yield int(number * period), (_size(sizes, rng),)
 
 
-def poisson(rate: float, sizes: tuple[int, int], chance: Chance) -> Offers:
+def poisson(rate: float, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
     """Messages independent of one another."""
     at = 0.0
     while True:
-        at -= log1p(-chance.random()) * NS_PER_S / rate
-        yield int(at), (_size(sizes, chance),)
+        at -= log1p(-rng.random()) * NS_PER_S / rate
+        yield int(at), (_size(sizes, rng),)
 
 
-def bursts(burst: int, every_ns: int, sizes: tuple[int, int], chance: Chance) -> Offers:
+def bursts(burst: int, every_ns: int, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
     """`burst` messages at once, again and again."""
     for number in count():
-        yield number * every_ns, tuple(_size(sizes, chance) for _ in range(burst))
+        yield number * every_ns, tuple(_size(sizes, rng) for _ in range(burst))
 
 
-def silent() -> Offers:
+def silent() -> ScheduledSends:
     """Nothing."""
     return iter(())
 
 
-def offers(workload: Workload, chance: Chance) -> Offers:
+def scheduled_sends(workload: Workload, rng: RandomSource) -> ScheduledSends:
     """What a scenario's workload sends once the group runs; a script is not here, since its times are absolute."""
     sizes = (workload.size_low, workload.size_high)
     match workload.kind:
         case "cbr":
-            return cbr(workload.rate, sizes, chance)
+            return cbr(workload.rate, sizes, rng)
         case "poisson":
-            return poisson(workload.rate, sizes, chance)
+            return poisson(workload.rate, sizes, rng)
         case "bursts":
-            return bursts(workload.burst, workload.every_ns, sizes, chance)
+            return bursts(workload.burst, workload.every_ns, sizes, rng)
         case "silent" | "script":
             return silent()
     assert_never(workload.kind)
 
 
-def _size(sizes: tuple[int, int], chance: Chance) -> int:
+def _size(sizes: tuple[int, int], rng: RandomSource) -> int:
     low, high = sizes
-    return low if low == high else low + int(chance.random() * (high - low + 1))
+    return low if low == high else low + int(rng.random() * (high - low + 1))

@@ -21,7 +21,7 @@ from typing import ClassVar
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.throttle import Stretches
+from unisono.model.throttle import Throttle
 from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_probe
 from unisono.wire.frame import Frame, Kind
 
@@ -41,26 +41,26 @@ class SkewSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Differs:
+class ClockDifference:
     """A peer's clock is off by more than Γ: by `off_ns` or more, ahead of ours or (negative) behind."""
 
     peer: int
-    life: int
-    off_ns: int
+    incarnation: int
+    difference_ns: int
 
 
 @dataclass(slots=True)
-class _Row:
+class _RoundTrips:
     """Round trips in a row that show a peer's datagrams later than Δ+Γ."""
 
-    life: int
-    least_ns: int
+    incarnation: int
+    least_transit_ns: int
     after_ns: int = 0
     """Only a round trip that began after this is another one."""
     count: int = 0
 
 
-class Skew:
+class ClockCheck:
     """The layer: answers probes and sends its own."""
 
     name: ClassVar[str] = "skew"
@@ -72,22 +72,22 @@ class Skew:
         self.up: list[Frame] = []
         self._policy = policy
         self._peers = policy.neighbours
-        self._turn = 0
+        self._probes_sent = 0
         self._next_probe: int | None = 0 if policy.probe_every_ns and self._peers else None
         self._samples: dict[int, deque[SkewSample]] = {m: deque(maxlen=SAMPLES_KEPT) for m in self._peers}
         self._gamma_ns = policy.timing.gamma_ns
-        self._most_ns = policy.timing.delta_ns + policy.timing.gamma_ns
+        self._max_transit_ns = policy.timing.delta_ns + policy.timing.gamma_ns
         """The longest that a datagram may seem to take."""
-        self._rows: dict[int, _Row] = {}
-        self._again: dict[int, int] = {}
+        self._late_round_trips: dict[int, _RoundTrips] = {}
+        self._extra_probes: dict[int, int] = {}
         """Peers that are probed out of turn, and when."""
-        self._overdue: deque[tuple[int, int]] = deque()
+        self._own_late_wakes: deque[tuple[int, int]] = deque()
         """When this member was late itself, and by how much: only what was not outdone since."""
-        self._woken = 0
-        self._wrong, self._late = Stretches(QUIET_NS), Stretches()
-        self.differs: Callable[[int, Differs], None] | None = None
+        self._woken_at = 0
+        self._wrong_clock_reports, self._late_reports = Throttle(QUIET_NS), Throttle()
+        self.on_clock_difference: Callable[[int, ClockDifference], None] | None = None
         """Who is to know of wrong clocks, and when by ours: the order, if it goes by the clock."""
-        self.due: Callable[[], int | None] = lambda: None
+        self.next_wake: Callable[[], int | None] = lambda: None
         """When this member has to be woken next; the stack knows."""
 
     def from_above(self, now: int, frame: Frame) -> None:
@@ -112,97 +112,99 @@ class Skew:
         offset = ((peer_received - sent) + (peer_sent - now)) // 2
         self._samples[frame.sender].append(SkewSample(offset, (round_trip + 1) // 2))
         if peer_received - sent < -self._gamma_ns:
-            self._tell(now, frame, peer_received - sent)
+            self._report(now, frame, peer_received - sent)
         elif now - peer_sent < -self._gamma_ns:
-            self._tell(now, frame, peer_sent - now)
-        self.notice(now)
-        self._judge(now, frame, sent, now - peer_sent, round_trip)
+            self._report(now, frame, peer_sent - now)
+        self.record_own_lateness(now)
+        self._check_round_trip(now, frame, sent, now - peer_sent, round_trip)
 
     # -- clocks that are off by more than Γ --------------------------------------------------------------------
 
-    def _judge(self, now: int, frame: Frame, sent: int, took_ns: int, round_trip: int) -> None:
-        peer, row = frame.sender, self._rows.get(frame.sender)
-        if took_ns <= self._most_ns:
-            self._rows.pop(peer, None)
+    def _check_round_trip(self, now: int, frame: Frame, sent: int, transit_ns: int, round_trip: int) -> None:
+        peer, row = frame.sender, self._late_round_trips.get(frame.sender)
+        if transit_ns <= self._max_transit_ns:
+            self._late_round_trips.pop(peer, None)
             return
-        if row is None or row.life != frame.incarnation:
-            row = self._rows[peer] = _Row(frame.incarnation, took_ns)
-        at_least = took_ns - self._own_lateness(sent)
+        if row is None or row.incarnation != frame.incarnation:
+            row = self._late_round_trips[peer] = _RoundTrips(frame.incarnation, transit_ns)
+        at_least = transit_ns - self._own_lateness(sent)
         delta_ns = self._policy.timing.delta_ns
-        if at_least > self._most_ns and round_trip <= 2 * delta_ns and sent >= row.after_ns:
-            row.count, row.after_ns, row.least_ns = row.count + 1, now, min(row.least_ns, at_least)
+        if at_least > self._max_transit_ns and round_trip <= 2 * delta_ns and sent >= row.after_ns:
+            row.count, row.after_ns, row.least_transit_ns = row.count + 1, now, min(row.least_transit_ns, at_least)
         if row.count >= ROUND_TRIPS:
-            self._tell(now, frame, delta_ns - row.least_ns)
-        self._again[peer] = now + max(1, self._policy.probe_every_ns // 20)
+            self._report(now, frame, delta_ns - row.least_transit_ns)
+        self._extra_probes[peer] = now + max(1, self._policy.probe_every_ns // 20)
 
-    def in_time(self, took_ns: int, sender: int) -> bool:
+    def is_on_time(self, transit_ns: int, sender: int) -> bool:
         """Whether a datagram of this sender took as long, by our clocks, as one may; where it matters."""
-        if took_ns > self._most_ns:
-            return self.differs is None
-        if self._rows:
-            self._rows.pop(sender, None)
-        return took_ns >= -self._gamma_ns or self.differs is None
+        if transit_ns > self._max_transit_ns:
+            return self.on_clock_difference is None
+        if self._late_round_trips:
+            self._late_round_trips.pop(sender, None)
+        return transit_ns >= -self._gamma_ns or self.on_clock_difference is None
 
-    def astray(self, now: int, frame: Frame) -> list[Violation]:
+    def report_late(self, now: int, frame: Frame) -> list[Violation]:
         """A mark was not in time; what the application is to be told of that, if anything."""
         took_ns = now - frame.sent_ns
         if took_ns < 0:
-            self._tell(now, frame, -took_ns)
+            self._report(now, frame, -took_ns)
             return []
         if not self._policy.failures or self._policy.reliable is not None:
             return []  # the order without failures knows itself what it waits for; copies may be late
-        self.notice(now)
+        self.record_own_lateness(now)
         took_ns -= self._own_lateness(frame.sent_ns - self._gamma_ns)
-        if took_ns <= self._most_ns or not self._late.begins(now, (frame.sender, frame.incarnation)):
+        if took_ns <= self._max_transit_ns or not self._late_reports.first_in_a_while(
+            now, (frame.sender, frame.incarnation)
+        ):
             return []
-        took, most = duration_text(took_ns), duration_text(self._most_ns)
+        took, most = duration_text(took_ns), duration_text(self._max_transit_ns)
         text = f"what member {frame.sender} sent took {took} by our clocks, more than Δ+Γ = {most}"
         why = "the network is slower than Δ, or a clock off by more than Γ"
         return [Violation(ViolationKind.LATE, f"{text}: {why}", frame.sender, frame.slot)]
 
-    def notice(self, now: int) -> None:
+    def record_own_lateness(self, now: int) -> None:
         """If this member is late to be woken, what it reads now may have waited for it."""
-        due = self.due() if self.differs is not None else None
+        due = self.next_wake() if self.on_clock_difference is not None else None
         if due is None or now <= due:
             return
-        overdue, late = self._overdue, now - due
+        overdue, late = self._own_late_wakes, now - due
         if late > self._gamma_ns:
-            late = now - self._woken  # it stands still since then, for all we know
+            late = now - self._woken_at  # it stands still since then, for all we know
         while overdue and overdue[-1][1] <= late:
             overdue.pop()
         overdue.append((now, late))
-        while overdue[0][0] < now - 4 * self._most_ns:
+        while overdue[0][0] < now - 4 * self._max_transit_ns:
             overdue.popleft()
 
     def _own_lateness(self, since_ns: int) -> int:
-        return next((late for at, late in self._overdue if at > since_ns), 0)
+        return next((late for at, late in self._own_late_wakes if at > since_ns), 0)
 
-    def _tell(self, now: int, frame: Frame, off_ns: int) -> None:
+    def _report(self, now: int, frame: Frame, difference_ns: int) -> None:
         peer, life = frame.sender, frame.incarnation
-        if self.differs is not None and self._wrong.begins(now, (peer, life)):
-            self.differs(now, Differs(peer, life, off_ns))
+        if self.on_clock_difference is not None and self._wrong_clock_reports.first_in_a_while(now, (peer, life)):
+            self.on_clock_difference(now, ClockDifference(peer, life, difference_ns))
 
     # -- probing -----------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        self._woken = now
-        for peer in [peer for peer, at in self._again.items() if at <= now]:
-            del self._again[peer]
+        self._woken_at = now
+        for peer in [peer for peer, at in self._extra_probes.items() if at <= now]:
+            del self._extra_probes[peer]
             self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
         if self._next_probe is None or now < self._next_probe:
             return
-        peer = self._peers[self._turn % len(self._peers)]
+        peer = self._peers[self._probes_sent % len(self._peers)]
         # The first rounds go quickly, so that a young group has an estimate; then each peer once per period.
-        quick = self._turn < 3 * len(self._peers)
-        self._turn += 1
+        quick = self._probes_sent < 3 * len(self._peers)
+        self._probes_sent += 1
         period = self._policy.probe_every_ns // len(self._peers)
         self._next_probe = now + max(1, period // 20 if quick else period)
         self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
 
     def wake_at(self) -> int | None:
-        if self._next_probe is None or not self._again:
+        if self._next_probe is None or not self._extra_probes:
             return self._next_probe
-        return min(self._next_probe, *self._again.values())
+        return min(self._next_probe, *self._extra_probes.values())
 
     def _frame(self, kind: Kind, to: int, now: int, body: bytes) -> Frame:
         policy = self._policy
@@ -218,7 +220,7 @@ class Skew:
             to=to,
         )
 
-    def begin_again(self, policy: Policy) -> None:
+    def change_incarnation(self, policy: Policy) -> None:
         """This member is in another life, and says so."""
         self._policy = policy
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from unisono.model.events import Demanded, StackEvent, Violation, ViolationKind
+from unisono.model.events import SettingsAgreed, StackEvent, Violation, ViolationKind
 from unisono.model.rates import Rate
 from unisono.wire.frame import Frame, Kind
 
@@ -47,19 +47,19 @@ class Layer(Timed, Protocol):
 
 
 @dataclass(slots=True)
-class Lost(Frame):
+class LostMessages(Frame):
     """Goes up in place of messages that will not come: `count` of them, the last one's number as `first_sequence`.
 
     The stack tells the application; orders and layers never see it.
     """
 
     count: int = 0
-    why: str = ""
+    reason: str = ""
 
-    def violation(self) -> Violation:
+    def to_violation(self) -> Violation:
         """What the application is told."""
         what = "message" if self.count == 1 else "messages"
-        text = f"{self.count} {what} of member {self.sender}, up to number {self.first_sequence}, {self.why}"
+        text = f"{self.count} {what} of member {self.sender}, up to number {self.first_sequence}, {self.reason}"
         return Violation(ViolationKind.LOST, text, self.sender, self.slot)
 
 
@@ -79,7 +79,7 @@ class Order(Timed, Protocol):
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         """Renegotiate; ReservationRefused leaves the old rate in force."""
 
     def leave(self, now: int) -> None:
@@ -91,10 +91,10 @@ class Order(Timed, Protocol):
     def bound_ns(self) -> int:
         """AppLatency: no delivery is later than this after its submission, while the assumptions hold."""
 
-    def reliable(self) -> bool:
+    def gap_free(self) -> bool:
         """Whether the order is promised to be free of gaps (Definition 1), or may have them (Definition 2)."""
 
-    def returning(self) -> bool:
+    def keeps_sending_to_departed(self) -> bool:
         """Whether somebody who is not in the list may come back into it, and so must go on hearing us."""
 
     def waiting_for(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Order(Timed, Protocol):
     def running(self) -> bool:
         """Whether messages are being taken and delivered."""
 
-    def complaint(self) -> str:
+    def why_not_formed(self) -> str:
         """What is known of why the group has not begun, beyond members that are missing; empty if nothing."""
 
     def peer_rate(self, peer: int) -> Rate | None:
@@ -113,7 +113,7 @@ class Order(Timed, Protocol):
         """Whether this member's data goes by IP multicast."""
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """Sees what crosses the boundaries of a stack's layers, and changes nothing of it."""
 
     due: int
@@ -125,7 +125,7 @@ class Watcher(Protocol):
     def wake(self, now: int) -> None:
         """The local clock has reached `due`."""
 
-    def submitted(self, now: int, messages: Sequence[bytes], taken: int) -> None:
+    def submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> None:
         """The application offered messages, of which the order took the first `taken`."""
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
@@ -134,17 +134,17 @@ class Watcher(Protocol):
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
         """The network delivered a datagram."""
 
-    def arrived_together(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
+    def arrived_in_batch(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
         """The network delivered datagrams at once, as kernels do with those of one socket that follow each other."""
 
-    def raised(self, layer: str, frames: Sequence[Frame]) -> None:
+    def passed_up(self, layer: str, frames: Sequence[Frame]) -> None:
         """A layer passed frames up."""
 
-    def lowered(self, layer: str, frames: int) -> None:
+    def passed_down(self, layer: str, frames: int) -> None:
         """Frames were passed down to a layer."""
 
-    def demanded(self, now: int, demands: Sequence[Demanded]) -> None:
+    def settings_agreed(self, now: int, agreed: Sequence[SettingsAgreed]) -> None:
         """Everybody goes by what these members need."""
 
-    def departed(self, datagrams: int, size: int) -> None:
+    def datagrams_sent(self, datagrams: int, size: int) -> None:
         """The stack put datagrams on the network."""

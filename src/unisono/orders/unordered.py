@@ -19,45 +19,49 @@ from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import PLACE_PER_SENDER, Batch, Left, StackEvent, ViewChange
+from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Reserver
-from unisono.model.services import SERVICES
+from unisono.model.rates import BandwidthReservation, Rate, Reserver
+from unisono.model.services import SERVICE_LAYERS
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import TAKES, Input, Mode
-from unisono.orders.base.packing import Load, Packer, reservation
-from unisono.wire.frame import FINAL, FIRST, LAST, MORE, PIECE, Frame, Kind
-from unisono.wire.packed_messages import WholeMessage
+from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.base.packing import FramePayload, Packer, reservation
+from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
+from unisono.wire.packed_messages import ReassembledMessage
 
 HORIZON_NS = NS_PER_S
 """A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
-EARLY_MAX = 1 << 14
+MAX_EARLY_FRAMES = 1 << 14
 """How many frames are kept that come before this member knows that the group has begun."""
-PIECED_MAX = 1 << 10
+MAX_PARTIAL_MESSAGES = 1 << 10
 """How many messages of one sender may lack pieces; beyond that the oldest one is given up."""
 
 
 @dataclass(slots=True)
-class _Pieces:
+class _PartialMessage:
     """A message that has come in part, by the numbers of its frames."""
 
     bodies: dict[int, bytes | memoryview] = field(default_factory=dict)
-    first: int | None = None
-    last: int | None = None
+    first_number: int | None = None
+    last_number: int | None = None
 
     def add(self, frame: Frame) -> bool:
         """Whether the message is whole now."""
         self.bodies[frame.number] = frame.body
-        if frame.flags & FIRST:
-            self.first = frame.number
-        if not frame.flags & MORE:
-            self.last = frame.number
-        return self.first is not None and self.last is not None and len(self.bodies) == self.last - self.first + 1
+        if frame.flags & FIRST_FRAGMENT:
+            self.first_number = frame.number
+        if not frame.flags & MORE_FRAGMENTS:
+            self.last_number = frame.number
+        return (
+            self.first_number is not None
+            and self.last_number is not None
+            and len(self.bodies) == self.last_number - self.first_number + 1
+        )
 
-    def whole(self) -> WholeMessage:
-        return WholeMessage([self.bodies[number] for number in sorted(self.bodies)])
+    def assemble(self) -> ReassembledMessage:
+        return ReassembledMessage([self.bodies[number] for number in sorted(self.bodies)])
 
 
 class Unordered:
@@ -75,20 +79,20 @@ class Unordered:
         self._timing = policy.timing
         self._reserver = reserver
         reserver.reserve(reservation(policy, policy.rate))
-        self._uniform = "uniform" in SERVICES[policy.order]
+        self._uniform = "uniform" in SERVICE_LAYERS[policy.order]
         self._multicast = False
         # Sending.
         self._packer = Packer(policy.max_frame)
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._new_rate: Rate | None = None
-        self._slot = self._number = self._sequence = 0
-        self._wanting = False
+        self._slot = self._next_frame_number = self._sequence = 0
+        self._submissions_waiting = False
         """Whether messages were turned away, to be offered again in the next slot."""
         self._leaving = False
         # Delivering.
         self._index = 0
-        self._early: list[Frame] = []
-        self._pieces: dict[int, dict[int, _Pieces]] = {member: {} for member in policy.view.members}
+        self._early_frames: list[Frame] = []
+        self._partial_messages: dict[int, dict[int, _PartialMessage]] = {member: {} for member in policy.view.members}
         """By sender and the message's number."""
         self.window_slots = -(-(self._timing.delta_ns + self._timing.gamma_ns) // self._timing.theta_ns) + 3
 
@@ -96,57 +100,57 @@ class Unordered:
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Take what the declared rate has room for now; it is on its way when this returns."""
-        if Input.SUBMIT not in TAKES[self.mode] or self._leaving:
+        if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
         sizes = list(map(len, messages))
         if max(sizes, default=0) > self._policy.max_message:
             raise MessageTooLarge(max(sizes), self._policy.max_message)
-        self._wanting = True
+        self._submissions_waiting = True
         if now < self._timing.start_of(self.view.first_slot):
             return 0
-        self._roll(now)
+        self._open_current_slot(now)
         count = min(len(sizes), self._pacer.messages_left())
         count = min(count, bisect_right(list(accumulate(sizes[:count])), self._pacer.bytes_left()))
         if count == 0:
             return 0
-        self._wanting = count < len(sizes)
+        self._submissions_waiting = count < len(sizes)
         messages, sizes = messages[:count], sizes[:count]
-        self._pacer.spend(count, sum(sizes))
-        loads: list[Load] = self._packer.add(messages, sizes)
-        rest = self._packer.rest()
+        self._pacer.record_sent(count, sum(sizes))
+        loads: list[FramePayload] = self._packer.add(messages, sizes)
+        rest = self._packer.flush()
         if rest is not None:
             loads.append(rest)
         for at, load in enumerate(loads):
-            self._emit(now, load, LAST if at == len(loads) - 1 else 0)
+            self._emit(now, load, END_OF_SLOT if at == len(loads) - 1 else 0)
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame has been passed up."""
         if frame.kind is Kind.HELLO:
-            if Input.HELLO in TAKES[self.mode]:
+            if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 violation = self.exchange.from_below(now, frame)
                 if violation is not None:
                     self.events.append(violation)
-                self._multicast = self.exchange.heard_by_multicast()
-                self._start()
+                self._multicast = self.exchange.reaches_all_by_multicast()
+                self._start_delivery()
             return
         if frame.kind is not Kind.DATA:
             self.ignored["kind of another order"] += 1
         elif self.mode is Mode.DELIVER_MESSAGES:
-            self._take(frame)
-        elif self.mode is Mode.DET_RATE and len(self._early) < EARLY_MAX:
-            self._early.append(frame)
+            self._receive_data(frame)
+        elif self.mode is Mode.DET_RATE and len(self._early_frames) < MAX_EARLY_FRAMES:
+            self._early_frames.append(frame)
         else:
             self.ignored["data in mode " + self.mode] += 1
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
-        if Input.NEW_RATE not in TAKES[self.mode]:
+        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
             return
         self._policy.check_rate(rate)
         asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
         self._reserver.reserve(
-            Reservation(
+            BandwidthReservation(
                 max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
                 max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
                 asked.theta_ns,
@@ -160,8 +164,8 @@ class Unordered:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
             self._leaving = True
-            self._roll(now)
-            self._emit(now, None, LAST | FINAL)
+            self._open_current_slot(now)
+            self._emit(now, None, END_OF_SLOT | LEAVING)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -170,10 +174,10 @@ class Unordered:
         if self.mode is Mode.GET_RATE:
             self.mode = Mode.DET_RATE
         self.exchange.wake(now)
-        self._start()
+        self._start_delivery()
         if self.mode is Mode.DELIVER_MESSAGES:
-            self._roll(now)
-            self._wanting = False
+            self._open_current_slot(now)
+            self._submissions_waiting = False
 
     def wake_at(self) -> int | None:
         """A HELLO, or the slot in which there is room again."""
@@ -183,45 +187,51 @@ class Unordered:
             return None
         due = self.exchange.wake_at()
         times = [] if due is None else [due]
-        if self.mode is Mode.DELIVER_MESSAGES and (self._wanting or self._new_rate is not None):
+        if self.mode is Mode.DELIVER_MESSAGES and (self._submissions_waiting or self._new_rate is not None):
             times.append(max(self._timing.end_of(self._slot), self._timing.start_of(self.view.first_slot)))
         return min(times, default=None)
 
     # -- starting and leaving --------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start_delivery(self) -> None:
         """Every rate is known: what has come already is delivered."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
         self.mode = Mode.DELIVER_MESSAGES
         self.view = View(self.view.members, self.exchange.first_slot())
         self.events.append(ViewChange(self.view, joined=self.view.members))
-        self._wanting = True
-        early, self._early = self._early, []
+        self._submissions_waiting = True
+        early, self._early_frames = self._early_frames, []
         for frame in early:
-            self._take(frame)
+            self._receive_data(frame)
 
     def _depart(self, final_slot: int) -> None:
         self.mode = Mode.LEFT
-        self.events.append(Left(final_slot))
+        self.events.append(LeaveComplete(final_slot))
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def _roll(self, now: int) -> None:
+    def _open_current_slot(self, now: int) -> None:
         slot = self._timing.slot_of(now)
         if slot <= self._slot:
             return
-        self._slot, self._number = slot, 0
+        self._slot, self._next_frame_number = slot, 0
         self._pacer.open_slot(slot, self._new_rate)
         if self._new_rate is not None:
             self._reserver.reserve(reservation(self._policy, self._new_rate))
             self._new_rate = None
 
-    def _emit(self, now: int, load: Load | None, flags: int) -> None:
-        run = None if load is None else load.run
+    def _emit(self, now: int, payload: FramePayload | None, flags: int) -> None:
+        run = None if payload is None else payload.packed_messages
         body: bytes | memoryview = b""
-        if load is not None and load.piece is not None:
-            body, flags = load.piece, flags | PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
+        if payload is not None and payload.fragment is not None:
+            body, flags = (
+                payload.fragment,
+                flags
+                | FRAGMENT
+                | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
+                | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
+            )
         policy = self._policy
         frame = Frame(
             Kind.DATA,
@@ -229,7 +239,7 @@ class Unordered:
             policy.incarnation,
             policy.epoch,
             self._slot,
-            self._number,
+            self._next_frame_number,
             flags,
             self._pacer.rate.burst,
             self._sequence,
@@ -238,40 +248,40 @@ class Unordered:
             body,
             multicast=self._multicast,
         )
-        self._number += 1
-        if load is not None:
-            self._sequence += load.messages
+        self._next_frame_number += 1
+        if payload is not None:
+            self._sequence += payload.messages_completed
         self.down.append(frame)
         if not self._uniform:
             self._deliver(frame)
 
     # -- delivering ------------------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame) -> None:
+    def _receive_data(self, frame: Frame) -> None:
         if frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
             return
         self._deliver(frame)
 
     def _deliver(self, frame: Frame) -> None:
-        sender, run = frame.sender, frame.run
-        if frame.flags & PIECE:
-            pieced = self._pieces[sender]
-            pieces = pieced.setdefault(frame.first_sequence, _Pieces())
+        sender, run = frame.sender, frame.packed_messages
+        if frame.flags & FRAGMENT:
+            pieced = self._partial_messages[sender]
+            pieces = pieced.setdefault(frame.first_sequence, _PartialMessage())
             if pieces.add(frame):
-                run = pieced.pop(frame.first_sequence).whole()
-            elif len(pieced) > PIECED_MAX:
+                run = pieced.pop(frame.first_sequence).assemble()
+            elif len(pieced) > MAX_PARTIAL_MESSAGES:
                 del pieced[min(pieced)]
         if run is not None:
-            place = sender * PLACE_PER_SENDER + frame.first_sequence % PLACE_PER_SENDER
+            place = sender * POSITIONS_PER_SENDER + frame.first_sequence % POSITIONS_PER_SENDER
             self.events.append(
                 Batch(sender, frame.incarnation, frame.slot, frame.first_sequence, place, self._index, run.count, [run])
             )
             self._index += run.count
-        if frame.flags & FINAL:
-            self._left(sender, frame.slot)
+        if frame.flags & LEAVING:
+            self._on_departure(sender, frame.slot)
 
-    def _left(self, sender: int, slot: int) -> None:
+    def _on_departure(self, sender: int, slot: int) -> None:
         if sender == self._policy.member:
             self._depart(slot)
             return
@@ -289,11 +299,11 @@ class Unordered:
         delta = self._timing.delta_ns
         return 2 * delta + self._timing.theta_ns if self._uniform else delta
 
-    def returning(self) -> bool:
+    def keeps_sending_to_departed(self) -> bool:
         """Who has left has left; but its peers may still need copies of what it has."""
         return True
 
-    def reliable(self) -> bool:
+    def gap_free(self) -> bool:
         """No total order is promised, so none without gaps; agreement is what is checked."""
         return False
 
@@ -305,9 +315,9 @@ class Unordered:
         """Whether messages are being taken and delivered."""
         return self.mode is Mode.DELIVER_MESSAGES
 
-    def complaint(self) -> str:
+    def why_not_formed(self) -> str:
         """What peers' HELLOs were refused for."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
+        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
 
     def peer_rate(self, peer: int) -> Rate | None:
         """What a peer declared at the start."""

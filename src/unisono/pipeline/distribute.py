@@ -13,12 +13,12 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-def deal(
-    session: SparkSession, hands: Sequence[Sequence[Thing]], work: Callable[[Thing], Outcome]
+def run_on_spark(
+    session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
     """What `work`, a function of a module, makes of every thing; each hand is one task of Spark.
 
@@ -26,36 +26,38 @@ def deal(
     which has nothing else, sends a frame, everybody else the hands themselves.
     """
     if hasattr(session, "_jsparkSession"):
-        return iter(session.sparkContext.parallelize(hands, len(hands)).flatMap(partial(_play, work)).collect())
-    return deal_by_frame(session, hands, work)
+        return iter(
+            session.sparkContext.parallelize(batches, len(batches)).flatMap(partial(_run_batch, work)).collect()
+        )
+    return run_by_frame(session, batches, work)
 
 
-def deal_by_frame(
-    session: SparkSession, hands: Sequence[Sequence[Thing]], work: Callable[[Thing], Outcome]
+def run_by_frame(
+    session: SparkSession, batches: Sequence[Sequence[Item]], work: Callable[[Item], Outcome]
 ) -> Iterator[Outcome]:
     """The same, with nothing but frames."""
-    frame = session.range(0, len(hands), 1, numPartitions=len(hands))
-    for row in frame.mapInArrow(partial(_play_batches, hands, work), "outcome binary").collect():
+    frame = session.range(0, len(batches), 1, numPartitions=len(batches))
+    for row in frame.mapInArrow(partial(_run_record_batches, batches, work), "outcome binary").collect():
         yield pickle.loads(bytes(row["outcome"]))
 
 
-def _play(work: Callable[[Thing], Outcome], hand: Sequence[Thing]) -> Iterator[Outcome]:
-    _settle()
-    return map(work, hand)
+def _run_batch(work: Callable[[Item], Outcome], batch: Sequence[Item]) -> Iterator[Outcome]:
+    _freeze_gc()
+    return map(work, batch)
 
 
-def _play_batches(
-    hands: Sequence[Sequence[Thing]], work: Callable[[Thing], object], batches: Iterable[Any]
+def _run_record_batches(
+    work_batches: Sequence[Sequence[Item]], work: Callable[[Item], object], record_batches: Iterable[Any]
 ) -> Iterator[Any]:
-    for batch in batches:
+    for batch in record_batches:
         for number in batch.column("id").to_pylist():
-            for outcome in _play(work, hands[number]):
+            for outcome in _run_batch(work, work_batches[number]):
                 packed = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
                 yield pa.RecordBatch.from_pydict({"outcome": pa.array([packed], pa.binary())})
 
 
 @cache
-def _settle() -> None:
+def _freeze_gc() -> None:
     """Once in each of an executor's processes: modules, which stay, are no longer looked through for garbage.
 
     Spark's worker collects all garbage after every task, and has a hundred thousand objects by then.

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.experiments.catalogue import run_task
-from unisono.experiments.experiment import Experiment, Tally, Task
-from unisono.pipeline.distribute import deal
+from unisono.experiments.experiment import Experiment, ExperimentTask, Tally
+from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
 from unisono.trace.meta import TraceDamaged
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 TALLY_VERSION = 1
 _VERSION_KEY = b"unisono.tally.version"
-_HAND_S = 2.4
+_BATCH_S = 2.4
 """A task of Spark costs some 30 ms of processor time, and so runs blocks for about as long as this."""
 _WAVE_S = 12
 """How long a wave keeps every core busy, about: as much is lost when a sweep is broken off, or goes on in silence."""
 
-TALLIES = pa.schema(
+TALLY_SCHEMA = pa.schema(
     [
         pa.field("parameters", pa.string(), nullable=False),
         pa.field("seed", pa.int64(), nullable=False),
@@ -50,55 +50,55 @@ TALLIES = pa.schema(
     metadata={_VERSION_KEY: str(TALLY_VERSION).encode()},
 )
 
-Done = tuple[Task, Tally]
+FinishedTask = tuple[ExperimentTask, Tally]
 Progress = Callable[[int, int, float], None]
 """Told how many tasks of how many are done, and how many processor seconds those that were run now have worked."""
 
 
-def run_on_spark(
-    session: SparkSession, experiment: Experiment, work: Sequence[Task], out: Path | None, progress: Progress
-) -> list[Done]:
+def run_experiment(
+    session: SparkSession, experiment: Experiment, tasks: Sequence[ExperimentTask], out: Path | None, progress: Progress
+) -> list[FinishedTask]:
     """Every task's tally, from an earlier sweep in `out` or run now."""
-    done, waiting = kept_and_waiting(out, experiment, work)
+    done, waiting = stored_and_pending(out, experiment, tasks)
     worked_s = 0.0
     runs, run_s = 0, experiment.run_s
-    progress(len(done), len(work), worked_s)
+    progress(len(done), len(tasks), worked_s)
     cores = parallelism(session)
     while waiting:
         wave = next_wave(waiting, run_s, cores)
-        timed = list(deal(session, hands_of(wave, run_s, cores), _timed_task))
+        timed = list(run_on_spark(session, split_into_batches(wave, run_s, cores), _timed_task))
         tallied = [pair for pair, _ in timed]
         done += tallied
         worked_s += sum(seconds for _, seconds in timed)
-        runs += _runs(wave)
+        runs += _run_count(wave)
         run_s = worked_s / runs
         if out is not None:
             for point in sorted({task.point for task, _ in tallied}):
                 write_tally(out, experiment, [pair for pair in tallied if pair[0].point == point])
-        progress(len(done), len(work), worked_s)
+        progress(len(done), len(tasks), worked_s)
     return done
 
 
-def next_wave(waiting: list[list[Task]], run_s: float, cores: int) -> list[Task]:
+def next_wave(pending: list[list[ExperimentTask]], run_s: float, cores: int) -> list[ExperimentTask]:
     """Whole points, taken from those that wait: as many as keep every core busy for a while."""
-    wave: list[Task] = []
-    while waiting and _runs(wave) * run_s < _WAVE_S * cores:
-        wave += waiting.pop(0)
+    wave: list[ExperimentTask] = []
+    while pending and _run_count(wave) * run_s < _WAVE_S * cores:
+        wave += pending.pop(0)
     return wave
 
 
-def hands_of(wave: Sequence[Task], run_s: float, cores: int) -> list[Sequence[Task]]:
+def split_into_batches(wave: Sequence[ExperimentTask], run_s: float, cores: int) -> list[Sequence[ExperimentTask]]:
     """Enough hands for every core, and no more than it takes to give each enough to do."""
-    count = min(len(wave), max(cores, ceil(_runs(wave) * run_s / _HAND_S)))
+    count = min(len(wave), max(cores, ceil(_run_count(wave) * run_s / _BATCH_S)))
     return [wave[first::count] for first in range(count)]
 
 
-def _runs(tasks: Iterable[Task]) -> int:
+def _run_count(tasks: Iterable[ExperimentTask]) -> int:
     """How many runs these are; what is computed without runs counts as one."""
     return sum(task.runs or 1 for task in tasks)
 
 
-def _timed_task(task: Task) -> tuple[Done, float]:
+def _timed_task(task: ExperimentTask) -> tuple[FinishedTask, float]:
     began = time.process_time()
     return run_task(task), time.process_time() - began
 
@@ -106,15 +106,15 @@ def _timed_task(task: Task) -> tuple[Done, float]:
 # -- what is kept --------------------------------------------------------------------------------------------
 
 
-def kept_and_waiting(
-    out: Path | None, experiment: Experiment, work: Iterable[Task]
-) -> tuple[list[Done], list[list[Task]]]:
+def stored_and_pending(
+    out: Path | None, experiment: Experiment, tasks: Iterable[ExperimentTask]
+) -> tuple[list[FinishedTask], list[list[ExperimentTask]]]:
     """What an earlier sweep has left in `out`, and the tasks of each point that have to be run."""
-    by_point: dict[int, list[Task]] = {}
-    for task in work:
+    by_point: dict[int, list[ExperimentTask]] = {}
+    for task in tasks:
         by_point.setdefault(task.point, []).append(task)
-    done: list[Done] = []
-    waiting: list[list[Task]] = []
+    done: list[FinishedTask] = []
+    waiting: list[list[ExperimentTask]] = []
     for point in sorted(by_point):
         kept = None if out is None else read_tally(out, experiment, by_point[point])
         if kept is None:
@@ -129,13 +129,13 @@ def tally_path(out: Path, experiment: str, point: int) -> Path:
     return out / "tallies" / f"experiment={experiment}" / f"point={point}" / "tally.parquet"
 
 
-def write_tally(out: Path, experiment: Experiment, done: Sequence[Done]) -> None:
+def write_tally(out: Path, experiment: Experiment, finished: Sequence[FinishedTask]) -> None:
     """Write one point, under a temporary name first."""
-    path = tally_path(out, experiment.name, done[0][0].point)
+    path = tally_path(out, experiment.name, finished[0][0].point)
     path.parent.mkdir(parents=True, exist_ok=True)
-    parameters = _label(experiment, done[0][0].point)
+    parameters = _parameters_label(experiment, finished[0][0].point)
     rows = []
-    for task, tally in sorted(done, key=lambda pair: pair[0].block):
+    for task, tally in sorted(finished, key=lambda pair: pair[0].block):
         common = {"parameters": parameters, "seed": task.seed, "block": task.block, "runs": tally.runs}
         for name, value in tally.sums.items():
             rows.append({**common, "name": name, "place": -1, "value": value, "square": tally.squares[name]})
@@ -147,11 +147,11 @@ def write_tally(out: Path, experiment: Experiment, done: Sequence[Done]) -> None
         if not tally.sums and not tally.hits:
             rows.append({**common, "name": "", "place": -1, "value": 0.0, "square": 0.0})
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=TALLIES), partial_path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=TALLY_SCHEMA), partial_path)
     partial_path.replace(path)
 
 
-def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> list[Done] | None:
+def read_tally(out: Path, experiment: Experiment, wanted: Sequence[ExperimentTask]) -> list[FinishedTask] | None:
     """The tallies of these tasks of one point if all of them are kept, else None."""
     path = tally_path(out, experiment.name, wanted[0].point)
     if not path.exists():
@@ -165,11 +165,11 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> lis
         said = "none" if version is None else version.decode(errors="replace")
         what = f"tally version {said} is unknown, this release reads {TALLY_VERSION}"
         raise TraceDamaged(path, f"{what}; name another --out, or remove it to run the point again")
-    missing = [name for name in TALLIES.names if name not in table.schema.names]
+    missing = [name for name in TALLY_SCHEMA.names if name not in table.schema.names]
     if missing:
         raise TraceDamaged(path, f"lacks the column {', '.join(missing)}; remove it to run the point again")
     tallies: dict[int, Tally] = {}
-    label = _label(experiment, wanted[0].point)
+    label = _parameters_label(experiment, wanted[0].point)
     for row in table.to_pylist():
         if row["parameters"] != label or row["seed"] != wanted[0].seed:
             return None
@@ -183,9 +183,9 @@ def read_tally(out: Path, experiment: Experiment, wanted: Sequence[Task]) -> lis
     return [(task, tallies[task.block]) for task in wanted] if set(tallies) >= {t.block for t in wanted} else None
 
 
-def _label(experiment: Experiment, point: int) -> str:
+def _parameters_label(experiment: Experiment, point: int) -> str:
     """What was run: the point's parameters and, of a sweep, the scenario that they change."""
     parameters: dict[str, Any] = dict(experiment.points[point])
-    if experiment.base:
-        parameters["scenario"] = experiment.base
+    if experiment.scenario_hash:
+        parameters["scenario"] = experiment.scenario_hash
     return json.dumps(parameters, sort_keys=True)

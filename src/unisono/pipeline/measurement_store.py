@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.events import SlaVerdict, SlaViolation
 from unisono.model.sla_fields import fields_of_verdict, verdict_of_fields
 
@@ -31,13 +31,13 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StoredSlaVerdict:
     """A violation or a clearance, of which group, and whether the group knows."""
 
     run: str
     group: str
     event: SlaVerdict
-    told: bool = False
+    reported: bool = False
 
     @property
     def id(self) -> str:
@@ -65,14 +65,14 @@ class MeasurementStore:
             row = self._connection.execute("SELECT version, value FROM state").fetchone()
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise InvalidPolicy(str(path), f"is no readable state of a measurement ({error})") from error
+            raise InvalidOption(str(path), f"is no readable state of a measurement ({error})") from error
         if row is not None and row[0] != STATE_VERSION:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 str(path), f"measurement state version {row[0]} is unknown, this release reads {STATE_VERSION}"
             )
         self.state: dict[str, Any] | None = None if row is None else json.loads(row[1])
 
-    def commit(self, state: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
+    def commit(self, state: Mapping[str, Any], verdicts: Sequence[StoredSlaVerdict]) -> None:
         """A batch is done: all of this, or none of it."""
         with self._lock, self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -82,16 +82,16 @@ class MeasurementStore:
                 [(v.id, v.run, v.group, event_text(v.event)) for v in verdicts],
             )
 
-    def told(self, verdict: str) -> None:
+    def mark_reported(self, verdict_id: str) -> None:
         """The group has delivered it."""
         with self._lock:
-            self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict,))
+            self._connection.execute("UPDATE verdicts SET told = 1 WHERE id = ?", (verdict_id,))
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[StoredSlaVerdict]:
         """All of them, in the order in which they were found."""
         with self._lock:
             found = self._connection.execute("SELECT run, team, verdict, told FROM verdicts ORDER BY number").fetchall()
-        return [Verdict(row[0], row[1], event_of(row[2]), bool(row[3])) for row in found]
+        return [StoredSlaVerdict(row[0], row[1], event_from_text(row[2]), bool(row[3])) for row in found]
 
     def close(self) -> None:
         """May be called twice."""
@@ -111,6 +111,6 @@ def event_text(event: SlaVerdict) -> str:
     return json.dumps(fields_of_verdict(event))
 
 
-def event_of(text: str) -> SlaVerdict:
+def event_from_text(text: str) -> SlaVerdict:
     """The event of a JSON text."""
     return verdict_of_fields(json.loads(text))

@@ -1,8 +1,8 @@
 """Verdicts over long runs of the orders that no sequence of keys cuts into ranges: of services without a total order,
 of multicast to several groups, and of final deliveries over a slot order.
 
-What is promised of single messages is judged by tiles (`check.message_shards`), what is promised of their order by ranges of
-slots. In neither case is more held in one place than one tile, or what is suspect.
+What is promised of single messages is judged by tiles (`check.message_shards`), what is promised of their
+order by ranges of slots. In neither case is more held in one place than one tile, or what is suspect.
 """
 
 from __future__ import annotations
@@ -10,17 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from unisono.check.causal_shards import causal_in_tiles
-from unisono.check.final import AGREEMENT, EARLY, FINAL, ORDER
+from unisono.check.causal_shards import causal_in_shards
+from unisono.check.final import EARLY, FINAL, FINAL_AGREEMENT, FINAL_ORDER
 from unisono.check.final_shards import final_agreement_in_ranges, final_order_in_ranges
-from unisono.check.member_runs import OF_LIVES, hidden_rows
-from unisono.check.message_shards import Frame, Tile, TileFinding, judge_tiles, most_held, tiles, timed, too_scattered
-from unisono.check.ranges import Findings, check_ranges, latency_verdict
-from unisono.check.shard_summary import Survey, reached
-from unisono.check.suite import NO_BOUND, SLOT_ORDERS, unpromised
+from unisono.check.member_runs import MEMBER_EVENT_KINDS, dropped_rows_reason
+from unisono.check.message_shards import (
+    MessageShard,
+    RunContext,
+    ShardFinding,
+    check_shards,
+    max_shard_rows,
+    measured_latencies,
+    message_shards,
+    scattered_reason,
+)
+from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict
+from unisono.check.shard_summary import RangeSummary, last_logged_sequences
+from unisono.check.suite import NO_BOUND, SLOT_ORDERS, as_unbounded
 from unisono.check.verdict import Reason, Verdict, graded_name, kept, unknown
-from unisono.model.services import PROMISES
-from unisono.pipeline.spark_tasks import Runner, TileTask, surveyed, tile_rows
+from unisono.model.services import SERVICE_CHECKS
+from unisono.pipeline.spark_tasks import Runner, ShardTask, shard_rows, summarize_ranges
 from unisono.trace.kinds import EventKind
 from unisono.trace.layout import Layout
 from unisono.trace.meta import TraceDamaged
@@ -28,144 +37,156 @@ from unisono.trace.table import Rows, Trace, concatenated
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRun:
     """A run on disk that was surveyed."""
 
-    plan: Layout
-    surveys: tuple[Survey, ...]
+    layout: Layout
+    summaries: tuple[RangeSummary, ...]
     """Of the deliveries of all grades."""
     grades: tuple[str, ...]
     bound_ns: int | None
-    load: Callable[[Sequence[int]], Rows]
+    load_ranges: Callable[[Sequence[int]], Rows]
     runner: Runner
-    looked_at_rows: int
+    max_suspect_rows: int
 
     @property
-    def finals(self) -> bool:
+    def has_finals(self) -> bool:
         """Whether deliveries are made final over a slot order."""
-        return self.plan.meta.order in SLOT_ORDERS
+        return self.layout.meta.order in SLOT_ORDERS
 
     @property
     def events(self) -> Rows:
         """What happened to members."""
-        return concatenated([survey.events for survey in self.surveys])
+        return concatenated([survey.events for survey in self.summaries])
 
-    def fine(self, name: str) -> Verdict:
+    def clean_verdict(self, name: str) -> Verdict:
         """What is said of a promise that nothing speaks against."""
-        return kept(name, hidden_rows(Trace.from_rows(concatenated([]), self.plan.meta, self.plan.logs)))
+        return kept(name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs)))
 
 
-def by_tiles(run: Recorded) -> dict[str, Verdict]:
+def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
-    if run.plan.meta.order in PROMISES and len(run.grades) > 1:
+    if run.layout.meta.order in SERVICE_CHECKS and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
         return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
     # What is early binds nobody, also where nothing became final.
-    binding = FINAL if run.finals or EARLY in run.grades else None
-    graded = run.surveys if binding is None else surveyed(run.plan, run.runner, binding, run.bound_ns)
-    verdicts = _in_order(run, graded, binding)
-    cut = tiles(run.surveys)
-    scattered = too_scattered(cut, run.surveys)
+    binding = FINAL if run.has_finals or EARLY in run.grades else None
+    graded = run.summaries if binding is None else summarize_ranges(run.layout, run.runner, binding, run.bound_ns)
+    verdicts = _check_order(run, graded, binding)
+    cut = message_shards(run.summaries)
+    scattered = scattered_reason(cut, run.summaries)
     if scattered:
         return verdicts | {"messages": unknown("messages", Reason.SCATTERED, scattered)}
-    frame = Frame(
-        meta=run.plan.meta,
-        logs=run.plan.logs,
-        events=run.events.of_kind(*OF_LIVES),
+    frame = RunContext(
+        meta=run.layout.meta,
+        logs=run.layout.logs,
+        events=run.events.of_kind(*MEMBER_EVENT_KINDS),
         grades=run.grades,
-        timed=binding,
-        until_ns=max(survey.last_ns for survey in (run.surveys if run.finals else graded)),
-        reached=reached(run.surveys),
+        timed_grade=binding,
+        until_ns=max(survey.last_ns for survey in (run.summaries if run.has_finals else graded)),
+        last_logged=last_logged_sequences(run.summaries),
         bound_ns=run.bound_ns,
-        limit_ns=None if run.finals else run.bound_ns,
-        causal="causal" in PROMISES.get(run.plan.meta.order, ()),
+        late_after_ns=None if run.has_finals else run.bound_ns,
+        checks_causal="causal" in SERVICE_CHECKS.get(run.layout.meta.order, ()),
     )
-    most_rows = most_held(run.surveys)
-    found = _found(run, frame, cut, most_rows)
-    if any(finding.too_long for finding in found):
+    most_rows = max_shard_rows(run.summaries)
+    found = _shard_findings(run, frame, cut, most_rows)
+    if any(finding.too_large for finding in found):
         reason = f"the rows of messages are scattered over ranges of slots: a part of the run has over {most_rows:,}"
         return verdicts | {"messages": unknown("messages", Reason.SCATTERED, reason)}
 
     def rows(numbers: Collection[int]) -> Rows:
-        return concatenated([tile_rows(cut[n], [run.plan.ranges[at] for at in cut[n].ranges]) for n in numbers])
+        return concatenated([shard_rows(cut[n], [run.layout.ranges[at] for at in cut[n].ranges]) for n in numbers])
 
     def looked_at(numbers: Collection[int]) -> Trace | None:
-        if sum(found[number].rows for number in numbers) > run.looked_at_rows:
+        if sum(found[number].rows for number in numbers) > run.max_suspect_rows:
             return None
-        return frame.trace(rows(numbers))
+        return frame.with_member_events(rows(numbers))
 
-    verdicts |= judge_tiles(frame, found, rows, run.looked_at_rows)
-    if frame.causal:
+    verdicts |= check_shards(frame, found, rows, run.max_suspect_rows)
+    if frame.checks_causal:
         edges = [finding.causal for finding in found if finding.causal is not None]
-        verdicts["causal"] = causal_in_tiles(edges, looked_at, run.fine("causal"))
-    seen, doubt = timed(frame, found)
-    if run.finals:
-        verdicts[graded_name("latency", FINAL)] = unpromised(latency_verdict(seen, NO_BOUND, doubt))
+        verdicts["causal"] = causal_in_shards(edges, looked_at, run.clean_verdict("causal"))
+    seen, doubt = measured_latencies(frame, found)
+    if run.has_finals:
+        verdicts[graded_name("latency", FINAL)] = as_unbounded(latency_verdict(seen, NO_BOUND, doubt))
     elif run.bound_ns is not None:
         verdicts["latency"] = latency_verdict(seen, run.bound_ns, doubt)
     return verdicts
 
 
-def _found(run: Recorded, frame: Frame, cut: Sequence[Tile], most_rows: int) -> list[TileFinding]:
-    plain, ranges = frame.plain(), run.plan.ranges
+def _shard_findings(
+    run: RecordedRun, context: RunContext, shards: Sequence[MessageShard], max_rows: int
+) -> list[ShardFinding]:
+    plain, ranges = context.nothing_found(), run.layout.ranges
     tasks = []
-    for number, tile in enumerate(cut):
-        before = cut[number - 1] if frame.causal and number else None
+    for number, tile in enumerate(shards):
+        before = shards[number - 1] if context.checks_causal and number else None
         files = tuple(ranges[at] for at in tile.ranges)
         files_before = tuple(ranges[at] for at in before.ranges) if before else ()
-        tasks.append(TileTask(frame, plain, tile, files, before, files_before, most_rows))
-    found: list[TileFinding] = []
+        tasks.append(ShardTask(context, plain, tile, files, before, files_before, max_rows))
+    found: list[ShardFinding] = []
     for outcome in run.runner(tasks):
         if isinstance(outcome, TraceDamaged):
             raise outcome
-        assert isinstance(outcome, TileFinding)
+        assert isinstance(outcome, ShardFinding)
         found.append(outcome)
     return found
 
 
-def _in_order(run: Recorded, graded: tuple[Survey, ...], binding: str | None) -> dict[str, Verdict]:
+def _check_order(
+    run: RecordedRun, graded_summaries: tuple[RangeSummary, ...], binding_grade: str | None
+) -> dict[str, Verdict]:
     """What is promised of the order of deliveries."""
-    plan = run.plan
+    plan = run.layout
 
-    def in_ranges(surveys: tuple[Survey, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
-        found = Findings(plan.meta, plan.logs, surveys, run.load, grade, run.bound_ns, run.looked_at_rows, 0)
+    def in_ranges(surveys: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
+        found = SummarizedRun(
+            plan.meta, plan.logs, surveys, run.load_ranges, grade, run.bound_ns, run.max_suspect_rows, 0
+        )
         return check_ranges(found, only)
 
-    if plan.meta.order in PROMISES:
-        return in_ranges(graded, binding, ["fifo"]) if "fifo" in PROMISES[plan.meta.order] else {}
-    if not run.finals:
-        return in_ranges(graded, binding, ["total_order", "fifo"])
+    if plan.meta.order in SERVICE_CHECKS:
+        return in_ranges(graded_summaries, binding_grade, ["fifo"]) if "fifo" in SERVICE_CHECKS[plan.meta.order] else {}
+    if not run.has_finals:
+        return in_ranges(graded_summaries, binding_grade, ["total_order", "fifo"])
     verdicts: dict[str, Verdict] = {}
     if EARLY in run.grades:
-        early = in_ranges(surveyed(plan, run.runner, EARLY, run.bound_ns), EARLY, ())
+        early = in_ranges(summarize_ranges(plan, run.runner, EARLY, run.bound_ns), EARLY, ())
         verdicts = {graded_name(name, EARLY): verdict for name, verdict in early.items()}
-    verdicts |= {graded_name("total_order", FINAL): in_ranges(graded, FINAL, ["total_order"])["total_order"]}
+    verdicts |= {graded_name("total_order", FINAL): in_ranges(graded_summaries, FINAL, ["total_order"])["total_order"]}
     skeleton = Trace.from_rows(run.events, plan.meta, plan.logs)
-    until_ns = max(survey.last_ns for survey in run.surveys)
-    verdicts[ORDER] = _looked_at(run, ORDER, lambda part: final_order_in_ranges(graded, part, run.fine(ORDER)))
-    fine = run.fine(AGREEMENT)
-    verdicts[AGREEMENT] = _looked_at(
-        run, AGREEMENT, lambda part: final_agreement_in_ranges(graded, skeleton, part, fine, until_ns=until_ns)
+    until_ns = max(survey.last_ns for survey in run.summaries)
+    verdicts[FINAL_ORDER] = _unknown_if_too_large(
+        run, FINAL_ORDER, lambda part: final_order_in_ranges(graded_summaries, part, run.clean_verdict(FINAL_ORDER))
+    )
+    fine = run.clean_verdict(FINAL_AGREEMENT)
+    verdicts[FINAL_AGREEMENT] = _unknown_if_too_large(
+        run,
+        FINAL_AGREEMENT,
+        lambda part: final_agreement_in_ranges(graded_summaries, skeleton, part, fine, until_ns=until_ns),
     )
     return verdicts
 
 
-def _looked_at(run: Recorded, name: str, judge: Callable[[Callable[[Iterable[int]], Trace]], Verdict]) -> Verdict:
+def _unknown_if_too_large(
+    run: RecordedRun, name: str, check: Callable[[Callable[[Iterable[int]], Trace]], Verdict]
+) -> Verdict:
     """The verdict of a judge that reads some ranges; unknown if they are too long."""
 
     def part(numbers: Iterable[int]) -> Trace:
         chosen = sorted(numbers)
-        rows = sum(run.surveys[number].rows for number in chosen)
-        if rows > run.looked_at_rows:
-            raise _TooLong(f"{rows:,} rows are suspect, more than the {run.looked_at_rows:,} looked at")
-        loaded = run.load(chosen).of_kind(EventKind.SEND, EventKind.DELIVER)
-        return Trace.from_rows(concatenated([loaded, run.events]), run.plan.meta, run.plan.logs)
+        rows = sum(run.summaries[number].rows for number in chosen)
+        if rows > run.max_suspect_rows:
+            raise _SuspectLimitExceeded(f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} looked at")
+        loaded = run.load_ranges(chosen).of_kind(EventKind.SEND, EventKind.DELIVER)
+        return Trace.from_rows(concatenated([loaded, run.events]), run.layout.meta, run.layout.logs)
 
     try:
-        return judge(part)
-    except _TooLong as why:
+        return check(part)
+    except _SuspectLimitExceeded as why:
         return unknown(name, Reason.TOO_MUCH_SUSPECT, str(why))
 
 
-class _TooLong(Exception):
+class _SuspectLimitExceeded(Exception):
     """More rows are suspect than are looked at."""

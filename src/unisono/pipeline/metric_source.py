@@ -17,7 +17,15 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from unisono.trace.metric_tails import Block, Stretch, latest, read_values, shared_out, stretches, with_rows
+from unisono.trace.metric_tails import (
+    MetricBlock,
+    StreamSlice,
+    balanced_parts,
+    read_values,
+    readable_offsets,
+    slices_between,
+    with_rows,
+)
 
 NAME = "unisono_metrics"
 _SCHEMA = "block binary"
@@ -45,9 +53,9 @@ class MetricSource(DataSource):
 class MetricReader(DataSourceStreamReader):
     """Offsets on the driver, blocks on the executors."""
 
-    def __init__(self, path: str, hands: int) -> None:
+    def __init__(self, path: str, max_parts: int) -> None:
         self._path = os.path.abspath(path)
-        self._hands = hands
+        self._max_parts = max_parts
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Nothing was read."""
@@ -55,17 +63,17 @@ class MetricReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
         """How far the streams go now."""
-        return latest(self._path, start or {})
+        return readable_offsets(self._path, start or {})
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """What has come, in as many parts as it is worth."""
-        work = stretches(start, end)
+        work = slices_between(start, end)
         size = sum(stretch.end - stretch.start for stretch in work)
-        return [InputPartition(part) for part in shared_out(work, min(self._hands, 1 + size // _PART_BYTES))]
+        return [InputPartition(part) for part in balanced_parts(work, min(self._max_parts, 1 + size // _PART_BYTES))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The blocks of one part."""
-        part: list[Stretch] = partition.value
+        part: list[StreamSlice] = partition.value
         # Thousands of new values, none of them garbage: looking for it would take a third of the time.
         gc.disable()
         try:
@@ -75,6 +83,6 @@ class MetricReader(DataSourceStreamReader):
         yield pa.RecordBatch.from_pydict({"block": pa.array(blocks, pa.binary())})
 
 
-def blocks_of(rows: Sequence[Any]) -> list[Block]:
+def decode_blocks(rows: Sequence[Any]) -> list[MetricBlock]:
     """The blocks of a batch, as collected."""
     return [with_rows(*pickle.loads(bytes(row["block"]))) for row in rows]

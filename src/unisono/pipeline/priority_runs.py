@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from unisono.check.priority_accounts import WINDOW_ROWS, Window, check_priority
+from unisono.check.priority_accounts import WINDOW_ROWS, PriorityWindow, check_priority
 from unisono.check.priority_ranges import PriorityRun
-from unisono.check.priority_summary import PrioritySurvey, among, survey_priority
-from unisono.check.priority_windows import LogFacts, WindowFinding, judge_window
+from unisono.check.priority_summary import PriorityRangeSummary, in_message_set, summarize_priority_range
+from unisono.check.priority_windows import LogFacts, WindowFinding, check_window
 from unisono.check.suite import NO_BOUND
 from unisono.check.verdict import Verdict
 from unisono.model.message_set import MessageSet
-from unisono.pipeline.spark_tasks import Runner, Task
+from unisono.pipeline.spark_tasks import Runner, SparkTask
 from unisono.trace.kinds import EventKind
 from unisono.trace.layout import Layout, RangeFiles, read_range
 from unisono.trace.meta import RunMeta, TraceDamaged
@@ -29,11 +29,11 @@ _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class PrioritySurveyTask:
+class PrioritySummaryTask:
     """One range, to be surveyed."""
 
     files: RangeFiles
-    without: frozenset[tuple[int, int]] = frozenset()
+    excluded_logs: frozenset[tuple[int, int]] = frozenset()
     """The logs whose deliveries do not count."""
 
     @property
@@ -41,10 +41,12 @@ class PrioritySurveyTask:
         """How many rows it reads."""
         return self.files.rows
 
-    def run(self) -> PrioritySurvey:
+    def run(self) -> PriorityRangeSummary:
         """Survey the range."""
         files = self.files
-        return survey_priority(read_range(files, checked=True), files.first_slot, files.last_slot, self.without)
+        return summarize_priority_range(
+            read_range(files, checked=True), files.first_slot, files.last_slot, self.excluded_logs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +64,18 @@ class GatherTask:
 
     def run(self) -> Rows:
         """Choose them."""
-        found = [part.of_kind(*self.kinds) for part in read_range(self.files, whole=True)]
-        return concatenated([copied(part.select(among(part, self.wanted))) for part in found])
+        found = [part.of_kind(*self.kinds) for part in read_range(self.files, all_columns=True)]
+        return concatenated([copied(part.select(in_message_set(part, self.wanted))) for part in found])
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTask:
     """One window, to be judged; without facts about the logs only its latencies are told."""
 
-    ranges: tuple[RangeFiles, ...]
-    receptions: tuple[RangeFiles, ...]
-    sends: tuple[RangeFiles, ...]
-    window: Window
+    delivery_files: tuple[RangeFiles, ...]
+    reception_files: tuple[RangeFiles, ...]
+    send_files: tuple[RangeFiles, ...]
+    window: PriorityWindow
     logs: tuple[LogFacts, ...] | None
     meta: RunMeta
     bound_ns: int
@@ -81,32 +83,32 @@ class WindowTask:
     @property
     def rows(self) -> int:
         """How many rows it reads."""
-        return sum(files.rows for files in {*self.ranges, *self.receptions, *self.sends})
+        return sum(files.rows for files in {*self.delivery_files, *self.reception_files, *self.send_files})
 
     def run(self) -> WindowFinding:
         """Judge the window."""
         kept: dict[EventKind, list[Rows]] = {
             kind: [] for kind in (EventKind.DELIVER, EventKind.RECEIVE, EventKind.SEND)
         }
-        wanted = zip(kept, (self.ranges, self.receptions, self.sends), strict=True)
+        wanted = zip(kept, (self.delivery_files, self.reception_files, self.send_files), strict=True)
         of = {kind: set(files) for kind, files in wanted}
-        for files in dict.fromkeys((*self.ranges, *self.receptions, *self.sends)):
+        for files in dict.fromkeys((*self.delivery_files, *self.reception_files, *self.send_files)):
             for part in read_range(files, columns=_COLUMNS):
                 for kind in (kind for kind in kept if files in of[kind]):
                     rows = part.of_kind(kind)
-                    kept[kind].append(rows.select(among(rows, self.window.messages)))
+                    kept[kind].append(rows.select(in_message_set(rows, self.window.messages)))
         delivered, received, sent = (concatenated(parts) for parts in kept.values())
         of_window = delivered, received, sent
-        return judge_window(self.logs, self.window.lower, of_window, self.meta, self.bound_ns)
+        return check_window(self.logs, self.window.last_slots_by_priority, of_window, self.meta, self.bound_ns)
 
 
-def by_windows(
-    plan: Layout,
+def verify_in_windows(
+    layout: Layout,
     runner: Runner,
     bound_ns: int | None,
-    refuse_silence: Callable[[Rows], None],
+    require_all_members: Callable[[Rows], None],
     *,
-    looked_at_rows: int,
+    max_suspect_rows: int,
 ) -> dict[str, Verdict]:
     """One verdict per promise, as `check.suite.check_all` gives over the whole run.
 
@@ -114,35 +116,41 @@ def by_windows(
     """
 
     def load(numbers: Sequence[int]) -> Rows:
-        return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
+        return concatenated(
+            [part for number in numbers for part in read_range(layout.ranges[number], all_columns=True)]
+        )
 
     def gather(wanted: MessageSet, kinds: Collection[EventKind], numbers: Sequence[int]) -> Rows:
-        tasks = [GatherTask(plan.ranges[number], wanted, tuple(kinds)) for number in numbers]
-        return concatenated(_outcomes(runner, tasks, Rows))
+        tasks = [GatherTask(layout.ranges[number], wanted, tuple(kinds)) for number in numbers]
+        return concatenated(_run_all(runner, tasks, Rows))
 
-    def judge(cut: Sequence[Window], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
+    def judge(cut: Sequence[PriorityWindow], logs: tuple[LogFacts, ...] | None) -> list[WindowFinding]:
         limit_ns = NO_BOUND if bound_ns is None else bound_ns
-        return _outcomes(runner, [_task(plan, window, logs, limit_ns) for window in cut], WindowFinding)
+        return _run_all(runner, [_window_task(layout, window, logs, limit_ns) for window in cut], WindowFinding)
 
-    def survey(numbers: Sequence[int], without: frozenset[tuple[int, int]] = frozenset()) -> list[PrioritySurvey]:
-        tasks = [PrioritySurveyTask(plan.ranges[number], without) for number in numbers]
-        return _outcomes(runner, tasks, PrioritySurvey)
+    def survey(numbers: Sequence[int], without: frozenset[tuple[int, int]] = frozenset()) -> list[PriorityRangeSummary]:
+        tasks = [PrioritySummaryTask(layout.ranges[number], without) for number in numbers]
+        return _run_all(runner, tasks, PriorityRangeSummary)
 
-    surveys = tuple(survey(range(len(plan.ranges))))
-    refuse_silence(concatenated([survey.plain.events for survey in surveys]))
-    run = PriorityRun(plan.meta, plan.logs, surveys, load, gather, survey, bound_ns, looked_at_rows)
+    surveys = tuple(survey(range(len(layout.ranges))))
+    require_all_members(concatenated([survey.base.events for survey in surveys]))
+    run = PriorityRun(layout.meta, layout.logs, surveys, load, gather, survey, bound_ns, max_suspect_rows)
     return check_priority(run, judge, window_rows=WINDOW_ROWS)
 
 
-def _task(plan: Layout, window: Window, logs: tuple[LogFacts, ...] | None, limit_ns: int) -> WindowTask:
+def _window_task(
+    layout: Layout, window: PriorityWindow, logs: tuple[LogFacts, ...] | None, limit_ns: int
+) -> WindowTask:
     def files(numbers: Iterable[int]) -> tuple[RangeFiles, ...]:
-        return tuple(plan.ranges[number] for number in numbers)
+        return tuple(layout.ranges[number] for number in numbers)
 
-    receptions = () if logs is None else files(window.receptions)
-    return WindowTask(files(window.ranges), receptions, files(window.sends), window, logs, plan.meta, limit_ns)
+    receptions = () if logs is None else files(window.reception_ranges)
+    return WindowTask(
+        files(window.delivery_ranges), receptions, files(window.send_ranges), window, logs, layout.meta, limit_ns
+    )
 
 
-def _outcomes(runner: Runner, tasks: Sequence[Task], kind: type[_Found]) -> list[_Found]:
+def _run_all(runner: Runner, tasks: Sequence[SparkTask], kind: type[_Found]) -> list[_Found]:
     """What the tasks found; damage is raised."""
     kept = []
     for outcome in runner(tasks):

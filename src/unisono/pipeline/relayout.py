@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.trace import version_1
 from unisono.trace.files import (
     RANGE_SLOTS,
@@ -30,7 +30,7 @@ from unisono.trace.files import (
     write_part,
 )
 from unisono.trace.kinds import SCHEMA_VERSION, stored
-from unisono.trace.layout import footer
+from unisono.trace.layout import read_footer
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
@@ -46,11 +46,11 @@ from unisono.trace.table import Rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WRITTEN = "member int, life long, rows long, file string, bytes long, sha256 string"
+_WRITTEN_COLUMNS = "member int, life long, rows long, file string, bytes long, sha256 string"
 
 
 @dataclass(frozen=True, slots=True)
-class Relayout:
+class RelayoutResult:
     """What was written."""
 
     folder: str
@@ -61,14 +61,14 @@ class Relayout:
 
 def relayout(
     session: SparkSession, source: Path, out: Path, *, range_slots: int = RANGE_SLOTS, closed: bool = False
-) -> Relayout:
+) -> RelayoutResult:
     """Write the run in `source` (a folder with meta.json and Parquet files at any depth) to `out`.
 
     A recording counts as closed if the source says so; `closed` says so of all, for sources that do not record it.
     What the executors say they wrote has to be here.
     """
     if range_slots < 1:
-        raise InvalidPolicy("range_slots", f"at least one slot is needed, not {range_slots}")
+        raise InvalidOption("range_slots", f"at least one slot is needed, not {range_slots}")
     meta = read_meta(source / META_NAME)
     target = group_folder(out, meta.run, meta.group)
     if target.exists():
@@ -80,26 +80,26 @@ def relayout(
     write_meta(out, meta)
     try:
         by = Rewriter(str(out.absolute()), meta, range_slots, versions.pop() if versions else SCHEMA_VERSION)
-        counts = _carried(session, source, out, by, files, closed=closed)
+        counts = _write_recordings(session, source, out, by, files, closed=closed)
     except BaseException:  # an interruption too
         shutil.rmtree(target, ignore_errors=True)  # half of a run is of no use, and would be in the way of a second try
         raise
     written = len(list(target.glob("member=*/*.parquet")))
-    return Relayout(str(target), sum(counts.values()), len(files), written)
+    return RelayoutResult(str(target), sum(counts.values()), len(files), written)
 
 
-def _carried(
+def _write_recordings(
     session: SparkSession, source: Path, out: Path, by: Rewriter, files: list[Path], *, closed: bool
 ) -> dict[tuple[int, int], int]:
     """How many rows each recording has, once they and the recordings' ends are written."""
     meta = by.meta
-    written = _written(session, files, by) if files else {}
-    for member, life in _closed(source):  # of a recording that was closed, every row may have been lost
+    written = _write_rows(session, files, by) if files else {}
+    for member, life in _closed_recordings(source):  # of a recording that was closed, every row may have been lost
         written.setdefault((member, life), _Written())
     for (member, life), found in sorted(written.items()):
-        dropped, whole = _recording(source, member, life, found.rows, closed)
+        dropped, whole = _recording_end(source, member, life, found.rows, closed)
         folder = member_folder(out, meta.run, meta.group, member)
-        here, times = _here(folder, life)
+        here, times = _rows_on_disk(folder, life)
         if here != found.rows:
             what = (
                 f"{found.rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under "
@@ -108,7 +108,7 @@ def _carried(
             raise TraceDamaged(folder.absolute(), what)
         if whole:
             folder.mkdir(parents=True, exist_ok=True)
-            write_end(folder, life, rows=found.rows, dropped=dropped, times=times, stamps=found.stamps)
+            write_end(folder, life, rows=found.rows, dropped=dropped, time_range=times, stamps=found.stamps)
     return {who: found.rows for who, found in written.items()}
 
 
@@ -120,7 +120,7 @@ class _Written:
     stamps: dict[str, FileStamp] = field(default_factory=dict)
 
 
-def _written(session: SparkSession, files: list[Path], by: Rewriter) -> dict[tuple[int, int], _Written]:
+def _write_rows(session: SparkSession, files: list[Path], by: Rewriter) -> dict[tuple[int, int], _Written]:
     """What each recording has, once it is written."""
     from pyspark.sql import functions  # noqa: PLC0415 - only who uses Spark pays for it
 
@@ -131,7 +131,7 @@ def _written(session: SparkSession, files: list[Path], by: Rewriter) -> dict[tup
     frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*columns)
     found: dict[tuple[int, int], _Written] = {}
     place = functions.expr(f"floor(slot / {by.range_slots})").alias("range")
-    for row in frame.groupBy("member", stored("life"), place).applyInArrow(write, _WRITTEN).collect():
+    for row in frame.groupBy("member", stored("life"), place).applyInArrow(write, _WRITTEN_COLUMNS).collect():
         who = (row["member"], row["life"])
         if row["rows"] < 0:
             what = f"has rows of member {who[0]} that are not of run {by.meta.run} and group {by.meta.group}"
@@ -167,8 +167,8 @@ class Rewriter:
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
             return _said(table["member"][0].as_py(), table[stored("life")][0].as_py(), -1, "", FileStamp(0, ""))
-        rows = from_arrow(_as_recorded(table), f"run {run}, group {group}")
-        rows = _in_order(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
+        rows = from_arrow(_to_trace_schema(table), f"run {run}, group {group}")
+        rows = _sorted_by_time(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
         member, life = int(rows.member[0]), int(rows.life[0])
         folder = member_folder(self.out, run, group, member)
         folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def _said(member: int, life: int, rows: int, file: str, known: FileStamp) -> Any
     )
 
 
-def _as_recorded(table: Any) -> Any:
+def _to_trace_schema(table: Any) -> Any:
     """Spark gives plain words for codes."""
     fields = [field for field in SCHEMA if field.name in table.column_names]
     columns = []
@@ -201,19 +201,19 @@ def _as_recorded(table: Any) -> Any:
     return pa.table(columns, names=[known.name for known in fields]).cast(pa.schema(fields))
 
 
-def _in_order(rows: Rows) -> Rows:
+def _sorted_by_time(rows: Rows) -> Rows:
     return rows.select(np.lexsort((rows.index, rows.sequence, rows.real_ns)))
 
 
-def _here(folder: Path, life: int) -> tuple[int, tuple[int, int] | None]:
+def _rows_on_disk(folder: Path, incarnation: int) -> tuple[int, tuple[int, int] | None]:
     """How many rows of a recording were written, and when they happened."""
-    told = [footer(path) for path in folder.glob(f"slots-*.{life}.*.parquet")]
+    told = [read_footer(path) for path in folder.glob(f"slots-*.{incarnation}.*.parquet")]
     times = [when for _, when in told if when is not None]
     within = (min(first for first, _ in times), max(last for _, last in times)) if times else None
     return sum(rows for rows, _ in told), within
 
 
-def _closed(source: Path) -> list[tuple[int, int]]:
+def _closed_recordings(source: Path) -> list[tuple[int, int]]:
     """The recordings that the source says were closed, each a member's life."""
     found = []
     for path in sorted(source.glob("member=*/end.*.json")):
@@ -223,9 +223,9 @@ def _closed(source: Path) -> list[tuple[int, int]]:
     return found
 
 
-def _recording(source: Path, member: int, life: int, rows: int, closed: bool) -> tuple[int, bool]:
+def _recording_end(source: Path, member: int, incarnation: int, rows: int, closed: bool) -> tuple[int, bool]:
     """How many rows a recording dropped, and whether it was closed."""
-    path = end_path(source / f"member={member}", life)
+    path = end_path(source / f"member={member}", incarnation)
     if not path.exists():
         return 0, closed
     ended = read_json(path)

@@ -20,22 +20,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy, UnisonoError
+from unisono.errors import InvalidOption, MissingDependency, UnisonoError
 from unisono.pipeline.java import use_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL = "local[*]"
+LOCAL_MASTER = "local[*]"
 _CONNECT_PORT = 15002
 """Where a Spark Connect server listens unless told."""
-_PATIENCE_S = 10
+_CONNECT_TIMEOUT_S = 10
 """So long a master or a server may take to answer."""
 _MASTERS = "none, local, local[N], yarn, k8s://…, spark://HOST:PORT or sc://HOST:PORT"
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+|sc://.+")
-_LACKS = ("ModuleNotFoundError", "ImportError", "MemoryError", "OSError", "PermissionError", "FileNotFoundError")
+_MACHINE_ERRORS = (
+    "ModuleNotFoundError",
+    "ImportError",
+    "MemoryError",
+    "OSError",
+    "PermissionError",
+    "FileNotFoundError",
+)
 """Errors of a task that its machine is to blame for."""
-_QUIET = """\
+_LOG4J_PROPERTIES = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -53,7 +60,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.worker.reuse": "true",
 }
 """What suits small machines and Python kernels; a configuration file or `settings` overrides any of them."""
-_LOCAL: Mapping[str, str] = {
+_LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Over TCP between the JVM and its Python workers, a job takes some 45 ms longer.
@@ -67,7 +74,7 @@ _LOCAL: Mapping[str, str] = {
 class SparkChoice:
     """Where to run: a master (`local[2]`, `spark://host:7077`, `yarn`, `k8s://…`) or Spark Connect (`sc://host`)."""
 
-    master: str = LOCAL
+    master: str = LOCAL_MASTER
     config: Path | None = None
     """A TOML file whose table [spark] holds settings, e.g. "executor.memory" = "2g"."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -75,78 +82,80 @@ class SparkChoice:
     def all_settings(self) -> dict[str, str]:
         """The defaults, the file and the settings, the later over the earlier."""
         found = dict(DEFAULTS)
-        if self.local:
-            found |= _LOCAL
+        if self.is_local:
+            found |= _LOCAL_SETTINGS
         if self.config is not None:
-            found |= _read(self.config)
+            found |= _read_settings(self.config)
         return found | dict(self.settings)
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether everything runs in this machine's one JVM."""
         return self.master.startswith("local")
 
     @property
-    def connect(self) -> bool:
+    def is_connect(self) -> bool:
         """Whether the session is a client of a Spark Connect server."""
         return self.master.startswith("sc://")
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_settings(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidPolicy(str(path), f"is no TOML: {error}") from None
+        raise InvalidOption(str(path), f"is no TOML: {error}") from None
     settings = table.get("spark")
     if not isinstance(settings, dict) or set(table) != {"spark"}:
-        raise InvalidPolicy(str(path), "one table [spark] of settings was expected")
-    return {f"spark.{name.removeprefix('spark.')}": _text(path, name, value) for name, value in settings.items()}
+        raise InvalidOption(str(path), "one table [spark] of settings was expected")
+    return {
+        f"spark.{name.removeprefix('spark.')}": _setting_text(path, name, value) for name, value in settings.items()
+    }
 
 
-def _text(path: Path, name: str, value: object) -> str:
+def _setting_text(path: Path, name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise InvalidPolicy(f"{path}: [spark] {name}", f"a word or a number was expected, not {value!r}")
+    raise InvalidOption(f"{path}: [spark] {name}", f"a word or a number was expected, not {value!r}")
 
 
 @contextmanager
 def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> Iterator[SparkSession]:
     """A session, stopped at the end; executors have this package whether or not they have seen it before."""
     chosen = choice or SparkChoice()
-    _refuse_master(chosen.master)
+    _check_master(chosen.master)
     try:
         from py4j.protocol import Py4JError  # noqa: PLC0415 - what Spark needs takes half a second to import
         from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ImportError:
-        raise EnvironmentLacks("pyspark is not installed: pip install 'unisono[pipeline]'") from None
+        raise MissingDependency("pyspark is not installed: pip install 'unisono[pipeline]'") from None
     with tempfile.TemporaryDirectory(prefix="unisono-spark-") as scratch, _interruptible() as ours:
         builder = SparkSession.builder.appName(name)
-        if chosen.connect:
-            settings = _read(chosen.config) if chosen.config is not None else {}
+        if chosen.is_connect:
+            settings = _read_settings(chosen.config) if chosen.config is not None else {}
             try:
                 session = builder.remote(chosen.master).getOrCreate()
             except ImportError as error:
                 lacks = str(error).partition("] ")[2] or str(error)
-                raise EnvironmentLacks(f"Spark Connect: {lacks} (pip install 'unisono[connect]')") from error
+                raise MissingDependency(f"Spark Connect: {lacks} (pip install 'unisono[connect]')") from error
             except PySparkException as error:
                 problem = str(error).partition("\n")[0]
-                raise EnvironmentLacks(f"Spark Connect at {chosen.master}: {problem}") from error
+                raise MissingDependency(f"Spark Connect at {chosen.master}: {problem}") from error
             for key, value in {**settings, **chosen.settings}.items():
                 session.conf.set(key, value)
             session.addArtifacts(str(package_archive(Path(scratch))), pyfile=True)
         else:
             use_java()
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            if chosen.local:
+            if chosen.is_local:
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             quiet = Path(scratch) / "log4j2.properties"
-            quiet.write_text(_QUIET, encoding="utf-8")
+            quiet.write_text(_LOG4J_PROPERTIES, encoding="utf-8")
             settings = chosen.all_settings()
-            _add(settings, "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet}", " ")
-            _add(settings, "spark.submit.pyFiles", str(package_archive(Path(scratch))), ",")
+            _append_setting(settings, "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet}", " ")
+            _append_setting(settings, "spark.submit.pyFiles", str(package_archive(Path(scratch))), ",")
             settings |= {"spark.master": chosen.master, "spark.app.name": name}
             said = Path(scratch) / "spark.log"
             try:
@@ -155,7 +164,9 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
             except (PySparkException, Py4JError, OSError, RuntimeError) as error:
                 if _interrupted(error):
                     raise KeyboardInterrupt from error
-                raise EnvironmentLacks(f"Spark did not start at {chosen.master}: {_cause(error, said)}") from error
+                raise MissingDependency(
+                    f"Spark did not start at {chosen.master}: {_start_error(error, said)}"
+                ) from error
             ours()
             session.sparkContext.setLogLevel("ERROR")
         try:
@@ -163,26 +174,26 @@ def spark_session(choice: SparkChoice | None = None, name: str = "unisono") -> I
         except (PySparkException, Py4JError) as error:
             if _interrupted(error):
                 raise KeyboardInterrupt from error
-            what, in_task = _told(error)
+            what, in_task = _error_line(error)
             if what.startswith("unisono."):  # an error of ours, by its module and name: what was given is at fault
                 raise UnisonoError(what.partition(": ")[2]) from error
-            if in_task and not what.startswith(_LACKS):
+            if in_task and not what.startswith(_MACHINE_ERRORS):
                 raise  # a mistake of ours: all there is to see is wanted
-            raise EnvironmentLacks(f"Spark at {chosen.master} failed: {what}") from error
+            raise MissingDependency(f"Spark at {chosen.master} failed: {what}") from error
         finally:
             with suppress(Py4JError, OSError):  # after an interruption it may not answer any more; it ends with us
                 session.stop()
 
 
-def _add(settings: dict[str, str], name: str, value: str, between: str) -> None:
+def _append_setting(settings: dict[str, str], name: str, value: str, separator: str) -> None:
     """One more value beside those that the user has given."""
-    settings[name] = between.join(filter(None, (settings.get(name, ""), value)))
+    settings[name] = separator.join(filter(None, (settings.get(name, ""), value)))
 
 
-def _refuse_master(master: str) -> None:
+def _check_master(master: str) -> None:
     """What is no master; and one of which no part answers, for which Spark would look for minutes, in silence."""
     if not _MASTER.fullmatch(master):
-        raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r}")
+        raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r}")
     if master.startswith("sc://"):
         places, what, port = [master.removeprefix("sc://").partition("/")[0]], "Spark Connect server", _CONNECT_PORT
     elif master.startswith("spark://"):
@@ -195,18 +206,18 @@ def _refuse_master(master: str) -> None:
             where = urlsplit(f"//{place}")
             host, at = where.hostname or "", where.port or port
         except ValueError as error:
-            raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r} ({error})") from None
+            raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r} ({error})") from None
         if not host or not at:
-            raise InvalidPolicy("--master", f"{_MASTERS} was expected, not {master!r}")
+            raise InvalidOption("--master", f"{_MASTERS} was expected, not {master!r}")
         try:
-            socket.create_connection((host, at), timeout=_PATIENCE_S).close()
+            socket.create_connection((host, at), timeout=_CONNECT_TIMEOUT_S).close()
         except OSError as error:
             problems.append(f"no {what} answers at {host}:{at} ({error})")
     if len(problems) == len(places):
-        raise EnvironmentLacks(f"{'; '.join(problems)}: does it run there, and is --master right?")
+        raise MissingDependency(f"{'; '.join(problems)}: does it run there, and is --master right?")
 
 
-def _start(settings: Mapping[str, str], said: Path) -> None:
+def _start(settings: Mapping[str, str], log_path: Path) -> None:
     """A context with these settings, unless one runs; what its JVM and its workers say goes to a file.
 
     Errors of tasks come back as exceptions, so nothing is lost; on the terminal the JVM's greetings would stand between
@@ -218,7 +229,7 @@ def _start(settings: Mapping[str, str], said: Path) -> None:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     gateway = None
     if SparkContext._gateway is None:
-        with said.open("wb") as log:
+        with log_path.open("wb") as log:
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
     if SparkContext._active_spark_context is None:
         SparkContext(conf=conf, gateway=gateway)
@@ -253,7 +264,7 @@ def _interrupted(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
-def _told(error: Exception) -> tuple[str, bool]:
+def _error_line(error: Exception) -> tuple[str, bool]:
     """Of what Spark says, what went wrong: the end of a task's traceback if there is one, else the first line."""
     lines = str(error).splitlines()
     at = next((number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line), len(lines))
@@ -261,9 +272,9 @@ def _told(error: Exception) -> tuple[str, bool]:
     return (told or lines or [repr(error)])[0], bool(told)
 
 
-def _cause(error: Exception, said: Path) -> str:
+def _start_error(error: Exception, log_path: Path) -> str:
     """What the JVM said last of what is wrong; the error itself if it said nothing."""
-    lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
+    lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines() if log_path.exists() else []
     told = [line for line in lines if "ERROR" in line or "Exception" in line]
     return told[-1] if told else str(error).partition("\n")[0]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from unisono.check.message_shards import Frame, Said, Tile, TileFinding, judge_tile
-from unisono.check.rate_compliance import Declared, declared
-from unisono.check.shard_summary import Survey, survey
-from unisono.pipeline.distribute import deal
+from unisono.check.message_shards import MessageShard, RunContext, Said, ShardFinding, check_shard
+from unisono.check.rate_compliance import DeclaredRates, declared_rates
+from unisono.check.shard_summary import RangeSummary, summarize_range
+from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
 from unisono.trace.layout import Layout, RangeFiles, read_range
 from unisono.trace.meta import RunMeta, TraceDamaged
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TASKS_PER_CORE = 4
 
 
-class Task(Protocol):
+class SparkTask(Protocol):
     """Something to be done with the rows of some files."""
 
     @property
@@ -36,43 +36,43 @@ class Task(Protocol):
 
 Outcome = object
 """What a task found, or the damage that it met: that is an outcome, not a failure of the task."""
-Runner = Callable[[Sequence[Task]], list[Outcome]]
+Runner = Callable[[Sequence[SparkTask]], list[Outcome]]
 """Runs tasks; the outcomes in their order."""
 
 
 @dataclass(frozen=True, slots=True)
-class RangeTask:
+class RangeSummaryTask:
     """One range of one run, to be surveyed."""
 
     run_number: int
     files: RangeFiles
     grade: str | None
     bound_ns: int | None
-    promised: Declared | None
+    promised: DeclaredRates | None
 
     @property
     def rows(self) -> int:
         """How many rows it reads."""
         return self.files.rows
 
-    def run(self) -> Survey:
+    def run(self) -> RangeSummary:
         """Survey the range."""
         slots = self.files.first_slot, self.files.last_slot
         chosen = {"grade": self.grade, "bound_ns": self.bound_ns, "promised": self.promised}
-        return survey(read_range(self.files, checked=True), *slots, **chosen)  # type: ignore[arg-type]
+        return summarize_range(read_range(self.files, checked=True), *slots, **chosen)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class TileTask:
+class ShardTask:
     """One tile of one run, to be judged; with the tile before it, where that tells something."""
 
-    frame: Frame
-    plain: dict[str, Said]
-    tile: Tile
+    context: RunContext
+    nothing_found: dict[str, Said]
+    shard: MessageShard
     files: tuple[RangeFiles, ...]
-    previous: Tile | None
+    previous: MessageShard | None
     previous_files: tuple[RangeFiles, ...]
-    most_rows: int
+    max_rows: int
     """How many rows a tile may have."""
 
     @property
@@ -80,71 +80,73 @@ class TileTask:
         """How many rows it reads."""
         return sum(files.rows for files in (*self.files, *self.previous_files))
 
-    def run(self) -> TileFinding:
+    def run(self) -> ShardFinding:
         """Judge the tile."""
         try:
-            own = tile_rows(self.tile, self.files, self.most_rows)
-            previous = None if self.previous is None else tile_rows(self.previous, self.previous_files, self.most_rows)
-        except _TooManyRows:
-            return TileFinding(frozenset(), 0, too_long=True)
-        return judge_tile(self.frame, self.plain, own, previous)
+            own = shard_rows(self.shard, self.files, self.max_rows)
+            previous = None if self.previous is None else shard_rows(self.previous, self.previous_files, self.max_rows)
+        except _ShardTooLarge:
+            return ShardFinding(frozenset(), 0, too_large=True)
+        return check_shard(self.context, self.nothing_found, own, previous)
 
 
-class _TooManyRows(Exception):
+class _ShardTooLarge(Exception):
     """A tile has more rows than are held."""
 
 
-def tile_rows(tile: Tile, files: Iterable[RangeFiles], most_rows: int | None = None) -> Rows:
+def shard_rows(shard: MessageShard, files: Iterable[RangeFiles], max_rows: int | None = None) -> Rows:
     """The sends and deliveries of a tile's messages, from the files that have them."""
     parts: list[Rows] = []
     for rows in (rows for one in files for rows in read_range(one)):
-        parts.append(tile.rows_of(rows))
-        if most_rows is not None and sum(map(len, parts)) > most_rows:
-            raise _TooManyRows
+        parts.append(shard.select_rows(rows))
+        if max_rows is not None and sum(map(len, parts)) > max_rows:
+            raise _ShardTooLarge
     return concatenated(parts)
 
 
-def survey_task(
+def summary_task(
     meta: RunMeta, files: RangeFiles, grade: str | None, bound_ns: int | None, run_number: int = 0
-) -> RangeTask:
+) -> RangeSummaryTask:
     """The survey of one range of a run."""
-    return RangeTask(run_number, files, grade, bound_ns, declared(meta))
+    return RangeSummaryTask(run_number, files, grade, bound_ns, declared_rates(meta))
 
 
-def surveyed(plan: Layout, runner: Runner, grade: str | None, bound_ns: int | None) -> tuple[Survey, ...]:
+def summarize_ranges(
+    layout: Layout, runner: Runner, grade: str | None, bound_ns: int | None
+) -> tuple[RangeSummary, ...]:
     """The surveys of all ranges of a run; damage is raised."""
     kept = []
-    for outcome in runner([survey_task(plan.meta, files, grade, bound_ns) for files in plan.ranges]):
+    for outcome in runner([summary_task(layout.meta, files, grade, bound_ns) for files in layout.ranges]):
         if isinstance(outcome, TraceDamaged):
             raise outcome
-        assert isinstance(outcome, Survey)
+        assert isinstance(outcome, RangeSummary)
         kept.append(outcome)
     return tuple(kept)
 
 
-def _outcome(task: Task) -> Outcome:
+def _run_task(task: SparkTask) -> Outcome:
     try:
         return task.run()
     except TraceDamaged as damage:
         return damage
 
 
-def in_process(tasks: Sequence[Task]) -> list[Outcome]:
+def in_process(tasks: Sequence[SparkTask]) -> list[Outcome]:
     """The runner without Spark: one task after the other."""
-    return [_outcome(task) for task in tasks]
+    return [_run_task(task) for task in tasks]
 
 
-def on_spark(session: SparkSession, tasks: Sequence[Task]) -> list[Outcome]:
+def on_spark(session: SparkSession, tasks: Sequence[SparkTask]) -> list[Outcome]:
     """The runner on Spark. Large and small ones are dealt out so that Spark's tasks are alike in size."""
     if not tasks:
         return []
     count = min(len(tasks), parallelism(session) * _TASKS_PER_CORE)
     by_size = sorted(range(len(tasks)), key=lambda number: -tasks[number].rows)
     hands = [[(number, tasks[number]) for number in by_size[first::count]] for first in range(count)]
-    found = dict(deal(session, hands, _numbered_outcome))
+    found = dict(run_on_spark(session, hands, _run_numbered_task))
     return [found[number] for number in range(len(tasks))]
 
 
-def _numbered_outcome(numbered: tuple[int, Task]) -> tuple[int, Outcome]:
+def _run_numbered_task(numbered: tuple[int, SparkTask]) -> tuple[int, Outcome]:
     number, task = numbered
-    return number, _outcome(task)
+    return number, _run_task(task)

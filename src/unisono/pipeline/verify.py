@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 
 from unisono.check.final import FINAL
-from unisono.check.ranges import LOOKED_AT_ROWS, Findings, check_ranges
-from unisono.check.shard_summary import Survey
+from unisono.check.ranges import MAX_SUSPECT_ROWS, SummarizedRun, check_ranges
+from unisono.check.shard_summary import RangeSummary
 from unisono.check.suite import SLOT_ORDERS, WITHOUT_KEYS, check_all
 from unisono.check.verdict import Reason, Status, Verdict, graded_name, overall, unknown
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.pipeline.message_shards import Recorded, by_tiles
-from unisono.pipeline.priority_runs import by_windows
-from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, survey_task, surveyed
-from unisono.trace.files import closed_times, find_groups
+from unisono.pipeline.message_shards import RecordedRun, verify_in_shards
+from unisono.pipeline.priority_runs import verify_in_windows
+from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, summarize_ranges, summary_task
+from unisono.trace.files import closed_time_range, find_groups
 from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, layout, meets, read_range, silent_members
+from unisono.trace.layout import Layout, layout, may_overlap, members_without_files, read_range
 from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
-_NAMED = 3
+_MAX_NAMED_RUNS = 3
 """So many runs are named where none is the one that was asked for."""
 
 __all__ = ["RunReport", "in_process", "on_spark", "verify"]
@@ -57,8 +57,8 @@ def verify(
     group: str | None = None,
     since_ns: int | None = None,
     until_ns: int | None = None,
-    whole_rows: int = LOOKED_AT_ROWS,
-    looked_at_rows: int = LOOKED_AT_ROWS,
+    max_whole_rows: int = MAX_SUSPECT_ROWS,
+    max_suspect_rows: int = MAX_SUSPECT_ROWS,
 ) -> list[RunReport]:
     """A report for each run of each group at or below `path`; one of no more than `whole_rows` may be read whole.
 
@@ -77,21 +77,21 @@ def verify(
             there.add(f"run {meta.run} of group {meta.group}")
             if run not in (None, meta.run) or group not in (None, meta.group):
                 continue
-            if when and not meets(closed_times(folder), since_ns, until_ns):
+            if when and not may_overlap(closed_time_range(folder), since_ns, until_ns):
                 continue
             plan = layout(folder)
-            if plan.within(since_ns, until_ns):
+            if plan.may_contain(since_ns, until_ns):
                 plans.append(plan)
         except TraceDamaged as damage:
-            reports.append(RunReport(str(folder), "", "", 0, _unknown(damage)))
+            reports.append(RunReport(str(folder), "", "", 0, _damaged_verdict(damage)))
     if not plans and not reports:
         what = " ".join(
             filter(None, ("has no run", run, group and f"of group {group}", "in that time" if when else ""))
         )
-        others = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
-        raise TraceDamaged(path, f"{what}; there is {', '.join(sorted(there)[:_NAMED])}{others}")
+        others = f" and {len(there) - _MAX_NAMED_RUNS} more" if len(there) > _MAX_NAMED_RUNS else ""
+        raise TraceDamaged(path, f"{what}; there is {', '.join(sorted(there)[:_MAX_NAMED_RUNS])}{others}")
     tasks = [
-        survey_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
+        summary_task(plan.meta, files, None, plan.meta.bound_ns if bound_ns is None else bound_ns, number)
         for number, plan in enumerate(plans)
         if plan.meta.order not in PRIORITY_ORDERS  # sends and deliveries are numbered apart there: all would be edges
         for files in plan.ranges
@@ -100,67 +100,69 @@ def verify(
     for number, plan in enumerate(plans):
         try:
             if plan.meta.order in PRIORITY_ORDERS:
-                by_priority = partial(_prioritized, runner=runner, looked_at_rows=looked_at_rows)
-                verdicts = (_whole if plan.rows <= whole_rows else by_priority)(plan, bound_ns)
+                by_priority = partial(_verify_priority, runner=runner, max_suspect_rows=max_suspect_rows)
+                verdicts = (_verify_whole if plan.rows <= max_whole_rows else by_priority)(plan, bound_ns)
             else:
                 found = [outcomes[number, files] for files in plan.ranges]
-                verdicts = _verdicts(plan, found, runner, bound_ns, (looked_at_rows, whole_rows))
+                verdicts = _verify_summaries(plan, found, runner, bound_ns, (max_suspect_rows, max_whole_rows))
         except TraceDamaged as damage:  # found only when whole rows were read, or since the survey
-            verdicts = _unknown(damage)
+            verdicts = _damaged_verdict(damage)
         reports.append(RunReport(plan.folder, plan.meta.run, plan.meta.group, plan.rows, verdicts))
     return sorted(reports, key=lambda report: report.folder)
 
 
-def _verdicts(
+def _verify_summaries(
     plan: Layout, outcomes: Sequence[object], runner: Runner, bound_ns: int | None, limits: tuple[int, int]
 ) -> dict[str, Verdict]:
     looked_at_rows, whole_rows = limits
-    surveys: list[Survey] = []
+    surveys: list[RangeSummary] = []
     for outcome in outcomes:
         if isinstance(outcome, TraceDamaged):
-            return _unknown(outcome)
-        assert isinstance(outcome, Survey)
+            return _damaged_verdict(outcome)
+        assert isinstance(outcome, RangeSummary)
         surveys.append(outcome)
-    _refuse_silence(plan, concatenated([found.events for found in surveys]))
+    _require_all_members(plan, concatenated([found.events for found in surveys]))
     load, bound = partial(_load, plan), plan.meta.bound_ns if bound_ns is None else bound_ns
     grades = tuple(sorted({grade for found in surveys for grade in found.grades}))
     finals = FINAL in grades and plan.meta.order in SLOT_ORDERS
     if finals or plan.meta.order in WITHOUT_KEYS:
         if plan.rows <= whole_rows:
-            return _whole(plan, bound_ns)
-        return by_tiles(Recorded(plan, tuple(surveys), grades, bound, load, runner, looked_at_rows))
+            return _verify_whole(plan, bound_ns)
+        return verify_in_shards(RecordedRun(plan, tuple(surveys), grades, bound, load, runner, looked_at_rows))
     if len(grades) <= 1:
-        return check_ranges(Findings(plan.meta, plan.logs, tuple(surveys), load, None, bound, *limits))
+        return check_ranges(SummarizedRun(plan.meta, plan.logs, tuple(surveys), load, None, bound, *limits))
     verdicts: dict[str, Verdict] = {}
     for grade in grades:
-        kept = surveyed(plan, runner, grade, bound)
-        found = check_ranges(Findings(plan.meta, plan.logs, kept, load, grade, bound, *limits))
+        kept = summarize_ranges(plan, runner, grade, bound)
+        found = check_ranges(SummarizedRun(plan.meta, plan.logs, kept, load, grade, bound, *limits))
         verdicts |= {graded_name(name, grade): verdict for name, verdict in found.items()}
     return verdicts
 
 
 def _load(plan: Layout, numbers: Sequence[int]) -> Rows:
-    return concatenated([part for number in numbers for part in read_range(plan.ranges[number], whole=True)])
+    return concatenated([part for number in numbers for part in read_range(plan.ranges[number], all_columns=True)])
 
 
-def _whole(plan: Layout, bound_ns: int | None) -> dict[str, Verdict]:
+def _verify_whole(plan: Layout, bound_ns: int | None) -> dict[str, Verdict]:
     rows = _load(plan, range(len(plan.ranges)))
-    _refuse_silence(plan, rows)
+    _require_all_members(plan, rows)
     return check_all(Trace.from_rows(rows, plan.meta, plan.logs), bound_ns=bound_ns)
 
 
-def _refuse_silence(plan: Layout, events: Rows) -> None:
+def _require_all_members(plan: Layout, events: Rows) -> None:
     """A member of whom there is no file must have been seen to crash."""
-    silent = silent_members(plan, frozenset(events.of_kind(EventKind.CRASH).sender.tolist()))
+    silent = members_without_files(plan, frozenset(events.of_kind(EventKind.CRASH).sender.tolist()))
     if silent:
         names = ", ".join(map(str, silent))
         raise TraceDamaged(plan.folder, f"no file of member {names}, which {META_NAME} names")
 
 
-def _prioritized(plan: Layout, bound_ns: int | None, runner: Runner, looked_at_rows: int) -> dict[str, Verdict]:
+def _verify_priority(plan: Layout, bound_ns: int | None, runner: Runner, max_suspect_rows: int) -> dict[str, Verdict]:
     bound = plan.meta.bound_ns if bound_ns is None else bound_ns
-    return by_windows(plan, runner, bound, partial(_refuse_silence, plan), looked_at_rows=looked_at_rows)
+    return verify_in_windows(
+        plan, runner, bound, partial(_require_all_members, plan), max_suspect_rows=max_suspect_rows
+    )
 
 
-def _unknown(damage: TraceDamaged) -> dict[str, Verdict]:
+def _damaged_verdict(damage: TraceDamaged) -> dict[str, Verdict]:
     return {"trace": unknown("trace", Reason.TRACE_DAMAGED, str(damage))}

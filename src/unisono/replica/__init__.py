@@ -5,9 +5,9 @@ Paper 003 §3.2: each object has a conservative state, an optimistic one, and a 
 writes one keeps `Machine`. The tests are in tests/property/test_replica.py and tests/process/test_replicated.py.
 """
 
-from unisono.replica.replica import Mistakes, Replica
+from unisono.replica.replica import MistakeCounts, Replica
 from unisono.replica.replicated import Replicated
-from unisono.replica.state_machine import Key, Machine, UndeclaredObject, View
+from unisono.replica.state_machine import Key, ObjectView, StateMachine, UndeclaredObject
 from unisono.replica.structures import Counter, Dict, Log, Set
 
 __all__ = [
@@ -15,11 +15,11 @@ __all__ = [
     "Dict",
     "Key",
     "Log",
-    "Machine",
-    "Mistakes",
+    "MistakeCounts",
+    "ObjectView",
     "Replica",
     "Replicated",
     "Set",
+    "StateMachine",
     "UndeclaredObject",
-    "View",
 ]

@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.replica.state_machine import Key, Machine, View
+from unisono.replica.state_machine import Key, ObjectView, StateMachine
 
 MessageName = tuple[int, int, int]
 """Sender, incarnation and sequence: names a message for ever."""
-_HEAD = struct.Struct("!QI")
-_MARK = struct.Struct("!iqq")
+_SNAPSHOT_HEAD = struct.Struct("!QI")
+_SENDER_POSITION = struct.Struct("!iqq")
 
 
 @dataclass(slots=True)
-class Mistakes:
+class MistakeCounts:
     """Why the optimistic state had to be made again."""
 
     lost: int = 0
@@ -41,7 +41,7 @@ class Mistakes:
 
 
 @dataclass(slots=True, eq=False)
-class _Queued:
+class _QueuedCommand:
     name: MessageName
     command: bytes
     touched: tuple[Key, ...]
@@ -50,20 +50,20 @@ class _Queued:
 class Replica:
     """One member's copy of the state."""
 
-    def __init__(self, machine: Machine, *, two_grades: bool = True) -> None:
+    def __init__(self, machine: StateMachine, *, two_grades: bool = True) -> None:
         """`two_grades`: whether what becomes final without having been early is a mistake; an early command says so."""
-        self.mistakes = Mistakes()
+        self.mistakes = MistakeCounts()
         self.executed = 0
         """How many commands the conservative state has seen."""
         self._machine = machine
         self._two_grades = two_grades
         self._conservative: dict[Key, Any] = {}
         self._overlay: dict[Key, Any] = {}
-        self._queues: dict[Key, deque[_Queued]] = {}
+        self._queues: dict[Key, deque[_QueuedCommand]] = {}
         """By object, the commands executed early and not yet finally, in the early order."""
-        self._queued: dict[MessageName, _Queued] = {}
+        self._queued: dict[MessageName, _QueuedCommand] = {}
         """All of them; the order of insertion is the early order."""
-        self._final: dict[int, tuple[int, int]] = {}
+        self._last_final: dict[int, tuple[int, int]] = {}
         """By sender, incarnation and sequence of its last final command: a sender's commands are final in its order."""
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Replica:
 
     # -- the two grades --------------------------------------------------------------------------------------
 
-    def early(self, name: MessageName, command: bytes) -> Any:
+    def deliver_early(self, name: MessageName, command: bytes) -> Any:
         """A command was delivered early; what it gave back, None if it was final already."""
         if name in self._queued:
             return None
@@ -102,17 +102,17 @@ class Replica:
         if self._is_final(name):
             self.mistakes.late += 1
             return None
-        queued = _Queued(name, command, tuple(dict.fromkeys(self._machine.touches(command))))
+        queued = _QueuedCommand(name, command, tuple(dict.fromkeys(self._machine.touches(command))))
         self._queued[name] = queued
         for key in queued.touched:
             self._queues.setdefault(key, deque()).append(queued)
         return self._run_early(queued)
 
-    def final(self, name: MessageName, command: bytes) -> Any:
+    def deliver_final(self, name: MessageName, command: bytes) -> Any:
         """A command was delivered finally; what it gave back."""
         queued = self._queued.pop(name, None)
         touched = queued.touched if queued is not None else tuple(dict.fromkeys(self._machine.touches(command)))
-        view = View(touched, self._conservative.get)
+        view = ObjectView(touched, self._conservative.get)
         result = self._machine.apply(view, command)
         for key, value in view.written.items():
             if value is None:
@@ -120,14 +120,14 @@ class Replica:
             else:
                 self._conservative[key] = value
         self.executed += 1
-        self._final[name[0]] = max(self._final.get(name[0], (-1, -1)), name[1:])
+        self._last_final[name[0]] = max(self._last_final.get(name[0], (-1, -1)), name[1:])
         if queued is not None and all(self._queues[key][0] is queued for key in touched):
             for key in touched:
                 self._queues[key].popleft()
-                self._settle(key)
+                self._drop_overlay_if_final(key)
         elif queued is not None:
             self.mistakes.out_of_order += 1
-            self._forget(queued)
+            self._dequeue(queued)
             self._roll_back(touched)
         elif self._two_grades:
             self.mistakes.lost += 1
@@ -140,23 +140,23 @@ class Replica:
             queued = self._queued.pop(name, None)
             if queued is not None:
                 self.mistakes.retracted += 1
-                self._forget(queued)
+                self._dequeue(queued)
                 self._roll_back(queued.touched)
 
     def _is_final(self, name: MessageName) -> bool:
-        return name[1:] <= self._final.get(name[0], (-1, -1))
+        return name[1:] <= self._last_final.get(name[0], (-1, -1))
 
-    def _run_early(self, queued: _Queued) -> Any:
-        view = View(queued.touched, self.optimistic)
+    def _run_early(self, queued: _QueuedCommand) -> Any:
+        view = ObjectView(queued.touched, self.optimistic)
         result = self._machine.apply(view, queued.command)
         self._overlay.update(view.written)
         return result
 
-    def _forget(self, queued: _Queued) -> None:
+    def _dequeue(self, queued: _QueuedCommand) -> None:
         for key in queued.touched:
             self._queues[key].remove(queued)
 
-    def _settle(self, key: Key) -> None:
+    def _drop_overlay_if_final(self, key: Key) -> None:
         """With no command left between the two states of an object they are one."""
         if not self._queues[key]:
             del self._queues[key]
@@ -165,7 +165,7 @@ class Replica:
     def _roll_back(self, touched: Iterable[Key]) -> None:
         """Overwrite what the mistake reached with the conservative state, and run the commands that are left again."""
         reached: dict[Key, None] = {}
-        again: dict[MessageName, _Queued] = {}
+        again: dict[MessageName, _QueuedCommand] = {}
         waiting = list(touched)
         while waiting:
             key = waiting.pop()
@@ -178,7 +178,7 @@ class Replica:
         for key in reached:
             self._overlay.pop(key, None)
             if key in self._queues:
-                self._settle(key)
+                self._drop_overlay_if_final(key)
         if again:
             self.mistakes.rollbacks += 1
             self.mistakes.reexecuted += len(again)
@@ -190,23 +190,25 @@ class Replica:
 
     def snapshot(self) -> bytes:
         """The conservative state and how far each sender's commands are in it."""
-        marks = b"".join(_MARK.pack(sender, *last) for sender, last in sorted(self._final.items()))
-        return _HEAD.pack(self.executed, len(self._final)) + marks + self._machine.dump(self._conservative)
+        marks = b"".join(_SENDER_POSITION.pack(sender, *last) for sender, last in sorted(self._last_final.items()))
+        return (
+            _SNAPSHOT_HEAD.pack(self.executed, len(self._last_final)) + marks + self._machine.dump(self._conservative)
+        )
 
     def restore(self, data: bytes) -> None:
         """Begin from another member's snapshot; what was delivered early here and is not in it stays."""
         try:
-            executed, count = _HEAD.unpack_from(data)
-            end = _HEAD.size + count * _MARK.size
-            marks = [(s, (i, n)) for s, i, n in _MARK.iter_unpack(data[_HEAD.size : end])]
+            executed, count = _SNAPSHOT_HEAD.unpack_from(data)
+            end = _SNAPSHOT_HEAD.size + count * _SENDER_POSITION.size
+            marks = [(s, (i, n)) for s, i, n in _SENDER_POSITION.iter_unpack(data[_SNAPSHOT_HEAD.size : end])]
         except struct.error as error:
             raise ValueError(f"this is no snapshot of a replica: {error}") from None
         if len(marks) != count:
             raise ValueError(f"this is no snapshot of a replica: {count} senders named, {len(marks)} there")
         self._conservative = self._machine.load(data[end:])
-        self.executed, self._final = executed, dict(marks)
+        self.executed, self._last_final = executed, dict(marks)
         for name in [name for name in self._queued if self._is_final(name)]:
-            self._forget(self._queued.pop(name))
+            self._dequeue(self._queued.pop(name))
         self._overlay.clear()
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
         for queued in self._queued.values():

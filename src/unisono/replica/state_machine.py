@@ -27,7 +27,7 @@ class UndeclaredObject(UnisonoError, KeyError):
         return str(self.args[0])
 
 
-class View:
+class ObjectView:
     """The objects of one command while it runs: those that it declared, and no others."""
 
     __slots__ = ("_declared", "_read", "written")
@@ -52,7 +52,7 @@ class View:
         self.written[key] = value
 
 
-class Machine(Protocol):
+class StateMachine(Protocol):
     """A deterministic state machine over named objects."""
 
     def touches(self, command: bytes) -> Sequence[Key]:
@@ -61,7 +61,7 @@ class Machine(Protocol):
         ValueError if this is no command: then it is not sent.
         """
 
-    def apply(self, view: View, command: bytes) -> Any:
+    def apply(self, view: ObjectView, command: bytes) -> Any:
         """Run the command; what it gives back is for whoever waits for it, and is not replicated."""
 
     def dump(self, state: dict[Key, Any]) -> bytes:

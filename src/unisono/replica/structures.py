@@ -11,11 +11,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.replica.state_machine import Key, View
+from unisono.replica.state_machine import Key, ObjectView
 
 _LENGTH = struct.Struct("!I")
 _AMOUNT = struct.Struct("!q")
-_PUT, _DROP, _SWAP = b"+", b"-", b"?"
+_PUT, _REMOVE, _SWAP = b"+", b"-", b"?"
 
 
 def pack(*parts: bytes) -> bytes:
@@ -60,7 +60,7 @@ class Dict:
     @staticmethod
     def drop(key: bytes) -> bytes:
         """The command that removes a key; gives back the value that it had, or None."""
-        return pack(_DROP, key)
+        return pack(_REMOVE, key)
 
     @staticmethod
     def swap(key: bytes, expected: bytes, value: bytes) -> bytes:
@@ -69,9 +69,9 @@ class Dict:
 
     def touches(self, command: bytes) -> Sequence[Key]:
         """The key; ValueError if this is no command."""
-        return (_parsed(command, {_PUT: 3, _DROP: 2, _SWAP: 4}, "Dict.put, Dict.drop or Dict.swap")[1],)
+        return (_parsed(command, {_PUT: 3, _REMOVE: 2, _SWAP: 4}, "Dict.put, Dict.drop or Dict.swap")[1],)
 
-    def apply(self, view: View, command: bytes) -> Any:
+    def apply(self, view: ObjectView, command: bytes) -> Any:
         """Run a command."""
         what, key, *values = unpack(command)
         before = view[key]
@@ -105,13 +105,13 @@ class Set:
     @staticmethod
     def discard(element: bytes) -> bytes:
         """The command that removes an element; gives back whether it was there."""
-        return pack(_DROP, element)
+        return pack(_REMOVE, element)
 
     def touches(self, command: bytes) -> Sequence[Key]:
         """The element; ValueError if this is no command."""
-        return (_parsed(command, {_PUT: 2, _DROP: 2}, "Set.add or Set.discard")[1],)
+        return (_parsed(command, {_PUT: 2, _REMOVE: 2}, "Set.add or Set.discard")[1],)
 
-    def apply(self, view: View, command: bytes) -> bool:
+    def apply(self, view: ObjectView, command: bytes) -> bool:
         """Run a command."""
         what, element = unpack(command)
         there = view[element] is not None
@@ -143,7 +143,7 @@ class Counter:
             raise ValueError(f"a command is made by Counter.add; {command[:20]!r} is none")
         return (self.KEY,)
 
-    def apply(self, view: View, command: bytes) -> int:
+    def apply(self, view: ObjectView, command: bytes) -> int:
         """Run a command."""
         total: int = (view[self.KEY] or 0) + _AMOUNT.unpack(command)[0]
         view[self.KEY] = total
@@ -167,7 +167,7 @@ class Log:
         """The one chain."""
         return (self.KEY,)
 
-    def apply(self, view: View, command: bytes) -> int:
+    def apply(self, view: ObjectView, command: bytes) -> int:
         """Append; gives back the entry's number."""
         entries: tuple[Any, int] | None = view[self.KEY]
         number = 0 if entries is None else entries[1]

@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from unisono.stack import Datagram
 
 Address = tuple[str, int] | tuple[str, int, int, int]
-Receive = Callable[[bytes, int, int, int, bool], None]
+ReceiveCallback = Callable[[bytes, int, int, int, bool], None]
 """Takes the datagrams in data[start:end], the size of each but the last, and whether they came by multicast."""
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
-LARGEST_UDP = 65_507
-_SEGMENTS = 64
+MAX_UDP_PAYLOAD = 65_507
+_MAX_SEGMENTS = 64
 _TRUNCATED = int(socket.MSG_TRUNC)
 """A plain number: arithmetic on the socket module's enumerations costs more than the rest of a read."""
 _READ_BYTES = 65_536
 _GRO_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
-_NO_OFFLOAD = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
-_FULL = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS})
+_NO_OFFLOAD_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
+_SOCKET_FULL_ERRORS = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS})
 _FLUSHES_PER_WAKE = 64
 _NO_BUFFERS_RETRY_S = 0.001
-_LEAST_CHARGE = 256
+_MIN_CHARGE_BYTES = 256
 """The kernel charges a receive buffer more than this even for an empty datagram."""
 
 
@@ -47,16 +47,16 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Run:
+class DatagramRun:
     """Datagrams for one destination that one call can carry: all of `segment` bytes, the last perhaps shorter."""
 
     address: Address
     buffers: list[bytes]
-    segment: int
-    size: int
+    segment_bytes: int
+    total_bytes: int
 
 
-def cut_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tuple[Datagram, list[bytes], int]]:
+def split_into_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tuple[Datagram, list[bytes], int]]:
     """Neighbours with one destination that fit in one segmented call: the first, their bytes, their total size."""
     index, count = 0, len(datagrams)
     while index < count:
@@ -65,14 +65,14 @@ def cut_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tu
         size = segment
         index += 1
         if size <= largest_segment:
-            while index < count and len(buffers) < _SEGMENTS:
+            while index < count and len(buffers) < _MAX_SEGMENTS:
                 following = datagrams[index]
                 length = len(following.data)
                 if (
                     following.to != first.to
                     or following.multicast != first.multicast
                     or not 0 < length <= segment
-                    or size + length > LARGEST_UDP
+                    or size + length > MAX_UDP_PAYLOAD
                 ):
                     break
                 buffers.append(following.data)
@@ -83,8 +83,8 @@ def cut_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iterator[tu
         yield first, buffers, size
 
 
-def _apart(run: Run) -> list[Run]:
-    return [Run(run.address, [data], len(data), len(data)) for data in run.buffers]
+def _split_run(run: DatagramRun) -> list[DatagramRun]:
+    return [DatagramRun(run.address, [data], len(data), len(data)) for data in run.buffers]
 
 
 class Outbox:
@@ -96,75 +96,75 @@ class Outbox:
         self.gso = offload and _has_option(sock, UDP_SEGMENT)
         self._socket = sock
         self._errors = errors
-        self._backlog: deque[Run] = deque()
+        self._backlog: deque[DatagramRun] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._after: Callable[[], None] | None = None
+        self._on_empty: Callable[[], None] | None = None
         self._watching = False
         self._retry: asyncio.TimerHandle | None = None
         self._segment_control: dict[int, list[tuple[int, int, bytes]]] = {}
 
     @property
-    def waiting(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether something is kept until the socket has room."""
         return bool(self._backlog)
 
-    def attach(self, loop: asyncio.AbstractEventLoop, after: Callable[[], None]) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
         """Flush the backlog from this loop, and call `after` when it is empty again."""
-        self._loop, self._after = loop, after
+        self._loop, self._on_empty = loop, on_empty
         if self._backlog:
-            self._wait(errno.EAGAIN)
+            self._wait_for_room(errno.EAGAIN)
 
-    def send(self, run: Run) -> None:
+    def send(self, run: DatagramRun) -> None:
         """Send now, or as soon as what was given earlier is out and the socket has room."""
-        if self._backlog or (refused := self._try(run)) is None:
-            self._keep(run)
+        if self._backlog or (refused := self._try_send(run)) is None:
+            self._enqueue(run)
         elif refused:
             for part in refused:
                 self.send(part)
 
-    def flush(self, most: int = sys.maxsize) -> bool:
+    def flush(self, max_calls: int = sys.maxsize) -> bool:
         """Send from the backlog what the socket takes now; whether nothing is left."""
         backlog = self._backlog
-        while backlog and most > 0:
-            refused = self._try(backlog[0])
+        while backlog and max_calls > 0:
+            refused = self._try_send(backlog[0])
             if refused is None:
                 return False
-            most -= 1
+            max_calls -= 1
             done = backlog.popleft()
-            self.backlog_bytes -= done.size
+            self.backlog_bytes -= done.total_bytes
             for part in reversed(refused):
                 backlog.appendleft(part)
-                self.backlog_bytes += part.size
+                self.backlog_bytes += part.total_bytes
         return not backlog
 
     def close(self) -> None:
         """Forget the loop; the socket is the owner's to close."""
         self._stop_waiting()
-        self._loop = self._after = None
+        self._loop = self._on_empty = None
 
-    def _try(self, run: Run) -> Sequence[Run] | None:
+    def _try_send(self, run: DatagramRun) -> Sequence[DatagramRun] | None:
         """Make the call. None: the socket is full. Otherwise what is to be sent instead, which is mostly nothing."""
         buffers = run.buffers
         if len(buffers) > 1 and not self.gso:
-            return _apart(run)
+            return _split_run(run)
         self.traffic.syscalls += 1
         try:
             if len(buffers) == 1:
                 self._socket.sendto(buffers[0], run.address)
             else:
-                self._socket.sendmsg(buffers, self._control(run.segment), 0, run.address)
+                self._socket.sendmsg(buffers, self._control(run.segment_bytes), 0, run.address)
         except OSError as error:
-            if error.errno in _FULL:
-                self._wait(error.errno)
+            if error.errno in _SOCKET_FULL_ERRORS:
+                self._wait_for_room(error.errno)
                 return None
-            if len(buffers) > 1 and error.errno in _NO_OFFLOAD:
+            if len(buffers) > 1 and error.errno in _NO_OFFLOAD_ERRORS:
                 # This kernel or device does not segment; it will not learn to, so it is not asked again.
                 self.gso = False
-                return _apart(run)
+                return _split_run(run)
             self._errors[error_name(error)] += len(buffers)
             return ()
         self.traffic.datagrams += len(buffers)
-        self.traffic.bytes += run.size
+        self.traffic.bytes += run.total_bytes
         return ()
 
     def _control(self, segment: int) -> list[tuple[int, int, bytes]]:
@@ -175,16 +175,16 @@ class Outbox:
             control = self._segment_control[segment] = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))]
         return control
 
-    def _keep(self, run: Run) -> None:
+    def _enqueue(self, run: DatagramRun) -> None:
         self._backlog.append(run)
-        self.backlog_bytes += run.size
+        self.backlog_bytes += run.total_bytes
 
     # -- waiting for room ------------------------------------------------------------------------------------
 
-    def _wait(self, why: int | None) -> None:
+    def _wait_for_room(self, error_number: int | None) -> None:
         if self._loop is None or self._retry is not None:
             return
-        if why == errno.ENOBUFS:
+        if error_number == errno.ENOBUFS:
             # The device is full, not the socket, which therefore counts as writable all the time.
             self._stop_waiting()
             self._retry = self._loop.call_later(_NO_BUFFERS_RETRY_S, self._on_retry)
@@ -207,10 +207,10 @@ class Outbox:
     def _on_writable(self) -> None:
         if self.flush(_FLUSHES_PER_WAKE):
             self._stop_waiting()
-            if self._after is not None:
-                self._after()
+            if self._on_empty is not None:
+                self._on_empty()
         else:
-            self._wait(errno.EAGAIN)
+            self._wait_for_room(errno.EAGAIN)
 
 
 class Inbox:
@@ -226,18 +226,18 @@ class Inbox:
         self._errors = errors
         self._multicast = multicast
 
-    def read(self, receive: Receive, *, most_calls: int, most_bytes: int) -> int:
+    def read(self, receive: ReceiveCallback, *, max_calls: int, max_bytes: int) -> int:
         """Hand over what has arrived until there is no more or a limit is reached; how many datagrams."""
         before = self.traffic.datagrams
-        while most_calls > 0 and most_bytes > 0 and not self.stopped:
-            most_calls -= 1
+        while max_calls > 0 and max_bytes > 0 and not self.stopped:
+            max_calls -= 1
             size = self._read_one(receive)
             if size is None:
                 break
-            most_bytes -= max(size, _LEAST_CHARGE)
+            max_bytes -= max(size, _MIN_CHARGE_BYTES)
         return self.traffic.datagrams - before
 
-    def _read_one(self, receive: Receive) -> int | None:
+    def _read_one(self, receive: ReceiveCallback) -> int | None:
         """How many bytes one call gave; None if there was nothing to read."""
         segment = 0
         self.traffic.syscalls += 1

@@ -7,16 +7,16 @@ from unisono.orders.base.packing import reservation
 from unisono.stack import Stack
 
 
-def too_small(stack: Stack, granted: int) -> Violation | None:
+def receive_buffer_violation(stack: Stack, granted_bytes: int) -> Violation | None:
     """What is to be said of a receive buffer of this size; nothing if it is large enough."""
     policy, order = stack.policy, stack.order
     peers = [m for m in policy.view.members if m != policy.member]
     rates = [rate for peer in peers if (rate := order.peer_rate(peer)) is not None]
     needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
-    if needed <= granted:
+    if needed <= granted_bytes:
         return None
     text = (
-        f"{needed:,} bytes may be under way to this member, its socket holds {granted:,}; lower the peers' bursts or "
-        "raise the system's limit for receive buffers (net.core.rmem_max)"
+        f"{needed:,} bytes may be under way to this member, its socket holds {granted_bytes:,}; "
+        "lower the peers' bursts or raise the system's limit for receive buffers (net.core.rmem_max)"
     )
     return Violation(ViolationKind.RECEIVE_BUFFER, text, policy.member)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 SLEW_PPM = 500
 """At most 500 µs per second: what NTP daemons allow themselves, and little against any slot."""
-STEP_NS = 10_000_000
-INCARNATIONS_FROM_NS = 1_735_689_600 * 1_000_000_000
-_READS = 9
+STEP_THRESHOLD_NS = 10_000_000
+INCARNATION_EPOCH_NS = 1_735_689_600 * 1_000_000_000
+_OFFSET_READS = 9
 _MILLION = 1_000_000
 
 
@@ -25,14 +25,14 @@ class WallClock:
         *,
         monotonic: Callable[[], int] = time.monotonic_ns,
         system: Callable[[], int] = time.time_ns,
-        step_ns: int = STEP_NS,
+        step_threshold_ns: int = STEP_THRESHOLD_NS,
         ahead_ns: int = 0,
     ) -> None:
         """`ahead_ns` sets this clock off on purpose: it follows one that is so far ahead of the system's."""
         self._monotonic = monotonic
         self._system = system
         self._ahead_ns = ahead_ns
-        self._step_ns = step_ns
+        self._step_threshold_ns = step_threshold_ns
         self.behind_ns = 0
         """The system's clock minus this one, as last seen by `follow`."""
         _, self._offset, self.uncertainty_ns = self._read_offset()
@@ -47,11 +47,11 @@ class WallClock:
             return monotonic + self._slewing_offset(monotonic)
         return monotonic + self._offset
 
-    def real(self, local_ns: int) -> int:
+    def system_ns(self, local_ns: int) -> int:
         """This machine's time at which this clock shows this."""
         return local_ns - self._ahead_ns
 
-    def follow(self) -> int:
+    def slew_toward_system(self) -> int:
         """Look at the system's clock and begin to slew toward it; call it about once a second.
 
         Answers 0, or, when the system's clock is further away than a step, how far it is ahead of this one: it was
@@ -65,7 +65,7 @@ class WallClock:
         self._offset, self._slew = wanted, behind
         self._slew_start = monotonic
         self._slew_end = monotonic + abs(behind) * (_MILLION // SLEW_PPM)
-        return self.behind_ns if abs(self.behind_ns) > self._step_ns else 0
+        return self.behind_ns if abs(self.behind_ns) > self._step_threshold_ns else 0
 
     def _slewing_offset(self, monotonic: int) -> int:
         # In each nanosecond `done` grows by one at most, so a slew backwards halts the clock at worst.
@@ -78,7 +78,7 @@ class WallClock:
         Of several reads the one with the narrowest bracket counts: nobody took the processor away in it.
         """
         best: tuple[int, int, int] | None = None
-        for _ in range(_READS):
+        for _ in range(_OFFSET_READS):
             before = self._monotonic()
             system = self._system() + self._ahead_ns
             after = self._monotonic()
@@ -91,4 +91,4 @@ class WallClock:
 
 def new_incarnation() -> int:
     """Eighths of seconds since 2025, which last until 2042: a restarted member is later without anything on disk."""
-    return (WallClock().now() - INCARNATIONS_FROM_NS) // 125_000_000 % 2**32
+    return (WallClock().now() - INCARNATION_EPOCH_NS) // 125_000_000 % 2**32

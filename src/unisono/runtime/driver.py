@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from unisono.errors import (
+    DestinationNotAllowed,
     GroupClosed,
     Infeasible,
-    InvalidPolicy,
+    InvalidOption,
     MessageTooLarge,
-    NotRelated,
     StorageError,
     UnisonoError,
 )
@@ -25,11 +25,11 @@ from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.events import (
     Batch,
     Gap,
-    Left,
+    LeaveComplete,
     Notice,
+    QueueStep,
     Rejoining,
     SlaVerdict,
-    Step,
     TimingChange,
     ViewChange,
     Violation,
@@ -38,21 +38,21 @@ from unisono.model.events import (
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.watch.observer import Oversight
+from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.clock import WallClock
 from unisono.runtime.storage import Storage
 from unisono.runtime.submissions import Submission, Submissions
 from unisono.runtime.timers import Alarm
-from unisono.runtime.trace_notes import Notes
+from unisono.runtime.trace_notes import DriverRecorder
 from unisono.runtime.transport import UdpTransport
 from unisono.stack import Stack
 from unisono.trace.recorder import Recorder
 
-Happening = Batch | ViewChange | TimingChange | Violation | Notice
+DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
 """What the application sees."""
 
-_CLOCK_EVERY_NS = NS_PER_S
-_OFFER_LEAST = 256
+_CLOCK_CHECK_INTERVAL_NS = NS_PER_S
+_MIN_SUBMIT_MESSAGES = 256
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
         clock: WallClock,
         *,
         recorder: Recorder | None = None,
-        oversight: Oversight | None = None,
+        qos_observer: QosObserver | None = None,
         on_metrics: Callable[[Sequence[MetricRow]], None] | None = None,
         storage: Storage | None = None,
         queue_messages: int = 1_000_000,
@@ -77,94 +77,98 @@ class Driver:
         self.transport = transport
         self.clock = clock
         self.delivered = 0
-        self.sent = self._sent_before = 0
+        self.sent = self._sent_in_past_incarnations = 0
         """How many messages the stack has taken; and how many of them in lives that are over."""
-        self.left: Left | None = None
+        self.left: LeaveComplete | None = None
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
         self.alarm = Alarm(self._loop, clock, self._on_alarm)
-        self._notes = None if recorder is None else Notes(recorder, stack, clock)
-        self.oversight = stack.watcher = oversight
+        self._recorder = None if recorder is None else DriverRecorder(recorder, stack, clock)
+        self.qos_observer = stack.observer = qos_observer
         self._on_metrics = on_metrics
         self._storage = storage
-        self._limits = (queue_messages, queue_bytes)
+        self._queue_limits = (queue_messages, queue_bytes)
         self._deadline_ns = deadline_ns
-        self._queue: deque[Happening] = deque()
+        self._queue: deque[DriverEvent] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        self._held = self._leaving = False
+        self._paused = self._leaving = False
         self._submissions = Submissions()
-        self._slot_waits: list[tuple[int, asyncio.Future[None]]] = []
+        self._slot_change_waiters: list[tuple[int, asyncio.Future[None]]] = []
         """Slot lengths that were asked for, and who waits for them."""
         # No slot takes more than a burst, so a long submission is offered in pieces of about that size.
-        self._offer_most = max(stack.policy.rate.burst, _OFFER_LEAST)
-        self._follow_clock_at = 0
-        self._clock_was_set = False
-        self._loss_was_told = False
+        self._max_submit_messages = max(stack.policy.rate.burst, _MIN_SUBMIT_MESSAGES)
+        self._next_clock_check_ns = 0
+        self._clock_step_reported = False
+        self._loss_reported = False
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
-        transport.attach(self._loop, self._on_datagrams, self._settle)
+        transport.attach(self._loop, self._on_datagrams, self._flush)
 
     def start(self) -> None:
         """Wake the stack for the first time."""
         self.stack.wake(self.clock.now())
-        self._settle()
+        self._flush()
 
     # -- from the machine ------------------------------------------------------------------------------------
 
     def _on_datagrams(self, data: bytes, start: int, end: int, segment: int, multicast: bool) -> None:
         try:
-            self.stack.receive_run(self.clock.now(), data, start, end, segment, multicast=multicast)
+            self.stack.receive_segments(self.clock.now(), data, start, end, segment, multicast=multicast)
         except Exception as error:  # noqa: BLE001 - a defect of ours must end this group loudly, not the event loop
             self._fail(error)
 
     def _on_alarm(self) -> None:
-        if self._closed or self._held:
+        if self._closed or self._paused:
             return
         self.transport.drain()
         try:
             now = self.clock.now()
-            if now >= self._follow_clock_at:
-                self._follow_clock_at = now + _CLOCK_EVERY_NS
-                self._follow_clock()
+            if now >= self._next_clock_check_ns:
+                self._next_clock_check_ns = now + _CLOCK_CHECK_INTERVAL_NS
+                self._check_clock_and_losses()
             self.stack.wake(now)
-            if self._on_metrics is not None and self.oversight is not None and (rows := self.oversight.rows()):
+            if (
+                self._on_metrics is not None
+                and self.qos_observer is not None
+                and (rows := self.qos_observer.pop_rows())
+            ):
                 self._on_metrics(rows)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
-        self._settle()
+        self._flush()
 
-    def _follow_clock(self) -> None:
+    def _check_clock_and_losses(self) -> None:
         """Slew toward the system's clock; when somebody has set that, say so once. Likewise for lost datagrams."""
         lost = self.transport.dropped() + sum(self.transport.errors.values())
-        if lost and not self._loss_was_told:
-            self._loss_was_told = True
+        if lost and not self._loss_reported:
+            self._loss_reported = True
             text = (
                 f"this member's own sockets have lost datagrams: {self.transport.dropped()} arrived when the receive "
                 f"buffer was full, errors in sending: {dict(self.transport.errors) or 'none'}"
             )
-            self.announce(Violation(ViolationKind.SOCKET, text, self.stack.policy.member))
-        ahead = self.clock.follow()
-        if ahead and not self._clock_was_set:
+            self.report_violation(Violation(ViolationKind.SOCKET, text, self.stack.policy.member))
+        ahead = self.clock.slew_toward_system()
+        if ahead and not self._clock_step_reported:
             way = "ahead of" if ahead > 0 else "behind"
             text = (
                 f"this machine's clock was set: it is {duration_text(abs(ahead))} {way} the time that this member "
                 "keeps; members that join from now on do not agree with it"
             )
-            self.announce(Violation(ViolationKind.CLOCK, text, self.stack.policy.member))
-        self._clock_was_set = bool(ahead)
+            self.report_violation(Violation(ViolationKind.CLOCK, text, self.stack.policy.member))
+        self._clock_step_reported = bool(ahead)
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """After any input: events out, waiting messages in, datagrams out, the next alarm."""
         if self._closed:
             return
         try:
-            self._take_events()
-            self._offer_waiting()
+            self._process_events()
+            self._submit_waiting()
             self._persist()
             self.transport.send(self.stack.outgoing())
-            if not self._held:
+            if not self._paused:
                 self.alarm.set(self.stack.wake_at())
         except Exception as error:  # noqa: BLE001 - as above; an alarm that is never set again would be a silent end
             self._fail(error)
@@ -189,29 +193,29 @@ class Driver:
             self.stack.destinations(groups)  # refused now, if it is
         done = self._loop.create_future()
         if self._submissions.put(Submission(messages, done, priority, groups=groups)):
-            self._settle()
+            self._flush()
         await done
 
-    def _offer_waiting(self) -> None:
+    def _submit_waiting(self) -> None:
         """What waits for room, from the first on, until something does not fit."""
         while (first := self._submissions.first) is not None:
             while not first.done.done():
-                piece = first.messages[first.at : first.at + self._offer_most]
+                piece = first.messages[first.accepted_count : first.accepted_count + self._max_submit_messages]
                 try:
-                    taken = self._offer(piece, first.priority, first.groups)
-                except NotRelated as error:  # the topology has changed while it waited
+                    taken = self._submit_to_stack(piece, first.priority, first.groups)
+                except DestinationNotAllowed as error:  # the topology has changed while it waited
                     first.done.set_exception(error)
                     break
-                first.at += taken
-                if first.at == len(first.messages):
+                first.accepted_count += taken
+                if first.accepted_count == len(first.messages):
                     first.done.set_result(None)
                 elif taken < len(piece):
                     return
             self._submissions.pop()
 
-    def _offer(self, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> int:
+    def _submit_to_stack(self, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> int:
         # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
-        if self._held or not self.transport.writable():
+        if self._paused or not self.transport.writable():
             return 0
         now = self.clock.now()
         if groups is not None:
@@ -219,10 +223,12 @@ class Driver:
         else:
             taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if taken:
-            if self._notes is not None:
-                self._notes.sent(self.sent - self._sent_before, list(map(len, messages[:taken])), now, priority, groups)
+            if self._recorder is not None:
+                self._recorder.record_sent(
+                    self.sent - self._sent_in_past_incarnations, list(map(len, messages[:taken])), now, priority, groups
+                )
             self.sent += taken
-            self._take_events()
+            self._process_events()
         return taken
 
     def _persist(self) -> None:
@@ -231,7 +237,7 @@ class Driver:
         if self._storage is not None:
             self._storage.apply(writes)
 
-    def _take_events(self) -> None:
+    def _process_events(self) -> None:
         self._persist()
         events = self.stack.events()
         if not events:
@@ -240,48 +246,52 @@ class Driver:
         for event in events:
             if isinstance(event, Batch):
                 self.delivered += event.count
-            if self._notes is not None:
-                self._notes.happened(event, now)
-            if isinstance(event, Left):
+            if self._recorder is not None:
+                self._recorder.record_event(event, now)
+            if isinstance(event, LeaveComplete):
                 self.left = event
                 continue
-            if isinstance(event, Gap | Step):
+            if isinstance(event, Gap | QueueStep):
                 continue
             if isinstance(event, ViewChange):
                 # What was said before this still goes to those who leave: they wait for the marks of their last slot.
                 self.transport.send(self.stack.outgoing())
                 self.view = event.view
-                if not self.stack.order.returning():
+                if not self.stack.order.keeps_sending_to_departed():
                     self.transport.set_active(event.view.members)
             elif isinstance(event, TimingChange):
-                self._end_waits(event.timing.theta_ns)
+                self._resolve_slot_waiters(event.timing.theta_ns)
             elif isinstance(event, Rejoining):
-                self._sent_before = self.sent
+                self._sent_in_past_incarnations = self.sent
             self._enqueue(event)
-            if isinstance(event, TimingChange) and self._too_late(event.bound_ns):
+            if isinstance(event, TimingChange) and self._exceeds_deadline(event.bound_ns):
                 bound, deadline = duration_text(event.bound_ns), duration_text(self._deadline_ns or 0)
                 text = f"the group's slots have changed: its bound is {bound} now, and {deadline} was asked for here"
-                self.announce(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, event.slot))
+                self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, event.slot))
         self._changed.set()
-        if self._queued_messages > self._limits[0] or self._queued_bytes > self._limits[1]:
-            self._hold()
+        if self._queued_messages > self._queue_limits[0] or self._queued_bytes > self._queue_limits[1]:
+            self._pause_input()
 
-    def _enqueue(self, event: Happening) -> None:
-        messages, size = _weight(event)
+    def _enqueue(self, event: DriverEvent) -> None:
+        messages, size = _queue_cost(event)
         self._queued_messages += messages
         self._queued_bytes += size
         self._queue.append(event)
 
-    def pop(self) -> Happening | None:
+    def pop(self) -> DriverEvent | None:
         """The next happening for the application, if there is one."""
         if not self._queue:
             return None
         event = self._queue.popleft()
-        messages, size = _weight(event)
+        messages, size = _queue_cost(event)
         self._queued_messages -= messages
         self._queued_bytes -= size
-        if self._held and self._queued_messages * 2 < self._limits[0] and self._queued_bytes * 2 < self._limits[1]:
-            self._release()
+        if (
+            self._paused
+            and self._queued_messages * 2 < self._queue_limits[0]
+            and self._queued_bytes * 2 < self._queue_limits[1]
+        ):
+            self._resume_input()
         return event
 
     def consume(self) -> Batch | None:
@@ -292,24 +302,24 @@ class Driver:
         batch = self.stack.consume(now)
         if batch is not None:
             self.delivered += batch.count
-            if self._notes is not None:
-                self._notes.happened(batch, now)
-            self._settle()
+            if self._recorder is not None:
+                self._recorder.record_event(batch, now)
+            self._flush()
         return batch
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until something happens to the group: an event, its end."""
         self.raise_if_failed()
         if not self._closed:
             self._changed.clear()
             await self._changed.wait()
 
-    def announce(self, violation: Violation) -> None:
+    def report_violation(self, violation: Violation) -> None:
         """Tell the application of something that the driver's surroundings do not hold."""
         self._enqueue(violation)
         self._changed.set()
 
-    def reason(self) -> str:
+    def last_violation_text(self) -> str:
         """What was said last of what does not hold."""
         return next(
             (event.text for event in reversed(self._queue) if isinstance(event, Violation)), "no reason is known"
@@ -322,83 +332,83 @@ class Driver:
 
     # -- holding back ----------------------------------------------------------------------------------------
 
-    def _hold(self) -> None:
+    def _pause_input(self) -> None:
         """The application does not keep up: read nothing and end no slot until it does."""
-        if not self._held and not self._leaving:
-            self._held = True
+        if not self._paused and not self._leaving:
+            self._paused = True
             self.transport.pause_reading()
             self.alarm.set(None)
 
-    def _release(self) -> None:
-        self._held = False
+    def _resume_input(self) -> None:
+        self._paused = False
         self.transport.resume_reading()
         self._loop.call_soon(self._on_alarm)
 
     # -- control and the end ---------------------------------------------------------------------------------
 
-    def new_rate(self, rate: Rate) -> None:
+    def change_rate(self, rate: Rate) -> None:
         """Renegotiate; ReservationRefused leaves the old rate in force."""
         self.raise_if_closed()
-        self.stack.new_rate(self.clock.now(), rate)
-        self._offer_most = max(rate.burst, _OFFER_LEAST)
-        self._settle()
+        self.stack.change_rate(self.clock.now(), rate)
+        self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)
+        self._flush()
 
-    def new_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
+    def change_slot(self, theta_ns: int, rate: Rate | None) -> asyncio.Future[None]:
         """Ask the group for slots of another length; done when this member's have it."""
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
-        bound_ns = self.stack.order.bound_ns() + theta_ns - grid.last.theta_ns
-        if self._deadline_ns is not None and self._too_late(bound_ns):
+        bound_ns = self.stack.order.bound_ns() + theta_ns - grid.last_segment.theta_ns
+        if self._deadline_ns is not None and self._exceeds_deadline(bound_ns):
             why = f"slots of {duration_text(theta_ns)} make the bound {duration_text(bound_ns)}"
             raise Infeasible(self._deadline_ns, self.stack.order.bound_ns(), why)
-        self.stack.new_slot(now, theta_ns, rate)
+        self.stack.change_slot(now, theta_ns, rate)
         if rate is not None:
-            self._offer_most = max(rate.burst, _OFFER_LEAST)
+            self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)
         done = self._loop.create_future()
-        if theta_ns == grid.last.theta_ns and grid.slot_of(now) >= grid.last.first_slot:
+        if theta_ns == grid.last_segment.theta_ns and grid.slot_of(now) >= grid.last_segment.first_slot:
             done.set_result(None)
         else:
-            self._slot_waits.append((theta_ns, done))
-        self._settle()
+            self._slot_change_waiters.append((theta_ns, done))
+        self._flush()
         return done
 
-    def _too_late(self, bound_ns: int) -> bool:
+    def _exceeds_deadline(self, bound_ns: int) -> bool:
         return self._deadline_ns is not None and bound_ns > self._deadline_ns
 
-    def proclaim(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+    def announce_verdicts(self, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
         """Tell the group, at one place in its order, of verdicts on it as a whole and of the settings it needs."""
         self.raise_if_closed()
-        if self.oversight is None:
-            raise InvalidPolicy("sla", "this group was joined without service level agreements")
+        if self.qos_observer is None:
+            raise InvalidOption("sla", "this group was joined without service level agreements")
         now = self.clock.now()
-        self.oversight.proclaim(now, network, verdicts)
+        self.qos_observer.announce(now, network, verdicts)
         self.stack.wake(now)
-        self._settle()
+        self._flush()
 
-    def _end_waits(self, theta_ns: int) -> None:
-        for awaited_ns, done in self._slot_waits:
+    def _resolve_slot_waiters(self, theta_ns: int) -> None:
+        for awaited_ns, done in self._slot_change_waiters:
             if awaited_ns == theta_ns and not done.done():
                 done.set_result(None)
-        self._slot_waits = [wait for wait in self._slot_waits if not wait[1].done()]
+        self._slot_change_waiters = [wait for wait in self._slot_change_waiters if not wait[1].done()]
 
     async def change_topology(self, sends: Sequence[str]) -> None:
         """Ask the own group to send to these groups, and wait until all that it concerns follow."""
         self.raise_if_closed()
         done = self.stack.change_topology(self.clock.now(), sends)
-        self._settle()
+        self._flush()
         while not done():
             self.raise_if_closed()
-            await self.changed()
+            await self.wait_for_change()
 
     def leave(self) -> None:
         """Depart in order; `left` is set when it is done. An application that leaves need not consume any more."""
         if self._closed:
             return
         self._leaving = True
-        if self._held:
-            self._release()
+        if self._paused:
+            self._resume_input()
         self.stack.leave(self.clock.now())
-        self._settle()
+        self._flush()
 
     def close(self) -> None:
         """Stop at once; submissions that still wait fail."""
@@ -409,21 +419,23 @@ class Driver:
         self.transport.close()
         if self._storage is not None:
             self._storage.close()
-        for waiting in self._submissions.take_all():
+        for waiting in self._submissions.pop_all():
             if not waiting.done.done():
-                waiting.done.set_exception(self._stopped() or GroupClosed("the group was left before this was sent"))
-        for _, done in self._slot_waits:
+                waiting.done.set_exception(
+                    self._failure_error() or GroupClosed("the group was left before this was sent")
+                )
+        for _, done in self._slot_change_waiters:
             if not done.done():
-                done.set_exception(self._stopped() or GroupClosed("the group was left before its slots changed"))
+                done.set_exception(self._failure_error() or GroupClosed("the group was left before its slots changed"))
                 done.exception()  # nobody has to await it
-        self._slot_waits.clear()
+        self._slot_change_waiters.clear()
         self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self.close()
 
-    def _stopped(self) -> UnisonoError | None:
+    def _failure_error(self) -> UnisonoError | None:
         if self._failure is None or isinstance(self._failure, StorageError):
             return self._failure
         error = UnisonoError(f"the group's driver stopped: {self._failure!r}")
@@ -432,7 +444,7 @@ class Driver:
 
     def raise_if_failed(self) -> None:
         """Raise what ended the driver, if it was a failure."""
-        error = self._stopped()
+        error = self._failure_error()
         if error is not None:
             raise error
 
@@ -443,6 +455,6 @@ class Driver:
             raise GroupClosed("this group has been left")
 
 
-def _weight(event: Happening) -> tuple[int, int]:
+def _queue_cost(event: DriverEvent) -> tuple[int, int]:
     """What an event counts for in the queue: messages and bytes."""
     return (event.count, event.payload_bytes) if isinstance(event, Batch) else (1, 0)

@@ -8,33 +8,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from unisono.errors import Infeasible, InvalidPolicy, SlaError
+from unisono.errors import Infeasible, InvalidOption, SlaError
 from unisono.model.durations import duration_ns, duration_text
 from unisono.model.metrics import MetricRow
-from unisono.model.policy import PROBE_EVERY_NS, Policy
+from unisono.model.policy import PROBE_INTERVAL_NS, Policy
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.sla import SlaSet
 from unisono.model.state_holder import StateHolder
-from unisono.model.text.references import Reference
+from unisono.model.text.references import GroupReference
 from unisono.model.text.sla import parse_slas
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.topology import Multigroup
 from unisono.model.views import View
-from unisono.orders.priority.order import Priority
+from unisono.orders.priority.order import PriorityOrder
 from unisono.qos.plan.admission import Link
-from unisono.qos.watch.observer import Oversight
-from unisono.runtime.discovery import ByBeacon, ByName, Found, discover
-from unisono.runtime.fault_injection import Injection
+from unisono.qos.watch.observer import QosObserver
+from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
+from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.storage import Storage, check_fsync
-from unisono.stack import Stack, build, durable
+from unisono.stack import Stack, build, needs_storage
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
 
-SLOT_LARGEST_NS = 50_000_000
-SLOT_SMALLEST_NS = 500_000
+MAX_SLOT_NS = 50_000_000
+MIN_SLOT_NS = 500_000
 START_MARGIN_NS = 100_000_000
 
 
@@ -42,26 +42,26 @@ MetricSink: TypeAlias = Callable[[Sequence[MetricRow]], None]
 """Who takes the rows of each collecting interval; it must not block."""
 
 
-def slas_of(given: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
+def load_slas(source: SlaSet | str | os.PathLike[str] | None) -> SlaSet | None:
     """Agreements as they are, or from the file of this name."""
-    if given is None or isinstance(given, SlaSet):
-        return given
+    if source is None or isinstance(source, SlaSet):
+        return source
     try:
-        text = Path(given).read_text(encoding="utf-8")
+        text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise SlaError(os.fspath(given), line, "(encoding)", "this is not text in UTF-8") from error
-    return parse_slas(text, os.fspath(given))
+        raise SlaError(os.fspath(source), line, "(encoding)", "this is not text in UTF-8") from error
+    return parse_slas(text, os.fspath(source))
 
 
-def address_of(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
+def parse_address(field: str, value: str | tuple[str, int]) -> tuple[str, int]:
     host, colon, port = value.rpartition(":") if isinstance(value, str) else (value[0], ":", str(value[1]))
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidPolicy(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
+        raise InvalidOption(field, f"an address such as '127.0.0.1:9001' is needed, not {value!r}")
     return host.strip("[]"), int(port)
 
 
-def timing_for(
+def choose_timing(
     order: str, deadline: str | int | None, slot: str | int | None, delta_ns: int, skews_ns: tuple[int, int]
 ) -> Timing:
     """Δ, Γ and, unless it is given, the longest slot that keeps the deadline; `skews_ns`: Γ, and how much counts."""
@@ -69,9 +69,9 @@ def timing_for(
     if slot is not None or deadline is None or order not in {"auto", "vbr"}:
         return Timing(delta_ns, gamma_ns, duration_ns(SLOT_DEFAULT if slot is None else slot, "slot"))
     limit = duration_ns(deadline, "deadline")
-    theta_ns = min(limit - delta_ns - skew_ns, SLOT_LARGEST_NS)
-    if theta_ns < SLOT_SMALLEST_NS:
-        terms, word = (delta_ns, skew_ns, SLOT_SMALLEST_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
+    theta_ns = min(limit - delta_ns - skew_ns, MAX_SLOT_NS)
+    if theta_ns < MIN_SLOT_NS:
+        terms, word = (delta_ns, skew_ns, MIN_SLOT_NS), "2Γ" if skew_ns > gamma_ns else "Γ"
         raise Infeasible(limit, sum(terms), f"Δ+{word}+Θ = {' + '.join(map(duration_text, terms))}")
     return Timing(delta_ns, gamma_ns, theta_ns)
 
@@ -98,7 +98,7 @@ class Setup:
     incarnation: int
     timeout_s: float
     queue_messages: int
-    injection: Injection | None
+    injection: FaultInjection | None
     slas: SlaSet | None = None
     monitor: bool | MetricSink = False
     storage: Path | None = None
@@ -109,10 +109,10 @@ class Setup:
     deadline_ns: int | None = None
     salt: str = ""
     """Tells groups of one name with other members apart on the network."""
-    search: ByBeacon | ByName | None = None
+    search: BeaconDiscovery | DnsDiscovery | None = None
     """How to find the members, where their addresses only stand for them."""
 
-    async def complete(self) -> tuple[Setup, Found | None]:
+    async def with_discovered_members(self) -> tuple[Setup, DiscoveredGroup | None]:
         """With the members' addresses, if they have to be found first."""
         if self.search is None:
             return self, None
@@ -125,13 +125,13 @@ class Setup:
             number: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             for number, (host, port) in self.addresses.items()
         }
-        return Reference(self.group, peers, self.salt).text()
+        return GroupReference(self.group, peers, self.salt).text()
 
-    def oversight(self, stack: Stack) -> Oversight | None:
+    def qos_observer(self, stack: Stack) -> QosObserver | None:
         """Who watches the stack, if metrics or agreements were asked for."""
         if self.slas is None and self.monitor is False:
             return None
-        return Oversight(stack.policy, stack.parties, stack.skew, self.slas, stack)
+        return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_check, self.slas, stack)
 
     def open_storage(self) -> Storage | None:
         """This member's storage, if it is to have one."""
@@ -139,44 +139,44 @@ class Setup:
             return None
         return Storage(self.storage, group=self.group, member=self.member, fsync=self.fsync)
 
-    def share_state(self, stack: Stack) -> None:
+    def attach_application_state(self, stack: Stack) -> None:
         """Let the application's state go to newcomers with the order's, where there is one."""
-        if isinstance(stack.order, Priority):
+        if isinstance(stack.order, PriorityOrder):
             stack.order.application = self.state
 
     def check(self) -> None:
         """Refuse what can be refused before there is a socket."""
-        if self.storage is not None and not durable(self.order, self.grades):
+        if self.storage is not None and not needs_storage(self.order, self.grades):
             text = f"the order {self.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
-            raise InvalidPolicy("storage", text)
+            raise InvalidOption("storage", text)
         deadline_ns = self.deadline_ns
         check_fsync(self.fsync)
-        self._check_pulled()
+        self._check_pull_options()
         copies = 1 if self.multicast is not None else max(1, len(self.addresses) - 1)
         share = self.link.share(copies)
         stack = build(self.policy(self.max_frame or 1400), share)
         share.release()
         bound_ns = stack.order.bound_ns()
-        self.oversight(stack)
+        self.qos_observer(stack)
         if deadline_ns is not None and bound_ns > deadline_ns:
             raise Infeasible(
                 deadline_ns, bound_ns, f"the order {self.order} is bound to {duration_text(bound_ns)} here"
             )
 
-    def _check_pulled(self) -> None:
+    def _check_pull_options(self) -> None:
         """What only orders whose messages are pulled can be asked for, and what they cannot."""
         pulled = self.order in PRIORITY_ORDERS
         if self.state is not None and not pulled:
             text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
-            raise InvalidPolicy("state", text)
+            raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
-            raise InvalidPolicy("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")
+            raise InvalidOption("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")
         if self.deadline_ns is not None and pulled:
             text = "no deadline can be promised in the priority order: its consumers set the pace"
-            raise InvalidPolicy("deadline", text)
-        if pulled and self.rejoin and self.recorder is not None and self.recorder.again is None:
+            raise InvalidOption("deadline", text)
+        if pulled and self.rejoin and self.recorder is not None and self.recorder.new_incarnation is None:
             text = "a member that comes back begins another life: the recorder needs `again`, or give rejoin=False"
-            raise InvalidPolicy("recorder", text)
+            raise InvalidOption("recorder", text)
 
     def policy(self, max_frame: int) -> Policy:
         return Policy(
@@ -190,15 +190,15 @@ class Setup:
             max_message=self.max_message,
             max_frame=max_frame,
             start_margin_ns=START_MARGIN_NS,
-            probe_every_ns=PROBE_EVERY_NS,
+            probe_every_ns=PROBE_INTERVAL_NS,
             multicast=self.multicast is not None,
             failures=self.failures,
             loss_burst=self.loss_burst,
             fec=self.fec,
             reliable=self.reliable,
             grades=self.grades,
-            rho_most=0 if self.slas is None or "rho" not in self.slas.adapt else self.slas.rho_most,
-            fec_most=0 if self.slas is None or "fec" not in self.slas.adapt else self.slas.fec_most,
+            rho_most=0 if self.slas is None or "rho" not in self.slas.adaptable_settings else self.slas.rho_most,
+            fec_most=0 if self.slas is None or "fec" not in self.slas.adaptable_settings else self.slas.fec_most,
             processing_ns=self.processing_ns,
             multigroup=self.multigroup,
             rejoin=self.rejoin,

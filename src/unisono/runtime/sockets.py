@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.errors import EnvironmentLacks
-from unisono.runtime.batching import LARGEST_UDP, Address
+from unisono.errors import MissingDependency
+from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address
 
-UNKNOWN_PATH_FRAME = 1_400
+DEFAULT_MAX_FRAME = 1_400
 """Fits in an Ethernet frame with room for the headers of a tunnel."""
-_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
+_HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _LINUX = sys.platform == "linux"
 # Linux's numbers, where Python has no name for them.
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_MEMINFO = 32, 33, 55
 _IP_MTU, _IPV6_MTU = 14, 24
 
 
-Found = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
+LookupAnswers = Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]
 """What a lookup gives: family, type, protocol, canonical name, address."""
 
 
@@ -34,15 +34,15 @@ class Addresses:
     """Every member's numeric address, all of one family; sending to a name would look it up every time."""
 
     family: socket.AddressFamily
-    of: Mapping[int, Address]
+    by_member: Mapping[int, Address]
 
 
 def resolve_all(hosts: Mapping[int, tuple[str, int]]) -> Addresses:
     """Look every member's name up; waits for the answers."""
-    return _choose({member: (host, look_up(host, f"member {member}")) for member, host in hosts.items()})
+    return _choose_family({member: (host, resolve_host(host, f"member {member}")) for member, host in hosts.items()})
 
 
-async def resolve_soon(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
+async def resolve_all_async(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -> Addresses:
     """The same without holding up the event loop, all names at once; says whose name has no answer in time."""
     loop = asyncio.get_running_loop()
     asking = {
@@ -54,52 +54,52 @@ async def resolve_soon(hosts: Mapping[int, tuple[str, int]], timeout_s: float) -
         for task in asking.values():
             task.cancel()
         answers = await asyncio.gather(*asking.values(), return_exceptions=True)
-    found: dict[int, tuple[tuple[str, int], Found]] = {}
+    found: dict[int, tuple[tuple[str, int], LookupAnswers]] = {}
     for (member, host), answer in zip(hosts.items(), answers, strict=True):
         whose = f"member {member}"
         if asking[member] in slow:
-            raise _unknown(host, whose, TimeoutError(f"no answer within {timeout_s:g} s"))
+            raise _cannot_resolve(host, whose, TimeoutError(f"no answer within {timeout_s:g} s"))
         if isinstance(answer, BaseException):
-            raise _unknown(host, whose, answer) from answer
+            raise _cannot_resolve(host, whose, answer) from answer
         found[member] = host, answer
-    return _choose(found)
+    return _choose_family(found)
 
 
-def look_up(host: tuple[str, int], whose: str, flags: int = 0) -> Found:
+def resolve_host(host: tuple[str, int], owner: str, flags: int = 0) -> LookupAnswers:
     """What is known of a host name."""
     try:
         return socket.getaddrinfo(*host, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
-        raise _unknown(host, whose, error) from error
+        raise _cannot_resolve(host, owner, error) from error
 
 
-def _unknown(host: tuple[str, int], whose: str, error: BaseException) -> EnvironmentLacks:
-    return EnvironmentLacks(
-        f"the address {host[0]!r} of {whose} cannot be resolved ({error}); "
+def _cannot_resolve(host: tuple[str, int], owner: str, error: BaseException) -> MissingDependency:
+    return MissingDependency(
+        f"the address {host[0]!r} of {owner} cannot be resolved ({error}); "
         "check its spelling and the name server, or give a numeric address"
     )
 
 
-def _choose(found: Mapping[int, tuple[tuple[str, int], Found]]) -> Addresses:
+def _choose_family(answers_by_member: Mapping[int, tuple[tuple[str, int], LookupAnswers]]) -> Addresses:
     """IPv4 if all have it, else IPv6: all members see the same map, so all choose the same family."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        addresses = {member: in_family(answers, family) for member, (_, answers) in found.items()}
+        addresses = {member: address_in_family(answers, family) for member, (_, answers) in answers_by_member.items()}
         if all(address is not None for address in addresses.values()):
             return Addresses(family, {m: address for m, address in addresses.items() if address is not None})
     only = {
         f"{host[0]} of member {member} has "
-        + ("IPv4" if in_family(answers, socket.AF_INET) is not None else "IPv6")
+        + ("IPv4" if address_in_family(answers, socket.AF_INET) is not None else "IPv6")
         + " only"
-        for member, (host, answers) in found.items()
-        if in_family(answers, socket.AF_INET) is None or in_family(answers, socket.AF_INET6) is None
+        for member, (host, answers) in answers_by_member.items()
+        if address_in_family(answers, socket.AF_INET) is None or address_in_family(answers, socket.AF_INET6) is None
     }
-    raise EnvironmentLacks(
+    raise MissingDependency(
         f"the members have no address family in common ({', '.join(sorted(only))}); "
         "give all of them IPv4 or all of them IPv6 addresses"
     )
 
 
-def in_family(answers: Found, family: socket.AddressFamily) -> Address | None:
+def address_in_family(answers: LookupAnswers, family: socket.AddressFamily) -> Address | None:
     """The first answer of a family."""
     for kind, _, _, _, address in answers:
         if kind == family:
@@ -109,7 +109,7 @@ def in_family(answers: Found, family: socket.AddressFamily) -> Address | None:
     return None
 
 
-def open_bound(family: socket.AddressFamily, address: Address) -> socket.socket:
+def open_bound_socket(family: socket.AddressFamily, address: Address) -> socket.socket:
     """A non-blocking UDP socket at this address."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
@@ -121,7 +121,7 @@ def open_bound(family: socket.AddressFamily, address: Address) -> socket.socket:
     return sock
 
 
-def _cannot_bind(address: Address, error: OSError) -> EnvironmentLacks:
+def _cannot_bind(address: Address, error: OSError) -> MissingDependency:
     host, port = address[:2]
     match error.errno:
         case errno.EADDRINUSE:
@@ -138,19 +138,19 @@ def _cannot_bind(address: Address, error: OSError) -> EnvironmentLacks:
             advice = f"UDP port {port} needs privileges; give this member a port from 1024 on"
         case _:
             advice = f"cannot bind UDP {host} port {port} ({error}); give this member another address or port"
-    return EnvironmentLacks(advice)
+    return MissingDependency(advice)
 
 
 def grow_buffers(sock: socket.socket, receive_bytes: int, send_bytes: int) -> tuple[int, int]:
     """Ask for large buffers, beyond the system's limit if we may; what was granted."""
     return (
-        _grow(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes),
-        _grow(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes),
+        _grow_buffer(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes),
+        _grow_buffer(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes),
     )
 
 
-def _grow(sock: socket.socket, option: int, forced: int, size: int) -> int:
-    for choice in (forced, option) if _LINUX else (option,):
+def _grow_buffer(sock: socket.socket, option: int, forced_option: int, size: int) -> int:
+    for choice in (forced_option, option) if _LINUX else (option,):
         try:
             sock.setsockopt(socket.SOL_SOCKET, choice, size)
             break
@@ -160,12 +160,14 @@ def _grow(sock: socket.socket, option: int, forced: int, size: int) -> int:
     return granted // 2 if _LINUX else granted  # Linux doubles it, for its own bookkeeping
 
 
-def open_multicast(sender: socket.socket, group: tuple[str, int], interface: str) -> tuple[socket.socket, Address]:
+def open_multicast_socket(
+    sender: socket.socket, group: tuple[str, int], interface: str
+) -> tuple[socket.socket, Address]:
     """A socket that hears the group, and its address; `sender` can reach it from now on. OSError if that fails."""
     if sender.family != socket.AF_INET:
         raise OSError("multicast is over IPv4 and the members have IPv6 addresses")
     name, port = group
-    address = in_family(look_up(group, "the multicast group", socket.AI_NUMERICHOST), socket.AF_INET)
+    address = address_in_family(resolve_host(group, "the multicast group", socket.AI_NUMERICHOST), socket.AF_INET)
     if address is None or not ipaddress.IPv4Address(address[0]).is_multicast:
         raise OSError(f"{name} is not a multicast address (224.0.0.0 to 239.255.255.255)")
     local = socket.inet_aton(interface)
@@ -187,11 +189,11 @@ def open_multicast(sender: socket.socket, group: tuple[str, int], interface: str
     return sock, address
 
 
-def largest_frame(family: socket.AddressFamily, address: Address, interface: str | None = None) -> int:
+def max_frame_to(family: socket.AddressFamily, address: Address, interface: str | None = None) -> int:
     """The largest datagram that reaches this address in one piece, as far as the kernel knows the path."""
     level, option = (socket.IPPROTO_IP, _IP_MTU) if family == socket.AF_INET else (socket.IPPROTO_IPV6, _IPV6_MTU)
     if not _LINUX:
-        return UNKNOWN_PATH_FRAME
+        return DEFAULT_MAX_FRAME
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             if interface is not None:
@@ -199,8 +201,8 @@ def largest_frame(family: socket.AddressFamily, address: Address, interface: str
             probe.connect(address)
             mtu = probe.getsockopt(level, option)
         except OSError:
-            return UNKNOWN_PATH_FRAME
-    return min(mtu - _HEADERS[family], LARGEST_UDP)
+            return DEFAULT_MAX_FRAME
+    return min(mtu - _HEADER_BYTES[family], MAX_UDP_PAYLOAD)
 
 
 def kernel_drops(sock: socket.socket) -> int:

@@ -25,26 +25,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from unisono.errors import InvalidPolicy, StorageError
+from unisono.errors import InvalidOption, StorageError
 from unisono.model.durations import NS_PER_MS
-from unisono.model.stored_records import Memory, Write
+from unisono.model.stored_records import StoredRecords, Write
 
 Fsync: TypeAlias = Literal["always", "batch", "never"]
-BATCH_NS = 20 * NS_PER_MS
-RECORD_MAX = 1 << 28
-_MARK = b"\xa7rec"
-_HEAD = struct.Struct("!4sII")
-_ACTED = struct.Struct("!8sQI")
+BATCH_SYNC_INTERVAL_NS = 20 * NS_PER_MS
+MAX_RECORD_BYTES = 1 << 28
+_RECORD_MARK = b"\xa7rec"
+_RECORD_HEAD = struct.Struct("!4sII")
+_COMMIT_HEADER = struct.Struct("!8sQI")
 """At the beginning of the file: up to which size, and which checksum, it has been acted upon; a checksum follows."""
-_NAME = b"\xa7unisono"
-_START = _ACTED.size + 4
+_FILE_MAGIC = b"\xa7unisono"
+_FIRST_RECORD_AT = _COMMIT_HEADER.size + 4
 _VERSION = 2
 
 
 def check_fsync(fsync: str) -> None:
     """Refuse a policy that there is not."""
     if fsync not in get_args(Fsync):
-        raise InvalidPolicy("fsync", f"one of {', '.join(get_args(Fsync))} is possible, not {fsync!r}")
+        raise InvalidOption("fsync", f"one of {', '.join(get_args(Fsync))} is possible, not {fsync!r}")
 
 
 class Storage:
@@ -55,30 +55,30 @@ class Storage:
         check_fsync(fsync)
         self.path = Path(path)
         self.fsync = fsync
-        self.syncs = 0
+        self.sync_count = 0
         """How often the file was made durable."""
-        self.cut_bytes = 0
+        self.truncated_bytes = 0
         """How much of a torn end was cut off when it was opened."""
         self._group, self._member = group, member
-        self._synced_at = 0
+        self._last_sync_ns = 0
         self._unsynced = False
-        self._sum = self._size = 0
-        self._broken: StorageError | None = None
+        self._last_checksum = self._size = 0
+        self._failure: StorageError | None = None
         if not self.path.parent.is_dir():
             raise StorageError(f"{self.path}: there is no folder {self.path.parent}; create it, or name another")
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise self._failed("open", error) from error
+            raise self._os_failure("open", error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.memory = self._read() if os.fstat(self._file).st_size else self._begin()
+            self.stored_records = self._read() if os.fstat(self._file).st_size else self._create()
         except BlockingIOError as error:
             os.close(self._file)
             raise StorageError(f"{self.path}: another process has it open; a member runs once at a time") from error
         except OSError as error:
             os.close(self._file)
-            raise self._failed("read", error) from error
+            raise self._os_failure("read", error) from error
         except StorageError:
             os.close(self._file)
             raise
@@ -87,67 +87,67 @@ class Storage:
 
     def apply(self, writes: Sequence[Write]) -> None:
         """Make writes durable, as the policy has it, in order; StorageError says that nothing may rest on them."""
-        if self._broken is not None:
-            raise self._broken
+        if self._failure is not None:
+            raise self._failure
         if not writes:
             return
         try:
             parts: list[bytes] = []
             for write in writes:
-                if write.replace:
+                if write.replaces_all:
                     parts.clear()  # what it replaces need not be written any more
                     self._replace(write.records)
                 else:
-                    parts += [self._record(record) for record in write.records]
+                    parts += [self._encode_record(record) for record in write.records]
             self._append(b"".join(parts))
-            self._sync(urgent=any(not write.lazy for write in writes))
-            self._mark_acted()
+            self._sync(urgent=any(not write.may_be_lost for write in writes))
+            self._write_commit_mark()
         except OSError as error:
-            self._broken = self._failed("write", error)
-            raise self._broken from error
+            self._failure = self._os_failure("write", error)
+            raise self._failure from error
 
     def close(self) -> None:
         """Let go of the file; what is in it is durable unless the policy is "never"."""
         if self._file < 0:
             return
         try:
-            if self._unsynced and self.fsync != "never" and self._broken is None:
+            if self._unsynced and self.fsync != "never" and self._failure is None:
                 os.fsync(self._file)
                 self._unsynced = False
-                self._mark_acted()
+                self._write_commit_mark()
         except OSError as error:
-            raise self._failed("write", error) from error
+            raise self._os_failure("write", error) from error
         finally:
             os.close(self._file)
             self._file = -1
-            self._broken = StorageError(f"{self.path}: it is closed")
+            self._failure = StorageError(f"{self.path}: it is closed")
 
-    def _record(self, record: bytes) -> bytes:
-        if len(record) > RECORD_MAX:
-            raise StorageError(f"{self.path}: a record of {len(record):,} bytes is larger than {RECORD_MAX:,}")
-        self._sum = _checksum(self._sum, record)
-        return _HEAD.pack(_MARK, len(record), self._sum) + record
+    def _encode_record(self, record: bytes) -> bytes:
+        if len(record) > MAX_RECORD_BYTES:
+            raise StorageError(f"{self.path}: a record of {len(record):,} bytes is larger than {MAX_RECORD_BYTES:,}")
+        self._last_checksum = _checksum(self._last_checksum, record)
+        return _RECORD_HEAD.pack(_RECORD_MARK, len(record), self._last_checksum) + record
 
     def _append(self, data: bytes) -> None:
         if data:
-            _overwrite(self._file, data, self._size)
+            _write_at(self._file, data, self._size)
             self._size += len(data)
             self._unsynced = True
 
-    def _mark_acted(self) -> None:
+    def _write_commit_mark(self) -> None:
         """From now on things may rest on what is in the file, as far as the policy has made it durable."""
         if self.fsync != "always" or not self._unsynced:
-            _overwrite(self._file, _acted(self._size, self._sum), 0)
+            _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
 
     def _sync(self, *, urgent: bool) -> None:
         if not self._unsynced or self.fsync == "never" or not urgent:
             return
         now = time.monotonic_ns()
-        if self.fsync == "batch" and now < self._synced_at + BATCH_NS:
+        if self.fsync == "batch" and now < self._last_sync_ns + BATCH_SYNC_INTERVAL_NS:
             return
         os.fdatasync(self._file)
-        self.syncs += 1
-        self._synced_at, self._unsynced = now, False
+        self.sync_count += 1
+        self._last_sync_ns, self._unsynced = now, False
 
     def _replace(self, records: Sequence[bytes]) -> None:
         """A new file in place of the old one: either is there after a crash, whole."""
@@ -155,13 +155,15 @@ class Storage:
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._sum = 0
-            data = b"".join([self._record(self._heading(self.memory.number)), *map(self._record, records)])
-            self._size = _START + len(data)
-            _overwrite(file, _acted(self._size, self._sum) + data, 0)
+            self._last_checksum = 0
+            data = b"".join(
+                [self._encode_record(self._heading(self.stored_records.storage_id)), *map(self._encode_record, records)]
+            )
+            self._size = _FIRST_RECORD_AT + len(data)
+            _write_at(file, _commit_header(self._size, self._last_checksum) + data, 0)
             if self.fsync != "never":
                 os.fsync(file)
-                self.syncs += 1
+                self.sync_count += 1
             os.replace(new, self.path)
             if self.fsync != "never":
                 _sync_folder(self.path.parent)
@@ -173,91 +175,96 @@ class Storage:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _heading(self, number: int) -> bytes:
-        heading = {"unisono": _VERSION, "group": self._group, "member": self._member, "memory": number}
+    def _heading(self, storage_id: int) -> bytes:
+        heading = {"unisono": _VERSION, "group": self._group, "member": self._member, "memory": storage_id}
         return json.dumps(heading, sort_keys=True).encode()
 
-    def _begin(self) -> Memory:
+    def _create(self) -> StoredRecords:
         number = int.from_bytes(os.urandom(4))
-        self._sum, self._size = 0, _START
-        self._append(self._record(self._heading(number)))
+        self._last_checksum, self._size = 0, _FIRST_RECORD_AT
+        self._append(self._encode_record(self._heading(number)))
         if self.fsync != "never":
             os.fsync(self._file)
             _sync_folder(self.path.parent)
-        _overwrite(self._file, _acted(self._size, self._sum), 0)
+        _write_at(self._file, _commit_header(self._size, self._last_checksum), 0)
         self._unsynced = False
-        return Memory(number)
+        return StoredRecords(number)
 
-    def _read(self) -> Memory:
+    def _read(self) -> StoredRecords:
         data = _read_all(self._file)
-        if not data[:_START].strip(b"\0") and data.count(_MARK) <= 1:
+        if not data[:_FIRST_RECORD_AT].strip(b"\0") and data.count(_RECORD_MARK) <= 1:
             # Nothing was ever said by whoever began this file: it did not get to the end of its heading.
-            self._cut(data, 0)
-            return self._begin()
-        acted_size, acted_sum = self._acted_upon(data)
+            self._truncate(data, 0)
+            return self._create()
+        acted_size, acted_sum = self._read_commit_mark(data)
         records: list[bytes] = []
-        at, sums = _START, {_START: 0}
+        at, sums = _FIRST_RECORD_AT, {_FIRST_RECORD_AT: 0}
         while at < len(data):
-            record = self._at(data, at)
+            record = self._record_at(data, at)
             if record is None:
-                self._judge_end(data, at, len(records), acted_size)
+                self._check_torn_end(data, at, len(records), acted_size)
                 break
             records.append(record)
-            self._sum = sums[at + _HEAD.size + len(record)] = _checksum(self._sum, record)
-            at += _HEAD.size + len(record)
+            self._last_checksum = sums[at + _RECORD_HEAD.size + len(record)] = _checksum(self._last_checksum, record)
+            at += _RECORD_HEAD.size + len(record)
         if at < acted_size or sums.get(acted_size) != acted_sum or not records:
             raise StorageError(
                 f"{self.path}: it ends at byte {at:,}, and this member has acted upon {acted_size:,} bytes of it: it "
-                f"was cut, or is not the file that it was. {_REFUSED}"
+                f"was cut, or is not the file that it was. {_REFUSED_ADVICE}"
             )
         self._size = at
         if at < len(data):
-            self._cut(data, at)
-        return Memory(self._number(records[0]), tuple(records[1:]))
+            self._truncate(data, at)
+        return StoredRecords(self._read_storage_id(records[0]), tuple(records[1:]))
 
-    def _acted_upon(self, data: bytes) -> tuple[int, int]:
+    def _read_commit_mark(self, data: bytes) -> tuple[int, int]:
         """Up to which size the file was acted upon, and the checksum there."""
-        if data.startswith(_MARK):
+        if data.startswith(_RECORD_MARK):
             raise StorageError(f"{self.path}: it is of version 1, this is version {_VERSION}")
-        head = data[: _ACTED.size]
-        if len(data) < _START or zlib.crc32(head) != int.from_bytes(data[_ACTED.size : _START]):
-            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED}")
-        name, size, checksum = _ACTED.unpack(head)
-        if name != _NAME:
-            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED}")
+        head = data[: _COMMIT_HEADER.size]
+        if len(data) < _FIRST_RECORD_AT or zlib.crc32(head) != int.from_bytes(
+            data[_COMMIT_HEADER.size : _FIRST_RECORD_AT]
+        ):
+            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED_ADVICE}")
+        name, size, checksum = _COMMIT_HEADER.unpack(head)
+        if name != _FILE_MAGIC:
+            raise StorageError(f"{self.path}: its beginning is damaged. {_REFUSED_ADVICE}")
         return size, checksum
 
-    def _at(self, data: bytes, at: int) -> bytes | None:
+    def _record_at(self, data: bytes, at: int) -> bytes | None:
         """The record at an offset, if it is whole and follows those before it."""
-        if at + _HEAD.size > len(data):
+        if at + _RECORD_HEAD.size > len(data):
             return None
-        mark, length, checksum = _HEAD.unpack_from(data, at)
-        record = data[at + _HEAD.size : at + _HEAD.size + length]
-        if mark != _MARK or length > RECORD_MAX or len(record) != length:
+        mark, length, checksum = _RECORD_HEAD.unpack_from(data, at)
+        record = data[at + _RECORD_HEAD.size : at + _RECORD_HEAD.size + length]
+        if mark != _RECORD_MARK or length > MAX_RECORD_BYTES or len(record) != length:
             return None
-        return record if _checksum(self._sum, record) == checksum else None
+        return record if _checksum(self._last_checksum, record) == checksum else None
 
-    def _judge_end(self, data: bytes, at: int, number: int, acted_size: int) -> None:
+    def _check_torn_end(self, data: bytes, at: int, record_number: int, committed_size: int) -> None:
         """What is wrong from `at` on is a torn end that nobody acted upon, or this raises."""
         rest = data[at:]
-        later = data.find(_MARK, at + 1)
-        mark, length, _ = _HEAD.unpack_from(rest.ljust(_HEAD.size, b"\0"))
-        torn_head = len(rest) < _HEAD.size and _MARK.startswith(rest[: len(_MARK)])
-        torn_body = mark == _MARK and _HEAD.size + length > len(rest)
-        unwritten = not rest.strip(b"\0") or (mark == _MARK and len(rest) > _HEAD.size and rest.endswith(bytes(8)))
-        if at >= acted_size and later < 0 and (torn_head or torn_body or unwritten):
+        later = data.find(_RECORD_MARK, at + 1)
+        mark, length, _ = _RECORD_HEAD.unpack_from(rest.ljust(_RECORD_HEAD.size, b"\0"))
+        torn_head = len(rest) < _RECORD_HEAD.size and _RECORD_MARK.startswith(rest[: len(_RECORD_MARK)])
+        torn_body = mark == _RECORD_MARK and _RECORD_HEAD.size + length > len(rest)
+        unwritten = not rest.strip(b"\0") or (
+            mark == _RECORD_MARK and len(rest) > _RECORD_HEAD.size and rest.endswith(bytes(8))
+        )
+        if at >= committed_size and later < 0 and (torn_head or torn_body or unwritten):
             return
         raise StorageError(
-            f"{self.path}: record {number} at byte {at:,} is damaged, and not as an end that a crash tears. {_REFUSED}"
+            f"{self.path}: record {record_number} at byte {at:,} is damaged, and not as an end "
+            f"that a crash tears. {_REFUSED_ADVICE}"
         )
 
-    def _cut(self, data: bytes, at: int) -> None:
-        self.cut_bytes = len(data) - at
+    def _truncate(self, data: bytes, at: int) -> None:
+        self.truncated_bytes = len(data) - at
         os.ftruncate(self._file, at)
         os.fsync(self._file)
         self._size = at
 
-    def _number(self, heading: bytes) -> int:
+    def _read_storage_id(self, heading: bytes) -> int:
         try:
             said = json.loads(heading)
             group, member, number = str(said["group"]), int(said["member"]), int(said["memory"])
@@ -273,7 +280,7 @@ class Storage:
             )
         return number
 
-    def _failed(self, what: str, error: OSError) -> StorageError:
+    def _os_failure(self, operation: str, error: OSError) -> StorageError:
         hints = {
             errno.ENOSPC: "the disk is full: make room",
             errno.EDQUOT: "the quota is used up: make room",
@@ -283,21 +290,23 @@ class Storage:
             errno.EISDIR: "it is a folder: name a file in it",
         }
         hint = hints.get(error.errno or 0, error.strerror or str(error))
-        return StorageError(f"{self.path}: cannot {what} it: {hint}. Without it this member cannot keep its promises")
+        return StorageError(
+            f"{self.path}: cannot {operation} it: {hint}. Without it this member cannot keep its promises"
+        )
 
 
-_REFUSED = (
+_REFUSED_ADVICE = (
     "Promises of this member may be lost, so it must not take part. Restore the file, or give this member a new number"
 )
 
 
-def _acted(size: int, checksum: int) -> bytes:
-    head = _ACTED.pack(_NAME, size, checksum)
+def _commit_header(size: int, checksum: int) -> bytes:
+    head = _COMMIT_HEADER.pack(_FILE_MAGIC, size, checksum)
     return head + zlib.crc32(head).to_bytes(4)
 
 
-def _checksum(before: int, record: bytes) -> int:
-    return zlib.crc32(record, zlib.crc32(len(record).to_bytes(4), before))
+def _checksum(previous: int, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32(len(record).to_bytes(4), previous))
 
 
 def _read_all(file: int) -> bytes:
@@ -308,7 +317,7 @@ def _read_all(file: int) -> bytes:
     return b"".join(parts)
 
 
-def _overwrite(file: int, data: bytes, at: int) -> None:
+def _write_at(file: int, data: bytes, at: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(file, view, at)

@@ -21,7 +21,7 @@ class Submission:
     messages: Sequence[bytes]
     done: asyncio.Future[None]
     priority: int = 0
-    at: int = 0
+    accepted_count: int = 0
     groups: tuple[str, ...] | None = None
     """The destinations, where there are several groups."""
 
@@ -56,7 +56,7 @@ class Submissions:
             del self._queues[level], self._levels[-1]
         self._find_first()
 
-    def take_all(self) -> list[Submission]:
+    def pop_all(self) -> list[Submission]:
         """Everything that waits; nothing does any more."""
         waiting = [submission for level in reversed(self._levels) for submission in self._queues[level]]
         self._queues.clear()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from unisono.model.histogram import Histogram
 from unisono.runtime.clock import WallClock
 
-_SECOND = 1_000_000_000
+_NS_PER_S = 1_000_000_000
 _ITIMERSPEC = struct.Struct("@4l")
 """The interval, which is none, and the time to go; seconds and nanoseconds of each."""
 
@@ -51,12 +51,12 @@ else:
             self._settime = libc.timerfd_settime
             self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
             self._spec = bytearray(_ITIMERSPEC.size)
-            self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._spec))
+            self._spec_address = ctypes.addressof(ctypes.c_char.from_buffer(self._spec))
 
         def start(self, delay_ns: int) -> None:
             """Become readable after a while; 0 stops the timer."""
-            _ITIMERSPEC.pack_into(self._spec, 0, 0, 0, delay_ns // _SECOND, delay_ns % _SECOND)
-            if self._settime(self.fd, 0, self._at, None) < 0:
+            _ITIMERSPEC.pack_into(self._spec, 0, 0, 0, delay_ns // _NS_PER_S, delay_ns % _NS_PER_S)
+            if self._settime(self.fd, 0, self._spec_address, None) < 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
 
@@ -77,8 +77,8 @@ class Alarm:
         self._loop = loop
         self._clock = clock
         self._callback = callback
-        self._at: int | None = None
-        self._born = self._asked = clock.now()
+        self._at_ns: int | None = None
+        self._created_ns = self._set_at_ns = clock.now()
         self._handle: asyncio.TimerHandle | None = None
         self._timer = _open_timer(loop, self._expired) if precise else None
         self.precise = self._timer is not None
@@ -86,23 +86,23 @@ class Alarm:
 
     def set(self, at_ns: int | None) -> None:
         """Call back at this local time (soon, if it has passed); replaces the time set before. None: not at all."""
-        before = self._at
+        before = self._at_ns
         if at_ns == before:
             return
-        self._at = at_ns
+        self._at_ns = at_ns
         if at_ns is None:
             self._start(0)
             return
         now = self._clock.now()
-        if before is not None and self._born < before < now:
+        if before is not None and self._created_ns < before < now:
             # It is over and nobody came: what it was for has been done just now, by something else, and late.
             self.lateness.add(now - before)
-        self._asked = now
+        self._set_at_ns = now
         self._start(max(at_ns - now, 1))
 
     def close(self) -> None:
         """Never call back again."""
-        self._at = None
+        self._at_ns = None
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -119,7 +119,7 @@ class Alarm:
             self._handle.cancel()
             self._handle = None
         if delay_ns:
-            self._handle = self._loop.call_at(self._loop.time() + delay_ns / _SECOND, self._fire)
+            self._handle = self._loop.call_at(self._loop.time() + delay_ns / _NS_PER_S, self._fire)
 
     def _expired(self) -> None:
         """The timerfd was readable; set anew since then, it has nothing to read."""
@@ -132,7 +132,7 @@ class Alarm:
         self._fire()
 
     def _fire(self) -> None:
-        at = self._at
+        at = self._at_ns
         if at is None:
             return
         now = self._clock.now()
@@ -141,8 +141,8 @@ class Alarm:
             self._start(at - now)
             return
         # A time from before this alarm existed is a way to say "at once".
-        self.lateness.add(now - (at if at > self._born else self._asked))
-        self._at = None
+        self.lateness.add(now - (at if at > self._created_ns else self._set_at_ns))
+        self._at_ns = None
         self._callback()
 
 

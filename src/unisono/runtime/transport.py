@@ -9,19 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from unisono.errors import EnvironmentLacks, InvalidPolicy
-from unisono.runtime.batching import Address, Inbox, Outbox, Receive, Run, Traffic, cut_runs
-from unisono.runtime.fault_injection import Injection
+from unisono.errors import InvalidOption, MissingDependency
+from unisono.runtime.batching import Address, DatagramRun, Inbox, Outbox, ReceiveCallback, Traffic, split_into_runs
+from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.sockets import (
     Addresses,
+    address_in_family,
     grow_buffers,
-    in_family,
     kernel_drops,
-    largest_frame,
-    look_up,
-    open_bound,
-    open_multicast,
+    max_frame_to,
+    open_bound_socket,
+    open_multicast_socket,
     resolve_all,
+    resolve_host,
 )
 from unisono.stack import Datagram
 
@@ -37,7 +37,7 @@ class UdpTransport:
 
     def __init__(
         self,
-        me: int,
+        member: int,
         peers: Mapping[int, tuple[str, int]] | Addresses,
         *,
         bind: tuple[str, int] | None = None,
@@ -45,14 +45,14 @@ class UdpTransport:
         receive_buffer: int = BUFFER_BYTES,
         send_buffer: int = BUFFER_BYTES,
         offload: bool = True,
-        injection: Injection | None = None,
-        bound: socket.socket | None = None,
+        injection: FaultInjection | None = None,
+        bound_socket: socket.socket | None = None,
     ) -> None:
         """`bound` is a socket at this member's address, if there is one already; it is closed with the others."""
-        known = peers.of if isinstance(peers, Addresses) else peers
-        if me not in known:
-            raise InvalidPolicy("peers", f"there is no address for member {me} itself")
-        self.me = me
+        known = peers.by_member if isinstance(peers, Addresses) else peers
+        if member not in known:
+            raise InvalidOption("peers", f"there is no address for member {member} itself")
+        self.member = member
         self.errors: Counter[str] = Counter()
         """What the system refused to send or to hand over, by the name of the error."""
         self.injection = injection
@@ -60,16 +60,16 @@ class UdpTransport:
         self.multicast_error: str | None = None
         """Why there is no multicast although it was asked for."""
         resolved = peers if isinstance(peers, Addresses) else resolve_all(peers)
-        self._family, self._addresses = resolved.family, resolved.of
-        here = self._addresses[me]
+        self._family, self._addresses = resolved.family, resolved.by_member
+        here = self._addresses[member]
         if bind is not None:
-            here = in_family(look_up(bind, "the socket to bind"), self._family) or bind
-        sock = bound if bound is not None else open_bound(self._family, here)
+            here = address_in_family(resolve_host(bind, "the socket to bind"), self._family) or bind
+        sock = bound_socket if bound_socket is not None else open_bound_socket(self._family, here)
         self._sockets = [sock]
-        self._group: Address | None = None
+        self._multicast_address: Address | None = None
         self._interface = here[0]
         if multicast is not None:
-            self._join(sock, multicast, here[0])
+            self._join_multicast(sock, multicast, here[0])
         granted = [grow_buffers(each, receive_buffer, send_buffer) for each in self._sockets]
         self.receive_buffer_granted = min(receive for receive, _ in granted)
         self.send_buffer_granted = granted[0][1]
@@ -81,17 +81,17 @@ class UdpTransport:
         self.set_active(known)
         self._largest_segment = self.max_frame()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._receive: Receive | None = None
-        self._after: Callable[[], None] | None = None
+        self._receive: ReceiveCallback | None = None
+        self._on_batch_done: Callable[[], None] | None = None
         self._paused = self._closed = self._reading = False
         self._dropped = 0
 
-    def _join(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
+    def _join_multicast(self, sender: socket.socket, group: tuple[str, int], bound_to: str) -> None:
         # A socket that is bound to every address hears the group where the others reach this member.
-        interface = self._addresses[self.me][0] if bound_to in {"0.0.0.0", "::"} else bound_to
+        interface = self._addresses[self.member][0] if bound_to in {"0.0.0.0", "::"} else bound_to
         try:
-            hearing, self._group = open_multicast(sender, group, interface)
-        except (OSError, EnvironmentLacks) as error:
+            hearing, self._multicast_address = open_multicast_socket(sender, group, interface)
+        except (OSError, MissingDependency) as error:
             self.multicast_error = f"multicast to {group[0]} port {group[1]} at {interface}: {error}"
             return
         self._interface = interface
@@ -108,7 +108,7 @@ class UdpTransport:
     @property
     def multicasting(self) -> bool:
         """Whether datagrams to everyone can go by IP multicast."""
-        return self._group is not None
+        return self._multicast_address is not None
 
     @property
     def gso(self) -> bool:
@@ -139,32 +139,36 @@ class UdpTransport:
 
     def max_frame(self) -> int:
         """The largest datagram that reaches every peer, and the multicast group, in one piece."""
-        sizes = [largest_frame(self._family, address) for address in self._addresses.values()]
-        if self._group is not None:
-            sizes.append(largest_frame(self._family, self._group, self._interface))
+        sizes = [max_frame_to(self._family, address) for address in self._addresses.values()]
+        if self._multicast_address is not None:
+            sizes.append(max_frame_to(self._family, self._multicast_address, self._interface))
         return min(sizes)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def set_active(self, members: Iterable[int]) -> None:
         """Who gets what is sent to everyone; at first all peers."""
-        active = [member for member in members if member != self.me]
+        active = [member for member in members if member != self.member]
         unknown = [member for member in active if member not in self._addresses]
         if unknown:
-            raise InvalidPolicy("peers", f"there is no address for member {', '.join(map(str, unknown))}")
+            raise InvalidOption("peers", f"there is no address for member {', '.join(map(str, unknown))}")
         self._active = tuple(self._addresses[member] for member in active)
 
     def send(self, datagrams: Sequence[Datagram]) -> None:
         """Send, or keep until the socket has room; never blocks, and keeps the order toward each destination."""
         outbox = self._outbox
-        for first, buffers, size in cut_runs(datagrams, self._largest_segment if outbox.gso else -1):
+        for first, buffers, size in split_into_runs(datagrams, self._largest_segment if outbox.gso else -1):
             segment = len(buffers[0])
             for address in self._destinations(first, len(buffers)):
-                outbox.send(Run(address, buffers, segment, size))
+                outbox.send(DatagramRun(address, buffers, segment, size))
 
     def _destinations(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
         if datagram.to == 0:
-            return (self._group,) if datagram.multicast and self._group is not None else self._active
+            return (
+                (self._multicast_address,)
+                if datagram.multicast and self._multicast_address is not None
+                else self._active
+            )
         address = self._addresses.get(datagram.to)
         if address is None:
             self.errors["NO_ADDRESS"] += count
@@ -178,15 +182,17 @@ class UdpTransport:
 
     def writable(self) -> bool:
         """Whether nothing waits; while something does, offer no more. `after` is called when it has gone."""
-        return not self._outbox.waiting
+        return not self._outbox.has_backlog
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def attach(self, loop: asyncio.AbstractEventLoop, receive: Receive, after: Callable[[], None]) -> None:
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, receive: ReceiveCallback, on_batch_done: Callable[[], None]
+    ) -> None:
         """Hand over each datagram as it arrives, and call `after` once after some; also when a backlog has gone."""
-        self._receive = receive if self.injection is None else self.injection.before(receive)
-        self._loop, self._after = loop, after
-        self._outbox.attach(loop, after)
+        self._receive = receive if self.injection is None else self.injection.wrap(receive)
+        self._loop, self._on_batch_done = loop, on_batch_done
+        self._outbox.attach(loop, on_batch_done)
         if not self._paused:
             self._watch()
 
@@ -215,16 +221,16 @@ class UdpTransport:
             self._watch()
 
     def _on_readable(self, inbox: Inbox) -> None:
-        if self._receive is None or self._after is None:
+        if self._receive is None or self._on_batch_done is None:
             return
         self._read(inbox, self._receive, _READS_PER_WAKE, _BYTES_PER_WAKE)
         if not self._closed:
-            self._after()
+            self._on_batch_done()
 
-    def _read(self, inbox: Inbox, receive: Receive, most_calls: int, most_bytes: int) -> int:
+    def _read(self, inbox: Inbox, receive: ReceiveCallback, max_calls: int, max_bytes: int) -> int:
         self._reading = True
         try:
-            return inbox.read(receive, most_calls=most_calls, most_bytes=most_bytes)
+            return inbox.read(receive, max_calls=max_calls, max_bytes=max_bytes)
         finally:
             self._reading = False
 
@@ -253,7 +259,7 @@ class UdpTransport:
             selector.register(self._sockets[0], selectors.EVENT_WRITE)
             while not self._outbox.flush() and (left := give_up - time.monotonic()) > 0:
                 selector.select(left)
-        if self._outbox.waiting:
+        if self._outbox.has_backlog:
             self.errors["UNSENT_AT_CLOSE"] += 1
         for sock in self._sockets:
             sock.close()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Chance
+from unisono.errors import InvalidOption
+from unisono.model.delays import RandomSource
 
 
 class Clock(Protocol):
@@ -42,19 +42,21 @@ class FixedClock:
 class DriftingClock:
     """Wanders between −`reach_ns` and +`reach_ns`, each way in `sweep_ns`; `phase_ns` says where it begins."""
 
-    reach_ns: int
-    sweep_ns: int
+    amplitude_ns: int
+    half_period_ns: int
     phase_ns: int = 0
 
     def __post_init__(self) -> None:
         # Any faster and the clock would run backwards on the way down.
-        if self.sweep_ns < max(1, 2 * self.reach_ns):
-            raise InvalidPolicy("clocks.sweep", f"{self.sweep_ns} ns is too fast for a reach of {self.reach_ns} ns")
+        if self.half_period_ns < max(1, 2 * self.amplitude_ns):
+            raise InvalidOption(
+                "clocks.sweep", f"{self.half_period_ns} ns is too fast for a reach of {self.amplitude_ns} ns"
+            )
 
     def local(self, true_ns: int) -> int:
-        where = (true_ns + self.phase_ns) % (2 * self.sweep_ns)
-        up = where if where < self.sweep_ns else 2 * self.sweep_ns - where
-        return true_ns + 2 * self.reach_ns * up // self.sweep_ns - self.reach_ns
+        where = (true_ns + self.phase_ns) % (2 * self.half_period_ns)
+        up = where if where < self.half_period_ns else 2 * self.half_period_ns - where
+        return true_ns + 2 * self.amplitude_ns * up // self.half_period_ns - self.amplitude_ns
 
     def true_at(self, local_ns: int) -> int:
         # One correction lands within the drift of the correction; from there the answer is enclosed and halved.
@@ -92,7 +94,7 @@ class SteppedClock:
         """`steps` are (true time, offset from then on), ascending."""
         self._times = [at for at, _ in steps]
         if self._times != sorted(set(self._times)):
-            raise InvalidPolicy("clocks.steps", "steps come in ascending order of time")
+            raise InvalidOption("clocks.steps", "steps come in ascending order of time")
         self._offsets = [first_offset_ns, *(offset for _, offset in steps)]
         self._floors: list[int] = []
         """What the clock showed when each step was taken: it never shows less afterwards."""
@@ -117,14 +119,16 @@ class SteppedClock:
         return min(reached, self._times[step]) if step < len(self._times) else reached
 
 
-def corner_clock(chance: Chance, half_gamma_ns: int, start_ns: int, end_ns: int, every_ns: int) -> SteppedClock:
+def corner_clock(
+    chance: RandomSource, half_gamma_ns: int, start_ns: int, end_ns: int, mean_interval_ns: int
+) -> SteppedClock:
     """Steps between −Γ/2 and +Γ/2 at chance times, `every_ns` apart on average."""
     offsets = (-half_gamma_ns, half_gamma_ns)
     first = offsets[int(chance.random() * 2)]
     steps: list[tuple[int, int]] = []
     at = start_ns
-    while every_ns > 0:
-        at += 1 + int(chance.random() * 2 * every_ns)
+    while mean_interval_ns > 0:
+        at += 1 + int(chance.random() * 2 * mean_interval_ns)
         if at >= end_ns:
             break
         steps.append((at, offsets[int(chance.random() * 2)]))

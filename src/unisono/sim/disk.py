@@ -6,50 +6,50 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from unisono.model.events import StackEvent
-from unisono.model.slot_schedule import Grid
-from unisono.model.stored_records import Memory, Write
-from unisono.sim.random_streams import below
+from unisono.model.slot_schedule import SlotGrid
+from unisono.model.stored_records import StoredRecords, Write
+from unisono.sim.random_streams import random_below
 from unisono.stack import Datagram, Stack
 
 
 class SimDisk:
     """One member's stable storage. `forgets` plants the defect that synced records are lost too."""
 
-    def __init__(self, chance: Random, *, forgets: bool = False) -> None:
+    def __init__(self, chance: Random, *, loses_synced_records: bool = False) -> None:
         self._chance = chance
-        self._forgets = forgets
-        self._safe: list[bytes] = []
+        self._loses_synced_records = loses_synced_records
+        self._synced_records: list[bytes] = []
         self._unsynced: list[bytes] = []
-        self.synced = 0
+        self.sync_count = 0
         """How often a write was made durable."""
 
     def apply(self, writes: Iterable[Write]) -> None:
         """Write, in order; return when all that is not lazy is durable. A replacement is made whole or not at all."""
         due = False
         for write in writes:
-            if write.replace:
-                self._safe, self._unsynced = [], []
+            if write.replaces_all:
+                self._synced_records, self._unsynced = [], []
             self._unsynced += write.records
-            due = due or not write.lazy
+            due = due or not write.may_be_lost
         if due:
-            self.synced += 1
-            self._safe += self._unsynced
+            self.sync_count += 1
+            self._synced_records += self._unsynced
             self._unsynced = []
 
     def crash(self) -> None:
         """Of what was not synced some of the first records are there; one that is torn is found out and cut off."""
-        self._safe += self._unsynced[: below(self._chance, len(self._unsynced) + 1)]
+        self._synced_records += self._unsynced[: random_below(self._chance, len(self._unsynced) + 1)]
         self._unsynced = []
-        if self._forgets:
-            del self._safe[below(self._chance, len(self._safe) + 1) :]
+        if self._loses_synced_records:
+            del self._synced_records[random_below(self._chance, len(self._synced_records) + 1) :]
 
     def records(self) -> list[bytes]:
         """What a new life finds."""
-        return [*self._safe, *self._unsynced]
+        return [*self._synced_records, *self._unsynced]
 
-    def memory(self, number: int) -> Memory:
+    def stored_records(self, storage_id: int) -> StoredRecords:
         """What a new life is given."""
-        return Memory(number, tuple(self.records()))
+        return StoredRecords(storage_id, tuple(self.records()))
 
 
 class DurableStack:
@@ -59,18 +59,18 @@ class DurableStack:
         self.stack = stack
         self._disk = disk
         self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
-        self.wake_at, self.new_rate, self.leave = stack.wake_at, stack.new_rate, stack.leave
+        self.wake_at, self.change_rate, self.leave = stack.wake_at, stack.change_rate, stack.leave
         self.submit_to, self.destinations = stack.submit_to, stack.destinations
         self.change_topology = stack.change_topology
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> SlotGrid:
         """The slots as the stack knows them."""
         return self.stack.grid
 
-    def new_slot(self, now: int, theta_ns: int) -> None:
+    def change_slot(self, now: int, theta_ns: int) -> None:
         """Ask the group for slots of another length."""
-        self.stack.new_slot(now, theta_ns)
+        self.stack.change_slot(now, theta_ns)
 
     def outgoing(self) -> Sequence[Datagram]:
         """The datagrams to send, behind what they rest on."""

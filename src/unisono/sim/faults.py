@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from unisono.model.delays import Chance
+from unisono.model.delays import RandomSource
 from unisono.model.faults import Duplication, Loss, Partition, Reordering, Span
-from unisono.model.losses import Losses
-from unisono.sim.network import Flight, Link
+from unisono.model.losses import LossModel
+from unisono.sim.network import Flight, SimulatedLink
 
 
 class LinkFault(Protocol):
@@ -21,99 +21,99 @@ class LinkFault(Protocol):
     hits: int
     """How many datagrams it has touched."""
 
-    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
+    def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
         """What becomes of a datagram that is sent now."""
 
 
-class Window:
+class FaultSpan:
     """A span of the run in true time."""
 
-    __slots__ = ("_span", "_start")
+    __slots__ = ("_span", "_start_ns")
 
     def __init__(self, span: Span, start_ns: int) -> None:
         self._span = span
-        self._start = start_ns
+        self._start_ns = start_ns
 
-    def open(self, now: int) -> bool:
+    def is_active(self, now: int) -> bool:
         """Whether the span lasts."""
-        return self._span.open(now - self._start)
+        return self._span.contains(now - self._start_ns)
 
 
-class Losing:
+class LossFault:
     """Loses datagrams, never more than the bounds allow of consecutive ones on a link."""
 
-    def __init__(self, faults: Sequence[Loss], start_ns: int, chance: Chance) -> None:
+    def __init__(self, faults: Sequence[Loss], start_ns: int, chance: RandomSource) -> None:
         self.hits = 0
-        self._losses = Losses(faults, chance)
-        self._start = start_ns
+        self._losses = LossModel(faults, chance)
+        self._start_ns = start_ns
 
-    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
-        if not self._losses.lost(link.sender, link.receiver, now - self._start):
+    def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
+        if not self._losses.is_lost(link.sender, link.receiver, now - self._start_ns):
             return flights
         self.hits += 1
         return []
 
 
-class Duplicating:
+class DuplicationFault:
     """Lets a second copy arrive; it takes a delay of its own and no part in the link's order."""
 
-    def __init__(self, fault: Duplication, window: Window, chance: Chance) -> None:
+    def __init__(self, fault: Duplication, span: FaultSpan, chance: RandomSource) -> None:
         self.hits = 0
         self._fault = fault
-        self._window = window
+        self._span = span
         self._chance = chance
 
-    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
-        if not flights or not self._window.open(now) or self._chance.random() >= self._fault.probability:
+    def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
+        if not flights or not self._span.is_active(now) or self._chance.random() >= self._fault.probability:
             return flights
         self.hits += 1
-        return [*flights, (link.draw(now), True)]
+        return [*flights, (link.draw_delay(now), True)]
 
 
-class Reorderer:
+class ReorderingFault:
     """Lets datagrams overtake one another."""
 
-    def __init__(self, fault: Reordering, window: Window, chance: Chance, delta_ns: int) -> None:
+    def __init__(self, fault: Reordering, span: FaultSpan, chance: RandomSource, delta_ns: int) -> None:
         self.hits = 0
         self._fault = fault
-        self._window = window
+        self._span = span
         self._chance = chance
         self._delta_ns = delta_ns
 
-    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
-        if not flights or not self._window.open(now) or self._chance.random() >= self._fault.probability:
+    def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
+        if not flights or not self._span.is_active(now) or self._chance.random() >= self._fault.probability:
             return flights
         self.hits += 1
         return [(int(self._chance.random() * (self._delta_ns + 1)), True) for _ in flights]
 
 
-class Dividing:
+class PartitionFault:
     """Cuts the network between groups of members."""
 
-    def __init__(self, fault: Partition, window: Window) -> None:
+    def __init__(self, fault: Partition, span: FaultSpan) -> None:
         self.hits = 0
-        self._window = window
+        self._span = span
         self._side = {member: side for side, group in enumerate(fault.groups) for member in group}
 
-    def flights(self, link: Link, now: int, flights: list[Flight]) -> list[Flight]:
-        if not flights or self._side.get(link.sender) == self._side.get(link.receiver) or not self._window.open(now):
+    def apply(self, link: SimulatedLink, now: int, flights: list[Flight]) -> list[Flight]:
+        if not flights or self._side.get(link.sender) == self._side.get(link.receiver) or not self._span.is_active(now):
             return flights
         self.hits += 1
         return []
 
 
 def link_fault(
-    fault: Loss | Duplication | Reordering | Partition, start_ns: int, delta_ns: int, chance: Chance
+    fault: Loss | Duplication | Reordering | Partition, start_ns: int, delta_ns: int, chance: RandomSource
 ) -> LinkFault:
     """The part that a scenario's fault asks for, in a run that starts at `start_ns`."""
-    window = Window(fault.span, start_ns)
+    window = FaultSpan(fault.span, start_ns)
     match fault:
         case Loss():
-            return Losing((fault,), start_ns, chance)
+            return LossFault((fault,), start_ns, chance)
         case Duplication():
-            return Duplicating(fault, window, chance)
+            return DuplicationFault(fault, window, chance)
         case Reordering():
-            return Reorderer(fault, window, chance, delta_ns)
+            return ReorderingFault(fault, window, chance, delta_ns)
         case Partition():
-            return Dividing(fault, window)
+            return PartitionFault(fault, window)
     assert_never(fault)

@@ -6,47 +6,47 @@ from bisect import bisect
 from itertools import accumulate
 from random import Random
 
-from unisono.orders.priority.insertion import Form
+from unisono.orders.priority.insertion import DecisionMode
 from unisono.sim.ideal_views import Action, IdealGroup
-from unisono.sim.random_streams import below
+from unisono.sim.random_streams import random_below
 
-MEMBERS_MOST = 8
-LEVELS_MOST = 5
+MAX_MEMBERS = 8
+MAX_PRIORITY_LEVELS = 5
 _SPEEDS = (0.05, 0.3, 1.0, 2.0)
-_RARE = {"crash": 0.02, "leave": 0.02, "admit": 0.05}
-_FORMS = (Form.ALL, Form.COORDINATOR)
+_RARE_ACTION_WEIGHTS = {"crash": 0.02, "leave": 0.02, "admit": 0.05}
+_FORMS = (DecisionMode.ALL, DecisionMode.COORDINATOR)
 
 
-def drawn_group(chance: Random, *, form: Form | None = None, most: int = MEMBERS_MOST) -> IdealGroup:
+def random_group(chance: Random, *, form: DecisionMode | None = None, max_members: int = MAX_MEMBERS) -> IdealGroup:
     """A group of 2 to 8 members and 1 to 5 priorities, of whom some may crash, leave, join or come back."""
-    count, levels = 2 + below(chance, most - 1), 1 + below(chance, LEVELS_MOST)
+    count, levels = 2 + random_below(chance, max_members - 1), 1 + random_below(chance, MAX_PRIORITY_LEVELS)
 
     def script(most: int) -> list[int]:
-        return [below(chance, levels) for _ in range(below(chance, most + 1))]
+        return [random_below(chance, levels) for _ in range(random_below(chance, most + 1))]
 
     scripts = {member: script(5) for member in range(1, count + 1)}
     joiners = [member for member in range(1, count + 3) if chance.random() < 0.3]
     return IdealGroup(
         scripts,
-        form=form or _FORMS[below(chance, 2)],
-        report_every=(1, 3, 1000)[below(chance, 3)],
-        crashes=below(chance, count),
-        leaves=below(chance, 3),
-        can_join={member: script(3) for member in joiners},
+        form=form or _FORMS[random_below(chance, 2)],
+        report_every=(1, 3, 1000)[random_below(chance, 3)],
+        crashes=random_below(chance, count),
+        leaves=random_below(chance, 3),
+        join_scripts={member: script(3) for member in joiners},
     )
 
 
-def run_by_lot(group: IdealGroup, chance: Random) -> list[Action]:
+def run_randomly(group: IdealGroup, chance: Random) -> list[Action]:
     """Let things happen until nothing more does; gives what happened.
 
     Every consumer and every way from one member to another has a speed of its own.
     """
-    members = sorted({*group.peers, *group.can_join})
+    members = sorted({*group.peers, *group.join_scripts})
     speeds = {member: _speed(chance) for member in members}
     ways = {(to, sender): _speed(chance) for to in members for sender in members}
     done: list[Action] = []
     while actions := group.enabled():
-        if group.quiet(actions) and chance.random() < 0.5:
+        if group.only_optional(actions) and chance.random() < 0.5:
             break
         cuts: dict[int, int] = {}
         for action in actions:
@@ -58,20 +58,20 @@ def run_by_lot(group: IdealGroup, chance: Random) -> list[Action]:
             if kind == "receive":
                 weight = ways[member, int(action[2])]
             else:
-                weight = speeds[member] if kind == "consume" else _RARE.get(kind, 1.0)
+                weight = speeds[member] if kind == "consume" else _RARE_ACTION_WEIGHTS.get(kind, 1.0)
             weights.append(weight / cuts[member] if kind == "crash" else weight)
         reached = list(accumulate(weights))
         chosen = actions[min(bisect(reached, chance.random() * reached[-1]), len(actions) - 1)]
-        group.do(chosen)
+        group.perform(chosen)
         done.append(chosen)
     return done
 
 
 def _speed(chance: Random) -> float:
-    return _SPEEDS[below(chance, len(_SPEEDS))]
+    return _SPEEDS[random_below(chance, len(_SPEEDS))]
 
 
-def finish(group: IdealGroup) -> None:
+def finish_required(group: IdealGroup) -> None:
     """Let everything happen that must: no more crashes, joins or leaves."""
-    while actions := [action for action in group.enabled() if action[0] not in _RARE]:
-        group.do(actions[0])
+    while actions := [action for action in group.enabled() if action[0] not in _RARE_ACTION_WEIGHTS]:
+        group.perform(actions[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.model.events import Step
+from unisono.model.events import QueueStep
 from unisono.sim.ideal_views import IdealGroup, Peer
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
@@ -16,12 +16,12 @@ def ideal_trace(group: IdealGroup) -> Trace:
     """Everything that the members of the group did so far."""
     memory = MemoryTrace("ideal", "ideal")
     observer = memory.recorder(OBSERVER)
-    peers = [*group.past, *(group.peers[member] for member in sorted(group.peers))]
+    peers = [*group.past_incarnations, *(group.peers[member] for member in sorted(group.peers))]
     for peer in peers:
         if peer.view:
             _record(memory, peer)
-        if peer.fate == "crashed":
-            slot, at = peer.first_position + len(peer.consumed), peer.ended_at * STEP_NS
+        if peer.outcome == "crashed":
+            slot, at = peer.first_position + len(peer.consumed), peer.ended_at_step * STEP_NS
             observer.event(
                 EventKind.CRASH, slot=slot, real_ns=at, local_ns=at, subject=peer.member, incarnation=peer.incarnation
             )
@@ -42,20 +42,20 @@ def ideal_trace(group: IdealGroup) -> Trace:
 
 def _record(memory: MemoryTrace, peer: Peer) -> None:
     recorder = memory.recorder(peer.member, life=peer.incarnation)
-    began, first = peer.began_at * STEP_NS, peer.first_position
+    began, first = peer.started_at_step * STEP_NS, peer.first_position
     recorder.event(EventKind.START, slot=first, real_ns=began, local_ns=began)
     for at_step, view, origins in peer.views:
         at, extras = at_step * STEP_NS, view_extras(view, [m for m, _ in origins], [life for _, life in origins])
         recorder.event(EventKind.VIEW, slot=first, real_ns=at, local_ns=at, extras=extras)
-    for number, note in enumerate(peer.notes):
-        message, at = note.message, note.at * STEP_NS
+    for number, note in enumerate(peer.recorded_steps):
+        message, at = note.message, note.step * STEP_NS
         ref, size = message.ref, len(message.payload)
         if note.kind == "send":
             recorder.sent(
                 first_sequence=ref.sequence,
                 count=1,
                 sizes=size,
-                slot=note.at,
+                slot=note.step,
                 first_place=0,
                 real_ns=at,
                 local_ns=at,
@@ -77,7 +77,7 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
             )
         else:
             recorder.step(
-                Step(
+                QueueStep(
                     note.kind == "queue",
                     *ref,
                     priority=message.priority,
@@ -90,6 +90,6 @@ def _record(memory: MemoryTrace, peer: Peer) -> None:
                 real_ns=at,
                 local_ns=at,
             )
-    if peer.fate == "left":
-        at = peer.ended_at * STEP_NS
+    if peer.outcome == "left":
+        at = peer.ended_at_step * STEP_NS
         recorder.event(EventKind.LEAVE, slot=first + len(peer.consumed), real_ns=at, local_ns=at)

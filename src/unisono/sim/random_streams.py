@@ -11,7 +11,7 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 
 
-class Streams:
+class RandomStreams:
     """Gives each name a stream of its own, so that a part that draws more does not disturb the others."""
 
     def __init__(self, seed: int) -> None:
@@ -27,21 +27,21 @@ class Streams:
         return Random(int.from_bytes(blake2b(label.encode("ascii"), digest_size=32).digest()))
 
 
-def below(chance: Random, limit: int) -> int:
+def random_below(chance: Random, limit: int) -> int:
     """A whole number in [0, limit), from one `random()`."""
     return int(chance.random() * limit)
 
 
-def whole(chance: Random, low: int, high: int) -> int:
+def random_int(chance: Random, low: int, high: int) -> int:
     """A whole number in [low, high]."""
-    return low + below(chance, high - low + 1)
+    return low + random_below(chance, high - low + 1)
 
 
-def happens(chance: Random, probability: float) -> bool:
+def random_bool(chance: Random, probability: float) -> bool:
     """The toss of a coin that is not fair."""
     return chance.random() < probability
 
 
-def one_of(chance: Random, items: Sequence[_Item]) -> _Item:
+def random_choice(chance: Random, items: Sequence[_Item]) -> _Item:
     """Any of these."""
-    return items[below(chance, len(items))]
+    return items[random_below(chance, len(items))]

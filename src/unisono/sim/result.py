@@ -7,7 +7,7 @@ from functools import cached_property
 
 from unisono.model.events import Violation
 from unisono.model.scenario import Scenario
-from unisono.sim.traffic import Load
+from unisono.sim.traffic import MemberTraffic
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 from unisono.trace.table import Trace
@@ -32,7 +32,7 @@ class Result:
     scenario: Scenario
     seed: int
     meta: RunMeta
-    memory: MemoryTrace
+    memory_trace: MemoryTrace
     until_ns: int
     events: int
     """How many events were simulated: arrivals, timers, application inputs, faults."""
@@ -43,11 +43,11 @@ class Result:
     delivered: dict[int, int]
     unsent: dict[int, int]
     """By member, the messages that its stack had not accepted when the run ended."""
-    loads: dict[int, Load]
+    traffic: dict[int, MemberTraffic]
     """By member, its frames and bytes in each slot."""
-    pairs: dict[tuple[int, int], int]
+    datagrams_by_pair: dict[tuple[int, int], int]
     """How many datagrams each member has sent to each; 0 stands for everybody."""
-    contacts: dict[tuple[int, int], list[int]]
+    send_times: dict[tuple[int, int], list[int]]
     """When each member has sent to each, to the millisecond; only where the topology changes under way."""
     violations: dict[int, list[Violation]]
     fault_hits: tuple[int, ...]
@@ -56,17 +56,17 @@ class Result:
     @cached_property
     def trace(self) -> Trace:
         """Everything that happened, as rows."""
-        return self.memory.trace(self.meta)
+        return self.memory_trace.trace(self.meta)
 
     @property
     def overhead(self) -> Overhead:
         """Theorem 3's figures."""
         return Overhead(
-            max((load.avg_rate for load in self.loads.values()), default=0.0),
-            max((load.max_burst for load in self.loads.values()), default=0),
-            max((self._added(member) for member in self.loads), default=0.0),
+            max((load.avg_rate for load in self.traffic.values()), default=0.0),
+            max((load.max_burst for load in self.traffic.values()), default=0),
+            max((self._added_rate(member) for member in self.traffic), default=0.0),
         )
 
-    def _added(self, member: int) -> float:
-        load = self.loads[member]
-        return load.avg_rate - self.sent[member] / load.slots if load.slots else 0.0
+    def _added_rate(self, member: int) -> float:
+        load = self.traffic[member]
+        return load.avg_rate - self.sent[member] / load.slot_count if load.slot_count else 0.0

@@ -7,34 +7,50 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
-from unisono.errors import InvalidPolicy, ScenarioError
+from unisono.errors import InvalidOption, ScenarioError
 from unisono.model.durations import NS_PER_MS, NS_PER_S
-from unisono.model.faults import Crash, Loss, Pause, described
+from unisono.model.faults import Crash, Loss, Pause, fault_to_row
 from unisono.model.priorities import PRIORITY_ORDERS
-from unisono.model.scenario import Leave, RateChange, Restart, Scenario, SendsChange, SlotChange, Start
-from unisono.model.workloads import offers
+from unisono.model.scenario import (
+    Leave,
+    PlannedRateChange,
+    PlannedSlotChange,
+    PlannedTopologyChange,
+    Restart,
+    Scenario,
+    Start,
+)
+from unisono.model.workloads import scheduled_sends
 from unisono.orders.priority.order import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.disk import DurableStack, SimDisk
-from unisono.sim.faults import LinkFault, Losing, link_fault
+from unisono.sim.faults import LinkFault, LossFault, link_fault
 from unisono.sim.member import Machine
-from unisono.sim.network import Draw, Network, chosen, corners, drawn, everything, mesh
-from unisono.sim.random_streams import Streams, below
+from unisono.sim.network import (
+    DelaySource,
+    SimulatedNetwork,
+    constant_delay,
+    corners,
+    delays_from_adversary,
+    delays_from_model,
+    full_mesh,
+)
+from unisono.sim.random_streams import RandomStreams, random_below
 from unisono.sim.result import Result
-from unisono.sim.traffic import Ledger
+from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
-from unisono.stack import Stack, build, durable
+from unisono.stack import Stack, build, needs_storage
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
 DRAIN_DELTAS = 100
 """So many times Δ are left for views to change and messages to be queued after the last was sent."""
-FINAL_NS = 2 * NS_PER_S
+FINAL_DRAIN_NS = 2 * NS_PER_S
 """So long is left for what was sent last to become final."""
-LOOK_EVERY_NS = 10 * NS_PER_MS
-REST_NS = 30 * NS_PER_MS
+QUIESCENCE_CHECK_INTERVAL_NS = 10 * NS_PER_MS
+QUIESCENCE_MARGIN_NS = 30 * NS_PER_MS
 """So long a world that rests is still watched: what is on its way arrives."""
-LIFE = 1
+FIRST_INCARNATION = 1
 """The incarnation of every simulated member."""
 
 
@@ -43,8 +59,8 @@ def run(
     seed: int | None = None,
     *,
     check: Callable[[World], None] | None = None,
-    payloads: bool = False,
-    resting: Callable[[World], bool] | None = None,
+    compare_payloads: bool = False,
+    is_quiescent: Callable[[World], bool] | None = None,
 ) -> Result:
     """One run of a scenario; the scenario's own seed unless told.
 
@@ -54,59 +70,59 @@ def run(
     """
     seed = scenario.seed if seed is None else seed
     try:
-        world, memory, bound_ns, reliable = prepare(scenario, seed, check=check, payloads=payloads)
-    except InvalidPolicy as error:
+        world, memory, bound_ns, reliable = build_world(scenario, seed, check=check, compare_payloads=compare_payloads)
+    except InvalidOption as error:
         raise ScenarioError(scenario.source, error.field, error.problem) from error
-    until = world.send_until + bound_ns + drain_ns(scenario)
-    while resting is not None and world.now + REST_NS < until:
-        world.run(world.now + LOOK_EVERY_NS)
-        if resting(world):
+    until = world.send_until_ns + bound_ns + drain_ns(scenario)
+    while is_quiescent is not None and world.now + QUIESCENCE_MARGIN_NS < until:
+        world.run(world.now + QUIESCENCE_CHECK_INTERVAL_NS)
+        if is_quiescent(world):
             break
-    world.run(until if resting is None else min(until, world.now + REST_NS))
-    nodes = world.nodes
+    world.run(until if is_quiescent is None else min(until, world.now + QUIESCENCE_MARGIN_NS))
+    nodes = world.members
     declared = max((node.bound_ns for node in nodes.values() if node.bound_ns is not None), default=None)
     return Result(
         scenario,
         seed,
-        meta_of(scenario, seed, bound_ns, reliable, declared),
+        run_meta(scenario, seed, bound_ns, reliable, declared),
         memory,
         until_ns=until,
         events=world.steps,
         datagrams=world.datagrams,
         sent={member: node.accepted for member, node in nodes.items()},
-        delivered={member: node.delivered or node.finals for member, node in nodes.items()},
-        unsent={member: node.waiting for member, node in nodes.items()},
-        loads=world.ledger.loads if world.ledger is not None else {},
-        pairs=dict(world.ledger.pairs) if world.ledger is not None else {},
-        contacts=world.ledger.contacts if world.ledger is not None else {},
+        delivered={member: node.delivered or node.delivered_final for member, node in nodes.items()},
+        unsent={member: node.waiting_count for member, node in nodes.items()},
+        traffic=world.ledger.traffic if world.ledger is not None else {},
+        datagrams_by_pair=dict(world.ledger.datagrams_by_pair) if world.ledger is not None else {},
+        send_times=world.ledger.send_times if world.ledger is not None else {},
         violations={member: node.violations for member, node in nodes.items()},
         fault_hits=tuple(fault.hits for fault in world.network.faults),
     )
 
 
-def prepare(
+def build_world(
     scenario: Scenario,
     seed: int,
     *,
     check: Callable[[World], None] | None = None,
-    payloads: bool = False,
+    compare_payloads: bool = False,
 ) -> tuple[World, MemoryTrace, int, bool]:
     """The world of a scenario, not yet run; its trace; its order's latency bound; whether the order is gap-free.
 
     The bound has room for what the scenario's crashes cost an order with a leader.
     """
-    streams = Streams(seed)
+    streams = RandomStreams(seed)
     # The run begins at the first instant of a slot, so that a script can name instants of slots.
     start = scenario.epoch_ns - scenario.epoch_ns % scenario.timing.theta_ns
     memory = MemoryTrace(_run_name(scenario, seed), scenario.group)
     world = World(
         _network(scenario, streams, start),
         start_ns=start,
-        send_until=start + scenario.run_ns,
-        memory=memory,
-        ledger=Ledger(timed=any(isinstance(step, SendsChange) for step in scenario.steps)),
+        send_until_ns=start + scenario.run_ns,
+        memory_trace=memory,
+        ledger=TrafficLedger(keeps_send_times=any(isinstance(step, PlannedTopologyChange) for step in scenario.steps)),
         check=check,
-        payloads=payloads,
+        compare_payloads=compare_payloads,
     )
     starts = {step.member: start + step.at_ns for step in scenario.steps if isinstance(step, Start)}
     deaths = sorted((fault.at_ns, fault.member) for fault in scenario.faults if isinstance(fault, Crash))
@@ -114,25 +130,25 @@ def prepare(
     bound, reliable = 0, True
     disks = {member: SimDisk(streams.stream("disk", member)) for member in scenario.members}
     for member in scenario.members:
-        machine = _machine(scenario, member, LIFE, disks[member])
+        machine = _build_stack(scenario, member, FIRST_INCARNATION, disks[member])
         stack = machine.stack if isinstance(machine, DurableStack) else machine
-        bounds = [stack.order.bound_ns(), *_asked_bounds(scenario, member)]
+        bounds = [stack.order.bound_ns(), *_requested_slot_bounds(scenario, member)]
         bound = max(bound, max(bounds) + stack.outage_ns(died))
-        reliable = reliable and stack.order.reliable()
+        reliable = reliable and stack.order.gap_free()
         world.add(
             member,
             machine,
             _clock(scenario, member, streams, start),
             scenario.timing,
-            starts_ns=starts.get(member, start),
-            offers=offers(scenario.workloads[member], streams.stream("workload", member)),
-            life=LIFE,
+            starts_at_ns=starts.get(member, start),
+            workload=scheduled_sends(scenario.workloads[member], streams.stream("workload", member)),
+            incarnation=FIRST_INCARNATION,
             consume_ns=scenario.consume_ns.get(member, 0),
-            levels=scenario.priorities,
+            priorities=scenario.priorities,
             routes=scenario.routes.get(member, ()),
             bound_ns=stack.declared_bound_ns,
         )
-    _plan(world, scenario, start, disks)
+    _schedule_steps_and_faults(world, scenario, start, disks)
     return world, memory, bound, reliable
 
 
@@ -144,18 +160,18 @@ def drain_ns(scenario: Scenario) -> int:
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0
     if scenario.order not in PRIORITY_ORDERS:
-        return FINAL_NS if scenario.grades != "early" else 0
+        return FINAL_DRAIN_NS if scenario.grades != "early" else 0
     most = WINDOW * len(set(scenario.priorities)) * len(scenario.members)
     return most * max(scenario.consume_ns.values(), default=0) + DRAIN_DELTAS * scenario.timing.delta_ns
 
 
-def _asked_bounds(scenario: Scenario, member: int) -> list[int]:
+def _requested_slot_bounds(scenario: Scenario, member: int) -> list[int]:
     """The bounds that hold while slots are as long as somebody asks for."""
     policy = scenario.policy_for(member)
     return [build(replace(policy, timing=timing)).order.bound_ns() for timing in scenario.timings[1:]]
 
 
-def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:
+def _schedule_steps_and_faults(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:
     """Scripts, steps and the faults that happen to members."""
     for member in scenario.members:
         for send in scenario.workloads[member].sends:
@@ -166,14 +182,16 @@ def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimD
                 pass
             case Leave():
                 world.leave(start + step.at_ns, step.member)
-            case RateChange():
-                world.new_rate(start + step.at_ns, step.member, step.rate)
-            case SlotChange():
-                world.new_slot(start + step.at_ns, step.member, step.theta_ns)
-            case SendsChange():
+            case PlannedRateChange():
+                world.change_rate(start + step.at_ns, step.member, step.rate)
+            case PlannedSlotChange():
+                world.change_slot(start + step.at_ns, step.member, step.theta_ns)
+            case PlannedTopologyChange():
                 world.change_topology(start + step.at_ns, step.member, step.sends)
             case Restart():
-                world.restart(start + step.at_ns, step.member, partial(_reborn, scenario, step.member, disks))
+                world.restart(
+                    start + step.at_ns, step.member, partial(_rebuild_after_crash, scenario, step.member, disks)
+                )
             case _:
                 assert_never(step)
     for fault in scenario.faults:
@@ -183,42 +201,42 @@ def _plan(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimD
             world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
 
 
-def _machine(scenario: Scenario, member: int, life: int, disk: SimDisk) -> Stack | DurableStack:
-    policy = scenario.policy_for(member, incarnation=life)
-    if not durable(scenario.order, scenario.grades):
+def _build_stack(scenario: Scenario, member: int, incarnation: int, disk: SimDisk) -> Stack | DurableStack:
+    policy = scenario.policy_for(member, incarnation=incarnation)
+    if not needs_storage(scenario.order, scenario.grades):
         return build(policy)
-    return DurableStack(build(policy, memory=disk.memory(member)), disk)
+    return DurableStack(build(policy, stored_records=disk.stored_records(member)), disk)
 
 
-def _reborn(scenario: Scenario, member: int, disks: Mapping[int, SimDisk], life: int) -> Machine:
+def _rebuild_after_crash(scenario: Scenario, member: int, disks: Mapping[int, SimDisk], incarnation: int) -> Machine:
     disks[member].crash()
-    return _machine(scenario, member, life, disks[member])
+    return _build_stack(scenario, member, incarnation, disks[member])
 
 
-def _network(scenario: Scenario, streams: Streams, start: int) -> Network:
+def _network(scenario: Scenario, streams: RandomStreams, start: int) -> SimulatedNetwork:
     plan, delta = scenario.network, scenario.timing.delta_ns
     special = {(link.sender, link.receiver): link.delay for link in plan.links}
 
-    def draw(sender: int, receiver: int) -> Draw:
+    def draw(sender: int, receiver: int) -> DelaySource:
         chance = streams.stream("network", sender, receiver)
         own = special.get((sender, receiver))
         if own is not None or plan.adversary == "none":
-            return drawn(own or plan.delay, delta, chance)
-        adversary = corners(chance, delta) if plan.adversary == "corners" else everything(delta)
-        return chosen(adversary, sender, receiver, delta)
+            return delays_from_model(own or plan.delay, delta, chance)
+        adversary = corners(chance, delta) if plan.adversary == "corners" else constant_delay(delta)
+        return delays_from_adversary(adversary, sender, receiver, delta)
 
     parts: list[LinkFault] = []
     losses = [fault for fault in scenario.faults if isinstance(fault, Loss)]
     for number, fault in enumerate(scenario.faults):
         if isinstance(fault, Loss):
             if fault is losses[0]:  # all of them are one part: their bounds hold together
-                parts.append(Losing(losses, start, streams.stream("fault", number)))
+                parts.append(LossFault(losses, start, streams.stream("fault", number)))
         elif not isinstance(fault, Crash | Pause):
             parts.append(link_fault(fault, start, delta, streams.stream("fault", number)))
-    return Network(mesh(scenario.members, draw, fifo=plan.fifo), parts)
+    return SimulatedNetwork(full_mesh(scenario.members, draw, fifo=plan.fifo), parts)
 
 
-def _clock(scenario: Scenario, member: int, streams: Streams, start: int) -> Clock:
+def _clock(scenario: Scenario, member: int, streams: RandomStreams, start: int) -> Clock:
     plan, half = scenario.clocks, scenario.timing.gamma_ns // 2
     if member in plan.offsets_ns:
         return FixedClock(plan.offsets_ns[member])
@@ -227,10 +245,10 @@ def _clock(scenario: Scenario, member: int, streams: Streams, start: int) -> Clo
         case "perfect":
             return FixedClock()
         case "fixed":
-            return FixedClock(below(chance, 2 * half + 1) - half)
+            return FixedClock(random_below(chance, 2 * half + 1) - half)
         case "drifting":
             sweep = max(1, int(2 * half * 1e6 / plan.drift_ppm))
-            return DriftingClock(half, sweep, below(chance, 2 * sweep))
+            return DriftingClock(half, sweep, random_below(chance, 2 * sweep))
         case "adversarial":
             end = start + 2 * scenario.run_ns
             return corner_clock(chance, half, start, end, plan.step_every_ns)
@@ -241,8 +259,8 @@ def _run_name(scenario: Scenario, seed: int) -> str:
     return f"{scenario.group}-seed-{seed}"
 
 
-def meta_of(
-    scenario: Scenario, seed: int, bound_ns: int, reliable: bool, declared_bound_ns: int | None = None
+def run_meta(
+    scenario: Scenario, seed: int, bound_ns: int, gap_free: bool, declared_bound_ns: int | None = None
 ) -> RunMeta:
     """The trace's parameters; a bound that the scenario states counts in place of the order's."""
     stated = scenario.expect.bound_ns
@@ -255,9 +273,9 @@ def meta_of(
         gamma_ns=scenario.timing.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=(bound_ns if scenario.order not in PRIORITY_ORDERS else None) if stated is None else stated,
-        reliable=reliable,
+        reliable=gap_free,
         source="sim",
-        faults=tuple(map(described, scenario.faults)),
-        rates=scenario.lasting_rates,
+        faults=tuple(map(fault_to_row, scenario.faults)),
+        rates=scenario.constant_rates,
         declared_bound_ns=declared_bound_ns,
     )

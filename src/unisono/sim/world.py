@@ -11,25 +11,25 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.ids import EVERYONE
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.workloads import Offers
+from unisono.model.workloads import ScheduledSends
 from unisono.sim.clocks import Clock
-from unisono.sim.member import Machine, Node
-from unisono.sim.network import Link, Network
-from unisono.sim.pulling_member import PullingNode
-from unisono.sim.routed_member import RoutedNode
-from unisono.sim.traffic import Ledger
+from unisono.sim.member import Machine, SimulatedMember
+from unisono.sim.network import SimulatedLink, SimulatedNetwork
+from unisono.sim.pulling_member import PullingMember
+from unisono.sim.routed_member import RoutedMember
+from unisono.sim.traffic import TrafficLedger
 from unisono.stack import Datagram, Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
 
-Entry: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
+ScheduledEvent: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
 """(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""
 
-_Way: TypeAlias = tuple[Link, Callable[[int, bytes], None]]
+_Route: TypeAlias = tuple[SimulatedLink, Callable[[int, bytes], None]]
 """A link, and what its datagrams arrive at."""
 _AFTER_ARRIVALS = 1 << 61
 _LAST = 1 << 62
@@ -37,12 +37,12 @@ _LAST = 1 << 62
 Check: TypeAlias = "Callable[[World], None]"
 
 
-class _Ended(Exception):
+class _TimeReached(Exception):
     """The time until which the world was to run is over."""
 
 
-def _end(now: int, _: object) -> None:
-    raise _Ended(now)
+def _stop_at(now: int, _: object) -> None:
+    raise _TimeReached(now)
 
 
 class World:
@@ -54,31 +54,31 @@ class World:
 
     def __init__(
         self,
-        network: Network,
+        network: SimulatedNetwork,
         *,
         start_ns: int = 0,
-        send_until: int = 2**63,
-        memory: MemoryTrace | None = None,
-        ledger: Ledger | None = None,
+        send_until_ns: int = 2**63,
+        memory_trace: MemoryTrace | None = None,
+        ledger: TrafficLedger | None = None,
         check: Check | None = None,
-        payloads: bool = False,
+        compare_payloads: bool = False,
     ) -> None:
         self.network = network
         self.start_ns = start_ns
         self.now = start_ns
-        self.send_until = send_until
-        self.memory = memory
+        self.send_until_ns = send_until_ns
+        self.memory_trace = memory_trace
         self.ledger = ledger
         self.check = check
-        self.payloads: dict[tuple[int, int], list[bytes]] | None = {} if payloads else None
-        self.nodes: dict[int, Node] = {}
+        self.sent_payloads: dict[tuple[int, int], list[bytes]] | None = {} if compare_payloads else None
+        self.members: dict[int, SimulatedMember] = {}
         self.steps = 0
         """How many events have happened."""
         self.datagrams = 0
         """How many datagrams were put on links; one to everyone counts once per link."""
-        self._heap: list[Entry] = []
-        self._planned = 0
-        self._routes: dict[int, dict[int, tuple[_Way, ...]]] = {}
+        self._heap: list[ScheduledEvent] = []
+        self._scheduled_count = 0
+        self._routes: dict[int, dict[int, tuple[_Route, ...]]] = {}
         """By sender: the ways to each member, and under EVERYONE all of them."""
 
     # -- building --------------------------------------------------------------------------------------------
@@ -90,98 +90,100 @@ class World:
         clock: Clock,
         timing: Timing,
         *,
-        starts_ns: int | None = None,
-        offers: Offers | None = None,
-        life: int = 1,
+        starts_at_ns: int | None = None,
+        workload: ScheduledSends | None = None,
+        incarnation: int = 1,
         consume_ns: int = 0,
-        levels: Sequence[int] = (0,),
+        priorities: Sequence[int] = (0,),
         routes: Sequence[tuple[str, ...]] = (),
         bound_ns: int | None = None,
-    ) -> Node:
+    ) -> SimulatedMember:
         """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
 
         Where the order is pulled, its application takes `consume_ns` over a message, and its messages have the
         priorities of `levels` in turn; where there are `routes`, these are the destinations of its messages, in turn.
         `bound_ns` is the latency bound that its order declares.
         """
-        if member in self.nodes:
-            raise InvalidPolicy("members", f"member {member} is in the world already")
-        recorder = None if self.memory is None else self.memory.recorder(member, life=life)
-        if isinstance(stack, Stack) and stack.pulls:
-            make: Callable[..., Node] = partial(PullingNode, consume_ns=consume_ns, levels=levels)
+        if member in self.members:
+            raise InvalidOption("members", f"member {member} is in the world already")
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        if isinstance(stack, Stack) and stack.application_pulls:
+            make: Callable[..., SimulatedMember] = partial(PullingMember, consume_ns=consume_ns, priorities=priorities)
         elif routes:
-            make = partial(RoutedNode, routes=routes)
+            make = partial(RoutedMember, routes=routes)
         else:
-            make = Node
-        node = make(self, member, stack, clock, timing=timing, offers=offers, recorder=recorder, life=life)
+            make = SimulatedMember
+        node = make(
+            self, member, stack, clock, timing=timing, workload=workload, recorder=recorder, incarnation=incarnation
+        )
         node.bound_ns = bound_ns
-        self.nodes[member] = node
+        self.members[member] = node
         self._routes.clear()
-        starts = max(self.start_ns if starts_ns is None else starts_ns, clock.true_at(0))
-        self.later(starts, node.start, None)
+        starts = max(self.start_ns if starts_at_ns is None else starts_at_ns, clock.true_at(0))
+        self.schedule(starts, node.start, None)
         return node
 
     def send(self, at: int, member: int, sizes: Sequence[int]) -> None:
         """A member's application hands in messages of these sizes."""
-        self.later(at, self.nodes[member].offer, tuple(sizes))
+        self.schedule(at, self.members[member].submit, tuple(sizes))
 
-    def new_rate(self, at: int, member: int, rate: Rate) -> None:
+    def change_rate(self, at: int, member: int, rate: Rate) -> None:
         """A member renegotiates its rate."""
-        self.later(at, self.nodes[member].new_rate, rate)
+        self.schedule(at, self.members[member].change_rate, rate)
 
-    def new_slot(self, at: int, member: int, theta_ns: int) -> None:
+    def change_slot(self, at: int, member: int, theta_ns: int) -> None:
         """A member, in whatever life it is then, asks for slots of another length."""
-        self.later(at, lambda now, _: self.nodes[member].new_slot(now, theta_ns), None)
+        self.schedule(at, lambda now, _: self.members[member].change_slot(now, theta_ns), None)
 
     def change_topology(self, at: int, member: int, sends: tuple[str, ...]) -> None:
         """A member, in whatever life it is then, asks its group to send to these groups."""
 
         def change(now: int, _: object) -> None:
-            node = self.nodes[member]
-            if not isinstance(node, RoutedNode):
-                raise InvalidPolicy("topology", f"member {member} knows no groups to send to")
+            node = self.members[member]
+            if not isinstance(node, RoutedMember):
+                raise InvalidOption("topology", f"member {member} knows no groups to send to")
             node.change_topology(now, sends)
 
-        self.later(at, change, None)
+        self.schedule(at, change, None)
 
     def leave(self, at: int, member: int) -> None:
         """A member leaves in order."""
-        self.later(at, self.nodes[member].leave, None)
+        self.schedule(at, self.members[member].leave, None)
 
     def crash(self, at: int, member: int) -> None:
         """A member stops for good."""
-        observer = None if self.memory is None else self.memory.recorder(OBSERVER)
-        self.later(at, self.nodes[member].crash, observer)
+        observer = None if self.memory_trace is None else self.memory_trace.recorder(OBSERVER)
+        self.schedule(at, self.members[member].crash, observer)
 
     def restart(self, at: int, member: int, build: Callable[[int], Machine]) -> None:
         """A member that has crashed comes back with the stack that `build` makes for its new incarnation."""
-        self.later(at, self._restart, (member, build))
+        self.schedule(at, self._restart, (member, build))
 
-    def _restart(self, now: int, what: tuple[int, Callable[[int], Machine]]) -> None:
-        member, build = what
-        old = self.nodes[member]
+    def _restart(self, now: int, request: tuple[int, Callable[[int], Machine]]) -> None:
+        member, build = request
+        old = self.members[member]
         if old.up:
             return
-        life = old.life + 1
-        recorder = None if self.memory is None else self.memory.recorder(member, life=life)
-        node = self.nodes[member] = old.reborn(build(life), recorder)
+        life = old.incarnation + 1
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=life)
+        node = self.members[member] = old.restarted(build(life), recorder)
         node.bound_ns = old.bound_ns
         self._routes.clear()
         node.start(now, None)
 
     def pause(self, from_ns: int, to_ns: int, member: int) -> None:
         """A member stands still; what happens to it meanwhile is handled at the end."""
-        self.later(from_ns, self.nodes[member].pause, to_ns)
+        self.schedule(from_ns, self.members[member].pause, to_ns)
 
-    def later(self, at: int, act: Callable[[int, Any], None], what: object) -> None:
+    def schedule(self, at: int, callback: Callable[[int, Any], None], argument: object) -> None:
         """Plan anything but an arrival."""
-        self._planned += 1
-        heappush(self._heap, (at, _AFTER_ARRIVALS + self._planned, act, what))
+        self._scheduled_count += 1
+        heappush(self._heap, (at, _AFTER_ARRIVALS + self._scheduled_count, callback, argument))
 
-    def arrive_later(self, at: int, act: Callable[[int, bytes], None], data: bytes) -> None:
+    def schedule_arrival(self, at: int, callback: Callable[[int, bytes], None], data: bytes) -> None:
         """Plan an arrival."""
-        self._planned += 1
-        heappush(self._heap, (at, self._planned, act, data))
+        self._scheduled_count += 1
+        heappush(self._heap, (at, self._scheduled_count, callback, data))
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class World:
         """Let everything happen up to and including `until`."""
         heap, check, pop = self._heap, self.check, heappop
         # An entry that comes after everything else of its time ends the loop, which need not look ahead.
-        heappush(heap, (until, _LAST, _end, None))
+        heappush(heap, (until, _LAST, _stop_at, None))
         steps = -1
         try:
             while True:
@@ -199,39 +201,39 @@ class World:
                 act(now, what)
                 if check is not None:
                     check(self)
-        except _Ended:
+        except _TimeReached:
             pass
         finally:
             self.steps += steps
 
-    def transmit(self, now: int, node: Node, datagrams: Sequence[Datagram]) -> None:
+    def transmit(self, now: int, sender: SimulatedMember, datagrams: Sequence[Datagram]) -> None:
         """Put a member's datagrams on its links."""
-        routes = self._routes.get(node.member)
+        routes = self._routes.get(sender.member)
         if routes is None:
-            links = self.network.links_from(node.member)
-            ways = tuple((link, self.nodes[link.receiver].arrive) for link in links if link.receiver in self.nodes)
-            routes = self._routes[node.member] = {EVERYONE: ways, **{way[0].receiver: (way,) for way in ways}}
+            links = self.network.links_from(sender.member)
+            ways = tuple((link, self.members[link.receiver].arrive) for link in links if link.receiver in self.members)
+            routes = self._routes[sender.member] = {EVERYONE: ways, **{way[0].receiver: (way,) for way in ways}}
         if self.ledger is not None:
-            self.ledger.note(node.member, datagrams)
-            if self.ledger.timed:
-                self.ledger.meet(now, node.member, datagrams)
-        heap, planned, faulty = self._heap, self._planned, bool(self.network.faults)
+            self.ledger.record(sender.member, datagrams)
+            if self.ledger.keeps_send_times:
+                self.ledger.record_send_times(now, sender.member, datagrams)
+        heap, planned, faulty = self._heap, self._scheduled_count, bool(self.network.faults)
         for datagram in datagrams:
             data = datagram.data
             for link, arrive in routes.get(datagram.to, ()):
                 self.datagrams += 1
                 if faulty:
-                    for at in self.network.arrivals(link, now):
+                    for at in self.network.arrival_times(link, now):
                         planned += 1
                         heappush(heap, (at, planned, arrive, data))
                     continue
                 # This is Link.arrival, written out: it runs once per datagram and receiver.
-                at = now + link.draw(now)
+                at = now + link.draw_delay(now)
                 if link.fifo:
-                    if at < link.last_arrival:
-                        at = link.last_arrival
+                    if at < link.last_arrival_ns:
+                        at = link.last_arrival_ns
                     else:
-                        link.last_arrival = at
+                        link.last_arrival_ns = at
                 planned += 1
                 heappush(heap, (at, planned, arrive, data))
-        self._planned = planned
+        self._scheduled_count = planned

@@ -25,7 +25,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.trace import version_1
-from unisono.trace.kinds import ABSENT, CODED, NULLABLE_NUMBERS, NUMBERS, OF_MESSAGES, SCHEMA_VERSION, EventKind, stored
+from unisono.trace.kinds import (
+    ABSENT,
+    CODED,
+    MESSAGE_KINDS,
+    NULLABLE_NUMBER_COLUMNS,
+    NUMBER_COLUMNS,
+    SCHEMA_VERSION,
+    EventKind,
+    stored,
+)
 from unisono.trace.meta import (
     META_NAME,
     RunMeta,
@@ -38,7 +47,7 @@ from unisono.trace.meta import (
     write_meta,
 )
 from unisono.trace.schema import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY
-from unisono.trace.table import KIND_WORDS, Log, Rows, Trace, concatenated, constant, encode
+from unisono.trace.table import KIND_NAMES, MemberLog, Rows, Trace, concatenated, constant, encode
 
 RANGE_SLOTS: Final = 4096
 
@@ -46,7 +55,7 @@ PART_NAME = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
 _GROWING: Final = ("sequence", "slot", "place", "index", "real_ns", "local_ns")
 """Columns that grow from row to row: as differences they are a third of the size, and written and read in half the
 time that dictionaries take."""
-_END = re.compile(r"end\.(\d+)\.json")
+_END_NAME = re.compile(r"end\.(\d+)\.json")
 
 
 def member_folder(directory: str | os.PathLike[str], run: str, group: str, member: int) -> Path:
@@ -98,7 +107,7 @@ def write_end(
     rows: int,
     dropped: int,
     error: str | None = None,
-    times: tuple[int, int] | None = None,
+    time_range: tuple[int, int] | None = None,
     stamps: Stamps | None = None,
 ) -> None:
     """Say that a recording was closed, how many rows it wrote and how many it had to drop.
@@ -107,8 +116,8 @@ def write_end(
     `stamps` are those of all its files.
     """
     ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
-    if times is not None:
-        ended |= {"first_ns": times[0], "last_ns": times[1]}
+    if time_range is not None:
+        ended |= {"first_ns": time_range[0], "last_ns": time_range[1]}
     if stamps is not None:
         ended["files"] = {
             name: {"bytes": known.size_bytes, "sha256": known.sha256} for name, known in sorted(stamps.items())
@@ -149,7 +158,7 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
             stamps[path.name] = write_part(path, rows.select(ranges == number), run, group)
         if log.closed:
             times = (int(rows.real_ns.min()), int(rows.real_ns.max())) if len(rows) else None
-            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, times=times, stamps=stamps)
+            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, time_range=times, stamps=stamps)
     return meta_path.parent
 
 
@@ -158,7 +167,7 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
     folder = find_group(path, run, group)
     meta = read_meta(folder / META_NAME)
     parts: list[Rows] = []
-    logs: list[Log] = []
+    logs: list[MemberLog] = []
     for member_path in sorted(folder.glob("member=*")):
         member_parts, member_logs = _read_member(member_path, meta)
         parts += member_parts
@@ -197,7 +206,7 @@ def find_groups(path: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
+def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[MemberLog]]:
     member_text = folder.name.removeprefix("member=")
     if not re.fullmatch(r"-?\d+", member_text):
         raise TraceDamaged(folder, "the folder's name does not end in a member's number")
@@ -222,13 +231,13 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[Log]]:
     return parts, closed_logs(folder, member, counts)
 
 
-def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Log]:
+def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[MemberLog]:
     """What is known of a member's recordings, each of which has `counts` rows; refused if those are not all."""
     logs = []
-    ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END.fullmatch(path.name))}
+    ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END_NAME.fullmatch(path.name))}
     for life in sorted(counts.keys() | ends.keys()):
         if life not in ends:
-            logs.append(Log(member, life, closed=False))
+            logs.append(MemberLog(member, life, closed=False))
             continue
         ended = read_json(ends[life])
         check_version(ends[life], ended.get("schema_version"))
@@ -237,14 +246,14 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Log]:
             raise TraceDamaged(ends[life], "the fields rows and dropped must be numbers")
         if written != counts.get(life, 0):
             raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
-        logs.append(Log(member, life, closed=True, dropped=dropped))
+        logs.append(MemberLog(member, life, closed=True, dropped=dropped))
     return logs
 
 
 def read_stamps(folder: Path) -> dict[str, FileStamp]:
     """What the end marks in a member's folder say of its files; a missing file, or one of another size, is refused."""
     found: dict[str, FileStamp] = {}
-    for path in sorted(path for path in folder.iterdir() if _END.fullmatch(path.name)):
+    for path in sorted(path for path in folder.iterdir() if _END_NAME.fullmatch(path.name)):
         files = read_json(path).get("files", {})
         try:
             found |= {name: FileStamp(int(known["bytes"]), str(known["sha256"])) for name, known in files.items()}
@@ -259,12 +268,12 @@ def read_stamps(folder: Path) -> dict[str, FileStamp]:
     return found
 
 
-def closed_times(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
+def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
     """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
     times: list[tuple[int, int]] = []
     for member in Path(folder).glob("member=*"):
         lives = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
-        ends = {named[1]: path for path in member.iterdir() if (named := _END.fullmatch(path.name))}
+        ends = {named[1]: path for path in member.iterdir() if (named := _END_NAME.fullmatch(path.name))}
         for life in lives | ends.keys():
             ended = read_json(ends[life]) if life in ends else {}
             first, last = ended.get("first_ns"), ended.get("last_ns")
@@ -279,7 +288,7 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
     """The rows of one file, of this run and group."""
     version, table = _read_table(path, SCHEMA.names)
     for name, expected in (("run", run), ("group", group)):
-        words = set(_decoded(table[name])[1])
+        words = set(_codes_and_words(table[name])[1])
         if expected is not None and not words <= {expected}:
             raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
     rows = from_arrow(table, path)
@@ -323,7 +332,7 @@ def _read_table(
                 if not _has_only(file, called([name])[0], value):
                     raise TraceDamaged(path, f"has rows of another {name} than {value}")
             if constants is not None:
-                constants |= _alike(file, [name for name in names if name != "kind"], version)
+                constants |= _constant_columns(file, [name for name in names if name != "kind"], version)
                 names = [name for name in names if name not in constants]
             table = file.read(columns=called(names), use_threads=False)
     except FileNotFoundError as error:
@@ -355,7 +364,7 @@ def _has_only(file: Any, name: str, value: str | int) -> bool:
     return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
-def _alike(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
+def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
     """Of these columns, those that have the same number, or no value, in all rows of a file."""
     schema = file.schema_arrow
     found = {name: ABSENT for name in _absent_lists(file) if name in names}
@@ -377,7 +386,7 @@ def _alike(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
     return found
 
 
-_NUMBERS: Final = {stored(name) for name in NUMBERS}
+_NUMBERS: Final = {stored(name) for name in NUMBER_COLUMNS}
 
 
 def _absent_lists(file: Any) -> list[str]:
@@ -405,7 +414,7 @@ def to_arrow(rows: Rows, run: str, group: str) -> Any:
     columns: dict[str, Any] = {
         "run": _dictionary(zeros, (run,)),
         "group": _dictionary(zeros, (group,)),
-        "kind": _dictionary(rows.kind, KIND_WORDS),
+        "kind": _dictionary(rows.kind, KIND_NAMES),
     }
     absent_lists = []
     for name, table_name in CODED.items():
@@ -419,9 +428,9 @@ def to_arrow(rows: Rows, run: str, group: str) -> Any:
             columns[name] = lists.take(pa.array(codes, pa.int32(), mask=codes == ABSENT))
         else:
             columns[name] = _dictionary(codes, values).cast(field.type)
-    for name in NUMBERS:
+    for name in NUMBER_COLUMNS:
         values = getattr(rows, name)
-        mask = values == ABSENT if name in NULLABLE_NUMBERS else None
+        mask = values == ABSENT if name in NULLABLE_NUMBER_COLUMNS else None
         if mask is not None and mask.all():
             columns[stored(name)] = pa.nulls(len(rows), SCHEMA.field(stored(name)).type)
         else:
@@ -439,13 +448,13 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
     """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
     known, constants = set(table.column_names), constants or {}
     columns: dict[str, Any] = {}
-    for attribute, dtype in NUMBERS.items():
+    for attribute, dtype in NUMBER_COLUMNS.items():
         name = stored(attribute)
         if name not in known:
             columns[attribute] = constant(len(table), dtype, constants.get(name, ABSENT))
             continue
         column = table[name]
-        if column.null_count and attribute not in NULLABLE_NUMBERS:
+        if column.null_count and attribute not in NULLABLE_NUMBER_COLUMNS:
             raise TraceDamaged(where, f"column {name} has nulls")
         if column.null_count == len(table) and len(table):
             columns[attribute] = constant(len(table), dtype)
@@ -453,18 +462,18 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
         if column.null_count:
             column = column.fill_null(ABSENT)
         columns[attribute] = column.to_numpy().astype(dtype, copy=False)
-    codes, words = _decoded(table["kind"])
-    unknown = [word for word in words if word not in KIND_WORDS]
+    codes, words = _codes_and_words(table["kind"])
+    unknown = [word for word in words if word not in KIND_NAMES]
     if unknown or (codes == ABSENT).any():
         raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
-    to_code = np.array([*(KIND_WORDS.index(word) for word in words), ABSENT], dtype=np.int8)
+    to_code = np.array([*(KIND_NAMES.index(word) for word in words), ABSENT], dtype=np.int8)
     columns["kind"] = to_code[codes]
     if "sequence" in known or "sequence" in constants:
         kinds = columns["kind"][columns["sequence"] < 0]
-        if np.isin(kinds, [kind.code for kind in OF_MESSAGES]).any():
+        if np.isin(kinds, [kind.code for kind in MESSAGE_KINDS]).any():
             raise TraceDamaged(where, "has a message without a number")
     for name, table_name in CODED.items():
-        columns[name], columns[table_name] = (_lists if name in LISTS else _words)(table, name)
+        columns[name], columns[table_name] = (_lists if name in LISTS else _coded_column)(table, name)
     return Rows(**columns)
 
 
@@ -480,15 +489,15 @@ def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
     return found, values
 
 
-def _words(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
     if name not in table.column_names or table[name].null_count == len(table):
         return constant(len(table), np.int32), ()
     column = table[name]
-    return _normal(*_decoded(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
+    return _normalized(*_codes_and_words(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
 
 
-def _decoded(column: Any) -> tuple[Any, list[str]]:
+def _codes_and_words(column: Any) -> tuple[Any, list[str]]:
     """Codes (-1 for null) and words of a dictionary column."""
     column = column.unify_dictionaries().combine_chunks()
     if isinstance(column, pa.ChunkedArray):
@@ -498,7 +507,7 @@ def _decoded(column: Any) -> tuple[Any, list[str]]:
     return column.indices.fill_null(ABSENT).to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
 
 
-def _normal(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
+def _normalized(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
     """The same codes into a sorted table of the words that occur."""
     used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
     table = tuple(sorted(used))

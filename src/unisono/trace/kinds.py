@@ -49,14 +49,14 @@ class EventKind(Enum):
         return _CODES[self]
 
 
-OF_MESSAGES: Final = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
+MESSAGE_KINDS: Final = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
 """The kinds of rows that are about a message: these have its number."""
 
 
 KINDS: Final = tuple(EventKind)
 _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
-NUMBERS: Final = {
+NUMBER_COLUMNS: Final = {
     "member": "int32",
     "life": "int64",
     "sender": "int32",
@@ -76,7 +76,7 @@ NUMBERS: Final = {
 }
 """The numeric columns by attribute, and their types, in memory as in the file."""
 
-NULLABLE_NUMBERS: Final = (
+NULLABLE_NUMBER_COLUMNS: Final = (
     *("sequence", "place", "index", "size", "priority", "view"),
     *("theta_ns", "bound_ns", "configuration"),
 )

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from unisono.trace.files import PART_NAME, FileStamp, closed_logs, read_columns, read_part, read_stamps
 from unisono.trace.meta import META_NAME, RunMeta, TraceDamaged, read_meta
-from unisono.trace.table import Log, Rows
+from unisono.trace.table import MemberLog, Rows
 
-SURVEYED = (
+SUMMARY_COLUMNS = (
     *("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns"),
     *("priority", "view", "grade", "destinations"),
     *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
@@ -27,11 +27,11 @@ SURVEYED = (
 """The columns that a survey of a range reads; member and life are in the file's name."""
 
 
-Times = tuple[int, int]
+TimeRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartFile:
     """One file."""
 
     path: str
@@ -39,7 +39,7 @@ class Part:
     member: int
     life: int
     rows: int
-    times: Times | None
+    time_range: TimeRange | None
     """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
     stamp: FileStamp | None = None
     """As the end of the recording says; None if that was not closed, or is of a release without stamps."""
@@ -51,7 +51,7 @@ class RangeFiles:
 
     first_slot: int
     last_slot: int
-    parts: tuple[Part, ...]
+    parts: tuple[PartFile, ...]
     run: str
     group: str
 
@@ -67,7 +67,7 @@ class Layout:
 
     folder: str
     meta: RunMeta
-    logs: tuple[Log, ...]
+    logs: tuple[MemberLog, ...]
     ranges: tuple[RangeFiles, ...]
     """In the order of slots; they do not overlap."""
 
@@ -76,27 +76,27 @@ class Layout:
         """How many rows there are."""
         return sum(files.rows for files in self.ranges)
 
-    def within(self, since_ns: int | None, until_ns: int | None) -> bool:
+    def may_contain(self, since_ns: int | None, until_ns: int | None) -> bool:
         """Whether something may have happened in this time; footers decide, and no row is read."""
         if since_ns is None and until_ns is None:
             return True
         parts = (part for files in self.ranges for part in files.parts if part.rows)
-        return any(meets(part.times, since_ns, until_ns) for part in parts)
+        return any(may_overlap(part.time_range, since_ns, until_ns) for part in parts)
 
 
-def meets(times: Times | None, since_ns: int | None, until_ns: int | None) -> bool:
+def may_overlap(time_range: TimeRange | None, since_ns: int | None, until_ns: int | None) -> bool:
     """Whether something between these times may lie in that time; it may if they are not known."""
-    if times is None:
+    if time_range is None:
         return True
-    return (since_ns is None or times[1] >= since_ns) and (until_ns is None or times[0] <= until_ns)
+    return (since_ns is None or time_range[1] >= since_ns) and (until_ns is None or time_range[0] <= until_ns)
 
 
 def layout(folder: str | Path) -> Layout:
     """The layout of a group's folder."""
     root = Path(folder)
     meta = read_meta(root / META_NAME)
-    ranges: dict[tuple[int, int], list[Part]] = {}
-    logs: list[Log] = []
+    ranges: dict[tuple[int, int], list[PartFile]] = {}
+    logs: list[MemberLog] = []
     for member_path in sorted(root.glob("member=*")):
         text = member_path.name.removeprefix("member=")
         if not re.fullmatch(r"-?\d+", text):
@@ -109,9 +109,9 @@ def layout(folder: str | Path) -> Layout:
             if not named:
                 raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
             first, last, life = (int(word) for word in named.groups()[:3])
-            rows, times = footer(path)
+            rows, times = read_footer(path)
             counts[life] = counts.get(life, 0) + rows
-            part = Part(str(path.absolute()), member, life, rows, times, stamps.get(path.name))
+            part = PartFile(str(path.absolute()), member, life, rows, times, stamps.get(path.name))
             ranges.setdefault((first, last), []).append(part)
         logs += closed_logs(member_path, member, counts)
     ordered = sorted(ranges)
@@ -122,13 +122,13 @@ def layout(folder: str | Path) -> Layout:
     return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.life))), files)
 
 
-def silent_members(plan: Layout, crashed: frozenset[int]) -> list[int]:
+def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
     """Members that the run names but of which there is no file, though nobody saw them crash."""
     return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
 
 
 def read_range(
-    files: RangeFiles, *, whole: bool = False, columns: tuple[str, ...] = SURVEYED, checked: bool = False
+    files: RangeFiles, *, all_columns: bool = False, columns: tuple[str, ...] = SUMMARY_COLUMNS, checked: bool = False
 ) -> list[Rows]:
     """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows.
 
@@ -137,15 +137,15 @@ def read_range(
     read = []
     for part in files.parts:
         of: dict[str, Any] = {"run": files.run, "group": files.group}
-        if part.stamp is not None and (whole or checked):
+        if part.stamp is not None and (all_columns or checked):
             part.stamp.check(part.path)
-        if whole:
+        if all_columns:
             rows = read_part(part.path, **of)
         else:
             rows = read_columns(part.path, columns, **of, member=part.member, life=part.life)
         if len(rows) == 0:
             continue
-        if whole and not ((rows.member == part.member).all() and (rows.life == part.life).all()):
+        if all_columns and not ((rows.member == part.member).all() and (rows.life == part.life).all()):
             raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.life}")
         if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
             raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
@@ -153,7 +153,7 @@ def read_range(
     return read
 
 
-def footer(path: Path) -> tuple[int, Times | None]:
+def read_footer(path: Path) -> tuple[int, TimeRange | None]:
     """How many rows a file has, and when they happened."""
     try:
         metadata = pq.read_metadata(path)

@@ -19,14 +19,14 @@ META_NAME = "meta.json"
 class TraceDamaged(UnisonoError, ValueError):
     """A recorded trace cannot be trusted; `where` is the file or folder, `what` is wrong with it."""
 
-    def __init__(self, where: str | os.PathLike[str], what: str) -> None:
-        super().__init__(f"{os.fspath(where)}: {what}")
+    def __init__(self, where: str | os.PathLike[str], problem: str) -> None:
+        super().__init__(f"{os.fspath(where)}: {problem}")
         self.where = os.fspath(where)
-        self.what = what
+        self.problem = problem
 
     def __reduce__(self) -> tuple[type[TraceDamaged], tuple[str, str]]:
         """A worker's finding travels to whoever asked."""
-        return TraceDamaged, (self.where, self.what)
+        return TraceDamaged, (self.where, self.problem)
 
 
 @dataclass(frozen=True, slots=True)

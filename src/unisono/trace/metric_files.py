@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.trace.meta import TraceDamaged, group_folder
-from unisono.trace.metrics import METRIC_VERSION, QUANTILES, MetricRecord, of_fields, of_line, to_fields, to_line
+from unisono.trace.metrics import METRIC_VERSION, QUANTILES, MetricRecord, from_fields, from_line, to_fields, to_line
 
 if TYPE_CHECKING:
     from unisono.model.metrics import MetricRow
@@ -49,7 +49,7 @@ class MetricWriter:
     def __init__(self, directory: str | os.PathLike[str], run: str, group: str, member: int, *, life: int = 0) -> None:
         self.run, self.group, self.member, self.life = run, group, member, life
         self.error: Exception | None = None
-        self.written = self._refused = self._lost = 0
+        self.written = self._refused_rows = self._lost_rows = 0
         folder = metrics_folder(directory, run, group)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"member={member}.{life}.jsonl"
@@ -63,12 +63,12 @@ class MetricWriter:
     @property
     def dropped(self) -> int:
         """Rows that are in no file: the queue was full, or the disk."""
-        return self._refused + self._lost
+        return self._refused_rows + self._lost_rows
 
     def put(self, rows: Sequence[MetricRow]) -> None:
         """Take the rows of an interval; never blocks."""
         if self._closed or len(self._queue) + len(rows) > _QUEUE_ROWS:
-            self._refused += len(rows)
+            self._refused_rows += len(rows)
             return
         self._queue.extend(rows)
 
@@ -89,7 +89,7 @@ class MetricWriter:
             self.written += len(rows)
         except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
             self.error = self.error or error
-            self._lost += len(rows)
+            self._lost_rows += len(rows)
 
     def _record(self, row: MetricRow) -> MetricRecord:
         return MetricRecord(self.run, self.group, self.member, self.life, row)
@@ -135,7 +135,7 @@ def read_stream(path: str | os.PathLike[str]) -> Iterator[MetricRecord]:
             if not line.endswith("\n"):
                 return
             try:
-                yield of_line(line)
+                yield from_line(line)
             except ValueError as error:
                 raise TraceDamaged(path, f"line {number}: {error}") from error
 
@@ -155,6 +155,6 @@ def read_metrics(path: str | os.PathLike[str]) -> list[MetricRecord]:
         raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
     stated = {"version": int(version) if version and version.isdigit() else version}
     try:
-        return [of_fields({**stated, **fields}) for fields in table.to_pylist()]
+        return [from_fields({**stated, **fields}) for fields in table.to_pylist()]
     except ValueError as error:
         raise TraceDamaged(path, str(error)) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from unisono.model.metrics import MetricRow
-from unisono.trace.metrics import RowValues, of_line, rows_of_text, values_of
+from unisono.trace.metrics import RowValues, from_line, parse_rows, row_values
 
 _PATTERNS = ("member=*.jsonl", "metrics/*.jsonl", "group=*/metrics/*.jsonl", "run=*/group=*/metrics/*.jsonl")
 _LOOK_BACK = 65_536
@@ -23,12 +23,12 @@ BUDGET_BYTES = 32 * 1024 * 1024
 LEAST_BYTES = 256 * 1024
 """How much of each stream is read at once at least; a line is far shorter."""
 
-Places = Mapping[str, int]
+Offsets = Mapping[str, int]
 """By path, how far a stream was read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StreamSlice:
     """Whole lines of one stream."""
 
     path: str
@@ -37,20 +37,20 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MetricBlock:
     """What a stretch holds: one member's rows in the order of their windows."""
 
-    stretch: Stretch
+    stream_slice: StreamSlice
     run: str
     group: str
     member: int
     life: int
     rows: tuple[MetricRow, ...]
-    to_the_end: bool
+    at_end: bool
     """Whether nothing further had been written when this was read."""
-    damaged: int = 0
+    damaged_lines: int = 0
     """How many lines are no rows."""
-    problem: str = ""
+    first_problem: str = ""
     """What is wrong with the first of these."""
 
 
@@ -60,20 +60,20 @@ def metric_streams(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
-def ended(path: str) -> bool:
+def is_closed(path: str) -> bool:
     """Whether the recording was closed: nothing more will be written."""
     return Path(path).with_suffix(".parquet").exists()
 
 
-def latest(directory: str | os.PathLike[str], start: Places, budget: int = BUDGET_BYTES) -> dict[str, int]:
+def readable_offsets(directory: str | os.PathLike[str], start: Offsets, budget: int = BUDGET_BYTES) -> dict[str, int]:
     """How far the streams can be read now: to the last whole line of each, or as far as the budget goes."""
     found = {path: os.stat(path).st_size for path in metric_streams(directory)}
     grown = [path for path, size in found.items() if size > start.get(path, 0)]
     each = max(LEAST_BYTES, budget // max(1, len(grown)))
-    return {**start, **{path: _whole(path, start.get(path, 0), found[path], each) for path in grown}}
+    return {**start, **{path: _end_of_last_line(path, start.get(path, 0), found[path], each) for path in grown}}
 
 
-def _whole(path: str, start: int, size: int, most: int) -> int:
+def _end_of_last_line(path: str, start: int, size: int, most: int) -> int:
     """Where the last whole line ends that is behind `start`."""
     end = min(size, start + most)
     with open(path, "rb") as stream:
@@ -87,52 +87,52 @@ def _whole(path: str, start: int, size: int, most: int) -> int:
     return start
 
 
-def stretches(start: Places, end: Places) -> list[Stretch]:
+def slices_between(start: Offsets, end: Offsets) -> list[StreamSlice]:
     """What lies between two times."""
-    return [Stretch(path, start.get(path, 0), to) for path, to in sorted(end.items()) if to > start.get(path, 0)]
+    return [StreamSlice(path, start.get(path, 0), to) for path, to in sorted(end.items()) if to > start.get(path, 0)]
 
 
-def shared_out(work: Sequence[Stretch], hands: int) -> list[list[Stretch]]:
+def balanced_parts(slices: Sequence[StreamSlice], max_parts: int) -> list[list[StreamSlice]]:
     """Stretches in at most so many parts of about one size."""
-    parts: list[list[Stretch]] = [[] for _ in range(min(hands, len(work)))]
+    parts: list[list[StreamSlice]] = [[] for _ in range(min(max_parts, len(slices)))]
     sizes = [0] * len(parts)
-    for stretch in sorted(work, key=lambda s: s.start - s.end):
+    for stretch in sorted(slices, key=lambda s: s.start - s.end):
         least = sizes.index(min(sizes))
         parts[least].append(stretch)
         sizes[least] += stretch.end - stretch.start
     return parts
 
 
-def read_block(stretch: Stretch) -> Block:
+def read_block(stream_slice: StreamSlice) -> MetricBlock:
     """The rows of a stretch; lines that are none are counted."""
-    return with_rows(*read_values(stretch))
+    return with_rows(*read_values(stream_slice))
 
 
-def with_rows(block: Block, values: Sequence[RowValues]) -> Block:
+def with_rows(block: MetricBlock, values: Sequence[RowValues]) -> MetricBlock:
     """The block with its rows, of which `read_values` gave the values."""
     return replace(block, rows=tuple(starmap(MetricRow, values)))
 
 
-def read_values(stretch: Stretch) -> tuple[Block, list[RowValues]]:
+def read_values(stream_slice: StreamSlice) -> tuple[MetricBlock, list[RowValues]]:
     """A block without its rows, and their values: what another process can be sent at little cost."""
-    path = Path(stretch.path)
+    path = Path(stream_slice.path)
     with path.open("rb") as stream:
-        stream.seek(stretch.start)
-        text = stream.read(stretch.end - stretch.start)
+        stream.seek(stream_slice.start)
+        text = stream.read(stream_slice.end - stream_slice.start)
         to_the_end = b"\n" not in stream.read(_LOOK_BACK)
     lines, damaged, problem = text[:-1].decode("utf-8", errors="replace"), 0, ""
-    values = rows_of_text(lines)
+    values = parse_rows(lines)
     if values is None:
         values = []
         for number, line in enumerate(lines.split("\n"), start=1):
             try:
-                values.append(values_of(of_line(line).row))
+                values.append(row_values(from_line(line).row))
             except ValueError as error:
                 damaged += 1
-                problem = problem or f"{stretch.path}: line {number} after byte {stretch.start}: {error}"
+                problem = problem or f"{stream_slice.path}: line {number} after byte {stream_slice.start}: {error}"
     run, group = (_name(folder, kind) for folder, kind in ((path.parents[2], "run="), (path.parents[1], "group=")))
     member, life = path.stem.removeprefix("member=").split(".")
-    return Block(stretch, run, group, int(member), int(life), (), to_the_end, damaged, problem), values
+    return MetricBlock(stream_slice, run, group, int(member), int(life), (), to_the_end, damaged, problem), values
 
 
 def _name(folder: Path, kind: str) -> str:

@@ -38,7 +38,7 @@ class MetricRecord:
     run: str
     group: str
     member: int
-    life: int
+    incarnation: int
     row: MetricRow
 
 
@@ -54,7 +54,7 @@ def to_fields(record: MetricRecord) -> dict[str, Any]:
         "run": record.run,
         "group": record.group,
         "member": record.member,
-        "life": record.life,
+        "life": record.incarnation,
         "layer": row.layer,
         "side": row.side.value,
         "link": row.link,
@@ -69,7 +69,7 @@ def to_fields(record: MetricRecord) -> dict[str, Any]:
     }
 
 
-def of_fields(fields: Mapping[str, Any]) -> MetricRecord:
+def from_fields(fields: Mapping[str, Any]) -> MetricRecord:
     """The record whose columns these are; ValueError names what is wrong with them."""
     if fields.get("version") != METRIC_VERSION:
         raise ValueError(f"metric version {fields.get('version')!r} is unknown, this release reads {METRIC_VERSION}")
@@ -96,7 +96,7 @@ def of_fields(fields: Mapping[str, Any]) -> MetricRecord:
     return record
 
 
-def rows_of_text(text: str) -> list[RowValues] | None:
+def parse_rows(text: str) -> list[RowValues] | None:
     """The fields of the `MetricRow` of each line, if every line is as `to_line` writes it; None: look at each line.
 
     A stream is read in stretches of thousands of lines. Parsed as one, and checked but not converted, they take half
@@ -104,12 +104,12 @@ def rows_of_text(text: str) -> list[RowValues] | None:
     """
     try:
         records = json.loads(f"[{text.replace(chr(10), ',')}]")
-        return list(map(_plain, records)) if len(records) == text.count("\n") + 1 else None
+        return list(map(_checked_row_values, records)) if len(records) == text.count("\n") + 1 else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _plain(fields: dict[str, Any]) -> RowValues:
+def _checked_row_values(fields: dict[str, Any]) -> RowValues:
     """The row's fields, if all fields have just the types that they should have; an error if not."""
     words, numbers, value, buckets = _WORDS(fields), _NUMBERS(fields), fields["value"], fields["buckets"]
     layer, side, metric, _, _ = words
@@ -133,7 +133,7 @@ _STR, _INT, _TWO = {str}, {int}, {2}
 _SIDES = {side.value: side for side in Side}
 
 
-values_of = attrgetter(*(field.name for field in fields_of(MetricRow)))
+row_values = attrgetter(*(field.name for field in fields_of(MetricRow)))
 """The `RowValues` of a row."""
 
 
@@ -142,9 +142,9 @@ def to_line(record: MetricRecord) -> str:
     return json.dumps(to_fields(record), separators=(",", ":")) + "\n"
 
 
-def of_line(line: str) -> MetricRecord:
+def from_line(line: str) -> MetricRecord:
     """The record of one line; ValueError if it is none."""
     fields = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("a JSON object is needed")
-    return of_fields(fields)
+    return from_fields(fields)

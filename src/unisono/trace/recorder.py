@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from unisono.model.events import Notice, Step, TopologyChange, Violation
-from unisono.trace.kinds import ABSENT, OF_MESSAGES, EventKind
+from unisono.model.events import Notice, QueueStep, TopologyChange, Violation
+from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, EventKind
 
 if TYPE_CHECKING:
     from unisono.trace.meta import RunMeta
@@ -36,12 +36,12 @@ class Extras(NamedTuple):
 Numbers: TypeAlias = int | Sequence[int]
 """One number for all messages of a run, or one for each."""
 
-RunTuple: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Numbers, Numbers, Extras | None]
+PackedRows: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Numbers, Numbers, Extras | None]
 """(kind code, sender, incarnation, first sequence, count, sizes, slot, first place, first index, real, local,
 extras): `count` rows whose sequence, place and index each go up by one."""
 
-COUNT: Final = 4
-SLOT: Final = 6
+COUNT_INDEX: Final = 4
+SLOT_INDEX: Final = 6
 
 
 NOTHING_MORE: Final = Extras()
@@ -57,20 +57,20 @@ class Recorder:
     Sequences given for sizes or times are kept, not copied: do not change them afterwards.
     """
 
-    __slots__ = ("_put", "again", "group", "life", "member", "run")
+    __slots__ = ("_put", "group", "life", "member", "new_incarnation", "run")
 
     def __init__(
         self,
         run: str,
         group: str,
         member: int,
-        put: Callable[[RunTuple], object],
+        put: Callable[[PackedRows], object],
         *,
         life: int = 0,
-        again: Callable[[int], Recorder] | None = None,
+        new_incarnation: Callable[[int], Recorder] | None = None,
     ) -> None:
         """`again` gives the recorder of another of the member's lives: it may come back by itself, and begin one."""
-        self.again = again
+        self.new_incarnation = new_incarnation
         self.run = run
         self.group = group
         self.member = member
@@ -151,7 +151,7 @@ class Recorder:
             )
         )
 
-    def step(self, step: Step, *, real_ns: int, local_ns: int) -> None:
+    def step(self, step: QueueStep, *, real_ns: int, local_ns: int) -> None:
         """A message on its way into the consumable queue: a RECEIVE or a QUEUE row.
 
         The place counts the member's steps, the index is how many messages it had delivered, the slot is its place in
@@ -181,7 +181,7 @@ class Recorder:
         is the first that it is no longer held to. A GAP says of which sender, and in which slot, this member went
         on without the rest. The `extras` are the columns that this kind of row has (`trace.schema`).
         """
-        if kind in OF_MESSAGES:
+        if kind in MESSAGE_KINDS:
             raise ValueError(f"{kind.name} is recorded by sent(), delivered() or step()")
         self._put(
             (
@@ -221,19 +221,19 @@ class MemoryTrace:
     def __init__(self, run: str, group: str) -> None:
         self.run = run
         self.group = group
-        self.runs: dict[tuple[int, int], list[RunTuple]] = {}
+        self.packed_rows: dict[tuple[int, int], list[PackedRows]] = {}
 
     def recorder(self, member: int, *, life: int = 0) -> Recorder:
         """The recorder of one member's life."""
-        noted = self.runs.setdefault((member, life), [])
-        again = partial(self._again, member)
-        return Recorder(self.run, self.group, member, noted.append, life=life, again=again)
+        noted = self.packed_rows.setdefault((member, life), [])
+        again = partial(self._new_incarnation, member)
+        return Recorder(self.run, self.group, member, noted.append, life=life, new_incarnation=again)
 
-    def _again(self, member: int, life: int) -> Recorder:
+    def _new_incarnation(self, member: int, life: int) -> Recorder:
         return self.recorder(member, life=life)
 
     def trace(self, meta: RunMeta) -> Trace:
         """All that was noted so far, as columns."""
         from unisono.trace.table import Trace  # noqa: PLC0415  numpy is loaded only when a trace is read
 
-        return Trace.of(self, meta)
+        return Trace.from_memory(self, meta)

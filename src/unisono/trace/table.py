@@ -11,16 +11,16 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBERS, EventKind
+from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import NOTHING_MORE, Extras, MemoryTrace, Numbers, RunTuple
+from unisono.trace.recorder import NOTHING_MORE, Extras, MemoryTrace, Numbers, PackedRows
 
 Ints: TypeAlias = NDArray[np.signedinteger[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
 _Value = TypeVar("_Value", bound=Hashable)
 
-_COLUMNS = (*CODED, *NUMBERS, "kind")
-_STEPS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
+_COLUMNS = (*CODED, *NUMBER_COLUMNS, "kind")
+_QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Rows:
         ordinal = self.real_ns.astype(np.int64)
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
-        ordinal = np.where(np.isin(self.kind, _STEPS), self.place, ordinal)
+        ordinal = np.where(np.isin(self.kind, _QUEUE_STEP_KINDS), self.place, ordinal)
         keys = (ordinal, self.grade, self.kind, self.life, self.member)
         order = np.lexsort(keys)
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
@@ -135,7 +135,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class MemberLog:
     """What is known of one member's recording: whether it was closed, and how many rows it had to drop."""
 
     member: int
@@ -149,7 +149,7 @@ class Trace(Rows):
     """A run of one group, in canonical order."""
 
     meta: RunMeta
-    logs: tuple[Log, ...]
+    logs: tuple[MemberLog, ...]
 
     @property
     def dropped(self) -> int:
@@ -169,31 +169,33 @@ class Trace(Rows):
         codes = np.unique(self.grade[self.kind == EventKind.DELIVER.code])
         return tuple(self.grades[code] for code in codes if code >= 0)
 
-    def graded(self, grade: str) -> Self:
+    def with_grade(self, grade: str) -> Self:
         """This trace with only the deliveries of one grade."""
         code = self.grades.index(grade) if grade in self.grades else -2
         return self.select((self.kind != EventKind.DELIVER.code) | (self.grade == code))
 
     @classmethod
-    def of(cls, memory: MemoryTrace, meta: RunMeta) -> Self:
+    def from_memory(cls, memory: MemoryTrace, meta: RunMeta) -> Self:
         """All that the recorders of `memory` noted."""
-        rows = concatenated([expanded(member, life, runs) for (member, life), runs in memory.runs.items()])
-        logs = tuple(Log(member, life) for member, life in sorted(memory.runs))
+        rows = concatenated([expand_rows(member, life, runs) for (member, life), runs in memory.packed_rows.items()])
+        logs = tuple(MemberLog(member, life) for member, life in sorted(memory.packed_rows))
         return cls.from_rows(rows, meta, logs)
 
     @classmethod
-    def from_rows(cls, rows: Rows, meta: RunMeta, logs: Iterable[Log]) -> Self:
+    def from_rows(cls, rows: Rows, meta: RunMeta, logs: Iterable[MemberLog]) -> Self:
         """Rows in any order, as a trace."""
         ordered = rows.canonical()
         columns = {f.name: getattr(ordered, f.name) for f in fields(Rows)}
         return cls(**columns, meta=meta, logs=tuple(logs))
 
 
-def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
+def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Rows:
     """The rows of the runs that one recorder noted, in the order in which it noted them."""
-    if not runs:
+    if not packed_rows:
         return EMPTY
-    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(*runs, strict=True)
+    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
+        *packed_rows, strict=True
+    )
     counts = np.array(count, dtype=np.int64)
     total = int(counts.sum())
     offset = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -221,17 +223,17 @@ def expanded(member: int, life: int, runs: Sequence[RunTuple]) -> Rows:
         "slot": spread(slot),
         "place": counted(place),
         "index": counted(index),
-        "real_ns": _each(real, counts),
-        "local_ns": _each(local, counts),
-        "size": _each(sizes, counts),
+        "real_ns": _per_row(real, counts),
+        "local_ns": _per_row(local, counts),
+        "size": _per_row(sizes, counts),
     }
-    for name in NUMBERS.keys() - columns.keys():
+    for name in NUMBER_COLUMNS.keys() - columns.keys():
         values = of_extras.get(name)
         if values is None:
-            columns[name] = constant(total, NUMBERS[name])
+            columns[name] = constant(total, NUMBER_COLUMNS[name])
         else:
             columns[name] = spread([ABSENT if each is None else each for each in values])
-    columns = {name: columns[name].astype(dtype, copy=False) for name, dtype in NUMBERS.items()}
+    columns = {name: columns[name].astype(dtype, copy=False) for name, dtype in NUMBER_COLUMNS.items()}
     for name, table_name in CODED.items():
         codes, table = encode(of_extras[name]) if name in of_extras else (None, ())
         columns[name] = constant(total, np.int32) if codes is None else np.repeat(codes, counts)
@@ -274,7 +276,7 @@ def _selected(column: Ints, rows: Mask | Ints | slice, kept: int | None) -> Ints
     return column[rows]
 
 
-def joined(columns: Sequence[Ints]) -> Ints:
+def join_columns(columns: Sequence[Ints]) -> Ints:
     """Columns one after another; constant columns of one value stay one value."""
     columns = [column for column in columns if len(column)] or columns[:1]
     if len(columns[0]) and all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
@@ -282,7 +284,7 @@ def joined(columns: Sequence[Ints]) -> Ints:
     return np.concatenate(columns)
 
 
-def _each(values: Sequence[Numbers], counts: Ints) -> Ints:
+def _per_row(values: Sequence[Numbers], counts: Ints) -> Ints:
     """One number per row, from numbers that hold for a whole run or for one message each."""
     if all(isinstance(value, int) for value in values):
         return np.repeat(np.array(values, dtype=np.int64), counts)
@@ -310,12 +312,12 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     columns: dict[str, Any] = {}
-    for name in (*NUMBERS, "kind"):
-        columns[name] = joined([getattr(part, name) for part in parts])
+    for name in (*NUMBER_COLUMNS, "kind"):
+        columns[name] = join_columns([getattr(part, name) for part in parts])
     for name, table_name in CODED.items():
         table = tuple(sorted(set(chain.from_iterable(getattr(part, table_name) for part in parts))))
         if not table:
-            columns[name], columns[table_name] = joined([getattr(part, name) for part in parts]), ()
+            columns[name], columns[table_name] = join_columns([getattr(part, name) for part in parts]), ()
             continue
         code = {value: number for number, value in enumerate(table)}
         recoded = []
@@ -348,7 +350,7 @@ def _own(column: Ints) -> Ints:
 
 
 def _empty() -> Rows:
-    columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in NUMBERS.items()}
+    columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()}
     columns["kind"] = np.empty(0, dtype=np.int8)
     for name, table in CODED.items():
         columns[name] = np.empty(0, dtype=np.int32)
@@ -357,4 +359,4 @@ def _empty() -> Rows:
 
 
 EMPTY = _empty()
-KIND_WORDS = tuple(kind.value for kind in KINDS)
+KIND_NAMES = tuple(kind.value for kind in KINDS)

@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Self
 
 from unisono.trace.files import RANGE_SLOTS, FileStamp, end_path, member_folder, part_path, write_end, write_part
-from unisono.trace.recorder import COUNT, SLOT, Extras, Recorder, RunTuple
-from unisono.trace.table import concatenated, expanded
+from unisono.trace.recorder import COUNT_INDEX, SLOT_INDEX, Extras, PackedRows, Recorder
+from unisono.trace.table import concatenated, expand_rows
 
 _POLL_S = 0.05
-_RUNS_AT_ONCE = 2048
+_TUPLES_AT_ONCE = 2048
 """Runs are turned into columns in pieces of this size: each holds the interpreter for well under a slot."""
 
 
@@ -33,9 +33,9 @@ def _warm_up() -> None:
     second and more, which the members of a running group would see as latency.
     """
     extras = Extras(note="warm-up", token="warm-up", members=(1,))
-    row: RunTuple = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
+    row: PackedRows = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-        write_part(Path(folder) / "part", expanded(1, 0, [row]), "warm-up", "warm-up")
+        write_part(Path(folder) / "part", expand_rows(1, 0, [row]), "warm-up", "warm-up")
 
 
 class ParquetWriter:
@@ -63,7 +63,7 @@ class ParquetWriter:
         self.run, self.group, self.member, self.life = run, group, member, life
         self.written = 0
         self.error: Exception | None = None
-        self._directory, self._later = directory, list[ParquetWriter]()
+        self._directory, self._later_writers = directory, list[ParquetWriter]()
         """What writes the lives that this member has begun since."""
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,14 +71,14 @@ class ParquetWriter:
             raise FileExistsError(f"{self._folder}: life {life} is recorded already; name the run differently")
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s
-        self._queue: deque[RunTuple] = deque()
+        self._queue: deque[PackedRows] = deque()
         # Each counter has one writing thread: put and refused belong to the caller, taken and lost to ours.
         self._put_rows = self._refused_rows = 0
-        self._taken_rows = self._lost_rows = 0
-        self._parts: dict[int, list[RunTuple]] = {}
+        self._processed_rows = self._lost_rows = 0
+        self._parts: dict[int, list[PackedRows]] = {}
         self._part_counts: dict[int, int] = {}
         self._next_part: dict[int, int] = {}
-        self._times: tuple[int, int] | None = None
+        self._time_range: tuple[int, int] | None = None
         self._stamps: dict[str, FileStamp] = {}
         self._closing = threading.Event()
         self._closed = False
@@ -93,20 +93,22 @@ class ParquetWriter:
 
     def recorder(self) -> Recorder:
         """The recorder that writes here; a life that follows is written beside this one, and closed with it."""
-        return Recorder(self.run, self.group, self.member, self.put, life=self.life, again=self._again)
+        return Recorder(
+            self.run, self.group, self.member, self.put, life=self.life, new_incarnation=self._new_incarnation
+        )
 
-    def _again(self, life: int) -> Recorder:
-        self._later.append(ParquetWriter(self._directory, self.run, self.group, self.member, life=life))
-        return self._later[-1].recorder()
+    def _new_incarnation(self, life: int) -> Recorder:
+        self._later_writers.append(ParquetWriter(self._directory, self.run, self.group, self.member, life=life))
+        return self._later_writers[-1].recorder()
 
-    def put(self, run: RunTuple) -> None:
+    def put(self, packed: PackedRows) -> None:
         """Take a run of rows; never blocks."""
-        rows = run[COUNT]
-        if self._closed or self._put_rows - self._taken_rows + rows > self._queue_rows:
+        rows = packed[COUNT_INDEX]
+        if self._closed or self._put_rows - self._processed_rows + rows > self._queue_rows:
             self._refused_rows += rows
             return
         self._put_rows += rows
-        self._queue.append(run)
+        self._queue.append(packed)
 
     def close(self) -> None:
         """Write what was taken, then say how much is there; may be called twice."""
@@ -122,10 +124,10 @@ class ParquetWriter:
             rows=self.written,
             dropped=self.dropped,
             error=problem,
-            times=self._times,
+            time_range=self._time_range,
             stamps=self._stamps,
         )
-        for writer in self._later:
+        for writer in self._later_writers:
             writer.close()
 
     def __enter__(self) -> Self:
@@ -140,7 +142,7 @@ class ParquetWriter:
         flush_at = time.monotonic() + self._flush_s
         while True:
             last = self._closing.wait(_POLL_S)
-            self._take()
+            self._drain_queue()
             now = time.monotonic()
             if last or now >= flush_at:
                 flush_at = now + self._flush_s
@@ -149,13 +151,13 @@ class ParquetWriter:
             if last and not self._queue:
                 return
 
-    def _take(self) -> None:
+    def _drain_queue(self) -> None:
         """Sort what is queued into the ranges of slots; a range that is full is written at once."""
         while self._queue:
             run = self._queue.popleft()
-            number = run[SLOT] // self._range_slots
+            number = run[SLOT_INDEX] // self._range_slots
             self._parts.setdefault(number, []).append(run)
-            count = self._part_counts[number] = self._part_counts.get(number, 0) + run[COUNT]
+            count = self._part_counts[number] = self._part_counts.get(number, 0) + run[COUNT_INDEX]
             if count >= self._part_rows:
                 self._write(number)
 
@@ -163,19 +165,19 @@ class ParquetWriter:
         runs = self._parts.pop(number)
         count = self._part_counts.pop(number)
         try:
-            pieces = [runs[at : at + _RUNS_AT_ONCE] for at in range(0, len(runs), _RUNS_AT_ONCE)]
-            rows = concatenated([expanded(self.member, self.life, piece) for piece in pieces])
+            pieces = [runs[at : at + _TUPLES_AT_ONCE] for at in range(0, len(runs), _TUPLES_AT_ONCE)]
+            rows = concatenated([expand_rows(self.member, self.life, piece) for piece in pieces])
             part = self._next_part.get(number, 0)
             first = number * self._range_slots
             path = part_path(self._folder, first, self._range_slots, self.life, part)
             self._stamps[path.name] = write_part(path, rows, self.run, self.group)
             self._next_part[number] = part + 1
             times = int(rows.real_ns.min()), int(rows.real_ns.max())
-            before = self._times or times
-            self._times = min(before[0], times[0]), max(before[1], times[1])
+            before = self._time_range or times
+            self._time_range = min(before[0], times[0]), max(before[1], times[1])
             self.written += count
         except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
             self.error = self.error or error
             self._lost_rows += count
         finally:
-            self._taken_rows += count
+            self._processed_rows += count

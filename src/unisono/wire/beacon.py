@@ -15,7 +15,7 @@ VERSION = 1
 APPLICANTS_MAX = 200
 _HEAD = struct.Struct("!4sBBIHQQH")
 _APPLICANT = struct.Struct("!QIHHB")
-_SETTLED = 1
+_DECIDED = 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +27,7 @@ class Applicant:
     port: int
     nonce: int
     """Drawn at random when the process began to look for the others: no two have the same."""
-    wanted: int = 0
+    requested_member: int = 0
     """The member number that it insists on; 0 if any will do."""
 
 
@@ -43,7 +43,7 @@ class Beacon:
     proposal: int
     """The table that it would vote for, or has voted for; 0 if it does not know enough."""
     voted: bool
-    settled: bool
+    decided: bool
     known: tuple[Applicant, ...]
     """Everybody that it has heard of; once it has voted, the table."""
 
@@ -56,14 +56,14 @@ def table_key(table: tuple[Applicant, ...]) -> int:
 
 def encode_beacon(beacon: Beacon) -> bytes:
     """The datagram."""
-    flags = (_SETTLED if beacon.settled else 0) | (2 if beacon.voted else 0)
+    flags = (_DECIDED if beacon.decided else 0) | (2 if beacon.voted else 0)
     head = _HEAD.pack(
         MAGIC, VERSION, flags, beacon.group, beacon.members, beacon.sender, beacon.proposal, len(beacon.known)
     )
     parts = [head]
     for who in beacon.known:
         host = who.host.encode()
-        parts += [_APPLICANT.pack(who.nonce, who.incarnation, who.wanted, who.port, len(host)), host]
+        parts += [_APPLICANT.pack(who.nonce, who.incarnation, who.requested_member, who.port, len(host)), host]
     return b"".join(parts)
 
 
@@ -89,4 +89,4 @@ def decode_beacon(data: bytes) -> Beacon | None:
         known.append(Applicant(incarnation, host.decode("ascii"), port, nonce, wanted))
     if at != len(data) or len({who.nonce for who in known}) != len(known):
         return None
-    return Beacon(group, members, sender, proposal, bool(flags & 2), bool(flags & _SETTLED), tuple(known))
+    return Beacon(group, members, sender, proposal, bool(flags & 2), bool(flags & _DECIDED), tuple(known))

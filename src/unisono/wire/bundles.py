@@ -6,19 +6,19 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.wire.frame import FIRST, MORE, PIECE
-from unisono.wire.packed_messages import read_run
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS
+from unisono.wire.packed_messages import read_packed_messages
 
-_PARCEL = struct.Struct("!HIQQB")
+_BUNDLE = struct.Struct("!HIQQB")
 _SLOT = struct.Struct("!Q")
 _LENGTH = struct.Struct("!I")
-PARCEL_BYTES = _SLOT.size + _LENGTH.size + _PARCEL.size
+BUNDLE_OVERHEAD_BYTES = _SLOT.size + _LENGTH.size + _BUNDLE.size
 """What a value puts before the body of its only parcel."""
-_FLAGS = PIECE | MORE | FIRST
+_FLAGS = FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Bundle:
     """A sender's parcel number `serial`: a run of messages, or a piece of one, by the flags of a frame."""
 
     sender: int
@@ -29,45 +29,45 @@ class Parcel:
     body: bytes
 
 
-def encode_parcel(parcel: Parcel) -> bytes:
+def encode_bundle(bundle: Bundle) -> bytes:
     """A parcel as bytes."""
-    head = _PARCEL.pack(parcel.sender, parcel.incarnation, parcel.serial, parcel.first_sequence, parcel.flags)
-    return head + parcel.body
+    head = _BUNDLE.pack(bundle.sender, bundle.incarnation, bundle.serial, bundle.first_sequence, bundle.flags)
+    return head + bundle.body
 
 
-def decode_parcel(data: bytes) -> Parcel | None:
+def decode_bundle(data: bytes) -> Bundle | None:
     """The parcel, or None if it is malformed."""
-    if len(data) < _PARCEL.size:
+    if len(data) < _BUNDLE.size:
         return None
-    sender, incarnation, serial, sequence, flags = _PARCEL.unpack_from(data)
-    body = data[_PARCEL.size :]
+    sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data)
+    body = data[_BUNDLE.size :]
     if max(serial, sequence) >= 2**63 or flags & ~_FLAGS:
         return None
-    if not (body if flags & PIECE else not flags and read_run(body, 0, len(body)) is not None):
+    if not (body if flags & FRAGMENT else not flags and read_packed_messages(body, 0, len(body)) is not None):
         return None
-    return Parcel(sender, incarnation, serial, sequence, flags, body)
+    return Bundle(sender, incarnation, serial, sequence, flags, body)
 
 
-def encode_log_value(slot: int, parcels: Sequence[bytes]) -> bytes:
+def encode_log_value(slot: int, bundles: Sequence[bytes]) -> bytes:
     """A value of the log: the slot in which it was proposed, and parcels."""
     parts = [_SLOT.pack(slot)]
-    for parcel in parcels:
+    for parcel in bundles:
         parts += (_LENGTH.pack(len(parcel)), parcel)
     return b"".join(parts)
 
 
-def decode_log_value(value: bytes) -> tuple[int, list[Parcel]] | None:
+def decode_log_value(value: bytes) -> tuple[int, list[Bundle]] | None:
     """The slot and the parcels, or None if the value is no leader's."""
     if len(value) < _SLOT.size:
         return None
     (slot,) = _SLOT.unpack_from(value)
-    parcels: list[Parcel] = []
+    parcels: list[Bundle] = []
     at = _SLOT.size
     while at < len(value):
         if at + _LENGTH.size > len(value):
             return None
         end = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
-        parcel = decode_parcel(value[at + _LENGTH.size : end]) if end <= len(value) else None
+        parcel = decode_bundle(value[at + _LENGTH.size : end]) if end <= len(value) else None
         if parcel is None:
             return None
         parcels.append(parcel)
@@ -85,7 +85,7 @@ class SenderState:
 
     incarnation: int
     next_serial: int
-    pieces: bytes
+    fragments: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def encode_log_state(state: LogState) -> bytes:
     """A log's state as bytes."""
     parts = [_STATE.pack(state.messages, state.slot, len(state.senders))]
     for sender, its in sorted(state.senders.items()):
-        parts += (_SENDER.pack(sender, its.incarnation, its.next_serial, len(its.pieces)), its.pieces)
+        parts += (_SENDER.pack(sender, its.incarnation, its.next_serial, len(its.fragments)), its.fragments)
     return b"".join(parts)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 
-from unisono.model.slot_schedule import KEPT, Segment
+from unisono.model.slot_schedule import SEGMENTS_MAX, Segment
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
-from unisono.wire.setting_requests import Demand, decode_demands, encode_demands
+from unisono.wire.setting_requests import SettingRequest, decode_setting_requests, encode_setting_requests
 
 _HELLO = struct.Struct("!QQQIdIQQBHBHHIII")
-_HEARD = struct.Struct("!HIB")
+_SEEN_PEER = struct.Struct("!HIB")
 _JOIN = struct.Struct("!QQQQdIQBIIB")
 _SEGMENT = struct.Struct("!QQQ")
-_WISH = struct.Struct("!Q")
+_SLOT_REQUEST = struct.Struct("!Q")
 _NEW_RATE = struct.Struct("!II")
 _RESERVED = struct.Struct("!IB")
 _PROBE = struct.Struct("!Q")
@@ -24,7 +24,7 @@ _ECHO = struct.Struct("!QQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class SeenPeer:
     """A member that the HELLO's sender has heard from, and whether by IP multicast too."""
 
     member: int
@@ -50,11 +50,11 @@ class Hello:
     burst_bytes: int
     first_slot: int
     complete: bool
-    heard: tuple[Heard, ...]
+    seen_peers: tuple[SeenPeer, ...]
     failures: bool = False
     fec: tuple[int, int] | None = None
     loss_burst: int = 0
-    changes: int = 0
+    slot_changes: int = 0
     order_key: int = 0
 
 
@@ -70,14 +70,14 @@ def encode_hello(hello: Hello) -> bytes:
         hello.burst_bytes,
         hello.first_slot,
         hello.complete,
-        len(hello.heard),
+        len(hello.seen_peers),
         hello.failures,
         *(hello.fec or (0, 0)),
         hello.loss_burst,
-        hello.changes,
+        hello.slot_changes,
         hello.order_key,
     )
-    return head + b"".join(_HEARD.pack(h.member, h.incarnation, h.by_multicast) for h in hello.heard)
+    return head + b"".join(_SEEN_PEER.pack(h.member, h.incarnation, h.by_multicast) for h in hello.seen_peers)
 
 
 def decode_hello(body: bytes) -> Hello | None:
@@ -88,11 +88,11 @@ def decode_hello(body: bytes) -> Hello | None:
     theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, complete, count = fields[:10]
     failures, a, b, loss_burst, changes, order_key = fields[10:]
     # NaN fails every comparison, so it is refused here too.
-    if len(body) != _HELLO.size + count * _HEARD.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
+    if len(body) != _HELLO.size + count * _SEEN_PEER.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
         return None
     if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63 or failures > 1:
         return None
-    heard = tuple(Heard(m, i, bool(p)) for m, i, p in _HEARD.iter_unpack(body[_HELLO.size :]))
+    heard = tuple(SeenPeer(m, i, bool(p)) for m, i, p in _SEEN_PEER.iter_unpack(body[_HELLO.size :]))
     return Hello(
         theta,
         delta,
@@ -141,10 +141,10 @@ class Join:
     burst: int
     burst_bytes: int
     step: JoinStep
-    known: int
-    changes: int = 0
+    receiver_incarnation: int
+    slot_changes: int = 0
     segments: tuple[Segment, ...] = ()
-    demands: tuple[Demand, ...] = ()
+    setting_requests: tuple[SettingRequest, ...] = ()
 
 
 def encode_join(join: Join) -> bytes:
@@ -158,12 +158,12 @@ def encode_join(join: Join) -> bytes:
         join.burst,
         join.burst_bytes,
         join.step,
-        join.known,
-        join.changes,
+        join.receiver_incarnation,
+        join.slot_changes,
         len(join.segments),
     )
     segments = b"".join(_SEGMENT.pack(s.first_slot, s.start_ns, s.theta_ns) for s in join.segments)
-    return head + segments + encode_demands(join.demands)
+    return head + segments + encode_setting_requests(join.setting_requests)
 
 
 def decode_join(body: bytes) -> Join | None:
@@ -174,16 +174,16 @@ def decode_join(body: bytes) -> Join | None:
     if step > JoinStep.FENCED or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
         return None
     behind = _JOIN.size + count * _SEGMENT.size
-    if count > KEPT or len(body) < behind or (changes > 0 and not count):
+    if count > SEGMENTS_MAX or len(body) < behind or (changes > 0 and not count):
         return None
     segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size : behind]))
-    demands = decode_demands(body[behind:])
-    if not _possible(segments) or demands is None:
+    demands = decode_setting_requests(body[behind:])
+    if not _segments_ascend(segments) or demands is None:
         return None
     return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known, changes, segments, demands)
 
 
-def _possible(segments: tuple[Segment, ...]) -> bool:
+def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
     """Whether segments begin one after the other, in clocks and in numbers."""
     for before, segment in pairwise((Segment(-1, -1, SLOT_MIN_NS), *segments)):
         if segment.theta_ns < SLOT_MIN_NS or max(segment.first_slot, segment.start_ns, segment.theta_ns) >= 2**62:
@@ -193,29 +193,29 @@ def _possible(segments: tuple[Segment, ...]) -> bool:
     return True
 
 
-def encode_wish(theta_ns: int) -> bytes:
+def encode_slot_request(theta_ns: int) -> bytes:
     """The body of a mark with a wish: the length that slots are to have."""
-    return _WISH.pack(theta_ns)
+    return _SLOT_REQUEST.pack(theta_ns)
 
 
-def decode_wish(body: bytes | memoryview) -> int | None:
+def decode_slot_request(body: bytes | memoryview) -> int | None:
     """The length wished for, or None."""
-    if len(body) != _WISH.size:
+    if len(body) != _SLOT_REQUEST.size:
         return None
-    theta_ns: int = _WISH.unpack(body)[0]
+    theta_ns: int = _SLOT_REQUEST.unpack(body)[0]
     return theta_ns if SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS else None
 
 
-def join_wishes(wish: bytes | None, demands: bytes) -> bytes:
+def encode_mark_requests(slot_request: bytes | None, setting_requests: bytes) -> bytes:
     """The body of a mark that carries a wish for another slot length, demands for other settings, or both."""
-    return (wish or bytes(_WISH.size)) + demands
+    return (slot_request or bytes(_SLOT_REQUEST.size)) + setting_requests
 
 
-def split_wishes(body: bytes | memoryview) -> tuple[int | None, tuple[Demand, ...]] | None:
+def decode_mark_requests(body: bytes | memoryview) -> tuple[int | None, tuple[SettingRequest, ...]] | None:
     """The length wished for and the demands that a mark carries; None if malformed."""
-    head, rest = bytes(body[: _WISH.size]), bytes(body[_WISH.size :])
-    wish, demands = decode_wish(head), decode_demands(rest)
-    if demands is None or (wish is None and (any(head) or len(head) != _WISH.size or not rest)):
+    head, rest = bytes(body[: _SLOT_REQUEST.size]), bytes(body[_SLOT_REQUEST.size :])
+    wish, demands = decode_slot_request(head), decode_setting_requests(rest)
+    if demands is None or (wish is None and (any(head) or len(head) != _SLOT_REQUEST.size or not rest)):
         return None
     return wish, demands
 

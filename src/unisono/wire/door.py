@@ -11,28 +11,28 @@ from unisono.wire.control import (
     decode_echo,
     decode_hello,
     decode_join,
+    decode_mark_requests,
     decode_new_rate,
     decode_probe,
     decode_reserved,
-    split_wishes,
 )
 from unisono.wire.frame import (
-    FINAL,
-    FIRST,
+    END_OF_SLOT,
+    FIRST_FRAGMENT,
+    FRAGMENT,
     HEADER_BYTES,
     KNOWN_FLAGS,
-    LAST,
-    MORE,
-    PIECE,
+    LEAVING,
+    MORE_FRAGMENTS,
+    SETTING_REQUEST,
     VERSION,
-    WISH,
     Frame,
     Kind,
     Nested,
     unpack_header,
 )
 from unisono.wire.heartbeat import decode_heartbeat
-from unisono.wire.packed_messages import read_run
+from unisono.wire.packed_messages import read_packed_messages
 
 
 class Refusal(StrEnum):
@@ -43,11 +43,11 @@ class Refusal(StrEnum):
     UNKNOWN_KIND = "unknown kind"
     UNKNOWN_FLAGS = "unknown flags"
     WRONG_GROUP = "wrong group"
-    STRANGER = "not a member"
-    OWN_ECHO = "own datagram"
-    ABSURD_SLOT = "absurd slot"
-    LYING_LENGTHS = "lengths that lie"
-    BAD_PIECE = "bad piece"
+    NOT_A_MEMBER = "not a member"
+    OWN_DATAGRAM = "own datagram"
+    IMPLAUSIBLE_SLOT = "absurd slot"
+    INCONSISTENT_LENGTHS = "lengths that lie"
+    BAD_FRAGMENT = "bad piece"
     BAD_CONTROL = "bad control message"
     BAD_SHARE = "bad share"
     BAD_COPY = "bad copy"
@@ -95,7 +95,7 @@ def register_layer(kind: Kind, reader: LayerReader) -> None:
 
 _LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
 """Kinds that only their layers understand: without the layer they would be taken for the order's own frames."""
-_MULTICAST = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+_NESTABLE = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.STAMP_REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
 """Kinds that travel inside others."""
 
 
@@ -115,13 +115,13 @@ class Door:
 
         `latest_slot` is the last slot that a right sender could be in.
         """
-        result = self._judge(data, start, end, latest_slot)
+        result = self._check(data, start, end, latest_slot)
         if isinstance(result, Refusal):
             self.refused[result] += 1
             return None
         return result
 
-    def _judge(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | Refusal:
+    def _check(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | Refusal:
         if end - start < HEADER_BYTES:
             return Refusal.TRUNCATED
         (
@@ -149,12 +149,12 @@ class Door:
         if group != self.group:
             return Refusal.WRONG_GROUP
         if sender == self._me:
-            return Refusal.OWN_ECHO
+            return Refusal.OWN_DATAGRAM
         if sender not in self.members:
-            return Refusal.STRANGER
+            return Refusal.NOT_A_MEMBER
         # A HELLO counts slots of its own length: whoever was given another one has to be told, not turned away.
         if (slot > latest_slot and kind is not Kind.HELLO) or sequence >= 2**63 or sent >= 2**63:
-            return Refusal.ABSURD_SLOT
+            return Refusal.IMPLAUSIBLE_SLOT
         header = (kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
         if kind in _layers:
             layered = _layers[kind](self, header, data, start + HEADER_BYTES, end)
@@ -162,10 +162,10 @@ class Door:
                 layered.latest_slot = latest_slot
             return layered
         if kind in _LAYERED:
-            return _nested(Nested(*header), data, start, end, latest_slot)
-        return self._bodied(Frame(*header), data, start + HEADER_BYTES, end)
+            return _parse_nested(Nested(*header), data, start, end, latest_slot)
+        return self._parse_body(Frame(*header), data, start + HEADER_BYTES, end)
 
-    def open_nested(self, outer: Nested, sender: int, life: int) -> Frame | Refusal:
+    def open_nested(self, outer: Nested, sender: int, sender_incarnation: int) -> Frame | Refusal:
         """The frame inside another one, which `sender` has sent in this incarnation and in the outer frame's epoch."""
         data, start, end = outer.datagram, outer.start, outer.end
         if end - start < HEADER_BYTES:
@@ -173,21 +173,21 @@ class Door:
         fields = unpack_header(data, start)
         version, code, flags, zero, origin, number, group, epoch, incarnation, burst, slot, sequence, sent = fields
         kind = _KINDS.get(code)
-        if kind not in _MULTICAST or version != VERSION or flags & ~KNOWN_FLAGS or zero or group != self.group:
+        if kind not in _NESTABLE or version != VERSION or flags & ~KNOWN_FLAGS or zero or group != self.group:
             return Refusal.BAD_COPY
-        if origin != sender or incarnation != life or epoch != outer.epoch:
+        if origin != sender or incarnation != sender_incarnation or epoch != outer.epoch:
             return Refusal.BAD_COPY
         if slot > outer.latest_slot or sequence >= 2**63 or sent >= 2**63:
-            return Refusal.ABSURD_SLOT
+            return Refusal.IMPLAUSIBLE_SLOT
         if kind in _LAYERED:
-            nested = Nested(kind, sender, life, epoch, slot, number, flags, burst, sequence, sent)
+            nested = Nested(kind, sender, sender_incarnation, epoch, slot, number, flags, burst, sequence, sent)
             nested.multicast = outer.multicast
-            return _nested(nested, data, start, end, outer.latest_slot)
-        frame = Frame(kind, sender, life, epoch, slot, number, flags, burst, sequence, sent)
+            return _parse_nested(nested, data, start, end, outer.latest_slot)
+        frame = Frame(kind, sender, sender_incarnation, epoch, slot, number, flags, burst, sequence, sent)
         frame.multicast = outer.multicast
-        return self._bodied(frame, data, start + HEADER_BYTES, end)
+        return self._parse_body(frame, data, start + HEADER_BYTES, end)
 
-    def _bodied(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
+    def _parse_body(self, frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
         if frame.kind is Kind.DATA:
             return read_messages(frame, data, start, end)
         if frame.kind in _bodies:
@@ -202,7 +202,7 @@ class Door:
         return frame
 
 
-def _nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) -> Nested | Refusal:
+def _parse_nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) -> Nested | Refusal:
     """A frame whose body its layer reads."""
     if frame.flags:
         return Refusal.UNKNOWN_FLAGS
@@ -214,30 +214,30 @@ def _nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) 
 def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
     """Read data[start:end] into a frame that carries messages: a run, a piece, a wish or an end-of-slot mark."""
     flags = frame.flags
-    if flags & FINAL and not flags & LAST:
+    if flags & LEAVING and not flags & END_OF_SLOT:
         return Refusal.UNKNOWN_FLAGS
-    if flags & WISH:
+    if flags & SETTING_REQUEST:
         # It rides on a mark that has nothing else to carry; a demand not before the slot in which it was sent first.
         body = memoryview(data)[start:end]
-        wishes = split_wishes(body)
-        if flags & ~(WISH | LAST | FINAL) or not flags & LAST or wishes is None:
+        wishes = decode_mark_requests(body)
+        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT or wishes is None:
             return Refusal.BAD_CONTROL
-        if any(demand.origin > frame.slot for demand in wishes[1]):
+        if any(demand.origin_slot > frame.slot for demand in wishes[1]):
             return Refusal.BAD_CONTROL
         frame.body = body
         return frame
-    if flags & PIECE:
+    if flags & FRAGMENT:
         # The message's end and the slot's end may coincide, but a slot never ends inside a message.
-        if start == end or flags & (MORE | LAST) == MORE | LAST:
-            return Refusal.BAD_PIECE
+        if start == end or flags & (MORE_FRAGMENTS | END_OF_SLOT) == MORE_FRAGMENTS | END_OF_SLOT:
+            return Refusal.BAD_FRAGMENT
         frame.body = memoryview(data)[start:end]
         return frame
-    if flags & (MORE | FIRST):
+    if flags & (MORE_FRAGMENTS | FIRST_FRAGMENT):
         return Refusal.UNKNOWN_FLAGS
     if start == end:
-        return frame if flags & LAST else Refusal.TRUNCATED
-    run = read_run(data, start, end)
+        return frame if flags & END_OF_SLOT else Refusal.TRUNCATED
+    run = read_packed_messages(data, start, end)
     if run is None:
-        return Refusal.LYING_LENGTHS
-    frame.run = run
+        return Refusal.INCONSISTENT_LENGTHS
+    frame.packed_messages = run
     return frame

@@ -11,9 +11,9 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from unisono.model.events import Run
+from unisono.model.events import PackedMessages
 from unisono.model.ids import EVERYONE
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.packed_messages import OutgoingMessages
 
 VERSION = 2
 _HEADER = struct.Struct("!BBBBHHIIIIQQQ")
@@ -21,7 +21,7 @@ HEADER_BYTES = _HEADER.size
 UDP_IP_BYTES = 28
 """What UDP and IPv4 add to each datagram; reservations count it."""
 FRAME_NUMBER_MAX = 0xFFFF
-SERIALS = 255
+SERIAL_MAX = 255
 """Datagrams to everyone are numbered 1 to 255 round and round; 0 is on those that are not counted."""
 KIND_AT = 1
 FLAGS_AT = 2
@@ -44,14 +44,14 @@ class Kind(IntEnum):
     UNIFORM = 10
     NEW_RATE = 16
     RESERVED = 17
-    BEAT = 32
-    ASK = 33
+    STREAM_HEARTBEAT = 32
+    VOTE_REQUEST = 33
     VOTE = 34
-    NEED = 35
+    RETRANSMIT_REQUEST = 35
     ORDERED = 36
-    REQUEST = 37
+    STAMP_REQUEST = 37
     HEARTBEAT = 40
-    REMEMBERED = 47
+    STORAGE_MISMATCH = 47
     PREPARE = 48
     PROMISE = 49
     ACCEPT = 50
@@ -62,35 +62,35 @@ class Kind(IntEnum):
     SNAPSHOT = 55
     MCAST = 56
     ACKS = 57
-    TELL = 58
+    UNICAST = 58
     FLUSH = 59
     FLUSHED = 60
-    CUT = 61
-    ENTER = 62
-    PAST = 63
-    HOLDINGS = 72
-    WANT = 73
-    GIVE = 74
-    CAST = 80
-    STREAM = 81
-    APPLIED = 82
-    CALL = 83
-    BOND = 84
+    LAST_MESSAGES = 61
+    MEMBERSHIP_REQUEST = 62
+    VIEW_RECOVERY = 63
+    FINAL_REPORT = 72
+    FINAL_REQUEST = 73
+    FINAL_ANSWER = 74
+    GROUP_CAST = 80
+    GROUP_STREAM = 81
+    GROUP_STREAM_ACK = 82
+    BARRIER_REQUEST = 83
+    TOPOLOGY = 84
 
 
-LAST = 0x01
+END_OF_SLOT = 0x01
 """The last frame of its slot: the end-of-slot mark. Without a body it is the paper's dummy."""
-FINAL = 0x02
+LEAVING = 0x02
 """The sender leaves after this slot."""
-PIECE = 0x04
+FRAGMENT = 0x04
 """The body is a piece of one message, not a run."""
-MORE = 0x08
+MORE_FRAGMENTS = 0x08
 """Further pieces of the message follow."""
-FIRST = 0x10
+FIRST_FRAGMENT = 0x10
 """The message's first piece: behind a loss, what follows is known to be whole again."""
-WISH = 0x20
+SETTING_REQUEST = 0x20
 """The mark carries its sender's wish for another slot length or demand for other settings, and nothing else."""
-KNOWN_FLAGS = LAST | FINAL | PIECE | MORE | FIRST | WISH
+KNOWN_FLAGS = END_OF_SLOT | LEAVING | FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT | SETTING_REQUEST
 
 
 @dataclass(slots=True)
@@ -107,16 +107,16 @@ class Frame:
     burst: int = 0
     first_sequence: int = 0
     sent_ns: int = 0
-    run: Run | None = None
+    packed_messages: PackedMessages | None = None
     body: bytes | memoryview = b""
     to: int = EVERYONE
     multicast: bool = False
     """Down: may go by IP multicast. Up: came by IP multicast."""
 
     @property
-    def last(self) -> bool:
+    def is_end_of_slot(self) -> bool:
         """Whether this is the end-of-slot mark."""
-        return bool(self.flags & LAST)
+        return bool(self.flags & END_OF_SLOT)
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Nested(Frame):
     latest_slot: int = 0
 
 
-def addressed(frame: Frame, to: int) -> Frame:
+def addressed_to(frame: Frame, to: int) -> Frame:
     """The same frame to one member."""
     return Frame(
         frame.kind,
@@ -147,7 +147,7 @@ def addressed(frame: Frame, to: int) -> Frame:
         frame.burst,
         frame.first_sequence,
         frame.sent_ns,
-        frame.run,
+        frame.packed_messages,
         frame.body,
         to,
         frame.multicast,
@@ -160,10 +160,10 @@ def encode(frame: Frame, group: int, serial: int = 0) -> bytes:
     `serial` numbers a sender's datagrams to everyone, so that a receiver sees what the network loses whatever order and
     layers the frames belong to.
     """
-    return b"".join(parts_of(frame, group, serial))
+    return b"".join(encoded_parts(frame, group, serial))
 
 
-def parts_of(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryview]:
+def encoded_parts(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryview]:
     """The frame's bytes as buffers to be joined: its header, then its body, its run or the frame inside it."""
     header = _HEADER.pack(
         VERSION,
@@ -180,11 +180,11 @@ def parts_of(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryvi
         frame.first_sequence,
         frame.sent_ns,
     )
-    run = frame.run
-    if isinstance(run, OwnRun):
+    run = frame.packed_messages
+    if isinstance(run, OutgoingMessages):
         return [header, *run.parts()]
     if isinstance(frame, Nested) and frame.inner is not None:
-        return [header, frame.body, *parts_of(frame.inner, group)]
+        return [header, frame.body, *encoded_parts(frame.inner, group)]
     return [header, frame.body] if frame.body else [header]
 
 

@@ -8,21 +8,21 @@ from itertools import accumulate, pairwise
 
 COUNT_MAX = 0xFFFF
 _HEAD = struct.Struct("!HH")
-HEAD_BYTES = _HEAD.size
+PACKED_HEADER_BYTES = _HEAD.size
 """A run starts with its count and, if all messages have one size, that size; else MIXED and a table of sizes."""
-MIXED = 0xFFFF
-TABLE_BYTES = 2
+MIXED_SIZES = 0xFFFF
+SIZE_ENTRY_BYTES = 2
 """What the table costs per message of a mixed run."""
 
 
-class OwnRun:
+class OutgoingMessages:
     """A run as its sender holds it."""
 
-    __slots__ = ("_messages", "uniform")
+    __slots__ = ("_messages", "same_size")
 
-    def __init__(self, messages: list[bytes], uniform: bool) -> None:
+    def __init__(self, messages: list[bytes], same_size: bool) -> None:
         self._messages = messages
-        self.uniform = uniform
+        self.same_size = same_size
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class OwnRun:
     @property
     def payload_bytes(self) -> int:
         messages = self._messages
-        return len(messages) * len(messages[0]) if self.uniform else sum(map(len, messages))
+        return len(messages) * len(messages[0]) if self.same_size else sum(map(len, messages))
 
     def messages(self) -> list[bytes]:
         return self._messages
@@ -43,12 +43,12 @@ class OwnRun:
         """The run as buffers to be joined behind a header."""
         messages = self._messages
         count = len(messages)
-        if self.uniform:
+        if self.same_size:
             return [_HEAD.pack(count, len(messages[0])), *messages]
-        return [_HEAD.pack(count, MIXED), struct.pack(f"!{count}H", *map(len, messages)), *messages]
+        return [_HEAD.pack(count, MIXED_SIZES), struct.pack(f"!{count}H", *map(len, messages)), *messages]
 
 
-class PackedRun:
+class IncomingMessages:
     """A run as it lies in the datagram that brought it; its lengths were checked at the door."""
 
     __slots__ = ("_count", "_data", "_end", "_size", "_start")
@@ -66,62 +66,62 @@ class PackedRun:
 
     @property
     def payload_bytes(self) -> int:
-        table = TABLE_BYTES * self._count if self._size == MIXED else 0
-        return self._end - self._start - HEAD_BYTES - table
+        table = SIZE_ENTRY_BYTES * self._count if self._size == MIXED_SIZES else 0
+        return self._end - self._start - PACKED_HEADER_BYTES - table
 
     def messages(self) -> list[bytes]:
         data, size = self._data, self._size
         if size == 0:
             return [b""] * self._count
-        if size != MIXED:
-            return [data[i : i + size] for i in range(self._start + HEAD_BYTES, self._end, size)]
+        if size != MIXED_SIZES:
+            return [data[i : i + size] for i in range(self._start + PACKED_HEADER_BYTES, self._end, size)]
         sizes = self.sizes()
-        body = self._start + HEAD_BYTES + TABLE_BYTES * self._count
+        body = self._start + PACKED_HEADER_BYTES + SIZE_ENTRY_BYTES * self._count
         return [data[a:b] for a, b in pairwise(accumulate(sizes, initial=body))]
 
     def sizes(self) -> Sequence[int]:
-        if self._size != MIXED:
+        if self._size != MIXED_SIZES:
             return [self._size] * self._count
-        return struct.unpack_from(f"!{self._count}H", self._data, self._start + HEAD_BYTES)
+        return struct.unpack_from(f"!{self._count}H", self._data, self._start + PACKED_HEADER_BYTES)
 
     def parts(self) -> list[bytes | memoryview]:
         """The run as it arrived, to be passed on behind another header."""
         return [memoryview(self._data)[self._start : self._end]]
 
 
-class WholeMessage:
+class ReassembledMessage:
     """A run of the one message that several frames carried in pieces."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_fragments",)
     count = 1
 
-    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self._pieces = pieces
+    def __init__(self, fragments: Sequence[bytes | memoryview]) -> None:
+        self._fragments = fragments
 
     @property
     def payload_bytes(self) -> int:
-        return sum(map(len, self._pieces))
+        return sum(map(len, self._fragments))
 
     def messages(self) -> list[bytes]:
-        return [b"".join(self._pieces)]
+        return [b"".join(self._fragments)]
 
     def sizes(self) -> Sequence[int]:
         return [self.payload_bytes]
 
 
-def read_run(data: bytes, start: int, end: int) -> PackedRun | None:
+def read_packed_messages(data: bytes, start: int, end: int) -> IncomingMessages | None:
     """The run in data[start:end], or None if its lengths lie."""
-    if end - start < HEAD_BYTES:
+    if end - start < PACKED_HEADER_BYTES:
         return None
     count, size = _HEAD.unpack_from(data, start)
     if count == 0:
         return None
-    body = start + HEAD_BYTES
-    if size != MIXED:
+    body = start + PACKED_HEADER_BYTES
+    if size != MIXED_SIZES:
         if body + count * size != end:
             return None
     else:
-        table = TABLE_BYTES * count
+        table = SIZE_ENTRY_BYTES * count
         if body + table > end or body + table + sum(struct.unpack_from(f"!{count}H", data, body)) != end:
             return None
-    return PackedRun(data, start, end, count, size)
+    return IncomingMessages(data, start, end, count, size)

@@ -18,41 +18,41 @@ from unisono.model.settings import Settings
 from unisono.model.sla import value_text
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
 
-_DEMAND = struct.Struct("!QHB")
-DEMAND_MAX = 160
+_SETTING_REQUEST = struct.Struct("!QHB")
+SETTING_REQUEST_CONTENT_MAX_BYTES = 160
 """What is demanded, with the verdict that led to it, has at most so many bytes."""
-DEMAND_BYTES = _DEMAND.size + DEMAND_MAX
+SETTING_REQUEST_MAX_BYTES = _SETTING_REQUEST.size + SETTING_REQUEST_CONTENT_MAX_BYTES
 """A demand takes at most so much room."""
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Demand:
+class SettingRequest:
     """What a member needs, and the slot in which that was said first: whoever says it again says the same."""
 
-    origin: int
+    origin_slot: int
     member: int
     content: bytes
 
 
-def encode_demands(demands: Iterable[Demand]) -> bytes:
+def encode_setting_requests(requests: Iterable[SettingRequest]) -> bytes:
     """One behind the other."""
-    return b"".join(_DEMAND.pack(d.origin, d.member, len(d.content)) + d.content for d in demands)
+    return b"".join(_SETTING_REQUEST.pack(d.origin_slot, d.member, len(d.content)) + d.content for d in requests)
 
 
-def decode_demands(body: bytes) -> tuple[Demand, ...] | None:
+def decode_setting_requests(body: bytes) -> tuple[SettingRequest, ...] | None:
     """The demands, or None if these are none."""
     found, at = [], 0
     while at < len(body):
-        if at + _DEMAND.size > len(body):
+        if at + _SETTING_REQUEST.size > len(body):
             return None
-        origin, member, size = _DEMAND.unpack_from(body, at)
-        at += _DEMAND.size
+        origin, member, size = _SETTING_REQUEST.unpack_from(body, at)
+        at += _SETTING_REQUEST.size
         content = body[at : at + size]
-        if not 0 < size <= DEMAND_MAX or len(content) != size or origin >= 2**62:
+        if not 0 < size <= SETTING_REQUEST_CONTENT_MAX_BYTES or len(content) != size or origin >= 2**62:
             return None
-        found.append(Demand(origin, member, content))
+        found.append(SettingRequest(origin, member, content))
         at += size
     return tuple(found)
 
@@ -60,11 +60,11 @@ def decode_demands(body: bytes) -> tuple[Demand, ...] | None:
 def encode_settings(settings: Settings) -> bytes:
     """Which of them are demanded, then all of them."""
     given = (
-        (_COPIES if settings.copies is not None else 0)
+        (_COPIES if settings.redundancy is not None else 0)
         | (_FEC if settings.fec is not None else 0)
         | (_THETA if settings.theta_ns is not None else 0)
     )
-    return _SETTINGS.pack(given, *(settings.copies or (0, 0, 0)), *(settings.fec or (0, 0)), settings.theta_ns or 0)
+    return _SETTINGS.pack(given, *(settings.redundancy or (0, 0, 0)), *(settings.fec or (0, 0)), settings.theta_ns or 0)
 
 
 def decode_settings(body: bytes) -> Settings | None:
@@ -90,11 +90,11 @@ def decode_settings(body: bytes) -> Settings | None:
 # -- with a verdict of the measurement service -----------------------------------------------------------------
 
 _VERDICT = struct.Struct("!B8sHHQQdddB")
-NAME_MAX = 60
+NAME_MAX_BYTES = 60
 """So many bytes of an agreement's name travel."""
 
 
-def encode_command(settings: Settings, event: SlaVerdict | None = None) -> bytes:
+def encode_settings_with_verdict(settings: Settings, event: SlaVerdict | None = None) -> bytes:
     """Settings, and the verdict on the whole group that they follow from, if one does."""
     body = encode_settings(settings)
     if event is None:
@@ -104,7 +104,7 @@ def encode_command(settings: Settings, event: SlaVerdict | None = None) -> bytes
     if isinstance(event, SlaViolation):
         metric, bound, measured = event.metric, event.bound, event.measured
         probability, link = event.probability, event.link
-    name = event.sla.encode()[:NAME_MAX].decode(errors="ignore").encode()
+    name = event.sla.encode()[:NAME_MAX_BYTES].decode(errors="ignore").encode()
     return (
         body
         + _VERDICT.pack(
@@ -116,7 +116,7 @@ def encode_command(settings: Settings, event: SlaVerdict | None = None) -> bytes
     )
 
 
-def decode_command(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
+def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
     """The settings and the verdict, or None if there are no such."""
     settings, rest = decode_settings(body[: _SETTINGS.size]), body[_SETTINGS.size :]
     if settings is None or not rest:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from unisono.agreement.failure_detector import Detector
+from unisono.agreement.failure_detector import FailureDetector
 from unisono.agreement.membership.messages import Vector
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import Blocked, ViolationKind
 from unisono.model.histogram import Histogram
 
-PATIENCE = 3
+REPORT_AFTER_TIMEOUTS = 3
 """Whoever stands still for so many failure-detection times says so."""
 
 
-class Standstill:
+class BlockedTime:
     """One member's standing still."""
 
     def __init__(self) -> None:
-        self.gaps = Histogram()
+        self.durations = Histogram()
         """How long each lasted, in nanoseconds."""
         self.last_ns = 0
         self._since: int | None = None
-        self._told = False
+        self._reported = False
 
     def begin(self, now: int) -> None:
         """A view is coming to its end."""
@@ -31,21 +31,23 @@ class Standstill:
         lasted = 0
         if self._since is not None:
             lasted = self.last_ns = now - self._since
-            self.gaps.add(lasted)
-        self._since, self._told = None, False
+            self.durations.add(lasted)
+        self._since, self._reported = None, False
         return lasted
 
-    def complaint(self, now: int, me: int, view_id: int, lives: Vector, detector: Detector) -> Blocked | None:
+    def overdue_violation(
+        self, now: int, me: int, view_id: int, incarnations: Vector, detector: FailureDetector
+    ) -> Blocked | None:
         """Once, when a view cannot be agreed on in time."""
-        if self._since is None or self._told:
+        if self._since is None or self._reported:
             return None
-        longest = max((detector.timeout_ns(peer) for peer in lives if peer != me), default=0)
-        if now - self._since <= PATIENCE * longest:
+        longest = max((detector.timeout_ns(peer) for peer in incarnations if peer != me), default=0)
+        if now - self._since <= REPORT_AFTER_TIMEOUTS * longest:
             return None
-        self._told = True
-        heard = tuple(detector.trusted(tuple(lives)))
+        self._reported = True
+        heard = tuple(detector.trusted(tuple(incarnations)))
         text = (
             f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago, and no other is agreed on: of its "
-            f"members {tuple(lives)}, {heard} are heard; a majority is needed"
+            f"members {tuple(incarnations)}, {heard} are heard; a majority is needed"
         )
-        return Blocked(ViolationKind.BLOCKED, text, me, view_id=view_id, heard=heard)
+        return Blocked(ViolationKind.BLOCKED, text, me, view_id=view_id, reachable=heard)

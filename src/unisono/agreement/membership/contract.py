@@ -36,7 +36,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReceiveUnicast:
     """What a member of this view said to this member alone."""
 
     sender: int
@@ -54,19 +54,19 @@ class NewView:
     incarnations: tuple[int, ...]
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
-    gap_ns: int = 0
+    blocked_ns: int = 0
     """How long nothing could be handed out here, because the views were changing."""
 
 
 @dataclass(frozen=True, slots=True)
-class StateWanted:
+class StateRequested:
     """View `view_id` brings newcomers: call `give_state` before anything that follows in the stream is looked at."""
 
     view_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class StateGiven:
+class StateReceived:
     """To a newcomer, just before view `view_id`: the state of a member that was in the view before."""
 
     view_id: int
@@ -74,13 +74,13 @@ class StateGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class NoLongerMember:
     """This member is in no view any more: it has left, or the others went on without it. Nothing follows."""
 
     reason: str
 
 
-Happening: TypeAlias = Receive | Told | NewView | StateWanted | StateGiven | Out
+ViewEvent: TypeAlias = Receive | ReceiveUnicast | NewView | StateRequested | StateReceived | NoLongerMember
 
 
 class ViewSynchrony(Timed, Protocol):
@@ -88,7 +88,7 @@ class ViewSynchrony(Timed, Protocol):
 
     down: list[Frame]
     """Frames for the network, taken out by the stack."""
-    stream: list[Happening]
+    stream: list[ViewEvent]
     """What has happened, in this member's order; taken out by whoever is above."""
     violations: list[Violation]
     """What the application is to know of what does not hold; taken out by whoever is above."""
@@ -96,14 +96,14 @@ class ViewSynchrony(Timed, Protocol):
     def multicast(self, now: int, body: bytes) -> None:
         """To every member of the view, this one included. While `blocked`, it waits and goes out in the next view."""
 
-    def tell(self, now: int, to: int, body: bytes) -> None:
+    def unicast(self, now: int, to: int, body: bytes) -> None:
         """To one other member. It comes unless one of the two goes or a view begins before: whoever needs the answer
         says it again in the new view. What one member tells another comes in order."""
 
     def blocked(self) -> bool:
         """Whether a view change is under way: what is multicast now waits for it."""
 
-    def give_state(self, now: int, view_id: int, state: bytes) -> None:
+    def provide_state(self, now: int, view_id: int, state: bytes) -> None:
         """The answer to `StateWanted`."""
 
     def from_below(self, now: int, frame: Frame) -> None:

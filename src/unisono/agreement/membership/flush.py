@@ -6,10 +6,10 @@ others can install the view: none of them waits for a message that went down wit
 
 from __future__ import annotations
 
-from unisono.agreement.membership.messages import Cut, Flush, Flushed, NextView, Vector
+from unisono.agreement.membership.messages import Flush, Flushed, LastMessages, NextView, Vector
 
 
-class Attempt:
+class ViewChangeAttempt:
     """One attempt of this member's."""
 
     def __init__(self, number: int, members: Vector, survivors: tuple[int, ...]) -> None:
@@ -17,23 +17,23 @@ class Attempt:
         self.members = dict(members)
         self.survivors = survivors
         """Who is in this view and in the next."""
-        self.proposed = self.cut_asked = False
+        self.proposed = self.last_messages_requested = False
         self._received: dict[int, Vector] = {}
         self._ready: set[int] = set()
-        self._cut: Cut | None = None
+        self._last_messages: LastMessages | None = None
 
-    def hear(self, member: int, flushed: Flushed) -> None:
+    def on_flushed(self, member: int, flushed: Flushed) -> None:
         """An answer."""
         if flushed.attempt != self.number or member not in self.survivors:
             return
         if flushed.ready:
             self._ready.add(member)
-        elif self._cut is None:
+        elif self._last_messages is None:
             self._received[member] = flushed.received
             if len(self._received) == len(self.survivors):
-                self._cut = self._found()
+                self._last_messages = self._find_last_messages()
 
-    def _found(self) -> Cut:
+    def _find_last_messages(self) -> LastMessages:
         """What somebody who goes on has received of each member's messages, and who has it."""
         best: dict[int, int] = {}
         holders: dict[int, int] = {}
@@ -41,16 +41,16 @@ class Attempt:
             for member, number in self._received[survivor].items():
                 if number > best.get(member, -1):
                     best[member], holders[member] = number, survivor
-        return Cut(self.number, best, holders)
+        return LastMessages(self.number, best, holders)
 
-    def question(self) -> tuple[Flush | Cut, list[int]]:
+    def open_question(self) -> tuple[Flush | LastMessages, list[int]]:
         """What is to be asked, and who has not answered it."""
-        if self._cut is None:
+        if self._last_messages is None:
             return Flush(self.number, self.members), [m for m in self.survivors if m not in self._received]
-        return self._cut, [m for m in self.survivors if m not in self._ready]
+        return self._last_messages, [m for m in self.survivors if m not in self._ready]
 
-    def result(self) -> NextView | None:
+    def next_view(self) -> NextView | None:
         """The next view, once everybody who goes on has all of the cut."""
-        if self._cut is None or len(self._ready) < len(self.survivors):
+        if self._last_messages is None or len(self._ready) < len(self.survivors):
             return None
-        return NextView(self.members, self._cut.received)
+        return NextView(self.members, self._last_messages.received)

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.agreement.membership.messages import Enter, NextView, State, Vector, decode_next_view, encode_next_view
+from unisono.agreement.membership.messages import (
+    MembershipRequest,
+    NextView,
+    StateChunk,
+    Vector,
+    decode_next_view,
+    encode_next_view,
+)
 
-AT_ONCE = 16
+CHUNKS_PER_ANSWER = 16
 """So many frames of a state answer one question."""
 _LENGTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TransferredState:
     """All that a newcomer needs."""
 
     view_id: int
@@ -27,14 +34,14 @@ class Entry:
     state: bytes
 
 
-def described(members: Vector, joined: Sequence[int], left: Sequence[int], decided: bytes) -> bytes:
+def encode_view_description(members: Vector, joined: Sequence[int], left: Sequence[int], decided: bytes) -> bytes:
     """A view as a newcomer needs it; in the place of a cut stands who joined (1), left (2) or both (3)."""
     marks = {m: (m in joined) + 2 * (m in left) for m in sorted({*joined, *left})}
     view = encode_next_view(NextView(members, marks))
     return len(view).to_bytes(_LENGTH) + view + decided
 
 
-class Giving:
+class StateSender:
     """The state for the newcomers of one view, once whoever is above has given it.
 
     A newcomer that has it passes it on: those who gave it may crash before the other newcomers have got it.
@@ -45,63 +52,66 @@ class Giving:
         self._description = description
         self._data: bytes | None = None
         if state is not None:
-            self.set(view_id, state)
+            self.set_state(view_id, state)
 
-    def set(self, view_id: int, state: bytes) -> None:
+    def set_state(self, view_id: int, state: bytes) -> None:
         """The state at the cut."""
         if view_id == self._view_id:
             self._data = len(self._description).to_bytes(_LENGTH) + self._description + state
 
-    def answer(self, me: int, view_id: int, enter: Enter, room: int) -> list[State]:
+    def chunks_for(self, me: int, view_id: int, request: MembershipRequest, max_bytes: int) -> list[StateChunk]:
         """Some of it, from where the newcomer has got to."""
         data = self._data
         if view_id != self._view_id or data is None:
             return []
-        start = enter.offset if (enter.view_id, enter.giver) == (view_id, me) else 0
-        offsets = range(start, len(data), room)[:AT_ONCE]
-        return [State(view_id, len(data), offset, me, data[offset : offset + room]) for offset in offsets]
+        start = request.offset if (request.view_id, request.source) == (view_id, me) else 0
+        offsets = range(start, len(data), max_bytes)[:CHUNKS_PER_ANSWER]
+        return [StateChunk(view_id, len(data), offset, me, data[offset : offset + max_bytes]) for offset in offsets]
 
 
-class Entering:
+class StateReceiver:
     """A newcomer: it asks until a member of the view has given it everything."""
 
     def __init__(self) -> None:
-        self._turn = 0
-        self._of = (0, 0)
+        self._attempt = 0
+        self._source = (0, 0)
         """The view and the giver whose state is coming."""
-        self._total = self._step = 0
+        self._total = self._chunk_bytes = 0
         self._data = bytearray()
-        self._asked_at = -1
+        self._requested_at_bytes = -1
 
-    def ask(self) -> Enter:
+    def next_request(self) -> MembershipRequest:
         """The wish; another giver is asked when the last one has given nothing since."""
-        if self._asked_at == len(self._data):
-            self._turn += 1
-        self._asked_at = len(self._data)
-        return Enter(False, self._turn, *self._of, len(self._data))
+        if self._requested_at_bytes == len(self._data):
+            self._attempt += 1
+        self._requested_at_bytes = len(self._data)
+        return MembershipRequest(False, self._attempt, *self._source, len(self._data))
 
-    def take(self, state: State) -> Entry | None:
+    def receive(self, chunk: StateChunk) -> TransferredState | None:
         """A part of a state; all that is needed when it is whole."""
-        of = (state.view_id, state.giver)
-        if of != self._of:
-            if state.offset or state.view_id < self._of[0]:
+        of = (chunk.view_id, chunk.source)
+        if of != self._source:
+            if chunk.offset or chunk.view_id < self._source[0]:
                 return None
-            self._of, self._data = of, bytearray()
-        if state.offset == len(self._data):
-            self._data += state.part
-        self._total, self._step = state.total, len(state.part)
-        if len(self._data) < state.total:
+            self._source, self._data = of, bytearray()
+        if chunk.offset == len(self._data):
+            self._data += chunk.part
+        self._total, self._chunk_bytes = chunk.total, len(chunk.part)
+        if len(self._data) < chunk.total:
             return None
         description, given = _split(bytes(self._data))
         described_as, decided = _split(description)
         view = decode_next_view(described_as) or NextView({}, {})
-        joined = tuple(m for m, mark in sorted(view.cut.items()) if mark & 1)
-        left = tuple(m for m, mark in sorted(view.cut.items()) if mark & 2)
-        return Entry(state.view_id, view.members, joined, left, description, decided, given)
+        joined = tuple(m for m, mark in sorted(view.last_messages.items()) if mark & 1)
+        left = tuple(m for m, mark in sorted(view.last_messages.items()) if mark & 2)
+        return TransferredState(chunk.view_id, view.members, joined, left, description, decided, given)
 
-    def hungry(self) -> bool:
+    def wants_next_chunk(self) -> bool:
         """Whether what was asked for has come, and there is more."""
-        return len(self._data) < self._total and len(self._data) >= max(0, self._asked_at) + AT_ONCE * self._step
+        return (
+            len(self._data) < self._total
+            and len(self._data) >= max(0, self._requested_at_bytes) + CHUNKS_PER_ANSWER * self._chunk_bytes
+        )
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from unisono.agreement.paxos.acceptor import Acceptor
-from unisono.agreement.paxos.catch_up import packed
+from unisono.agreement.paxos.catch_up import values_that_fit
 from unisono.agreement.paxos.messages import CHOSEN, Prepare, Promise
 
-STAGGER = 3
+STAGGER_RETRIES = 3
 """Candidates of following ranks wait so many retries longer each, so that the first has the time to succeed."""
-PATIENCE = 8
+CANDIDACY_RETRIES = 8
 """A candidacy is given up after so many retries."""
 
 
 class Role(StrEnum):
     """What a member does."""
 
-    FOLLOWING = "following"
-    TRYING = "trying"
+    FOLLOWER = "following"
+    TRIAL = "trying"
     PREPARING = "preparing"
-    LEADING = "leading"
+    LEADER = "leading"
 
 
 class Candidacy:
@@ -31,25 +31,25 @@ class Candidacy:
         self.ballot = ballot
         self.first = first
         self.ends_at = ends_at
-        self.willing: set[int] = set()
+        self.would_promise: set[int] = set()
         """Who would promise."""
-        self._lasts: dict[int, int] = {}
+        self._last_accepted: dict[int, int] = {}
         self._entries: dict[int, dict[int, tuple[int, bytes]]] = {}
 
-    def add(self, member: int, promise: Promise) -> None:
+    def add_promise_part(self, member: int, promise: Promise) -> None:
         """A part of a member's promise."""
         if promise.first != self.first:
             return
         # Whoever gave it accepts nothing below this ballot, but may learn what is decided, and say more the next time.
-        self._lasts[member] = max(promise.last, self._lasts.get(member, 0))
+        self._last_accepted[member] = max(promise.last, self._last_accepted.get(member, 0))
         entries = self._entries.setdefault(member, {})
         entries.update(enumerate(promise.entries, promise.at))
 
-    def promised(self) -> int:
+    def complete_promises(self) -> int:
         """How many promises are whole."""
-        return sum(len(self._entries[member]) >= last - self.first + 1 for member, last in self._lasts.items())
+        return sum(len(self._entries[member]) >= last - self.first + 1 for member, last in self._last_accepted.items())
 
-    def found(self) -> list[tuple[int, bytes]]:
+    def values_to_propose(self) -> list[tuple[int, bytes]]:
         """By instance from `first` on, the value accepted under the highest ballot, and that ballot.
 
         Whatever may have been decided is among them (one of any majority has accepted it), under a ballot that no
@@ -58,7 +58,7 @@ class Candidacy:
         """
         whole = [
             self._entries[member]
-            for member, last in self._lasts.items()
+            for member, last in self._last_accepted.items()
             if len(self._entries[member]) >= last - self.first + 1
         ]
         highest = [
@@ -69,11 +69,11 @@ class Candidacy:
         return [(CHOSEN, value) for _, value in highest[:chosen]] + highest[chosen:]
 
 
-def promises(acceptor: Acceptor, prepare: Prepare, room: int) -> Iterator[Promise]:
+def promise_parts(acceptor: Acceptor, prepare: Prepare, max_bytes: int) -> Iterator[Promise]:
     """What a member that has promised says to the candidate, in as many frames as it takes."""
-    at, last = prepare.first, acceptor.last
+    at, last = prepare.first, acceptor.last_accepted
     while at <= last or at == prepare.first:
-        values = packed(acceptor, at, last, room)
+        values = values_that_fit(acceptor, at, last, max_bytes)
         entries = tuple((acceptor.entry(k)[0], value) for k, value in enumerate(values, at))
         yield Promise(prepare.ballot, False, acceptor.decided, prepare.first, last, at, entries)
         at += max(1, len(values))

@@ -15,7 +15,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredState:
     """`state` stands for all decisions up to k, which do not come one by one."""
 
     k: int
@@ -23,7 +23,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ForwardedValue:
     """A value that somebody sent to the leader's caller, to be proposed as the caller sees fit."""
 
     sender: int
@@ -31,4 +31,4 @@ class Offered:
     value: bytes
 
 
-Decided: TypeAlias = Decision | Restored
+ConsensusOutput: TypeAlias = Decision | RestoredState

@@ -27,7 +27,7 @@ _FETCH = struct.Struct("!QQI")
 _LEARN = struct.Struct("!QQH")
 _PROPOSAL = struct.Struct("!Q")
 _SNAPSHOT = struct.Struct("!QII")
-_REMEMBERED = struct.Struct("!I")
+_STORAGE_MISMATCH = struct.Struct("!I")
 _LENGTH = 4
 _BALLOT = 8
 ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + _BALLOT + _LENGTH
@@ -131,17 +131,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class StorageMismatch:
     """To a member whose frames name another memory: the one by which it is known, and which holds its promises."""
 
-    memory: int
+    recorded_storage_id: int
 
 
-def _packed(values: Sequence[bytes]) -> bytes:
+def _pack_values(values: Sequence[bytes]) -> bytes:
     return b"".join((struct.pack(f"!{len(values)}I", *map(len, values)), *values))
 
 
-def _unpacked(body: bytes, at: int, count: int) -> tuple[bytes, ...] | None:
+def _unpack_values(body: bytes, at: int, count: int) -> tuple[bytes, ...] | None:
     """`count` values whose table of lengths is at `at`, and which fill the rest of the body."""
     start = at + _LENGTH * count
     if start > len(body):
@@ -172,7 +172,7 @@ def encode_promise(promise: Promise) -> bytes:
     head = _PROMISE.pack(
         promise.ballot, promise.trial, promise.decided, promise.first, promise.last, len(values), promise.at
     )
-    return head + struct.pack(f"!{len(ballots)}Q", *ballots) + _packed(values)
+    return head + struct.pack(f"!{len(ballots)}Q", *ballots) + _pack_values(values)
 
 
 def decode_promise(body: bytes) -> Promise | None:
@@ -183,7 +183,7 @@ def decode_promise(body: bytes) -> Promise | None:
     start = _PROMISE.size + _BALLOT * count
     if start > len(body) or max(decided, first, last, at) >= _TOP or trial > 1 or not 0 < ballot < CHOSEN:
         return None
-    values = _unpacked(body, start, count)
+    values = _unpack_values(body, start, count)
     ballots = struct.unpack_from(f"!{count}Q", body, _PROMISE.size)
     if values is None or any(not 0 < b <= CHOSEN for b in ballots) or (count and not first <= at <= last - count + 1):
         return None
@@ -193,7 +193,7 @@ def decode_promise(body: bytes) -> Promise | None:
 def encode_accept(accept: Accept) -> bytes:
     """The body of an ACCEPT."""
     head = _ACCEPT.pack(accept.ballot, accept.base, accept.decided, accept.first, len(accept.values))
-    return head + _packed(accept.values)
+    return head + _pack_values(accept.values)
 
 
 def decode_accept(body: bytes) -> Accept | None:
@@ -201,7 +201,7 @@ def decode_accept(body: bytes) -> Accept | None:
     if len(body) < _ACCEPT.size:
         return None
     ballot, base, decided, first, count = _ACCEPT.unpack_from(body)
-    values = _unpacked(body, _ACCEPT.size, count)
+    values = _unpack_values(body, _ACCEPT.size, count)
     if values is None or not 0 < ballot < CHOSEN or max(base, decided, first) >= _TOP or not base:
         return None
     return Accept(ballot, base, decided, first, values) if first or not count else None
@@ -235,7 +235,7 @@ def decode_fetch(body: bytes) -> Fetch | None:
 
 def encode_learn(learn: Learn) -> bytes:
     """The body of a LEARN."""
-    return _LEARN.pack(learn.decided, learn.first, len(learn.values)) + _packed(learn.values)
+    return _LEARN.pack(learn.decided, learn.first, len(learn.values)) + _pack_values(learn.values)
 
 
 def decode_learn(body: bytes) -> Learn | None:
@@ -243,7 +243,7 @@ def decode_learn(body: bytes) -> Learn | None:
     if len(body) < _LEARN.size:
         return None
     decided, first, count = _LEARN.unpack_from(body)
-    values = _unpacked(body, _LEARN.size, count)
+    values = _unpack_values(body, _LEARN.size, count)
     if values is None or decided >= _TOP or not 0 < first < _TOP or not count:
         return None
     return Learn(decided, first, values)
@@ -276,19 +276,21 @@ def decode_snapshot(body: bytes) -> Snapshot | None:
     return Snapshot(k, total, offset, part) if 0 < k < _TOP and offset + len(part) <= total else None
 
 
-def encode_remembered(remembered: Remembered) -> bytes:
+def encode_storage_mismatch(mismatch: StorageMismatch) -> bytes:
     """The body of a REMEMBERED."""
-    return _REMEMBERED.pack(remembered.memory)
+    return _STORAGE_MISMATCH.pack(mismatch.recorded_storage_id)
 
 
-def decode_remembered(body: bytes) -> Remembered | None:
+def decode_storage_mismatch(body: bytes) -> StorageMismatch | None:
     """The REMEMBERED, or None."""
-    return Remembered(*_REMEMBERED.unpack(body)) if len(body) == _REMEMBERED.size else None
+    return StorageMismatch(*_STORAGE_MISMATCH.unpack(body)) if len(body) == _STORAGE_MISMATCH.size else None
 
 
-Message: TypeAlias = Prepare | Promise | Accept | Accepted | Fetch | Learn | Proposal | Snapshot | Remembered
+ConsensusMessage: TypeAlias = (
+    Prepare | Promise | Accept | Accepted | Fetch | Learn | Proposal | Snapshot | StorageMismatch
+)
 
-DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
+DECODERS: dict[Kind, Callable[[bytes], ConsensusMessage | None]] = {
     Kind.PREPARE: decode_prepare,
     Kind.PROMISE: decode_promise,
     Kind.ACCEPT: decode_accept,
@@ -297,12 +299,12 @@ DECODERS: dict[Kind, Callable[[bytes], Message | None]] = {
     Kind.LEARN: decode_learn,
     Kind.PROPOSAL: decode_proposal,
     Kind.SNAPSHOT: decode_snapshot,
-    Kind.REMEMBERED: decode_remembered,
+    Kind.STORAGE_MISMATCH: decode_storage_mismatch,
 }
 register_control(DECODERS)
 
 
-def encode(message: Message) -> tuple[Kind, bytes]:
+def encode(message: ConsensusMessage) -> tuple[Kind, bytes]:
     """The kind and the body of a frame that carries a message."""
     match message:
         case Prepare():
@@ -321,33 +323,33 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             return Kind.PROPOSAL, encode_proposal(message)
         case Snapshot():
             return Kind.SNAPSHOT, encode_snapshot(message)
-        case Remembered():
-            return Kind.REMEMBERED, encode_remembered(message)
+        case StorageMismatch():
+            return Kind.STORAGE_MISMATCH, encode_storage_mismatch(message)
     assert_never(message)
 
 
-class _Noted(IntEnum):
+class _RecordKind(IntEnum):
     PROMISED = 1
     ACCEPTED = 2
     DECIDED = 3
     SNAPSHOT = 4
-    MEMORY = 5
+    STORAGE_ID = 5
 
 
 _NUMBER = struct.Struct("!BQ")
 _VALUE = struct.Struct("!BQQ")
-_MEMORY = struct.Struct("!BHI")
+_STORAGE_ID = struct.Struct("!BHI")
 
 
 @dataclass(frozen=True, slots=True)
-class NotedPromise:
+class PromiseRecord:
     """A ballot was promised."""
 
     ballot: int
 
 
 @dataclass(frozen=True, slots=True)
-class NotedValue:
+class ValueRecord:
     """A value was accepted for the instance k, or learned (CHOSEN)."""
 
     k: int
@@ -356,14 +358,14 @@ class NotedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class NotedDecision:
+class DecisionRecord:
     """All up to k is decided as it was noted."""
 
     k: int
 
 
 @dataclass(frozen=True, slots=True)
-class NotedSnapshot:
+class SnapshotRecord:
     """`state` stands for all instances up to k."""
 
     k: int
@@ -371,42 +373,42 @@ class NotedSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class NotedMemory:
+class StorageIdRecord:
     """The number of the memory that another member keeps its promises in."""
 
     member: int
-    memory: int
+    storage_id: int
 
 
-Note: TypeAlias = NotedPromise | NotedValue | NotedDecision | NotedSnapshot | NotedMemory
+ConsensusRecord: TypeAlias = PromiseRecord | ValueRecord | DecisionRecord | SnapshotRecord | StorageIdRecord
 
 
-def encode_note(note: Note) -> bytes:
+def encode_record(record: ConsensusRecord) -> bytes:
     """A record for stable storage."""
-    if isinstance(note, NotedPromise):
-        return _NUMBER.pack(_Noted.PROMISED, note.ballot)
-    if isinstance(note, NotedValue):
-        return _VALUE.pack(_Noted.ACCEPTED, note.k, note.ballot) + note.value
-    if isinstance(note, NotedDecision):
-        return _NUMBER.pack(_Noted.DECIDED, note.k)
-    if isinstance(note, NotedMemory):
-        return _MEMORY.pack(_Noted.MEMORY, note.member, note.memory)
-    return _NUMBER.pack(_Noted.SNAPSHOT, note.k) + note.state
+    if isinstance(record, PromiseRecord):
+        return _NUMBER.pack(_RecordKind.PROMISED, record.ballot)
+    if isinstance(record, ValueRecord):
+        return _VALUE.pack(_RecordKind.ACCEPTED, record.k, record.ballot) + record.value
+    if isinstance(record, DecisionRecord):
+        return _NUMBER.pack(_RecordKind.DECIDED, record.k)
+    if isinstance(record, StorageIdRecord):
+        return _STORAGE_ID.pack(_RecordKind.STORAGE_ID, record.member, record.storage_id)
+    return _NUMBER.pack(_RecordKind.SNAPSHOT, record.k) + record.state
 
 
-def decode_note(record: bytes) -> Note | None:
+def decode_record(record: bytes) -> ConsensusRecord | None:
     """The note in a record, or None if it is none of this kind."""
     kind = record[0] if record else 0
-    if kind == _Noted.ACCEPTED and len(record) >= _VALUE.size:
+    if kind == _RecordKind.ACCEPTED and len(record) >= _VALUE.size:
         _, k, ballot = _VALUE.unpack_from(record)
-        return NotedValue(k, ballot, record[_VALUE.size :])
-    if kind == _Noted.MEMORY and len(record) == _MEMORY.size:
-        return NotedMemory(*_MEMORY.unpack(record)[1:])
-    if kind not in {_Noted.PROMISED, _Noted.DECIDED, _Noted.SNAPSHOT} or len(record) < _NUMBER.size:
+        return ValueRecord(k, ballot, record[_VALUE.size :])
+    if kind == _RecordKind.STORAGE_ID and len(record) == _STORAGE_ID.size:
+        return StorageIdRecord(*_STORAGE_ID.unpack(record)[1:])
+    if kind not in {_RecordKind.PROMISED, _RecordKind.DECIDED, _RecordKind.SNAPSHOT} or len(record) < _NUMBER.size:
         return None
     _, number = _NUMBER.unpack_from(record)
-    if kind == _Noted.SNAPSHOT:
-        return NotedSnapshot(number, record[_NUMBER.size :])
+    if kind == _RecordKind.SNAPSHOT:
+        return SnapshotRecord(number, record[_NUMBER.size :])
     if len(record) != _NUMBER.size:
         return None
-    return NotedPromise(number) if kind == _Noted.PROMISED else NotedDecision(number)
+    return PromiseRecord(number) if kind == _RecordKind.PROMISED else DecisionRecord(number)

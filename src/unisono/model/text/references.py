@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 
 SCHEME = "unisono://"
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class GroupReference:
     """What a reference says; exactly one of `peers`, `beacon` and `dns` is given."""
 
     group: str
     peers: Mapping[int, str] | None = None
-    table: str = ""
+    membership_salt: str = ""
     """What tells groups of this name with other members apart."""
     beacon: str | None = None
     dns: str | None = None
@@ -32,27 +32,33 @@ class Reference:
         """The reference."""
         peers = ",".join(f"{number}@{address}" for number, address in sorted((self.peers or {}).items()))
         members = None if self.members is None else str(self.members)
-        given = {"peers": peers, "table": self.table, "beacon": self.beacon, "dns": self.dns, "members": members}
+        given = {
+            "peers": peers,
+            "table": self.membership_salt,
+            "beacon": self.beacon,
+            "dns": self.dns,
+            "members": members,
+        }
         fields = {name: value for name, value in given.items() if value}
         return f"{SCHEME}{quote(self.group, safe='')}?{urlencode(fields, safe='@:,')}"
 
 
-def parse_reference(text: str) -> Reference:
-    """The reference in a text; InvalidPolicy says what is wrong with it."""
+def parse_reference(text: str) -> GroupReference:
+    """The reference in a text; InvalidOption says what is wrong with it."""
     name, question, query = text.removeprefix(SCHEME).partition("?")
     fields = dict(parse_qsl(query, keep_blank_values=True))
     if not text.startswith(SCHEME) or not name or not question:
-        raise InvalidPolicy("reference", f"unisono://NAME?peers=1@HOST:PORT,… is needed, not {text!r}")
+        raise InvalidOption("reference", f"unisono://NAME?peers=1@HOST:PORT,… is needed, not {text!r}")
     unknown = sorted(fields.keys() - {"peers", "table", "beacon", "dns", "members"})
     if unknown:
-        raise InvalidPolicy("reference", f"{', '.join(unknown)} means nothing in {text!r}")
+        raise InvalidOption("reference", f"{', '.join(unknown)} means nothing in {text!r}")
     if sum(word in fields for word in ("peers", "beacon", "dns")) != 1:
-        raise InvalidPolicy("reference", f"one of peers, beacon and dns says where the members are, in {text!r}")
+        raise InvalidOption("reference", f"one of peers, beacon and dns says where the members are, in {text!r}")
     members = fields.get("members")
     if members is not None and not members.isdecimal():
-        raise InvalidPolicy("reference", f"members is a number, not {members!r}")
+        raise InvalidOption("reference", f"members is a number, not {members!r}")
     peers = _peers(fields["peers"]) if "peers" in fields else None
-    return Reference(
+    return GroupReference(
         unquote(name),
         peers,
         fields.get("table", ""),
@@ -67,6 +73,6 @@ def _peers(text: str) -> dict[int, str]:
     for part in text.split(","):
         number, at, address = part.partition("@")
         if not at or not number.isdecimal() or int(number) in found:
-            raise InvalidPolicy("reference", f"peers are NUMBER@HOST:PORT, each number once, not {part!r}")
+            raise InvalidOption("reference", f"peers are NUMBER@HOST:PORT, each number once, not {part!r}")
         found[int(number)] = address
     return found

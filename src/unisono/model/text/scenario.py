@@ -7,36 +7,36 @@ from collections.abc import Mapping
 from functools import partial
 from typing import get_args
 
-from unisono.errors import InvalidPolicy, ScenarioError
-from unisono.model.delays import DelayModel, parse_delay, within
+from unisono.errors import InvalidOption, ScenarioError
+from unisono.model.delays import DelayModel, parse_delay, truncated_to
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
 from unisono.model.grades import GRADES
 from unisono.model.priorities import PRIORITY_MAX
 from unisono.model.rates import Rate
-from unisono.model.redundancy import ADAPTIVE, Redundancy, Relative
+from unisono.model.redundancy import ADAPTIVE, Redundancy, RelativeRequirement
 from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
     ClockKind,
     Clocks,
-    Expect,
+    Expectation,
     Leave,
     LinkDelay,
     Network,
-    RateChange,
+    PlannedRateChange,
+    PlannedSlotChange,
+    PlannedTopologyChange,
     Restart,
     Scenario,
+    ScenarioStep,
     Send,
-    SendsChange,
-    SlotChange,
     Start,
-    Step,
     VerdictWord,
     Workload,
     WorkloadKind,
 )
-from unisono.model.text.tables import Table
+from unisono.model.text.tables import TomlTable
 from unisono.model.text.topology import parse_sends, parse_topology
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup
@@ -46,17 +46,17 @@ from unisono.model.views import View
 def parse_scenario(text: str, source: str) -> Scenario:
     """The scenario in a TOML text; `source` is how errors name it."""
     try:
-        top = Table(source, "", tomllib.loads(text))
+        top = TomlTable(source, "", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(source, "(syntax)", f"this is not TOML: {error}") from error
     group = top.table("group")
     members = _members(group)
     timing = _timing(group)
     run = top.table("run")
-    run_ns = int(run.number("seconds", least=0.001, most=1e6) * NS_PER_S)
+    run_ns = int(run.number("seconds", minimum=0.001, maximum=1e6) * NS_PER_S)
     rates = _rates(top.table("rate"), members)
-    max_message = group.whole("max_message", 4096, least=1)
-    consuming = _consuming(top.table("priority"), members)
+    max_message = group.integer("max_message", 4096, minimum=1)
+    consuming = _consumption(top.table("priority"), members)
     multigroup, routes = parse_topology(top.table("topology")) if top.has("topology") else (None, {})
     scenario = Scenario(
         source=source,
@@ -68,12 +68,12 @@ def parse_scenario(text: str, source: str) -> Scenario:
         workloads=_workloads(top.table("workload"), rates, timing, max_message),
         network=_network(top.table("network"), members, timing),
         run_ns=run_ns,
-        seed=run.whole("seed", 1),
+        seed=run.integer("seed", 1),
         epoch_ns=run.duration("epoch", f"{EPOCH_NS}ns"),
         max_message=max_message,
-        max_frame=group.whole("max_frame", 1400),
+        max_frame=group.integer("max_frame", 1400),
         failures=group.flag("failures", False),
-        loss_burst=group.whole("loss_burst", 0),
+        loss_burst=group.integer("loss_burst", 0),
         fec=_fec(group),
         processing_ns=group.duration("processing", "0ns"),
         reservation=group.text("reservation", "sender"),
@@ -89,23 +89,23 @@ def parse_scenario(text: str, source: str) -> Scenario:
         expect=_expect(top.table("expect")),
     )
     for table in (group, run, top):
-        table.done()
+        table.reject_unknown_fields()
     for member in members:
         try:
             scenario.policy_for(member)
-        except InvalidPolicy as error:
-            raise ScenarioError(source, _PLACES.get(error.field, error.field), error.problem) from error
+        except InvalidOption as error:
+            raise ScenarioError(source, _FIELD_PATHS.get(error.field, error.field), error.problem) from error
     return scenario
 
 
-_PLACES = {
+_FIELD_PATHS = {
     field: f"group.{field}" for field in ("max_message", "max_frame", "loss_burst", "fec", "processing", "reservation")
 }
 """Where a file has the fields that a policy names otherwise."""
 
 
-def _members(group: Table) -> tuple[int, ...]:
-    value = group.taken("members")
+def _members(group: TomlTable) -> tuple[int, ...]:
+    value = group.pop("members")
     if type(value) is int and value >= 1:
         value = list(range(1, value + 1))
     if not isinstance(value, list) or not all(type(member) is int for member in value):
@@ -113,7 +113,7 @@ def _members(group: Table) -> tuple[int, ...]:
     return group.checked("members", lambda: View(tuple(value))).members
 
 
-def _fec(group: Table) -> tuple[int, int] | None:
+def _fec(group: TomlTable) -> tuple[int, int] | None:
     text = group.text("fec", "")
     a, slash, b = text.partition("/")
     if not text:
@@ -123,64 +123,64 @@ def _fec(group: Table) -> tuple[int, int] | None:
     return int(a), int(b)
 
 
-def _reliable(table: Table) -> Redundancy:
-    rho, eta, omega = table.whole("rho"), table.duration("eta"), table.duration("omega", "0ns")
+def _reliable(table: TomlTable) -> Redundancy:
+    rho, eta, omega = table.integer("rho"), table.duration("eta"), table.duration("omega", "0ns")
     adaptive = table.choice("adaptive", ADAPTIVE, "none")
     relative = None
     if adaptive == "exact":
         success, within_ns, loss = table.number("success"), table.duration("within"), table.number("loss", 0.0)
-        delay = parse_delay(table.text("delay"), table.name("delay"))
-        relative = table.checked("success", lambda: Relative(success, within_ns, loss, delay))
+        delay = parse_delay(table.text("delay"), table.full_name("delay"))
+        relative = table.checked("success", lambda: RelativeRequirement(success, within_ns, loss, delay))
     last_copy = table.flag("last_copy", False) if table.has("last_copy") else None
-    table.done()
+    table.reject_unknown_fields()
     try:
         return Redundancy(rho, eta, omega, adaptive, relative, last_copy)
-    except InvalidPolicy as error:
+    except InvalidOption as error:
         raise table.error(error.field.removeprefix("redundancy."), error.problem) from error
 
 
-def _consuming(table: Table, members: tuple[int, ...]) -> tuple[dict[int, int], tuple[int, ...]]:
+def _consumption(table: TomlTable, members: tuple[int, ...]) -> tuple[dict[int, int], tuple[int, ...]]:
     """What each member takes over a message, and the priorities that messages have in turn."""
     common = table.duration("consume", "0ns")
     own: dict[int, int] = {}
-    for member, single in table.numbered(members).items():
+    for member, single in table.tables_by_member(members).items():
         own[member] = single.duration("consume")
-        single.done()
-    levels = table.wholes("levels") if table.has("levels") else (0,)
+        single.reject_unknown_fields()
+    levels = table.integers("levels") if table.has("levels") else (0,)
     if not levels or not all(0 <= level <= PRIORITY_MAX for level in levels):
         raise table.error("levels", f"priorities from 0 to {PRIORITY_MAX} are needed, not {list(levels)}")
-    table.done()
+    table.reject_unknown_fields()
     return {member: own.get(member, common) for member in members}, tuple(levels)
 
 
-def _timing(group: Table) -> Timing:
+def _timing(group: TomlTable) -> Timing:
     delta, gamma, theta = (group.duration(word) for word in ("delta", "gamma", "slot"))
     try:
         return Timing(delta, gamma, theta)
-    except InvalidPolicy as error:
+    except InvalidOption as error:
         raise group.error(error.field, error.problem) from error
 
 
-def _rate(table: Table) -> Rate:
-    burst_bytes = table.whole("burst_bytes", least=1) if table.has("burst_bytes") else None
-    avg, burst = table.number("avg"), table.whole("burst", least=1)
-    table.done()
+def _rate(table: TomlTable) -> Rate:
+    burst_bytes = table.integer("burst_bytes", minimum=1) if table.has("burst_bytes") else None
+    avg, burst = table.number("avg"), table.integer("burst", minimum=1)
+    table.reject_unknown_fields()
     return table.checked("avg", lambda: Rate(avg, burst, burst_bytes))
 
 
-def _rates(table: Table, members: tuple[int, ...]) -> dict[int, Rate]:
-    single = {member: own.over(table) for member, own in table.numbered(members).items()}
+def _rates(table: TomlTable, members: tuple[int, ...]) -> dict[int, Rate]:
+    single = {member: own.with_fallback(table) for member, own in table.tables_by_member(members).items()}
     if len(single) == len(members):
         return {member: _rate(single[member]) for member in members}
     common = _rate(table)
     return {member: _rate(single[member]) if member in single else common for member in members}
 
 
-def _workloads(table: Table, rates: Mapping[int, Rate], timing: Timing, max_message: int) -> dict[int, Workload]:
-    own = {member: single.over(table) for member, single in table.numbered(tuple(rates)).items()}
+def _workloads(table: TomlTable, rates: Mapping[int, Rate], timing: Timing, max_message: int) -> dict[int, Workload]:
+    own = {member: single.with_fallback(table) for member, single in table.tables_by_member(tuple(rates)).items()}
     found = {}
     for member, rate in rates.items():
-        single = own.get(member) or Table(table.source, table.path, {}).over(table)
+        single = own.get(member) or TomlTable(table.source, table.path, {}).with_fallback(table)
         found[member] = _workload(single, member, tuple(rates), rate, timing)
         largest = max([found[member].size_high, *(size for send in found[member].sends for size in send.sizes)])
         if largest > max_message:
@@ -189,7 +189,7 @@ def _workloads(table: Table, rates: Mapping[int, Rate], timing: Timing, max_mess
     return found
 
 
-def _workload(table: Table, member: int, members: tuple[int, ...], rate: Rate, timing: Timing) -> Workload:
+def _workload(table: TomlTable, member: int, members: tuple[int, ...], rate: Rate, timing: Timing) -> Workload:
     kind: WorkloadKind = table.choice("kind", get_args(WorkloadKind), "silent")
     low, high = _sizes(table)
     # A script for all may stand beside a member that does something else.
@@ -198,19 +198,19 @@ def _workload(table: Table, member: int, members: tuple[int, ...], rate: Rate, t
         kind,
         low,
         high,
-        rate=table.number("rate", rate.avg, least=1e-6),
-        burst=table.whole("burst", rate.burst, least=1),
+        rate=table.number("rate", rate.avg, minimum=1e-6),
+        burst=table.integer("burst", rate.burst, minimum=1),
         every_ns=table.duration("every", f"{timing.theta_ns}ns"),
         sends=sends if kind == "script" else (),
     )
     if workload.every_ns < 1:
         raise table.error("every", "a time above zero is needed between two bursts")
-    table.done()
+    table.reject_unknown_fields()
     return workload
 
 
-def _sizes(table: Table) -> tuple[int, int]:
-    value = table.taken("size", 100)
+def _sizes(table: TomlTable) -> tuple[int, int]:
+    value = table.pop("size", 100)
     sizes = [value, value] if type(value) is int else value
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(size) is int for size in sizes):
         raise table.error("size", f"a size in bytes, or a range such as [10, 500], is needed, not {value!r}")
@@ -219,43 +219,43 @@ def _sizes(table: Table) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _sends(table: Table, member: int, members: tuple[int, ...]) -> tuple[Send, ...]:
+def _sends(table: TomlTable, member: int, members: tuple[int, ...]) -> tuple[Send, ...]:
     found = []
     for send in table.tables("send"):
         who = send.member("member", members)
-        at, sizes = send.duration("at"), send.wholes("sizes")
-        send.done()
+        at, sizes = send.duration("at"), send.integers("sizes")
+        send.reject_unknown_fields()
         if who == member:
             found.append(Send(at, sizes))
     return tuple(found)
 
 
-def _network(table: Table, members: tuple[int, ...], timing: Timing) -> Network:
+def _network(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Network:
     text = table.text("delay", f"uniform:0ns..{timing.delta_ns}ns")
     links = []
     for link in table.tables("link"):
         sender, receiver = (link.member(word, members) for word in ("sender", "receiver"))
         delay = link.text("delay")
-        links.append(LinkDelay(sender, receiver, link.checked("delay", partial(_within, delay, timing))))
-        link.done()
+        links.append(LinkDelay(sender, receiver, link.checked("delay", partial(_delay_within_delta, delay, timing))))
+        link.reject_unknown_fields()
     network = Network(
-        table.checked("delay", lambda: _within(text, timing)),
+        table.checked("delay", lambda: _delay_within_delta(text, timing)),
         table.choice("adversary", get_args(Adversary), "none"),
         table.flag("fifo", True),
         tuple(links),
     )
-    table.done()
+    table.reject_unknown_fields()
     return network
 
 
-def _within(text: str, timing: Timing) -> DelayModel:
+def _delay_within_delta(text: str, timing: Timing) -> DelayModel:
     """A delay model, if Δ leaves it any delay at all."""
     model = parse_delay(text)
-    within(model, timing.delta_ns)
+    truncated_to(model, timing.delta_ns)
     return model
 
 
-def _clocks(table: Table, members: tuple[int, ...], timing: Timing) -> Clocks:
+def _clocks(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Clocks:
     offsets = table.table("offsets")
     shown = {member: offsets.signed_duration(str(member)) for member in members if offsets.has(str(member))}
     half = timing.gamma_ns // 2
@@ -263,37 +263,39 @@ def _clocks(table: Table, members: tuple[int, ...], timing: Timing) -> Clocks:
         if abs(offset) > half:
             limit = f"at most gamma/2 = {duration_text(half)} from true time"
             raise offsets.error(str(member), f"a clock is {limit}, not {duration_text(offset)}")
-    offsets.done()
+    offsets.reject_unknown_fields()
     clocks = Clocks(
         table.choice("kind", get_args(ClockKind), "fixed"),
         shown,
-        table.number("drift_ppm", 100.0, least=0.001, most=1e6),
+        table.number("drift_ppm", 100.0, minimum=0.001, maximum=1e6),
         table.duration("step_every", "100ms"),
     )
-    table.done()
+    table.reject_unknown_fields()
     return clocks
 
 
-def _step(table: Table, members: tuple[int, ...], rates: Mapping[int, Rate], multigroup: Multigroup | None) -> Step:
+def _step(
+    table: TomlTable, members: tuple[int, ...], rates: Mapping[int, Rate], multigroup: Multigroup | None
+) -> ScenarioStep:
     kind = table.choice("kind", ("start", "leave", "rate", "slot", "topology", "restart"))
     member, at = table.member("member", members), table.duration("at")
     if kind == "topology":
-        return SendsChange(member, at, parse_sends(table, multigroup))
+        return PlannedTopologyChange(member, at, parse_sends(table, multigroup))
     if kind == "slot":
         theta_ns = table.duration("slot")
         table.checked("slot", lambda: Timing(0, 0, theta_ns))
-        table.done()
-        return SlotChange(member, at, theta_ns)
+        table.reject_unknown_fields()
+        return PlannedSlotChange(member, at, theta_ns)
     if kind == "rate":
         rate = rates[member]
-        return RateChange(member, at, _rate(table.with_defaults({"avg": rate.avg, "burst": rate.burst})))
-    table.done()
+        return PlannedRateChange(member, at, _rate(table.with_defaults({"avg": rate.avg, "burst": rate.burst})))
+    table.reject_unknown_fields()
     if kind == "start":
         return Start(member, at)
     return Leave(member, at) if kind == "leave" else Restart(member, at)
 
 
-def _fault(table: Table, members: tuple[int, ...]) -> Fault:
+def _fault(table: TomlTable, members: tuple[int, ...]) -> Fault:
     kind = table.choice("kind", ("loss", "duplication", "reordering", "partition", "crash", "pause"))
     fault: Fault
     match kind:
@@ -312,20 +314,20 @@ def _fault(table: Table, members: tuple[int, ...]) -> Fault:
             if span.to_ns is None:
                 raise table.error("to", "is missing: a pause ends")
             fault = Pause(member, span.from_ns, span.to_ns)
-    table.done()
+    table.reject_unknown_fields()
     return fault
 
 
-def _loss(table: Table, members: tuple[int, ...]) -> Loss:
+def _loss(table: TomlTable, members: tuple[int, ...]) -> Loss:
     span, probability = _span(table), _probability(table)
     at_most = of = None
     if table.has("burst"):
         # At most x losses in a row is at most x of any x+1 (paper 000 §7).
-        at_most = table.whole("burst")
+        at_most = table.integer("burst")
         of = at_most + 1
     elif table.has("at_most") or table.has("of"):
-        at_most, of = table.whole("at_most"), table.whole("of", least=1)
-    senders, receivers = (table.wholes(word, ()) for word in ("senders", "receivers"))
+        at_most, of = table.integer("at_most"), table.integer("of", minimum=1)
+    senders, receivers = (table.integers(word, ()) for word in ("senders", "receivers"))
     for word, listed in (("senders", senders), ("receivers", receivers)):
         for member in listed:
             if member not in members:
@@ -333,19 +335,19 @@ def _loss(table: Table, members: tuple[int, ...]) -> Loss:
     return Loss(span, probability, at_most, of, senders, receivers)
 
 
-def _span(table: Table) -> Span:
+def _span(table: TomlTable) -> Span:
     span = Span(table.duration("from", "0ns"), table.duration("to") if table.has("to") else None)
     if span.to_ns is not None and span.to_ns <= span.from_ns:
         raise table.error("to", "comes after from")
     return span
 
 
-def _probability(table: Table) -> float:
-    return table.number("probability", most=1.0)
+def _probability(table: TomlTable) -> float:
+    return table.number("probability", maximum=1.0)
 
 
-def _groups(table: Table, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    value = table.taken("groups")
+def _groups(table: TomlTable, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    value = table.pop("groups")
     if not isinstance(value, list) or not all(isinstance(group, list) for group in value):
         raise table.error("groups", f"lists of members are needed, such as [[1, 2], [3]], not {value!r}")
     listed = [member for group in value for member in group]
@@ -354,8 +356,8 @@ def _groups(table: Table, members: tuple[int, ...]) -> tuple[tuple[int, ...], ..
     return tuple(tuple(group) for group in value)
 
 
-def _expect(table: Table) -> Expect:
+def _expect(table: TomlTable) -> Expectation:
     bound = table.duration("bound") if table.has("bound") else None
-    expect = Expect(table.choice("verdict", get_args(VerdictWord), "valid"), bound)
-    table.done()
+    expect = Expectation(table.choice("verdict", get_args(VerdictWord), "valid"), bound)
+    table.reject_unknown_fields()
     return expect

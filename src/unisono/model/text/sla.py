@@ -7,17 +7,17 @@ import tomllib
 from dataclasses import replace
 from functools import partial
 
-from unisono.errors import InvalidPolicy, ScenarioError, SlaError
+from unisono.errors import InvalidOption, ScenarioError, SlaError
 from unisono.model.ids import MEMBER_MAX
 from unisono.model.metrics import APPLICATION, METRICS, NETWORK, Unit
 from unisono.model.redundancy import RHO_MAX
-from unisono.model.sla import FEC_MOST, OBSERVATIONS, RELIABILITY, RHO_MOST, Hysteresis, Sla, SlaSet
-from unisono.model.text.tables import Table
+from unisono.model.sla import FEC_MOST, MIN_OBSERVATIONS, RELIABILITY, RHO_MOST, Hysteresis, Sla, SlaSet
+from unisono.model.text.tables import TomlTable
 from unisono.model.text.toml_lines import key_lines, line_of, syntax_line
 
-COLLECT = "250ms"
-JUDGES = ("members", "system")
-KNOBS = ("rho", "eta", "omega", "fec", "slot")
+COLLECT_DEFAULT = "250ms"
+EVALUATORS = ("members", "system")
+ADAPTABLE_SETTINGS = ("rho", "eta", "omega", "fec", "slot")
 
 
 def parse_slas(text: str, source: str) -> SlaSet:
@@ -27,13 +27,13 @@ def parse_slas(text: str, source: str) -> SlaSet:
     except tomllib.TOMLDecodeError as error:
         raise SlaError(source, syntax_line(text, error), "(syntax)", f"this is not TOML: {error}") from error
     try:
-        return replace(_slas(Table(source, "", values)), lines=key_lines(text))
+        return replace(_slas(TomlTable(source, "", values)), lines=key_lines(text))
     except ScenarioError as error:
         raise SlaError(source, line_of(text, error.field), error.field, error.problem) from error
 
 
-def _slas(top: Table) -> SlaSet:
-    collect_ns = top.duration("collect", COLLECT)
+def _slas(top: TomlTable) -> SlaSet:
+    collect_ns = top.duration("collect", COLLECT_DEFAULT)
     if collect_ns < 1_000_000:
         raise top.error("collect", "at least 1ms is needed")
     tables = top.tables("sla")
@@ -44,40 +44,40 @@ def _slas(top: Table) -> SlaSet:
         if sla.name in {earlier.name for earlier in slas[:number]}:
             raise tables[number].error("name", f"{sla.name!r} is the name of an agreement above")
     adaptation = top.table("adaptation")
-    adapt = _knobs(adaptation)
-    reliability = adaptation.number("reliability", RELIABILITY, most=0.999999999)
-    rho_most = adaptation.whole("rho_most", RHO_MOST)
-    fec_most = adaptation.whole("fec_most", FEC_MOST)
+    adapt = _adaptable_settings(adaptation)
+    reliability = adaptation.number("reliability", RELIABILITY, maximum=0.999999999)
+    rho_most = adaptation.integer("rho_most", RHO_MOST)
+    fec_most = adaptation.integer("fec_most", FEC_MOST)
     if rho_most > RHO_MAX:
         raise adaptation.error("rho_most", f"at most {RHO_MAX} is possible, not {rho_most}")
-    by_members = adaptation.choice("judge", JUDGES, JUDGES[0]) == JUDGES[0]
+    by_members = adaptation.choice("judge", EVALUATORS, EVALUATORS[0]) == EVALUATORS[0]
     hysteresis = _hysteresis(adaptation)
-    top.done()
+    top.reject_unknown_fields()
     return SlaSet(top.source, slas, collect_ns, adapt, hysteresis, reliability, rho_most, fec_most, by_members)
 
 
-def _sla(table: Table, collect_ns: int) -> Sla:
+def _sla(table: TomlTable, collect_ns: int) -> Sla:
     name = table.text("name")
     if not name or len(name) > 100 or not name.isprintable():
         raise table.error("name", f"a printable name of 1 to 100 characters is needed, not {name!r}")
     metric = str(table.choice("metric", tuple(METRICS)))
-    provider, consumer = _party(table, "provider"), _party(table, "consumer")
+    provider, consumer = _layer(table, "provider"), _layer(table, "consumer")
     if provider == APPLICATION:
         raise table.error("provider", "the application is at the top of the stack: it can only be the consumer")
     if consumer == NETWORK:
         raise table.error("consumer", "the network is at the bottom of the stack: it can only be the provider")
     bound = float(table.duration("bound")) if METRICS[metric].unit is Unit.NS else table.number("bound")
-    probability = table.number("probability", most=1.0)
+    probability = table.number("probability", maximum=1.0)
     window_ns = table.duration("window")
     if window_ns < collect_ns or window_ns % collect_ns:
         raise table.error("window", f"a whole multiple of collect, {collect_ns / 1e6:g}ms, is needed")
-    links = table.wholes("links", ())
+    links = table.integers("links", ())
     if any(not 1 <= link <= MEMBER_MAX for link in links):
         raise table.error("links", f"a list of members' numbers is needed, not {list(links)}")
     together = table.flag("together", False)
-    observations = table.whole("observations", OBSERVATIONS, least=1)
-    informs = tuple(_party_name(table, "informs", word) for word in _words(table, "informs"))
-    table.done()
+    observations = table.integer("observations", MIN_OBSERVATIONS, minimum=1)
+    informs = tuple(_layer_name(table, "informs", word) for word in _names(table, "informs"))
+    table.reject_unknown_fields()
     make = partial(
         Sla,
         name=name,
@@ -94,44 +94,44 @@ def _sla(table: Table, collect_ns: int) -> Sla:
     )
     try:
         return make()
-    except InvalidPolicy as error:
+    except InvalidOption as error:
         raise table.error(error.field, error.problem) from error
 
 
-def _party(table: Table, field: str) -> str:
-    return _party_name(table, field, table.text(field))
+def _layer(table: TomlTable, field: str) -> str:
+    return _layer_name(table, field, table.text(field))
 
 
-def _party_name(table: Table, field: str, word: str) -> str:
-    if not word.isidentifier():
-        raise table.error(field, f"application, network or a layer's name such as vbr is needed, not {word!r}")
-    return word
+def _layer_name(table: TomlTable, field: str, name: str) -> str:
+    if not name.isidentifier():
+        raise table.error(field, f"application, network or a layer's name such as vbr is needed, not {name!r}")
+    return name
 
 
-def _words(table: Table, field: str) -> tuple[str, ...]:
-    value = table.taken(field, [])
+def _names(table: TomlTable, field: str) -> tuple[str, ...]:
+    value = table.pop(field, [])
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise table.error(field, f'a list of names is needed, such as ["rmcast"], not {value!r}')
     return tuple(value)
 
 
-def _knobs(table: Table) -> tuple[str, ...]:
-    knobs = _words(table, "knobs")
+def _adaptable_settings(table: TomlTable) -> tuple[str, ...]:
+    knobs = _names(table, "knobs")
     for knob in knobs:
-        if knob not in KNOBS:
-            raise table.error("knobs", f"{', '.join(KNOBS)} can be adapted, not {knob!r}")
+        if knob not in ADAPTABLE_SETTINGS:
+            raise table.error("knobs", f"{', '.join(ADAPTABLE_SETTINGS)} can be adapted, not {knob!r}")
     return knobs
 
 
-def _hysteresis(table: Table) -> Hysteresis:
+def _hysteresis(table: TomlTable) -> Hysteresis:
     usual = Hysteresis()
     values = {
-        "raise_after": table.whole("raise_after", usual.raise_after),
-        "lower_after": table.whole("lower_after", usual.lower_after),
+        "raise_after": table.integer("raise_after", usual.raise_after),
+        "lower_after": table.integer("lower_after", usual.lower_after),
         "margin": table.number("margin", usual.margin),
     }
-    table.done()
+    table.reject_unknown_fields()
     try:
         return Hysteresis(int(values["raise_after"]), int(values["lower_after"]), values["margin"])
-    except InvalidPolicy as error:
+    except InvalidOption as error:
         raise table.error(error.field, error.problem) from error

@@ -23,13 +23,13 @@ def key_lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     counts: dict[str, int] = {}
     table = ""
-    value = _Value()
+    value = _OpenValue()
     for number, line in enumerate(text.splitlines(), start=1):
-        if value.open():
+        if value.is_open():
             value.read(line)
             continue
         if header := _HEADER.match(line):
-            table = _placed(_parts(header[2]), counts, listed=header[1] == "[[")
+            table = _header_path(_parts(header[2]), counts, is_array=header[1] == "[[")
             found.setdefault(table, number)
         elif key := _KEY.match(line):
             path = table
@@ -65,26 +65,26 @@ def _parts(key: str) -> list[str]:
     return [part[1:-1] if part[0] in "\"'" else part for part in _PART.findall(key)]
 
 
-def _placed(parts: list[str], counts: dict[str, int], *, listed: bool) -> str:
+def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) -> str:
     """A header's path, with the number of each list's newest table in it."""
     path = ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if path else part
-        if listed and position == len(parts) - 1:
+        if is_array and position == len(parts) - 1:
             counts[path] = counts.get(path, 0) + 1
         if path in counts:
             path = f"{path}[{counts[path]}]"
     return path
 
 
-class _Value:
+class _OpenValue:
     """What follows an equals sign, as far as is needed to know on which line it ends."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quotes = ""
 
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the value goes on in the next line."""
         return self._depth > 0 or bool(self._quotes)
 

@@ -25,31 +25,31 @@ from dataclasses import dataclass, field, replace
 from math import comb
 from typing import ClassVar
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy, check_fec
-from unisono.model.slot_schedule import Grid
+from unisono.model.slot_schedule import SlotGrid
 from unisono.net.fec.shares import (
     SHARE_HEADER_BYTES,
     Share,
     missing_originals,
-    pack_place,
-    prepare,
+    pack_share_position,
+    prepare_coder,
     read_original,
     redundant_shares,
 )
 from unisono.wire.door import Refusal
-from unisono.wire.frame import FRAME_NUMBER_MAX, LAST, Frame, Kind, encode
+from unisono.wire.frame import END_OF_SLOT, FRAME_NUMBER_MAX, Frame, Kind, encode
 
-LATE_NS = NS_PER_S
+LATE_SHARE_NS = NS_PER_S
 """Incomplete blocks are kept until their sender is this much and Δ+Γ further: a late share may still complete them."""
-SILENT_NS = 60 * NS_PER_S
+SENDER_TIMEOUT_NS = 60 * NS_PER_S
 """Of a sender that says nothing more, they are kept for this long by our clock, which a pause may have let leap."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
 """How much of one sender's incomplete blocks is kept; beyond that the oldest slot's are given up."""
-_SHARE_COST = 512
+_SHARE_OVERHEAD_BYTES = 512
 """What keeping a share takes beside its bytes, roughly."""
 
 
@@ -62,7 +62,7 @@ def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
     return fec
 
 
-def packets(originals: int, a: int, b: int) -> int:
+def datagrams_per_slot(originals: int, a: int, b: int) -> int:
     """The datagrams of a slot with M originals: M' + a⌈M'/(b-a)⌉, M' = max(M, 1) for the dummy (001-2)."""
     sent = max(originals, 1)
     return sent + a * -(-sent // (b - a))
@@ -71,12 +71,12 @@ def packets(originals: int, a: int, b: int) -> int:
 def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
     """NetMaxBurst = AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, in datagrams per slot (001-2).
 
-    It bounds a slot; a stretch of length Θ that is not a slot can contain more (001-3). Raises InvalidPolicy if a
+    It bounds a slot; a stretch of length Θ that is not a slot can contain more (001-3). Raises InvalidOption if a
     slot cannot number so many.
     """
-    most = packets(app_max_burst, a, b)
+    most = datagrams_per_slot(app_max_burst, a, b)
     if most > FRAME_NUMBER_MAX:
-        raise InvalidPolicy("fec", f"a slot would need {most:,} datagrams, and {FRAME_NUMBER_MAX:,} are possible")
+        raise InvalidOption("fec", f"a slot would need {most:,} datagrams, and {FRAME_NUMBER_MAX:,} are possible")
     return most
 
 
@@ -99,7 +99,7 @@ def residual_loss(loss: float, a: int, b: int) -> float:
     return loss * max(0.0, 1 - bearable)
 
 
-def above_fec(ask: Ask) -> Ask:
+def ask_above_fec(ask: Ask) -> Ask:
     """What an order on top of this layer is asked: the same, over a network that loses only what stays lost."""
     if ask.fec is None:
         return ask
@@ -108,7 +108,7 @@ def above_fec(ask: Ask) -> Ask:
     return replace(ask, loss=residual_loss(ask.loss, a, b), loss_burst=burst, fec=None)
 
 
-def through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
+def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
     """What an order's offer becomes when its frames go through this layer.
 
     The order sends at least its mark in each slot, so its O frames per second become at most
@@ -119,7 +119,7 @@ def through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
     k = b - a
     slots_per_s = NS_PER_S / theta_ns
     average = offer.avg_rate * b / k + a * (k - 1) / k * slots_per_s
-    burst = packets(offer.max_burst, a, b)
+    burst = datagrams_per_slot(offer.max_burst, a, b)
     why = [
         f"FEC {a}/{b}: NetMaxBurst = {offer.max_burst} + {a}·⌈{offer.max_burst}/{k}⌉ = {burst}",
         f"FEC {a}/{b}: NetAvgRate = {offer.avg_rate:g}·{b}/{k} + {a}·{k - 1}/{k}/Θ = {average:g} per second",
@@ -133,7 +133,7 @@ def through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
         max_burst=burst,
         header_bytes=offer.header_bytes + SHARE_HEADER_BYTES,
         loss_tolerance=f"at most {a} of any {b} consecutive datagrams of a sender",
-        why=(*offer.why, *why),
+        reasons=(*offer.reasons, *why),
     )
 
 
@@ -149,27 +149,27 @@ def order_policy(policy: Policy) -> Policy:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _SlotBlocks:
     """What is known of one sender's slot."""
 
-    open: dict[int, dict[int, Share]] = field(default_factory=dict)
+    incomplete: dict[int, dict[int, Share]] = field(default_factory=dict)
     """Blocks that are not complete yet, by number, each with its shares by index."""
-    done: set[int] = field(default_factory=set)
-    last: int | None = None
+    complete: set[int] = field(default_factory=set)
+    last_block: int | None = None
     """The number of the slot's last block, once it is known."""
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every block is complete."""
-        return self.last is not None and len(self.done) == self.last + 1
+        return self.last_block is not None and len(self.complete) == self.last_block + 1
 
-    def fits(self, share: Share) -> bool:
+    def is_consistent_with(self, share: Share) -> bool:
         """Whether a share agrees with what others of its slot and block have said."""
-        if self.last is not None:
-            if share.block > self.last or (share.flags & LAST != 0) != (share.block == self.last):
+        if self.last_block is not None:
+            if share.block > self.last_block or (share.flags & END_OF_SLOT != 0) != (share.block == self.last_block):
                 return False
-        elif share.flags & LAST and max((*self.open, *self.done), default=0) > share.block:
+        elif share.flags & END_OF_SLOT and max((*self.incomplete, *self.complete), default=0) > share.block:
             return False
-        shares = self.open.get(share.block)
+        shares = self.incomplete.get(share.block)
         if not shares:
             return True
         other = next(iter(shares.values()))
@@ -182,44 +182,44 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _SenderBlocks:
     """What has come from one sender in one life."""
 
-    life: tuple[int, int]
+    incarnation_id: tuple[int, int]
     floor: int
     """Slots before this one are finished or given up, and nothing is known of them."""
-    slots: dict[int, _Slot] = field(default_factory=dict)
+    slots: dict[int, _SlotBlocks] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     """Finished slots after an unfinished one."""
     held_bytes: int = 0
 
-    def finish(self, slot: int) -> None:
+    def finish_slot(self, slot: int) -> None:
         """All of a slot is here."""
         del self.slots[slot]
         self.finished.add(slot)
-        self._rise()
+        self._advance_floor()
 
     def raise_floor(self, floor: int) -> int:
         """Give up what is before a slot; how many blocks that were incomplete."""
         blocks = 0
         for slot in [s for s in self.slots if s < floor]:
-            for shares in self.slots.pop(slot).open.values():
-                self.held_bytes -= cost(shares)
+            for shares in self.slots.pop(slot).incomplete.values():
+                self.held_bytes -= stored_bytes(shares)
                 blocks += 1
         self.finished = {slot for slot in self.finished if slot >= floor}
         self.floor = floor
-        self._rise()
+        self._advance_floor()
         return blocks
 
-    def _rise(self) -> None:
+    def _advance_floor(self) -> None:
         while self.floor in self.finished:
             self.finished.remove(self.floor)
             self.floor += 1
 
 
-def cost(shares: dict[int, Share]) -> int:
+def stored_bytes(shares: dict[int, Share]) -> int:
     """What a block's shares take to keep."""
-    return sum(len(share.body) + _SHARE_COST for share in shares.values())
+    return sum(len(share.body) + _SHARE_OVERHEAD_BYTES for share in shares.values())
 
 
 class Fec:
@@ -230,46 +230,46 @@ class Fec:
     opens = frozenset({Kind.FEC})
 
     def __init__(
-        self, policy: Policy, held_bytes_max: int = HELD_BYTES_MAX, slots: Callable[[], Grid] | None = None
+        self, policy: Policy, held_bytes_max: int = HELD_BYTES_MAX, slots: Callable[[], SlotGrid] | None = None
     ) -> None:
         """`slots` says what slots are now, where their length may change.
 
-        Raises InvalidPolicy if policy.fec makes no sense, EnvironmentLacks if there is no erasure code here.
+        Raises InvalidOption if policy.fec makes no sense, MissingDependency if there is no erasure code here.
         """
         if policy.fec is None:
-            raise InvalidPolicy("fec", "the layer needs an a/b")
+            raise InvalidOption("fec", "the layer needs an a/b")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
         """Shares that came through the door but were not used, by reason."""
-        self.recovered = 0
+        self.recovered_originals = 0
         """How many originals were reconstructed."""
-        self.surplus = 0
+        self.surplus_shares = 0
         """How many shares came when their block was complete."""
-        self.given_up = 0
+        self.incomplete_blocks = 0
         """How many blocks stayed incomplete."""
         self._redundant, b = checked_fec(policy.fec)
         self._originals = b - self._redundant
-        prepare(self._originals, self._redundant)
+        prepare_coder(self._originals, self._redundant)
         self._group = group_key(policy.group)
-        declared = Grid.of(policy.timing)
+        declared = SlotGrid.of(policy.timing)
         self._slots = slots or (lambda: declared)
-        self._kept_ns = policy.timing.delta_ns + policy.timing.gamma_ns + LATE_NS
+        self._keep_incomplete_ns = policy.timing.delta_ns + policy.timing.gamma_ns + LATE_SHARE_NS
         self._held_bytes_max = held_bytes_max
         # Sending.
-        self._next: tuple[tuple[int, int], int] | None = None
+        self._next_code: tuple[tuple[int, int], int] | None = None
         self._waiting: list[Frame] = []
         self._slot = -1
-        self._block = 0
-        self._number = 0
+        self._next_block = 0
+        self._next_number = 0
         # Receiving.
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _SenderBlocks] = {}
         self._sweep_at = 0
 
-    def change(self, fec: tuple[int, int], slot: int) -> None:
+    def change_code(self, fec: tuple[int, int], slot: int) -> None:
         """Blocks of this slot and later ones have these shares; a share says itself what its block is."""
-        prepare(fec[1] - fec[0], fec[0])
-        self._next = checked_fec(fec), slot
+        prepare_coder(fec[1] - fec[0], fec[0])
+        self._next_code = checked_fec(fec), slot
 
     # -- down ------------------------------------------------------------------------------------------------
 
@@ -282,18 +282,18 @@ class Fec:
         if frame.slot != self._slot:
             if waiting:
                 # An order that stood still goes on in a later slot without having ended this one.
-                self._cut(now, len(waiting), 0)
-            self._slot, self._block, self._number = frame.slot, 0, 0
-            if self._next is not None and frame.slot >= self._next[1]:
-                (self._redundant, b), self._next = self._next[0], None
+                self._send_block(now, len(waiting), 0)
+            self._slot, self._next_block, self._next_number = frame.slot, 0, 0
+            if self._next_code is not None and frame.slot >= self._next_code[1]:
+                (self._redundant, b), self._next_code = self._next_code[0], None
                 self._originals = b - self._redundant
         waiting.append(frame)
         if len(waiting) > self._originals:
-            self._cut(now, self._originals, 0)
-        if frame.flags & LAST:
-            self._cut(now, len(waiting), LAST)
+            self._send_block(now, self._originals, 0)
+        if frame.flags & END_OF_SLOT:
+            self._send_block(now, len(waiting), END_OF_SLOT)
 
-    def _cut(self, now: int, count: int, flags: int) -> None:
+    def _send_block(self, now: int, count: int, flags: int) -> None:
         """Send the first `count` originals as a block."""
         frames = self._waiting[:count]
         del self._waiting[:count]
@@ -303,7 +303,10 @@ class Fec:
         shares += redundant_shares(originals, self._redundant)
         sender, incarnation, epoch, slot, burst = first.sender, first.incarnation, first.epoch, first.slot, first.burst
         for index, (size, share) in enumerate(shares):
-            number, place = self._number + index, pack_place(size, self._block, index, count, self._redundant)
+            number, place = (
+                self._next_number + index,
+                pack_share_position(size, self._next_block, index, count, self._redundant),
+            )
             self.down.append(
                 Frame(
                     Kind.FEC,
@@ -322,8 +325,8 @@ class Fec:
                     multicast,
                 )
             )
-        self._block += 1
-        self._number += len(shares)
+        self._next_block += 1
+        self._next_number += len(shares)
 
     # -- up --------------------------------------------------------------------------------------------------
 
@@ -333,79 +336,79 @@ class Fec:
             self.up.append(frame)
             return
         grid = self._slots()
-        if frame.slot > grid.slot_of(now + grid.gamma_ns + LATE_NS) + 1:
+        if frame.slot > grid.slot_of(now + grid.gamma_ns + LATE_SHARE_NS) + 1:
             # No clock is that far ahead. Were it taken for the sender's present slot, all before it would be given up.
             self.ignored["slot ahead of any clock"] += 1
-            self._pass(frame)
+            self._pass_up_original(frame)
             return
         kept = self.kept_slots(frame.slot)
-        stream = self._stream(frame, kept)
+        stream = self._stream_of(frame, kept)
         if stream is None or frame.slot < stream.floor:
-            self._pass(frame)
+            self._pass_up_original(frame)
             return
         slot = stream.slots.get(frame.slot)
         if slot is None:
             if frame.slot in stream.finished:
-                self.surplus += 1
+                self.surplus_shares += 1
                 return
-            slot = self._open(stream, frame.slot, kept)
-        if frame.block in slot.done:
-            self.surplus += 1
-        elif not slot.fits(frame):
+            slot = self._open_slot(stream, frame.slot, kept)
+        if frame.block in slot.complete:
+            self.surplus_shares += 1
+        elif not slot.is_consistent_with(frame):
             self.ignored["contradicts its block or slot"] += 1
         else:
-            self._keep(stream, slot, frame)
+            self._store_share(stream, slot, frame)
 
-    def _stream(self, share: Share, kept_slots: int) -> _Stream | None:
+    def _stream_of(self, share: Share, kept_slots: int) -> _SenderBlocks | None:
         """What has come from the share's sender; None if it has begun a later life since."""
         life = (share.epoch, share.incarnation)
         stream = self._streams.get(share.sender)
-        if stream is None or stream.life < life:
-            stream = self._streams[share.sender] = _Stream(life, max(0, share.slot - kept_slots))
-        return stream if stream.life == life else None
+        if stream is None or stream.incarnation_id < life:
+            stream = self._streams[share.sender] = _SenderBlocks(life, max(0, share.slot - kept_slots))
+        return stream if stream.incarnation_id == life else None
 
-    def _open(self, stream: _Stream, number: int, kept_slots: int) -> _Slot:
+    def _open_slot(self, stream: _SenderBlocks, number: int, kept_slots: int) -> _SlotBlocks:
         """A slot's first share is here: what is much older is given up."""
         if stream.floor < number - kept_slots:
-            self.given_up += stream.raise_floor(number - kept_slots)
-        slot = stream.slots[number] = _Slot()
+            self.incomplete_blocks += stream.raise_floor(number - kept_slots)
+        slot = stream.slots[number] = _SlotBlocks()
         return slot
 
-    def _pass(self, share: Share) -> None:
+    def _pass_up_original(self, share: Share) -> None:
         """Nothing is known of the share's slot any more: what is readable goes up, for the order to judge."""
         if share.original is None:
-            self.surplus += 1
+            self.surplus_shares += 1
             return
         share.original.multicast = share.multicast
         self.up.append(share.original)
 
-    def _keep(self, stream: _Stream, slot: _Slot, share: Share) -> None:
-        shares = slot.open.setdefault(share.block, {})
+    def _store_share(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
+        shares = slot.incomplete.setdefault(share.block, {})
         if share.index in shares:
             self.ignored["duplicate"] += 1
             return
         shares[share.index] = share
-        stream.held_bytes += len(share.body) + _SHARE_COST
-        if share.flags & LAST:
-            slot.last = share.block
+        stream.held_bytes += len(share.body) + _SHARE_OVERHEAD_BYTES
+        if share.flags & END_OF_SLOT:
+            slot.last_block = share.block
         original = share.original
         if original is not None:
             original.multicast = share.multicast
             self.up.append(original)
         if len(shares) == share.originals:
-            self._complete(stream, slot, share)
+            self._complete_block(stream, slot, share)
         elif stream.held_bytes > self._held_bytes_max:
-            self.given_up += stream.raise_floor(min(stream.slots) + 1)
+            self.incomplete_blocks += stream.raise_floor(min(stream.slots) + 1)
 
-    def _complete(self, stream: _Stream, slot: _Slot, share: Share) -> None:
+    def _complete_block(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
         """As many shares as originals are here: the originals that are not are reconstructed."""
-        shares = slot.open.pop(share.block)
-        stream.held_bytes -= cost(shares)
-        slot.done.add(share.block)
+        shares = slot.incomplete.pop(share.block)
+        stream.held_bytes -= stored_bytes(shares)
+        slot.complete.add(share.block)
         if max(shares) >= share.originals:
             self._reconstruct(share, shares)
-        if slot.finished():
-            stream.finish(share.slot)
+        if slot.is_finished():
+            stream.finish_slot(share.slot)
 
     def _reconstruct(self, share: Share, shares: dict[int, Share]) -> None:
         found = missing_originals(shares)
@@ -417,7 +420,7 @@ class Fec:
             if isinstance(original, Refusal):
                 self.ignored["reconstruction makes no sense"] += 1
                 continue
-            self.recovered += 1
+            self.recovered_originals += 1
             original.multicast = share.multicast
             self.up.append(original)
 
@@ -427,11 +430,11 @@ class Fec:
         """Time has passed: what is left of senders that have long been silent is given up."""
         if now < self._sweep_at:
             return
-        self._sweep_at = now + SILENT_NS // 8
-        floor = self._slots().slot_of(now - SILENT_NS)
+        self._sweep_at = now + SENDER_TIMEOUT_NS // 8
+        floor = self._slots().slot_of(now - SENDER_TIMEOUT_NS)
         for stream in self._streams.values():
             if stream.floor < floor:
-                self.given_up += stream.raise_floor(floor)
+                self.incomplete_blocks += stream.raise_floor(floor)
 
     def wake_at(self) -> int | None:
         """Nothing here is due: the order says when a slot ends, and giving up can wait for any occasion."""
@@ -439,7 +442,7 @@ class Fec:
 
     def kept_slots(self, slot: int) -> int:
         """How many slots before this one of its sender incomplete blocks are kept."""
-        return -(-self._kept_ns // min(self._slots().lengths_from(slot))) + 1
+        return -(-self._keep_incomplete_ns // min(self._slots().lengths_from(slot))) + 1
 
     def held_bytes(self) -> int:
         """What incomplete blocks take at present."""

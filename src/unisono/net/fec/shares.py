@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from unisono.errors import EnvironmentLacks
+from unisono.errors import MissingDependency
 from unisono.model.policy import SHARES_MAX
 from unisono.wire.door import Door, Header, Refusal, read_messages, register_layer
-from unisono.wire.frame import HEADER_BYTES, KNOWN_FLAGS, LAST, VERSION, Frame, Kind, unpack_header
+from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, KNOWN_FLAGS, VERSION, Frame, Kind, unpack_header
 
 SHARE_HEADER_BYTES = HEADER_BYTES
 """What each datagram carries beside its share."""
@@ -41,17 +41,17 @@ class Share(Frame):
     """The order's frame, if the share is one."""
 
 
-def pack_place(size: int, block: int, index: int, originals: int, redundant: int) -> int:
+def pack_share_position(size: int, block: int, index: int, originals: int, redundant: int) -> int:
     """Where a share stands, as the header's sequence field."""
     return size << 40 | block << 24 | index << 16 | originals << 8 | redundant
 
 
-def unpack_place(place: int) -> tuple[int, int, int, int, int]:
+def unpack_share_position(position: int) -> tuple[int, int, int, int, int]:
     """The fields of `pack_place`, unchecked: the first may be wider than it can be packed."""
-    return place >> 40, place >> 24 & 0xFFFF, place >> 16 & 0xFF, place >> 8 & 0xFF, place & 0xFF
+    return position >> 40, position >> 24 & 0xFFFF, position >> 16 & 0xFF, position >> 8 & 0xFF, position & 0xFF
 
 
-def possible_place(share: Share) -> bool:
+def is_possible_position(share: Share) -> bool:
     """Whether a share's fields fit together, as far as one share alone can tell."""
     total = share.originals + share.redundant
     if not (share.originals and share.redundant and share.index < total <= SHARES_MAX and share.size < SIZE_END):
@@ -64,11 +64,11 @@ def possible_place(share: Share) -> bool:
     return rest == 0 and total <= length <= SHARES_MAX
 
 
-def _code() -> Any:
+def _zfec() -> Any:
     try:
         import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
     except ImportError as error:
-        raise EnvironmentLacks(
+        raise MissingDependency(
             "forward error correction needs zfec, which is not installed here: pip install zfec, or unisono[fec]; "
             "where PyPI has no wheel of it for this machine, that takes a C compiler and Python's headers"
         ) from error
@@ -78,16 +78,16 @@ def _code() -> Any:
 @lru_cache(_CODERS_KEPT)
 def _encoder(originals: int, redundant: int) -> tuple[Any, tuple[int, ...]]:
     total = originals + redundant
-    return _code().Encoder(originals, total), tuple(range(originals, total))
+    return _zfec().Encoder(originals, total), tuple(range(originals, total))
 
 
 @lru_cache(_CODERS_KEPT)
 def _decoder(originals: int, redundant: int) -> Any:
-    return _code().Decoder(originals, originals + redundant)
+    return _zfec().Decoder(originals, originals + redundant)
 
 
-def prepare(originals: int, redundant: int) -> None:
-    """Make the coder of such blocks now; raises EnvironmentLacks where there is no zfec."""
+def prepare_coder(originals: int, redundant: int) -> None:
+    """Make the coder of such blocks now; raises MissingDependency where there is no zfec."""
     _encoder(originals, redundant)
 
 
@@ -141,10 +141,10 @@ def read_share(door: Door, header: Header, data: bytes, start: int, end: int) ->
     """The share in data[start:end], with the order's frame if it is an original."""
     share = Share(*header)
     share.body = memoryview(data)[start:end]
-    place = unpack_place(share.first_sequence)
+    place = unpack_share_position(share.first_sequence)
     share.size, share.block, share.index, share.originals, share.redundant = place
     # No original is less than a header, so no share is.
-    if share.flags & ~LAST or end - start < HEADER_BYTES or not possible_place(share):
+    if share.flags & ~END_OF_SLOT or end - start < HEADER_BYTES or not is_possible_position(share):
         return Refusal.BAD_SHARE
     if share.index < share.originals:
         if share.size != end - start:
@@ -171,8 +171,8 @@ def read_original(share: Share, index: int, data: bytes, *, end: int, group: int
     if sender != share.sender or incarnation != share.incarnation or epoch != share.epoch:
         return Refusal.BAD_SHARE
     # The end-of-slot mark is the last original of the last block, and nowhere else.
-    ends = share.last and index == share.originals - 1
-    if flags & ~KNOWN_FLAGS or bool(flags & LAST) != ends or sequence >= 2**63 or sent >= 2**63:
+    ends = share.is_end_of_slot and index == share.originals - 1
+    if flags & ~KNOWN_FLAGS or bool(flags & END_OF_SLOT) != ends or sequence >= 2**63 or sent >= 2**63:
         return Refusal.BAD_SHARE
     frame = Frame(Kind.DATA, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
     return read_messages(frame, data, start + HEADER_BYTES, end)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from unisono.model.redundancy import RHO_MAX
 from unisono.wire.door import Door, Header, Refusal, register_layer
-from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested, parts_of
+from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested, encoded_parts
 
 _FIELDS = struct.Struct("!HBBIQ")
 FIELDS_BYTES = _FIELDS.size
@@ -21,11 +21,11 @@ RMCAST_BYTES = HEADER_BYTES + FIELDS_BYTES
 
 
 @dataclass(slots=True)
-class Copy(Nested):
+class RmcastCopy(Nested):
     """A copy on its way up."""
 
     originator: int = 0
-    life: int = 0
+    originator_incarnation: int = 0
     """The originator's incarnation: it numbers its messages from 0 in each."""
     rho: int = 0
     eta_ns: int = 0
@@ -33,25 +33,25 @@ class Copy(Nested):
 
 def pack_message(frame: Frame, rho: int, eta_ns: int, group: int) -> bytes:
     """The body of every copy of a message: the one buffer that is kept of it. The frame's sender is the originator."""
-    return b"".join((_FIELDS.pack(frame.sender, rho, 0, frame.incarnation, eta_ns), *parts_of(frame, group)))
+    return b"".join((_FIELDS.pack(frame.sender, rho, 0, frame.incarnation, eta_ns), *encoded_parts(frame, group)))
 
 
-def read_fields(copy: Copy, data: bytes, start: int, end: int) -> bool:
+def read_copy_fields(copy: RmcastCopy, data: bytes, start: int, end: int) -> bool:
     """Fill in a copy's fields and where its frame lies; False if they cannot be."""
     if end - start < FIELDS_BYTES + HEADER_BYTES:
         return False
-    copy.originator, copy.rho, zero, copy.life, copy.eta_ns = _FIELDS.unpack_from(data, start)
+    copy.originator, copy.rho, zero, copy.originator_incarnation, copy.eta_ns = _FIELDS.unpack_from(data, start)
     copy.body = memoryview(data)[start:end]
     copy.datagram, copy.start, copy.end = data, start + FIELDS_BYTES, end
     return not zero and copy.number <= copy.rho <= RHO_MAX and 1_000 <= copy.eta_ns < 2**62
 
 
-def read_copy(door: Door, header: Header, data: bytes, start: int, end: int) -> Copy | Refusal:
+def read_copy(door: Door, header: Header, data: bytes, start: int, end: int) -> RmcastCopy | Refusal:
     """The copy in data[start:end]; the frame inside it is checked when the layer opens it."""
-    copy = Copy(*header)
-    if copy.flags or not read_fields(copy, data, start, end):
+    copy = RmcastCopy(*header)
+    if copy.flags or not read_copy_fields(copy, data, start, end):
         return Refusal.BAD_COPY
-    return copy if copy.originator in door.members else Refusal.STRANGER
+    return copy if copy.originator in door.members else Refusal.NOT_A_MEMBER
 
 
 register_layer(Kind.RMCAST, read_copy)

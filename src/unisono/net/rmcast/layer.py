@@ -22,77 +22,77 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from unisono.errors import InvalidPolicy
-from unisono.model.delays import Chance
+from unisono.errors import InvalidOption
+from unisono.model.delays import RandomSource
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import FRAME_MIN, Policy
-from unisono.model.rates import Reservation
+from unisono.model.rates import BandwidthReservation
 from unisono.model.redundancy import Redundancy
-from unisono.model.seeded_stream import SplitMix
-from unisono.net.layer import Lost
-from unisono.net.rmcast.copies import RMCAST_BYTES, Copy, pack_message
-from unisono.net.rmcast.message import DONE, NEVER, NOTHING, RmcastMessage, RmcastRules
-from unisono.net.services.sequence_window import Numbers
+from unisono.model.seeded_stream import SplitMix64
+from unisono.net.layer import LostMessages
+from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy, pack_message
+from unisono.net.rmcast.message import DONE, NEVER, NO_COPY, RmcastMessage, RmcastRules
+from unisono.net.services.sequence_window import SequenceWindow
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import Frame, Kind
 
-_REPEATED = frozenset({Kind.DATA, Kind.JOIN, Kind.REQUEST, Kind.NEW_RATE, Kind.RESERVED})
+_REPEATED = frozenset({Kind.DATA, Kind.JOIN, Kind.STAMP_REQUEST, Kind.NEW_RATE, Kind.RESERVED})
 """What is repeated when it goes to one member; the rest passes, since its sender says it again by itself."""
 RULES_MAX = 64
 """How many pairs of ρ and η are remembered."""
 
 
-class _Held(RmcastMessage):
+class _HeldMessage(RmcastMessage):
     """A message that this process may have to broadcast, with the buffer that it would send."""
 
-    __slots__ = ("body", "expires", "multicast", "planned", "sequence", "stream")
+    __slots__ = ("body", "expires_at", "multicast", "planned_at", "sequence", "stream")
 
     body: bytes | memoryview
-    expires: int
+    expires_at: int
     multicast: bool
-    planned: int
+    planned_at: int
     sequence: int
-    stream: _Stream | None
+    stream: _OriginatorStream | None
 
 
 @dataclass(slots=True)
-class _Repeat:
+class _RepeatedFrame:
     """A frame for one member, and how often it is still to be sent."""
 
     frame: Frame
-    left: int
+    copies_left: int
 
 
-class _Stream:
+class _OriginatorStream:
     """What is known of one originator's messages in one incarnation."""
 
-    __slots__ = ("life", "live", "numbers", "originator")
+    __slots__ = ("held", "incarnation_id", "originator", "received")
 
-    def __init__(self, originator: int, life: tuple[int, int], numbers: Numbers) -> None:
+    def __init__(self, originator: int, incarnation_id: tuple[int, int], received: SequenceWindow) -> None:
         self.originator = originator
-        self.life = life
-        self.numbers = numbers
-        self.live: dict[int, _Held] = {}
+        self.incarnation_id = incarnation_id
+        self.received = received
+        self.held: dict[int, _HeldMessage] = {}
 
 
 def order_policy(policy: Policy) -> Policy:
     """The policy of what is above: its frames leave room for the header that this layer puts before them."""
     least = FRAME_MIN + RMCAST_BYTES
     if policy.max_frame < least:
-        raise InvalidPolicy("max_frame", f"reliable multicast needs at least {least} bytes, not {policy.max_frame}")
+        raise InvalidOption("max_frame", f"reliable multicast needs at least {least} bytes, not {policy.max_frame}")
     reliable = policy.reliable
     if reliable is not None and policy.rho_most > reliable.rho:
         reliable = replace(reliable, rho=policy.rho_most)
     return replace(policy, max_frame=policy.max_frame - RMCAST_BYTES, reliable=reliable)
 
 
-def copies_reservation(own: Reservation, redundancy: Redundancy) -> Reservation:
+def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> BandwidthReservation:
     """What a sender's own copies take, if one copy of what it sends takes `own`.
 
     On average ρ+1 times as much. In one slot: what is sent in it, and for each later copy what was sent in a stretch
     of the same length, which lies in two slots at most: 2ρ+1 bursts.
     """
-    return Reservation(
+    return BandwidthReservation(
         own.avg_bytes_per_s * (redundancy.rho + 1), own.burst_bytes_per_slot * (2 * redundancy.rho + 1), own.theta_ns
     )
 
@@ -105,35 +105,35 @@ class Rmcast:
     """Of these, what goes to everyone; what goes to one member is repeated."""
     opens = frozenset({Kind.RMCAST})
 
-    def __init__(self, policy: Policy, chance: Chance | None = None) -> None:
+    def __init__(self, policy: Policy, chance: RandomSource | None = None) -> None:
         """`chance` draws ζ; unless given, a stream of this member's own."""
         if policy.reliable is None:
-            raise InvalidPolicy("reliable", "the layer needs ρ, η and ω")
+            raise InvalidOption("reliable", "the layer needs ρ, η and ω")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
         """Copies that came through the door but were not used, by reason."""
         self.lost: Counter[int] = Counter()
         """By originator, messages that did not come at all."""
-        self.taken_over = 0
+        self.copies_taken_over = 0
         """How many copies of others' messages this process has broadcast."""
         self._policy = policy
         self._redundancy = policy.reliable
         self._members = len(policy.view.members)
-        self._random = (chance or SplitMix(group_key(policy.group), policy.member, policy.incarnation)).random
+        self._random = (chance or SplitMix64(group_key(policy.group), policy.member, policy.incarnation)).random
         self._rules: dict[tuple[int, int], tuple[RmcastRules, int]] = {}
         self._own_rules = self._new_rules(policy.reliable)
         self._group = group_key(policy.group)
         self._door = Door(self._group, policy.member, policy.view.members)
-        self._next: tuple[Redundancy, int] | None = None
+        self._next_redundancy: tuple[Redundancy, int] | None = None
         """The redundancy that is agreed on, and from which slot on."""
         self._sequence = 0
-        self._own = 0
+        self._own_broadcasting = 0
         """How many messages of this process's own are still being broadcast."""
         self._multicast = False
-        self._streams: dict[int, _Stream] = {}
-        self._heap: list[tuple[int, int, _Held | _Stream | _Repeat]] = []
-        self._planned = 0
+        self._streams: dict[int, _OriginatorStream] = {}
+        self._deadlines: list[tuple[int, int, _HeldMessage | _OriginatorStream | _RepeatedFrame]] = []
+        self._deadline_serial = 0
 
     def _rules_for(self, rho: int, eta_ns: int) -> tuple[RmcastRules, int]:
         """The rules for messages that carry this ρ and η, and how long such a message lives."""
@@ -146,21 +146,21 @@ class Rmcast:
 
     def _new_rules(self, redundancy: Redundancy) -> tuple[RmcastRules, int]:
         rules = RmcastRules(self._policy.member, self._members, redundancy, self._zeta)
-        return rules, redundancy.life_ns(self._members, self._policy.timing.delta_ns)
+        return rules, redundancy.message_lifetime_ns(self._members, self._policy.timing.delta_ns)
 
     def _zeta(self, eta_ns: int) -> int:
         return int(self._random() * eta_ns)
 
-    def change(self, redundancy: Redundancy, slot: int) -> None:
+    def change_redundancy(self, redundancy: Redundancy, slot: int) -> None:
         """Messages of this slot and later ones have these ρ and η, and with the first of them ω is in force too.
 
         A message carries its own ρ and η, so whoever changes later or not at all understands it.
         """
-        self._next = redundancy, slot
+        self._next_redundancy = redundancy, slot
 
-    def _adopt(self, slot: int) -> None:
-        if self._next is not None and slot >= self._next[1]:
-            self._redundancy, self._next = self._next[0], None
+    def _adopt_redundancy(self, slot: int) -> None:
+        if self._next_redundancy is not None and slot >= self._next_redundancy[1]:
+            self._redundancy, self._next_redundancy = self._next_redundancy[0], None
             self._rules.clear()
             self._own_rules = self._new_rules(self._redundancy)
 
@@ -169,30 +169,30 @@ class Rmcast:
     def from_above(self, now: int, frame: Frame) -> None:
         """RMCast(m)."""
         if frame.kind is Kind.DATA:
-            self._adopt(frame.slot)
+            self._adopt_redundancy(frame.slot)
         rules, life = self._own_rules
         if frame.to != EVERYONE:
-            self._repeat(now, _Repeat(frame, rules.rho if frame.kind in _REPEATED else 0))
+            self._repeat(now, _RepeatedFrame(frame, rules.rho if frame.kind in _REPEATED else 0))
             return
         policy = self._policy
-        held = _Held(rules, policy.member)
-        held.stream, held.sequence, held.expires = None, self._sequence, now + life
+        held = _HeldMessage(rules, policy.member)
+        held.stream, held.sequence, held.expires_at = None, self._sequence, now + life
         held.multicast = self._multicast = frame.multicast
         held.body = pack_message(frame, rules.rho, rules.eta_ns, self._group)
         self._sequence += 1
         self._broadcast(now, held, held.originate(now))
         if held.phase != DONE:
-            self._own += 1
-            self._plan(held)
+            self._own_broadcasting += 1
+            self._schedule_message(held)
 
-    def _repeat(self, now: int, repeat: _Repeat) -> None:
+    def _repeat(self, now: int, repeat: _RepeatedFrame) -> None:
         self.down.append(repeat.frame)
-        if repeat.left:
-            repeat.left -= 1
-            self._own += 1
-            self._push(now + self._redundancy.eta_ns, repeat)
+        if repeat.copies_left:
+            repeat.copies_left -= 1
+            self._own_broadcasting += 1
+            self._schedule(now + self._redundancy.eta_ns, repeat)
 
-    def _broadcast(self, now: int, held: _Held, k: int) -> None:
+    def _broadcast(self, now: int, held: _HeldMessage, k: int) -> None:
         """broadcast(m): a copy to everyone else, under this process's name."""
         policy = self._policy
         self.down.append(
@@ -218,65 +218,65 @@ class Rmcast:
 
     def from_below(self, now: int, frame: Frame) -> None:
         """receive(m)."""
-        if not isinstance(frame, Copy):
+        if not isinstance(frame, RmcastCopy):
             self.up.append(frame)
             return
         if frame.originator == self._policy.member:
             self.ignored["own message"] += 1  # 002-14
             return
-        stream = self._stream(frame)
+        stream = self._stream_of(frame)
         if stream is None:
             self.ignored["an earlier incarnation"] += 1
-        elif stream.numbers.known(frame.first_sequence):
-            held = stream.live.get(frame.first_sequence)
+        elif stream.received.is_known(frame.first_sequence):
+            held = stream.held.get(frame.first_sequence)
             if held is None:
                 self.ignored["done with"] += 1
                 return
-            held.copy(now, frame.number, frame.sender)
-            self._settle(held)
+            held.on_copy(now, frame.number, frame.sender)
+            self._after_step(held)
         else:
-            self._new(now, stream, frame)
+            self._on_new_message(now, stream, frame)
 
-    def _stream(self, copy: Copy) -> _Stream | None:
+    def _stream_of(self, copy: RmcastCopy) -> _OriginatorStream | None:
         """What is known of the originator's messages; None if it has begun a later life since."""
-        life = (copy.epoch, copy.life)
+        life = (copy.epoch, copy.originator_incarnation)
         stream = self._streams.get(copy.originator)
-        if stream is None or stream.life < life:
+        if stream is None or stream.incarnation_id < life:
             if stream is not None:
-                for held in stream.live.values():
+                for held in stream.held.values():
                     held.phase, held.body = DONE, b""
-            numbers = Numbers(copy.first_sequence, may_join=self._policy.failures)
-            stream = self._streams[copy.originator] = _Stream(copy.originator, life, numbers)
-        return stream if stream.life == life else None
+            numbers = SequenceWindow(copy.first_sequence, may_start_midstream=self._policy.failures)
+            stream = self._streams[copy.originator] = _OriginatorStream(copy.originator, life, numbers)
+        return stream if stream.incarnation_id == life else None
 
-    def _new(self, now: int, stream: _Stream, copy: Copy) -> None:
+    def _on_new_message(self, now: int, stream: _OriginatorStream, copy: RmcastCopy) -> None:
         """A message that has not been here: up with it, and be prepared to broadcast it."""
         rules, life = self._rules_for(copy.rho, copy.eta_ns)
-        frame = self._door.open_nested(copy, copy.originator, copy.life)
+        frame = self._door.open_nested(copy, copy.originator, copy.originator_incarnation)
         if isinstance(frame, Refusal):
             self.ignored[f"contains: {frame}"] += 1
             return
-        sequence, numbers = copy.first_sequence, stream.numbers
-        if sequence > numbers.high + 1:
-            self._push(now + life, stream)
-        self._tell(now, stream, numbers.add(sequence, now + life))
-        held = _Held(rules, copy.originator)
-        held.copy(now, copy.number, copy.sender)
+        sequence, numbers = copy.first_sequence, stream.received
+        if sequence > numbers.highest + 1:
+            self._schedule(now + life, stream)
+        self._report_lost(now, stream, numbers.add(sequence, now + life))
+        held = _HeldMessage(rules, copy.originator)
+        held.on_copy(now, copy.number, copy.sender)
         if held.phase != DONE:
             held.stream, held.sequence, held.body = stream, sequence, copy.body
-            held.expires, held.multicast = now + life, self._multicast
-            stream.live[sequence] = held
-            self._plan(held)
+            held.expires_at, held.multicast = now + life, self._multicast
+            stream.held[sequence] = held
+            self._schedule_message(held)
         self.up.append(frame)
 
-    def _tell(self, now: int, stream: _Stream, lost: list[int]) -> None:
+    def _report_lost(self, now: int, stream: _OriginatorStream, lost: list[int]) -> None:
         """Messages that will not come."""
         if not lost:
             return
         self.lost[stream.originator] += len(lost)
-        epoch, life = stream.life
+        epoch, life = stream.incarnation_id
         self.up.append(
-            Lost(
+            LostMessages(
                 Kind.RMCAST,
                 stream.originator,
                 life,
@@ -285,77 +285,77 @@ class Rmcast:
                 0,
                 first_sequence=lost[-1],
                 count=len(lost),
-                why="did not come in any copy",
+                reason="did not come in any copy",
             )
         )
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def _push(self, at: int, what: _Held | _Stream | _Repeat) -> None:
-        self._planned += 1
-        heappush(self._heap, (at, self._planned, what))
+    def _schedule(self, at: int, entry: _HeldMessage | _OriginatorStream | _RepeatedFrame) -> None:
+        self._deadline_serial += 1
+        heappush(self._deadlines, (at, self._deadline_serial, entry))
 
-    def _plan(self, held: _Held) -> None:
-        held.planned = min(held.deadline, held.expires)
-        self._push(held.planned, held)
+    def _schedule_message(self, held: _HeldMessage) -> None:
+        held.planned_at = min(held.deadline, held.expires_at)
+        self._schedule(held.planned_at, held)
 
-    def _settle(self, held: _Held) -> None:
+    def _after_step(self, held: _HeldMessage) -> None:
         """After a step: let go of what is done; a deadline that has moved back is found when the planned one comes."""
         if held.phase == DONE:
-            self._free(held)
-        elif held.deadline < held.planned:
-            self._plan(held)
+            self._release(held)
+        elif held.deadline < held.planned_at:
+            self._schedule_message(held)
 
-    def _free(self, held: _Held) -> None:
+    def _release(self, held: _HeldMessage) -> None:
         held.phase, held.deadline = DONE, NEVER
         held.body = b""
         if held.stream is not None:
-            held.stream.live.pop(held.sequence, None)
+            held.stream.held.pop(held.sequence, None)
         else:
-            self._own -= 1
+            self._own_broadcasting -= 1
 
     def wake(self, now: int) -> None:
         """Time has passed."""
-        heap = self._heap
+        heap = self._deadlines
         while heap and heap[0][0] <= now:
             _, _, what = heappop(heap)
-            if isinstance(what, _Repeat):
-                self._own -= 1
+            if isinstance(what, _RepeatedFrame):
+                self._own_broadcasting -= 1
                 self._repeat(now, what)
-            elif isinstance(what, _Stream):
-                self._tell(now, what, what.numbers.expire(now))
+            elif isinstance(what, _OriginatorStream):
+                self._report_lost(now, what, what.received.expire(now))
             elif what.phase != DONE:
-                self._act(now, what)
+                self._on_deadline(now, what)
 
-    def _act(self, now: int, held: _Held) -> None:
-        if held.expires <= now:
-            self._free(held)
+    def _on_deadline(self, now: int, held: _HeldMessage) -> None:
+        if held.expires_at <= now:
+            self._release(held)
         elif held.deadline <= now:
             k = held.wake(now)
-            if k != NOTHING:
-                self.taken_over += held.stream is not None
+            if k != NO_COPY:
+                self.copies_taken_over += held.stream is not None
                 self._broadcast(now, held, k)
             if held.phase == DONE:
-                self._free(held)
+                self._release(held)
             else:
-                self._plan(held)
-        elif held.planned <= now:
-            self._plan(held)
+                self._schedule_message(held)
+        elif held.planned_at <= now:
+            self._schedule_message(held)
 
     def wake_at(self) -> int | None:
         """The earliest time-out, take-over or broadcast."""
-        heap = self._heap
-        while heap and isinstance(what := heap[0][2], _Held) and what.phase == DONE:
+        heap = self._deadlines
+        while heap and isinstance(what := heap[0][2], _HeldMessage) and what.phase == DONE:
             heappop(heap)
         return heap[0][0] if heap else None
 
     # -- questions -------------------------------------------------------------------------------------------
 
-    def speaking(self) -> bool:
+    def is_broadcasting(self) -> bool:
         """Whether copies of this process's own messages are still to be broadcast."""
-        return self._own > 0
+        return self._own_broadcasting > 0
 
-    def held(self) -> tuple[int, int]:
+    def held_counts(self) -> tuple[int, int]:
         """How many frames are kept for a broadcast, and how many numbers beyond the contiguous ones."""
         streams = self._streams.values()
-        return self._own + sum(len(s.live) for s in streams), sum(len(s.numbers.seen) for s in streams)
+        return self._own_broadcasting + sum(len(s.held) for s in streams), sum(len(s.received.seen) for s in streams)

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.model.redundancy import Redundancy
-from unisono.net.rmcast.timeouts import FOREVER, Timeouts, timeouts_of
+from unisono.net.rmcast.timeouts import FOREVER, OmegaRule, omega_rule_of
 
 NEVER = 2**63 - 1
 """No deadline."""
 MAXINT = 2**31
 """Larger than any copy number and any member."""
-NOTHING = -1
+NO_COPY = -1
 """No copy is to be broadcast."""
 
 WAITING = 0
@@ -39,16 +39,16 @@ Zeta = Callable[[int], int]
 class RmcastRules:
     """What one process's multicasts have in common."""
 
-    __slots__ = ("enough", "eta_ns", "last_copy", "member", "rho", "timeout_ns", "timeouts", "zeta")
+    __slots__ = ("enough_broadcasts", "eta_ns", "last_copy", "member", "omega_rule", "rho", "timeout_ns", "zeta")
 
     def __init__(self, member: int, members: int, redundancy: Redundancy, zeta: Zeta) -> None:
         self.member = member
         self.rho = redundancy.rho
         self.eta_ns = redundancy.eta_ns
         self.timeout_ns = redundancy.eta_ns + redundancy.omega_ns
-        self.timeouts: Timeouts | None = timeouts_of(redundancy, members)
+        self.omega_rule: OmegaRule | None = omega_rule_of(redundancy, members)
         self.last_copy = bool(redundancy.last_copy)
-        self.enough = redundancy.rho + 2 if redundancy.adaptive == "counting" else 0
+        self.enough_broadcasts = redundancy.rho + 2 if redundancy.adaptive == "counting" else 0
         """How many broadcasts make another one needless; 0: they are not counted."""
         self.zeta = zeta
 
@@ -63,8 +63,8 @@ class RmcastMessage:
     __slots__ = (
         "_first_copy",
         "_first_ns",
-        "_heard",
-        "_known",
+        "_known_broadcasts",
+        "_last_copy_from",
         "_omega",
         "_originator",
         "_rules",
@@ -78,9 +78,9 @@ class RmcastMessage:
     def __init__(self, rules: RmcastRules, originator: int) -> None:
         self._rules = rules
         self._originator = originator
-        self.max_recd = NOTHING
+        self.max_recd = NO_COPY
         self.leader = MAXINT
-        self.last_own_bcast = NOTHING
+        self.last_own_bcast = NO_COPY
         self.phase = WAITING
         self.deadline = NEVER
         """When to call `wake`, or NEVER."""
@@ -93,11 +93,11 @@ class RmcastMessage:
         self.phase = BROADCASTING
         return self._broadcast(now, 0)
 
-    def copy(self, now: int, k: int, broadcaster: int) -> bool:
+    def on_copy(self, now: int, k: int, broadcaster: int) -> bool:
         """Copy k has come from `broadcaster`; whether the message is new here, to be delivered (lines 5 to 20)."""
         recd = self.max_recd
         rules = self._rules
-        if rules.enough and recd < MAXINT and self._count(k, broadcaster):
+        if rules.enough_broadcasts and recd < MAXINT and self._knows_enough(k, broadcaster):
             self._finish()
             return recd < 0
         if k < recd:
@@ -108,11 +108,11 @@ class RmcastMessage:
                 self._finish()
                 return True
             self.max_recd = k
-            if rules.timeouts is None:
+            if rules.omega_rule is None:
                 self.deadline = now + rules.timeout_ns
             else:
                 self._first_copy, self._first_ns = k, now
-                self._set(now, rules.timeouts.first(k))
+                self._set_deadline(now, rules.omega_rule.first_omega(k))
             return True
         if k >= rules.rho:
             # A process armed for copy ρ (002-3) stands down when another one broadcasts it, not at a duplicate.
@@ -124,12 +124,12 @@ class RmcastMessage:
             self.max_recd = k
             self.leader = broadcaster
             self.phase = WAITING
-            timeouts = rules.timeouts
+            timeouts = rules.omega_rule
             if timeouts is None:
                 self.deadline = now + rules.timeout_ns
             else:
                 elapsed = now - self._first_ns
-                self._set(now, timeouts.next(self._omega, self._first_copy, k, elapsed, on_time))
+                self._set_deadline(now, timeouts.next_omega(self._omega, self._first_copy, k, elapsed, on_time))
         return False
 
     def wake(self, now: int) -> int:
@@ -139,7 +139,7 @@ class RmcastMessage:
             self.leader = MAXINT
             self.phase = ZETA
             self.deadline = now + self._rules.zeta(self._rules.eta_ns)
-            return NOTHING
+            return NO_COPY
         if phase == ZETA:
             self.leader = self._rules.member
             self.phase = BROADCASTING
@@ -153,27 +153,27 @@ class RmcastMessage:
         else:
             self.max_recd = max(self.max_recd, k)
             self.deadline = now + self._rules.eta_ns
-            if self._rules.enough and self._rules.member != self._originator:
-                self._known += 1
-                if self._known >= self._rules.enough:
+            if self._rules.enough_broadcasts and self._rules.member != self._originator:
+                self._known_broadcasts += 1
+                if self._known_broadcasts >= self._rules.enough_broadcasts:
                     self._finish()
         return k
 
-    def _count(self, k: int, broadcaster: int) -> bool:
+    def _knows_enough(self, k: int, broadcaster: int) -> bool:
         """Whether enough broadcasts are known, with this copy and those that its broadcaster must have made before."""
         if self.max_recd < 0:
-            self._heard: dict[int, int] = {}
-            self._known = 0
-        last = self._heard.get(broadcaster)
+            self._last_copy_from: dict[int, int] = {}
+            self._known_broadcasts = 0
+        last = self._last_copy_from.get(broadcaster)
         if last is None:
-            self._known += k + 1 if broadcaster == self._originator else 1
-            self._heard[broadcaster] = k
+            self._known_broadcasts += k + 1 if broadcaster == self._originator else 1
+            self._last_copy_from[broadcaster] = k
         elif k > last:
-            self._known += k - last
-            self._heard[broadcaster] = k
-        return self._known >= self._rules.enough
+            self._known_broadcasts += k - last
+            self._last_copy_from[broadcaster] = k
+        return self._known_broadcasts >= self._rules.enough_broadcasts
 
-    def _set(self, now: int, omega: int) -> None:
+    def _set_deadline(self, now: int, omega: int) -> None:
         self._omega = omega
         self.deadline = NEVER if omega >= FOREVER else now + self._rules.eta_ns + omega
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Protocol
 
-from unisono.model.redundancy import Redundancy, Relative
+from unisono.model.redundancy import Redundancy, RelativeRequirement
 
 FOREVER = 2**62
 """ω = ∞: this process leaves the broadcasting to others."""
@@ -17,20 +17,20 @@ _STEPS = 1024
 """Into how many steps S is cut for the table of results: what is left of S is rounded down, which is safe."""
 
 
-class Timeouts(Protocol):
+class OmegaRule(Protocol):
     """ω, from copy to copy."""
 
-    def first(self, k: int) -> int:
+    def first_omega(self, k: int) -> int:
         """ω when the first copy of a message is copy k."""
 
-    def next(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
+    def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
         """ω for the time-out that copy k sets: the last one was `omega`, the first copy was `first`, `elapsed_ns` ago.
 
         `on_time` says that copy k came before a time-out ran out, and not during ζ.
         """
 
 
-class Heuristic:
+class HeuristicOmega:
     """B.2: k broadcasts that were missed, or copy 1 in time, are worth k·η, or η, of patience.
 
     Copy 1 counts when it comes before the time-out η+ω runs out, as the text says, and not during ζ (002-16).
@@ -40,76 +40,76 @@ class Heuristic:
         self._omega = redundancy.omega_ns
         self._eta = redundancy.eta_ns
 
-    def first(self, k: int) -> int:
+    def first_omega(self, k: int) -> int:
         return self._omega + k * self._eta
 
-    def next(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
+    def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
         if first == 0 and k == 1 and on_time and omega == self._omega:
             return omega + self._eta
         return omega
 
 
-class Exact:
+class ExactOmega:
     """(9) to (11): the largest ω with which everyone else still has the message within what is left of S."""
 
-    def __init__(self, redundancy: Redundancy, relative: Relative, members: int) -> None:
+    def __init__(self, redundancy: Redundancy, relative: RelativeRequirement, members: int) -> None:
         self._redundancy = redundancy
         self._relative = relative
         self._others = max(members - 2, 0)
-        self._step = -(-relative.within_ns // _STEPS)
-        self._known: dict[tuple[int, int], int] = {}
+        self._step_ns = -(-relative.within_ns // _STEPS)
+        self._results: dict[tuple[int, int], int] = {}
 
-    def first(self, k: int) -> int:
-        return self.largest(k, self._relative.within_ns)
+    def first_omega(self, k: int) -> int:
+        return self.largest_omega(k, self._relative.within_ns)
 
-    def next(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
-        return self.largest(k, self._relative.within_ns - elapsed_ns)
+    def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
+        return self.largest_omega(k, self._relative.within_ns - elapsed_ns)
 
-    def largest(self, k: int, left_ns: int) -> int:
+    def largest_omega(self, k: int, left_ns: int) -> int:
         """FOREVER by (9), or (11), but never less than the ω that was negotiated; that, too, once S is over."""
         if left_ns <= 0:
             return self._redundancy.omega_ns
-        key = k, left_ns // self._step
-        found = self._known.get(key)
+        key = k, left_ns // self._step_ns
+        found = self._results.get(key)
         if found is None:
-            found = self._known[key] = self._search(k, key[1] * self._step)
+            found = self._results[key] = self._search(k, key[1] * self._step_ns)
         return found
 
     def _search(self, k: int, left_ns: int) -> int:
         negotiated = self._redundancy.omega_ns
-        direct = self.by_originator(k, left_ns)
-        if self._reached(direct):
+        direct = self.missed_from_originator(k, left_ns)
+        if self._meets_target(direct):
             return FOREVER
         # u_k falls as ω grows; with ω = S nothing that this process sends could be in time.
-        if not self._reached(direct * self.by_this(k, left_ns, negotiated)):
+        if not self._meets_target(direct * self.missed_from_this_process(k, left_ns, negotiated)):
             return negotiated
         low, high = negotiated, max(negotiated + 1, left_ns)
         while high - low > 1:
             middle = (low + high) // 2
-            if self._reached(direct * self.by_this(k, left_ns, middle)):
+            if self._meets_target(direct * self.missed_from_this_process(k, left_ns, middle)):
                 low = middle
             else:
                 high = middle
         return low
 
-    def _reached(self, missed: float) -> bool:
+    def _meets_target(self, missed: float) -> bool:
         return (1 - missed) ** self._others >= self._relative.success
 
-    def by_originator(self, k: int, left_ns: int) -> float:
+    def missed_from_originator(self, k: int, left_ns: int) -> float:
         """g_k(S): a given process hears none of the copies 0 to k in time (5)."""
-        eta, unheard = self._redundancy.eta_ns, self._relative.unheard
+        eta, unheard = self._redundancy.eta_ns, self._relative.not_arrived_probability
         return prod(unheard(left_ns + m * eta) for m in range(k + 1))
 
-    def by_this(self, k: int, left_ns: int, omega: int) -> float:
+    def missed_from_this_process(self, k: int, left_ns: int, omega: int) -> float:
         """g̃_k(S): nor any of the copies k to ρ from this process (6); 1 at k = ρ by definition (002-4)."""
-        rho, eta, unheard = self._redundancy.rho, self._redundancy.eta_ns, self._relative.unheard
+        rho, eta, unheard = self._redundancy.rho, self._redundancy.eta_ns, self._relative.not_arrived_probability
         if k >= rho:
             return 1.0
         return prod(unheard(left_ns - (m + 1) * eta - omega) for m in range(1, rho - k + 2))
 
 
-def timeouts_of(redundancy: Redundancy, members: int) -> Timeouts | None:
+def omega_rule_of(redundancy: Redundancy, members: int) -> OmegaRule | None:
     """The rule that a redundancy asks for; None if ω is fixed."""
     if redundancy.relative is not None:
-        return Exact(redundancy, redundancy.relative, members)
-    return Heuristic(redundancy) if redundancy.adaptive in ("heuristic", "counting") else None
+        return ExactOmega(redundancy, redundancy.relative, members)
+    return HeuristicOmega(redundancy) if redundancy.adaptive in ("heuristic", "counting") else None

@@ -21,11 +21,11 @@ _HALF, _WHOLE = 1 << 31, 1 << 32
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingFrame:
     """A frame that has come, since when it waits, and what its sender had seen."""
 
     frame: Nested
-    since: int
+    waiting_since: int
     clock: dict[int, int]
 
 
@@ -41,26 +41,26 @@ class Causal(Service):
         super().__init__(policy)
         self._members = policy.view.members
         self._vector = struct.Struct(f"!{len(self._members)}I")
-        self._passed = dict.fromkeys(self._members, 0)
+        self._passed_up = dict.fromkeys(self._members, 0)
         """By member, the number of its next frame to be passed up; for this member, of its next frame to be sent."""
-        self._waiting: dict[int, dict[int, _Waiting]] = {member: {} for member in self._members}
-        self._lives: dict[int, tuple[int, int]] = {}
-        self._count = 0
-        self.skipped = 0
+        self._waiting: dict[int, dict[int, _WaitingFrame]] = {member: {} for member in self._members}
+        self._incarnations: dict[int, tuple[int, int]] = {}
+        self._waiting_count = 0
+        self.skipped_frames = 0
         """How many frames were not waited for any longer."""
 
     def _stamp(self) -> bytes:
-        self._passed[self._policy.member] = self._sequence
-        return self._vector.pack(*(count % _WHOLE for count in self._passed.values()))
+        self._passed_up[self._policy.member] = self._sequence
+        return self._vector.pack(*(count % _WHOLE for count in self._passed_up.values()))
 
-    def _clock(self, frame: Nested) -> dict[int, int] | None:
+    def _read_vector_clock(self, frame: Nested) -> dict[int, int] | None:
         """What the frame's sender had passed up; counts travel modulo 2³² and are read as the nearest ones to ours."""
         if len(frame.body) < self._vector.size:
             return None
         counts = self._vector.unpack_from(frame.body)
         clock = {}
         for member, count in zip(self._members, counts, strict=True):
-            ours = self._passed[member]
+            ours = self._passed_up[member]
             clock[member] = max(0, ours + (count - ours + _HALF) % _WHOLE - _HALF)
         return clock
 
@@ -71,62 +71,62 @@ class Causal(Service):
             return
         sender, number = frame.sender, frame.first_sequence
         waiting = self._waiting[sender]
-        if not self._present(frame) or number < self._passed[sender] or number in waiting:
+        if not self._is_current_incarnation(frame) or number < self._passed_up[sender] or number in waiting:
             self.ignored["duplicate, or an earlier incarnation"] += 1
             return
-        clock = self._clock(frame)
+        clock = self._read_vector_clock(frame)
         if clock is None:
             self.ignored["no vector clock"] += 1
             return
-        waiting[number] = _Waiting(frame, now, clock)
-        self._count += 1
-        self._pass()
-        if self._count > WAITING_MAX:
-            self._force(self._oldest(), set())
-            self._pass()
+        waiting[number] = _WaitingFrame(frame, now, clock)
+        self._waiting_count += 1
+        self._pass_up_ready()
+        if self._waiting_count > WAITING_MAX:
+            self._force_first_waiting(self._sender_waiting_longest(), set())
+            self._pass_up_ready()
 
-    def _present(self, frame: Frame) -> bool:
+    def _is_current_incarnation(self, frame: Frame) -> bool:
         """Whether a frame is of its sender's present life; a later one than was known begins anew."""
         life, sender = (frame.epoch, frame.incarnation), frame.sender
-        known = self._lives.get(sender)
+        known = self._incarnations.get(sender)
         if known is None or known < life:
-            self._lives[sender] = life
+            self._incarnations[sender] = life
             if known is not None:
-                self._passed[sender] = 0
-                self._count -= len(self._waiting[sender])
+                self._passed_up[sender] = 0
+                self._waiting_count -= len(self._waiting[sender])
                 self._waiting[sender].clear()
-        return self._lives[sender] == life
+        return self._incarnations[sender] == life
 
-    def _pass(self) -> None:
+    def _pass_up_ready(self) -> None:
         """Pass up whatever has all that it waits for, until nothing moves."""
-        moved = self._count > 0
+        moved = self._waiting_count > 0
         while moved:
             moved = False
             for member, waiting in self._waiting.items():
-                while (first := waiting.get(self._passed[member])) is not None and self._ready(member, first):
-                    self._up(member, self._passed[member])
+                while (first := waiting.get(self._passed_up[member])) is not None and self._is_ready(member, first):
+                    self._pass_up(member, self._passed_up[member])
                     moved = True
 
-    def _ready(self, sender: int, waiting: _Waiting) -> bool:
+    def _is_ready(self, sender: int, waiting: _WaitingFrame) -> bool:
         known = (sender, self._policy.member)  # of one's own nobody has more than there are
-        return all(count <= self._passed[k] for k, count in waiting.clock.items() if k not in known)
+        return all(count <= self._passed_up[k] for k, count in waiting.clock.items() if k not in known)
 
-    def _up(self, sender: int, number: int) -> None:
+    def _pass_up(self, sender: int, number: int) -> None:
         waiting = self._waiting[sender].pop(number)
-        self._count -= 1
-        self._passed[sender] = number + 1
-        inner = self._opened(waiting.frame, self._vector.size)
+        self._waiting_count -= 1
+        self._passed_up[sender] = number + 1
+        inner = self._open(waiting.frame, self._vector.size)
         if inner is not None:
             self.up.append(inner)
 
     # -- what does not come ----------------------------------------------------------------------------------
 
-    def _oldest(self) -> int:
+    def _sender_waiting_longest(self) -> int:
         """The sender whose first waiting frame has waited longest."""
-        firsts = {member: waiting[min(waiting)].since for member, waiting in self._waiting.items() if waiting}
+        firsts = {member: waiting[min(waiting)].waiting_since for member, waiting in self._waiting.items() if waiting}
         return min(firsts, key=lambda member: firsts[member])
 
-    def _force(self, sender: int, forcing: set[int]) -> None:
+    def _force_first_waiting(self, sender: int, forcing: set[int]) -> None:
         """Pass up a sender's first waiting frame: before it what it waits for, as far as that is here."""
         forcing = forcing | {sender}
         number = min(self._waiting[sender])
@@ -134,30 +134,30 @@ class Causal(Service):
         for member in self._members:
             if member in (sender, self._policy.member):
                 continue
-            while clock[member] > self._passed[member]:
+            while clock[member] > self._passed_up[member]:
                 here = self._waiting[member]
                 if member not in forcing and here and min(here) < clock[member]:
-                    self._force(member, forcing)
+                    self._force_first_waiting(member, forcing)
                 else:
-                    self._pass_over(member, clock[member])
-        self._pass_over(sender, number)
-        self._up(sender, number)
+                    self._skip_to(member, clock[member])
+        self._skip_to(sender, number)
+        self._pass_up(sender, number)
 
-    def _pass_over(self, member: int, number: int) -> None:
-        self.skipped += number - self._passed[member]
-        self._passed[member] = number
+    def _skip_to(self, member: int, number: int) -> None:
+        self.skipped_frames += number - self._passed_up[member]
+        self._passed_up[member] = number
         for old in [n for n in self._waiting[member] if n < number]:
             del self._waiting[member][old]
-            self._count -= 1
+            self._waiting_count -= 1
 
     def wake(self, now: int) -> None:
         """Time has passed: what a frame has waited for for a message's life will not come."""
         while (due := self.wake_at()) is not None and due <= now:
-            self._force(self._oldest(), set())
-            self._pass()
+            self._force_first_waiting(self._sender_waiting_longest(), set())
+            self._pass_up_ready()
 
     def wake_at(self) -> int | None:
         """The end of the longest wait."""
-        if not self._count:
+        if not self._waiting_count:
             return None
-        return min(w[min(w)].since for w in self._waiting.values() if w) + self._life_ns
+        return min(w[min(w)].waiting_since for w in self._waiting.values() if w) + self._message_lifetime_ns

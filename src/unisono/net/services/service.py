@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import ClassVar
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import FRAME_MIN, Policy
 from unisono.wire.door import Door, Refusal
@@ -33,21 +33,23 @@ class Service(ABC):
         """The policy of what is above: its frames leave room for what this service puts before them."""
         room = policy.max_frame - HEADER_BYTES - cls.stamp_bytes_per_member * len(policy.view.members)
         if room < FRAME_MIN:
-            raise InvalidPolicy(
+            raise InvalidOption(
                 "max_frame", f"the service {policy.order} needs {FRAME_MIN - room} bytes more than there are"
             )
         return replace(policy, max_frame=room)
 
     def __init__(self, policy: Policy) -> None:
         if policy.reliable is None:
-            raise InvalidPolicy("reliable", "this service rests on reliable multicast, which needs ρ, η and ω")
+            raise InvalidOption("reliable", "this service rests on reliable multicast, which needs ρ, η and ω")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
         """Frames that came through the door but were not used, by reason."""
         self._policy = policy
         self._redundancy = policy.reliable
-        self._life_ns = policy.reliable.life_ns(len(policy.view.members), policy.timing.delta_ns)
+        self._message_lifetime_ns = policy.reliable.message_lifetime_ns(
+            len(policy.view.members), policy.timing.delta_ns
+        )
         """A message that has not come so long after a later one of its sender will not come (`Redundancy.life_ns`)."""
         self._door = Door(group_key(policy.group), policy.member, policy.view.members)
         self._sequence = 0
@@ -57,10 +59,10 @@ class Service(ABC):
         if frame.to != EVERYONE:
             self.down.append(frame)
             return
-        self.down.append(self._wrapped(now, frame))
+        self.down.append(self._wrap(now, frame))
         self._sequence += 1
 
-    def _wrapped(self, now: int, frame: Frame) -> Nested:
+    def _wrap(self, now: int, frame: Frame) -> Nested:
         policy = self._policy
         return Nested(
             self.kind,
@@ -96,7 +98,7 @@ class Service(ABC):
         """What this service puts between its header and the frame."""
         return b""
 
-    def _opened(self, frame: Nested, stamp_bytes: int = 0) -> Frame | None:
+    def _open(self, frame: Nested, stamp_bytes: int = 0) -> Frame | None:
         """The frame inside; None, counted, if it makes no sense."""
         frame.start += stamp_bytes
         inner = self._door.open_nested(frame, frame.sender, frame.incarnation)

@@ -16,15 +16,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
-from unisono.net.layer import Lost
-from unisono.net.services.sequence_window import Numbers
+from unisono.net.layer import LostMessages
+from unisono.net.services.sequence_window import SequenceWindow
 from unisono.net.services.service import Service
 from unisono.net.services.uniform_messages import (
-    ASK,
     HAVE,
+    HAVE_REQUEST,
     LOST_MAX,
     MASK_BITS,
     MESSAGE,
@@ -33,21 +33,21 @@ from unisono.net.services.uniform_messages import (
     encode_haves,
     have_bytes,
 )
-from unisono.wire.frame import FINAL, Frame, Kind, Nested
+from unisono.wire.frame import LEAVING, Frame, Kind, Nested
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingMessage:
     """A message that too few are known to have, and who is."""
 
     sender: int
     number: int
     frame: Frame
-    since: int
+    waiting_since: int
     holders: set[int]
 
 
-class Uniform(Service):
+class UniformDelivery(Service):
     """The layer."""
 
     name: ClassVar[str] = "uniform"
@@ -58,22 +58,22 @@ class Uniform(Service):
         super().__init__(policy)
         self._members = policy.view.members
         self._peers = [member for member in self._members if member != policy.member]
-        self._numbers = {member: Numbers() for member in self._members}
+        self._received = {member: SequenceWindow() for member in self._members}
         self._lost: deque[tuple[int, int, int]] = deque()
         """(when, member, number): messages that did not come here, which a HAVE must not claim while any may wait."""
         room = have_bytes(len(self._members), LOST_MAX)
         if room > policy.max_frame:
-            raise InvalidPolicy("max_frame", f"uniform delivery to {len(self._members)} members needs {room} bytes")
-        self._lives: dict[int, tuple[int, int]] = {}
-        self._waiting: deque[_Waiting] = deque()
-        self._said: dict[int, list[Have]] = {}
+            raise InvalidOption("max_frame", f"uniform delivery to {len(self._members)} members needs {room} bytes")
+        self._incarnations: dict[int, tuple[int, int]] = {}
+        self._waiting: deque[_WaitingMessage] = deque()
+        self._last_haves: dict[int, list[Have]] = {}
         """The last HAVE of each member."""
-        self._gone: set[int] = set()
-        self._need = (len(self._members) + 1) // 2
-        self._say_at: int | None = None
-        self._said_at = 0
-        self._again = 0
-        self.dropped = 0
+        self._departed: set[int] = set()
+        self._holders_needed = (len(self._members) + 1) // 2
+        self._send_have_at: int | None = None
+        self._have_sent_at = 0
+        self._repeats_left = 0
+        self.dropped_messages = 0
         """How many messages were not known to enough members."""
 
     # -- messages --------------------------------------------------------------------------------------------
@@ -83,92 +83,96 @@ class Uniform(Service):
         number = self._sequence
         super().from_above(now, frame)
         if frame.to == EVERYONE:
-            self._come(now, self._policy.member, number, frame)
+            self._add_waiting(now, self._policy.member, number, frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A message, or a HAVE."""
         if not isinstance(frame, Nested):
             self.up.append(frame)
         elif frame.number == MESSAGE:
-            self._message(now, frame)
+            self._on_message(now, frame)
         else:
             haves = decode_haves(bytes(frame.body), len(self._members))
-            if haves is None or not self._present(frame):
+            if haves is None or not self._is_current_incarnation(frame):
                 self.ignored["no HAVE, or an earlier incarnation"] += 1
                 return
-            self._said[frame.sender] = haves
+            self._last_haves[frame.sender] = haves
             for waiting in self._waiting:
                 if haves[self._members.index(waiting.sender)].holds(waiting.number):
                     waiting.holders.add(frame.sender)
             self._release(now)
-            if frame.number == ASK:
-                self._say(now, HAVE, frame.sender)
+            if frame.number == HAVE_REQUEST:
+                self._send_have(now, HAVE, frame.sender)
 
-    def _message(self, now: int, frame: Nested) -> None:
+    def _on_message(self, now: int, frame: Nested) -> None:
         sender, number = frame.sender, frame.first_sequence
-        if not self._present(frame) or self._numbers[sender].known(number):
+        if not self._is_current_incarnation(frame) or self._received[sender].is_known(number):
             self.ignored["duplicate, or an earlier incarnation"] += 1
             return
-        inner = self._opened(frame)
+        inner = self._open(frame)
         if inner is not None:
-            self._come(now, sender, number, inner)
+            self._add_waiting(now, sender, number, inner)
 
-    def _present(self, frame: Frame) -> bool:
+    def _is_current_incarnation(self, frame: Frame) -> bool:
         """Whether a frame is of its sender's present life; a later one than was known begins anew."""
         life, sender = (frame.epoch, frame.incarnation), frame.sender
-        known = self._lives.get(sender)
+        known = self._incarnations.get(sender)
         if known is None or known < life:
-            self._lives[sender] = life
-            self._numbers[sender] = Numbers()
-            self._said.pop(sender, None)
+            self._incarnations[sender] = life
+            self._received[sender] = SequenceWindow()
+            self._last_haves.pop(sender, None)
             self._waiting = deque(waiting for waiting in self._waiting if waiting.sender != sender)
-        return self._lives[sender] == life
+        return self._incarnations[sender] == life
 
-    def _come(self, now: int, sender: int, number: int, frame: Frame) -> None:
+    def _add_waiting(self, now: int, sender: int, number: int, frame: Frame) -> None:
         me, at = self._policy.member, self._members.index(sender)
-        self._note_lost(now, sender, self._numbers[sender].add(number, now + self._life_ns))
-        holders = {me, sender} | {peer for peer, haves in self._said.items() if haves[at].holds(number)}
-        self._waiting.append(_Waiting(sender, number, frame, now, holders))
-        self._again = self._redundancy.rho
-        soon = max(now, self._said_at + self._policy.timing.theta_ns)
-        self._say_at = soon if self._say_at is None else min(self._say_at, soon)
+        self._record_lost(now, sender, self._received[sender].add(number, now + self._message_lifetime_ns))
+        holders = {me, sender} | {peer for peer, haves in self._last_haves.items() if haves[at].holds(number)}
+        self._waiting.append(_WaitingMessage(sender, number, frame, now, holders))
+        self._repeats_left = self._redundancy.rho
+        soon = max(now, self._have_sent_at + self._policy.timing.theta_ns)
+        self._send_have_at = soon if self._send_have_at is None else min(self._send_have_at, soon)
         self._release(now)
 
     def _release(self, now: int) -> None:
         waiting = self._waiting
-        while waiting and (len(waiting[0].holders - self._gone) >= self._need or self._hopeless(now, waiting[0])):
+        while waiting and (
+            len(waiting[0].holders - self._departed) >= self._holders_needed or self._has_expired(now, waiting[0])
+        ):
             first = waiting.popleft()
             # Nobody acts on a farewell, so it need not be certain; who leaves is not to be held up by the dead.
-            if len(first.holders - self._gone) >= self._need or first.frame.flags & FINAL:
-                self._pass(first)
+            if len(first.holders - self._departed) >= self._holders_needed or first.frame.flags & LEAVING:
+                self._pass_up(first)
             else:
                 self._drop(now, first)
 
-    def _pass(self, message: _Waiting) -> None:
+    def _pass_up(self, message: _WaitingMessage) -> None:
         self.up.append(message.frame)
-        if message.frame.flags & FINAL:
+        if message.frame.flags & LEAVING:
             # Who has left holds nothing any more, and is no longer counted.
-            self._gone.add(message.sender)
-            self._need = (len(self._members) - len(self._gone) + 1) // 2
+            self._departed.add(message.sender)
+            self._holders_needed = (len(self._members) - len(self._departed) + 1) // 2
 
-    def _hopeless(self, now: int, message: _Waiting) -> bool:
-        return message.since + 2 * self._life_ns <= now
+    def _has_expired(self, now: int, message: _WaitingMessage) -> bool:
+        return message.waiting_since + 2 * self._message_lifetime_ns <= now
 
-    def _drop(self, now: int, message: _Waiting) -> None:
-        self.dropped += 1
-        epoch, life = self._lives.get(message.sender, (self._policy.epoch, self._policy.incarnation))
+    def _drop(self, now: int, message: _WaitingMessage) -> None:
+        self.dropped_messages += 1
+        epoch, life = self._incarnations.get(message.sender, (self._policy.epoch, self._policy.incarnation))
         slot = self._policy.timing.slot_of(now)
-        why = f"was not delivered: fewer than {self._need} members are known to have it"
+        why = f"was not delivered: fewer than {self._holders_needed} members are known to have it"
         self.up.append(
-            Lost(self.kind, message.sender, life, epoch, slot, 0, first_sequence=message.number, count=1, why=why)
+            LostMessages(
+                self.kind, message.sender, life, epoch, slot, 0, first_sequence=message.number, count=1, reason=why
+            )
         )
 
     # -- HAVE ------------------------------------------------------------------------------------------------
 
-    def _say(self, now: int, what: int, *to: int) -> None:
+    def _send_have(self, now: int, message_type: int, *to: int) -> None:
         if len(self._lost) > LOST_MAX:
             return  # so much is missing here that it cannot all be said: no claim is made until it is past
-        body = encode_haves([self._have(member) for member in self._members])
+        body = encode_haves([self._have_of(member) for member in self._members])
         policy, slot = self._policy, self._policy.timing.slot_of(now)
         for peer in to:
             self.down.append(
@@ -178,40 +182,40 @@ class Uniform(Service):
                     policy.incarnation,
                     policy.epoch,
                     slot,
-                    what,
+                    message_type,
                     sent_ns=now,
                     body=body,
                     to=peer,
                 )
             )
 
-    def _have(self, member: int) -> Have:
-        numbers = self._numbers[member]
+    def _have_of(self, member: int) -> Have:
+        numbers = self._received[member]
         mask = sum(1 << number - numbers.floor for number in numbers.seen if number - numbers.floor < MASK_BITS)
         return Have(numbers.floor, mask, frozenset(number for _, who, number in self._lost if who == member))
 
-    def _note_lost(self, now: int, member: int, numbers: list[int]) -> None:
-        while self._lost and self._lost[0][0] + 2 * self._life_ns <= now:
+    def _record_lost(self, now: int, member: int, numbers: list[int]) -> None:
+        while self._lost and self._lost[0][0] + 2 * self._message_lifetime_ns <= now:
             self._lost.popleft()
         self._lost.extend((now, member, number) for number in numbers)
 
     def wake(self, now: int) -> None:
         """Time has passed: say what is here, and stop waiting for what has not come."""
-        for member, numbers in self._numbers.items():
-            self._note_lost(now, member, numbers.expire(now))
+        for member, numbers in self._received.items():
+            self._record_lost(now, member, numbers.expire(now))
         self._release(now)
-        if self._say_at is None or now < self._say_at:
+        if self._send_have_at is None or now < self._send_have_at:
             return
-        self._say(now, HAVE if self._again else ASK, *self._peers)
-        self._said_at = now
-        if self._again:
-            self._again -= 1
-        self._say_at = now + self._redundancy.eta_ns if self._again or self._waiting else None
+        self._send_have(now, HAVE if self._repeats_left else HAVE_REQUEST, *self._peers)
+        self._have_sent_at = now
+        if self._repeats_left:
+            self._repeats_left -= 1
+        self._send_have_at = now + self._redundancy.eta_ns if self._repeats_left or self._waiting else None
 
     def wake_at(self) -> int | None:
         """The next HAVE, or the end of a wait."""
-        times = [] if self._say_at is None else [self._say_at]
+        times = [] if self._send_have_at is None else [self._send_have_at]
         if self._waiting:
-            times.append(self._waiting[0].since + 2 * self._life_ns)
-        times += [due for numbers in self._numbers.values() if (due := numbers.due()) is not None]
+            times.append(self._waiting[0].waiting_since + 2 * self._message_lifetime_ns)
+        times += [due for numbers in self._received.values() if (due := numbers.next_loss_at()) is not None]
         return min(times, default=None)

@@ -15,7 +15,7 @@ _HAVE = struct.Struct("!QQ")
 _COUNT = struct.Struct("!H")
 _LOST = struct.Struct("!HQ")
 
-MESSAGE, HAVE, ASK = 0, 1, 2
+MESSAGE, HAVE, HAVE_REQUEST = 0, 1, 2
 """The number in the header of a UNIFORM frame: a message, a HAVE, and a HAVE that wants one in return."""
 
 

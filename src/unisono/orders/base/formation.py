@@ -14,11 +14,11 @@ from unisono.model.durations import duration_text
 from unisono.model.events import ClockViolation, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
-from unisono.wire.control import Heard, Hello, decode_hello, encode_hello
+from unisono.wire.control import Hello, SeenPeer, decode_hello, encode_hello
 from unisono.wire.frame import Frame, Kind
 
-HELLO_EVERY_MIN_NS = 10_000_000
-HELLO_EVERY_MAX_NS = 200_000_000
+HELLO_INTERVAL_MIN_NS = 10_000_000
+HELLO_INTERVAL_MAX_NS = 200_000_000
 
 
 def members_key(members: tuple[int, ...]) -> int:
@@ -26,7 +26,7 @@ def members_key(members: tuple[int, ...]) -> int:
     return zlib.crc32(",".join(map(str, members)).encode())
 
 
-def _fraction(fec: tuple[int, int] | None) -> str:
+def _fec_text(fec: tuple[int, int] | None) -> str:
     return "none" if fec is None else f"{fec[0]}/{fec[1]}"
 
 
@@ -41,27 +41,29 @@ def order_key(policy: Policy) -> int:
 class RateExchange:
     """One member's part in the beginning."""
 
-    def __init__(self, policy: Policy, *, restarts: bool = False, clocked: bool = False) -> None:
+    def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
         """With `restarts`, peers may come back as new incarnations, and the exchange goes on while the group runs.
 
         With `clocked`, clocks are what the order goes by: nobody begins with one that is off by more than Γ.
         """
-        self._restarts = restarts
-        self._clocked = clocked
+        self._allow_restarts = allow_restarts
+        self._check_clocks = check_clocks
         self.down: list[Frame] = []
-        self.complaints: dict[int, str] = {}
+        self.problems: dict[int, str] = {}
         self._policy = policy
         timing = policy.timing
-        self._every_ns = min(max(timing.delta_ns, timing.theta_ns, HELLO_EVERY_MIN_NS), HELLO_EVERY_MAX_NS)
+        self._hello_interval_ns = min(
+            max(timing.delta_ns, timing.theta_ns, HELLO_INTERVAL_MIN_NS), HELLO_INTERVAL_MAX_NS
+        )
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._hellos: dict[int, Hello] = {}
         self._incarnations: dict[int, int] = {policy.member: policy.incarnation}
-        self._by_multicast: dict[int, bool] = {}
+        self._received_by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
         self._next_hello: int | None = 0
-        self._refused: dict[int, int] = {}
+        self._refused_incarnations: dict[int, int] = {}
         """Peers whose clock is wrong, in the incarnation that showed it."""
-        self.changes = 0
+        self.slot_changes = 0
         """How often the slot's length has been changed."""
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
@@ -72,58 +74,58 @@ class RateExchange:
         peer = frame.sender
         problem = self._mismatch(hello, frame.epoch)
         if problem is not None:
-            return self._complain(ViolationKind.POLICY_DIFFERS, peer, problem)
-        if self._clocked and not self.named:
+            return self._report_problem(ViolationKind.POLICY_DIFFERS, peer, problem)
+        if self._check_clocks and not self.has_named_first_slot:
             ahead_ns = frame.sent_ns - now
-            if self._refused.get(peer) == frame.incarnation:
+            if self._refused_incarnations.get(peer) == frame.incarnation:
                 return None
             if ahead_ns > self._policy.timing.gamma_ns:
-                return self.clock_differs(peer, frame.incarnation, ahead_ns)
-        if self.complete and not self._restarts and self._incarnations.get(peer) != frame.incarnation:
+                return self.on_clock_difference(peer, frame.incarnation, ahead_ns)
+        if self.complete and not self._allow_restarts and self._incarnations.get(peer) != frame.incarnation:
             text = "has restarted; this group began with its earlier incarnation and cannot take it back"
-            return self._complain(ViolationKind.RESTARTED, peer, text)
-        self.complaints.pop(peer, None)
+            return self._report_problem(ViolationKind.RESTARTED, peer, text)
+        self.problems.pop(peer, None)
         if self._incarnations.get(peer) != frame.incarnation:
-            self._by_multicast[peer] = False
+            self._received_by_multicast[peer] = False
             self._hellos.pop(peer, None)
-            if self._restarts:
+            if self._allow_restarts:
                 self._next_hello = now  # whoever is new here has to hear from everyone
         was_complete, known = self.complete, self._hellos.get(peer)
         self._incarnations[peer] = frame.incarnation
-        self._by_multicast[peer] = self._by_multicast.get(peer, False) or frame.multicast
+        self._received_by_multicast[peer] = self._received_by_multicast.get(peer, False) or frame.multicast
         # A HELLO that an earlier one was overtaken by takes nothing back.
         if known is None or (known.first_slot, known.complete) <= (hello.first_slot, hello.complete):
             self._hellos[peer] = hello
         if not self._own_first_slot and len(self._hellos) == len(self._peers):
             self._name_first_slot(now)
         elif self.complete and not was_complete:
-            self._say(now)
+            self._send_hello(now)
         elif was_complete and not hello.complete:
-            self._say(now, to=peer)
+            self._send_hello(now, to=peer)
         return None
 
-    def clock_differs(self, peer: int, life: int, off_ns: int) -> ClockViolation | None:
+    def on_clock_difference(self, peer: int, incarnation: int, difference_ns: int) -> ClockViolation | None:
         """A peer's clock is off by more than Γ: before we have named our first slot, it is not begun with.
 
         A violation, unless that is known.
         """
-        if self._refused.get(peer) == life:
+        if self._refused_incarnations.get(peer) == incarnation:
             return None
         gamma_ns = self._policy.timing.gamma_ns
-        if self.named:
+        if self.has_named_first_slot:
             outcome = "nobody is left out where members do not fail, so that deliveries may be late"
-            return ClockViolation.of(peer, off_ns, gamma_ns, outcome)
-        violation = ClockViolation.of(peer, off_ns, gamma_ns, "the group does not begin with it")
-        self._refused[peer] = life
+            return ClockViolation.of(peer, difference_ns, gamma_ns, outcome)
+        violation = ClockViolation.of(peer, difference_ns, gamma_ns, "the group does not begin with it")
+        self._refused_incarnations[peer] = incarnation
         self._hellos.pop(peer, None)
-        self.complaints[peer] = f"has a wrong clock: {violation.text}"
+        self.problems[peer] = f"has a wrong clock: {violation.text}"
         return violation
 
-    def _complain(self, kind: ViolationKind, peer: int, problem: str) -> Violation | None:
+    def _report_problem(self, kind: ViolationKind, peer: int, problem: str) -> Violation | None:
         """A violation for the first HELLO that shows a problem, nothing for its repetitions."""
-        if self.complaints.get(peer) == problem:
+        if self.problems.get(peer) == problem:
             return None
-        self.complaints[peer] = problem
+        self.problems[peer] = problem
         return Violation(kind, f"member {peer} {problem}", peer)
 
     def _mismatch(self, hello: Hello, epoch: int) -> str | None:
@@ -132,7 +134,7 @@ class RateExchange:
             return f"is in epoch {epoch}, here it is {self._policy.epoch}"
         for word, theirs, ours in (
             # Where slots have been changed since, whoever comes is told what they are.
-            ("slot", hello.theta_ns, hello.theta_ns if hello.changes or self.changes else timing.theta_ns),
+            ("slot", hello.theta_ns, hello.theta_ns if hello.slot_changes or self.slot_changes else timing.theta_ns),
             ("delta", hello.delta_ns, timing.delta_ns),
             ("gamma", hello.gamma_ns, timing.gamma_ns),
         ):
@@ -141,7 +143,7 @@ class RateExchange:
         policy = self._policy
         for word, told, known in (
             ("failures", hello.failures, policy.failures),
-            ("fec", _fraction(hello.fec), _fraction(policy.fec)),
+            ("fec", _fec_text(hello.fec), _fec_text(policy.fec)),
             ("loss_burst", hello.loss_burst, policy.loss_burst),
         ):
             if told != known:
@@ -157,7 +159,7 @@ class RateExchange:
         timing, policy = self._policy.timing, self._policy
         extra = max(0, policy.start_margin_ns - timing.delta_ns - timing.gamma_ns)
         self._own_first_slot = timing.smax(now + extra)
-        self._say(now)
+        self._send_hello(now)
 
     def wake(self, now: int) -> None:
         """Say HELLO if it is time."""
@@ -165,25 +167,25 @@ class RateExchange:
             return
         if not self._peers and not self._own_first_slot:
             self._name_first_slot(now)
-        if self.settled():
+        if self.is_complete_everywhere():
             self._next_hello = None
             return
-        self._say(now)
-        self._next_hello = now + self._every_ns
+        self._send_hello(now)
+        self._next_hello = now + self._hello_interval_ns
 
     def stop(self) -> None:
         """A slot has been delivered, so everyone sends: nobody needs another HELLO, unless somebody may come back."""
-        if not self._restarts:
+        if not self._allow_restarts:
             self._next_hello = None
 
     def wake_at(self) -> int | None:
         """When the next HELLO is due."""
         return self._next_hello
 
-    def _say(self, now: int, to: int = 0) -> None:
+    def _send_hello(self, now: int, to: int = 0) -> None:
         policy, timing, rate = self._policy, self._policy.timing, self._policy.rate
         heard = tuple(
-            Heard(peer, self._incarnations[peer], self._by_multicast[peer])
+            SeenPeer(peer, self._incarnations[peer], self._received_by_multicast[peer])
             for peer in self._peers
             if peer in self._hellos
         )
@@ -202,7 +204,7 @@ class RateExchange:
                 policy.failures,
                 policy.fec,
                 policy.loss_burst,
-                self.changes,
+                self.slot_changes,
                 order_key(policy),
             )
         )
@@ -223,7 +225,7 @@ class RateExchange:
             self.down.extend([frame] * policy.copies)
 
     @property
-    def named(self) -> bool:
+    def has_named_first_slot(self) -> bool:
         """Whether this member has named its first slot."""
         return self._own_first_slot > 0
 
@@ -236,7 +238,7 @@ class RateExchange:
             and all(hello.first_slot for hello in self._hellos.values())
         )
 
-    def settled(self) -> bool:
+    def is_complete_everywhere(self) -> bool:
         """Whether everyone is known to know everyone's first slot."""
         return self.complete and all(hello.complete for hello in self._hellos.values())
 
@@ -257,12 +259,12 @@ class RateExchange:
         hello = self._hellos.get(peer)
         return None if hello is None else Rate(hello.avg, hello.burst, hello.burst_bytes)
 
-    def heard_by_multicast(self) -> bool:
+    def reaches_all_by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""
         me = self._policy.member
         heard_all = len(self._hellos) == len(self._peers)
         return (
             self._policy.multicast
             and heard_all
-            and all(any(h.member == me and h.by_multicast for h in hello.heard) for hello in self._hellos.values())
+            and all(any(h.member == me and h.by_multicast for h in hello.seen_peers) for hello in self._hellos.values())
         )

@@ -24,7 +24,7 @@ class Input(StrEnum):
     LEAVE = "leave"
 
 
-TAKES: dict[Mode, frozenset[Input]] = {
+ACCEPTED_INPUTS: dict[Mode, frozenset[Input]] = {
     Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
     Mode.DET_RATE: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
     Mode.DELIVER_MESSAGES: frozenset(Input),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unisono.wire.frame import LAST, Frame
+from unisono.wire.frame import END_OF_SLOT, Frame
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class SlotFrames:
     waiting: dict[int, Frame] = field(default_factory=dict)
     next_number: int = 0
     last_number: int | None = None
-    pieces: list[bytes | memoryview] = field(default_factory=list)
+    fragments: list[bytes | memoryview] = field(default_factory=list)
 
     def ended(self) -> bool:
         """Whether all of the slot has been taken."""
@@ -43,9 +43,9 @@ class Rqueue:
         number = frame.number
         if number < frames.next_number or number in frames.waiting:
             return False
-        if frames.last_number is not None and (number > frames.last_number or frame.flags & LAST):
+        if frames.last_number is not None and (number > frames.last_number or frame.flags & END_OF_SLOT):
             return False
-        if frame.flags & LAST:
+        if frame.flags & END_OF_SLOT:
             if frames.waiting and max(frames.waiting) > number:
                 return False
             frames.last_number = number

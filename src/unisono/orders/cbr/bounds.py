@@ -7,7 +7,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
 from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, period_ns
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import HEAD_BYTES
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 
 def turn_bound_ns(timing: Timing) -> int:
@@ -29,7 +29,7 @@ def offer(ask: Ask) -> Offer:
         rate = min(max(1, -int(-ask.rate.avg // 1)), RATE_MAX)
     if ask.failures:
         why.append(f"{ask.failures} failures: none is tolerated, a member that crashes stops the order")
-    through = ask.gets_through(rate)
+    through = ask.probability_nothing_lost(rate)
     if through < 0.5 or ask.loss_burst or ask.fec:
         why.append("loss: none is tolerated, a turn that is lost stops the order")
     wait = ask.rate.burst * period_ns(rate)
@@ -49,9 +49,9 @@ def offer(ask: Ask) -> Offer:
         bound,
         float(rate),
         -(-timing.theta_ns * rate // CYCLE_NS),
-        HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES,
+        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES,
         gap_free=not ask.failures,
         loss_tolerance="none",
         reliability=through,
-        why=tuple(why),
+        reasons=tuple(why),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Mode(StrEnum):
+class CbrMode(StrEnum):
     """The modes of figure 2, and the end that the paper leaves out."""
 
     GET_RATE = "GetRate"
@@ -16,7 +16,7 @@ class Mode(StrEnum):
     LEFT = "Left"
 
 
-class Action(StrEnum):
+class CbrAction(StrEnum):
     """What changes the mode."""
 
     INIT_RATE = "init-rate"
@@ -26,22 +26,25 @@ class Action(StrEnum):
     LEAVE = "leave"
 
 
-CHANGES: dict[tuple[Mode, Action], Mode] = {
-    (Mode.GET_RATE, Action.INIT_RATE): Mode.FIRST_RESERVE,
-    (Mode.GET_RATE, Action.NEW_RATE): Mode.GET_RATE,
-    (Mode.FIRST_RESERVE, Action.RESERVE): Mode.DET_ORDER,
-    (Mode.FIRST_RESERVE, Action.NEW_RATE): Mode.FIRST_RESERVE,  # 000-8: as in DetOrder, Porder is not known yet
-    (Mode.DET_ORDER, Action.NEW_RATE): Mode.FIRST_RESERVE,
-    (Mode.DET_ORDER, Action.START_DELIVER): Mode.DELIVER_MESSAGES,
-    (Mode.DELIVER_MESSAGES, Action.NEW_RATE): Mode.RESERVE,
-    (Mode.RESERVE, Action.NEW_RATE): Mode.RESERVE,
-    (Mode.RESERVE, Action.RESERVE): Mode.DELIVER_MESSAGES,
-    **{(mode, Action.LEAVE): Mode.LEFT for mode in Mode if mode is not Mode.LEFT},
+CBR_TRANSITIONS: dict[tuple[CbrMode, CbrAction], CbrMode] = {
+    (CbrMode.GET_RATE, CbrAction.INIT_RATE): CbrMode.FIRST_RESERVE,
+    (CbrMode.GET_RATE, CbrAction.NEW_RATE): CbrMode.GET_RATE,
+    (CbrMode.FIRST_RESERVE, CbrAction.RESERVE): CbrMode.DET_ORDER,
+    (
+        CbrMode.FIRST_RESERVE,
+        CbrAction.NEW_RATE,
+    ): CbrMode.FIRST_RESERVE,  # 000-8: as in DetOrder, Porder is not known yet
+    (CbrMode.DET_ORDER, CbrAction.NEW_RATE): CbrMode.FIRST_RESERVE,
+    (CbrMode.DET_ORDER, CbrAction.START_DELIVER): CbrMode.DELIVER_MESSAGES,
+    (CbrMode.DELIVER_MESSAGES, CbrAction.NEW_RATE): CbrMode.RESERVE,
+    (CbrMode.RESERVE, CbrAction.NEW_RATE): CbrMode.RESERVE,
+    (CbrMode.RESERVE, CbrAction.RESERVE): CbrMode.DELIVER_MESSAGES,
+    **{(mode, CbrAction.LEAVE): CbrMode.LEFT for mode in CbrMode if mode is not CbrMode.LEFT},
 }
 """Figure 2: the mode after each action. Reserve lasts until the new rate is in force; deliveries go on in it."""
 
 
-class Input(StrEnum):
+class CbrInput(StrEnum):
     """What can happen to the automaton."""
 
     SUBMIT = "app-mcast"
@@ -52,14 +55,14 @@ class Input(StrEnum):
     LEAVE = "leave"
 
 
-TAKES: dict[Mode, frozenset[Input]] = {
-    Mode.GET_RATE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
-    Mode.FIRST_RESERVE: frozenset({Input.HELLO, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DET_ORDER: frozenset({Input.HELLO, Input.DATA, Input.NEW_RATE, Input.LEAVE}),
-    Mode.DELIVER_MESSAGES: frozenset(Input),
-    Mode.RESERVE: frozenset(Input),
-    Mode.LEFT: frozenset(),
+CBR_ACCEPTED_INPUTS: dict[CbrMode, frozenset[CbrInput]] = {
+    CbrMode.GET_RATE: frozenset({CbrInput.HELLO, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.FIRST_RESERVE: frozenset({CbrInput.HELLO, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.DET_ORDER: frozenset({CbrInput.HELLO, CbrInput.DATA, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.DELIVER_MESSAGES: frozenset(CbrInput),
+    CbrMode.RESERVE: frozenset(CbrInput),
+    CbrMode.LEFT: frozenset(),
 }
 """Which inputs have an effect in which mode; any other pair is ignored (a submission is not taken, and waits)."""
 
-RUNNING = frozenset({Mode.DELIVER_MESSAGES, Mode.RESERVE})
+CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})

@@ -45,7 +45,7 @@ def cycle_and_turn(number: int) -> tuple[int, int]:
     return number >> _TURN_BITS, number & _TURN_MASK
 
 
-def by_sorting(rates: Mapping[int, int]) -> Porder:
+def porder_by_sorting(rates: Mapping[int, int]) -> Porder:
     """The definition of Porder: all turns (k, member), sorted by (k/rate, member)."""
     scale = lcm(*rates.values())
     steps = {member: scale // rate for member, rate in rates.items()}
@@ -54,17 +54,19 @@ def by_sorting(rates: Mapping[int, int]) -> Porder:
     return tuple(member for _, member in turns)
 
 
-def start_up(rates: Mapping[int, int]) -> Porder:
+def initial_porder(rates: Mapping[int, int]) -> Porder:
     """start-deliver: the members' turns merged one member after the other."""
     order: Porder = ()
     merged: dict[int, int] = {}
     for member in sorted(rates):
-        order, _ = update(order, 0, merged, member, rates[member])
+        order, _ = update_porder(order, 0, merged, member, rates[member])
         merged[member] = rates[member]
     return order
 
 
-def update(order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int) -> tuple[Porder, int]:
+def update_porder(
+    order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int
+) -> tuple[Porder, int]:
     """change-rate: the Porder and `current` after `member` goes from its rate in `rates` to `rate`.
 
     The turn at `current` is the one being served. What the others have taken stays taken; a turn q of `member` counts
@@ -88,10 +90,10 @@ def update(order: Sequence[int], current: int, rates: Mapping[int, int], member:
         merged.append(member)
         done = at
     merged.extend(others[done:])
-    return tuple(merged), _taken(order, current, rates, member, rate)
+    return tuple(merged), _updated_current(order, current, rates, member, rate)
 
 
-def _taken(order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int) -> int:
+def _updated_current(order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int) -> int:
     if not 0 <= current < max(1, len(order)):
         raise IndexError(f"turn {current} of a cycle of {len(order)}")
     if current == 0:

@@ -10,25 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from unisono.model.message_range import Extent
+from unisono.model.message_range import MessageRange
 from unisono.model.message_set import NO_MESSAGES, MessageSet
 from unisono.orders.priority.messages import Reader, Unreadable, encode_set
 from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 
-_TOP = 2**63
+_LIMIT = 2**63
 _HOLDINGS = struct.Struct("!QQ")
-_EXTENT = struct.Struct("!QHIQI")
+_MESSAGE_RANGE = struct.Struct("!QHIQI")
 _PART = struct.Struct("!II")
 _LENGTH = struct.Struct("!I")
 _COUNT = struct.Struct("!H")
-_LIFE = struct.Struct("!HI")
+_INCARNATION = struct.Struct("!HI")
 _STATE = struct.Struct("!QQ")
-HOLDINGS_BYTES, EXTENT_BYTES, LIFE_BYTES, COUNT_BYTES = _HOLDINGS.size, _EXTENT.size, _LIFE.size, _COUNT.size
-GIVE_BYTES = _EXTENT.size + _PART.size
+HOLDINGS_BYTES, MESSAGE_RANGE_BYTES, INCARNATION_BYTES, COUNT_BYTES = (
+    _HOLDINGS.size,
+    _MESSAGE_RANGE.size,
+    _INCARNATION.size,
+    _COUNT.size,
+)
+RECOVERY_REPLY_BYTES = _MESSAGE_RANGE.size + _PART.size
 LENGTH_BYTES = _LENGTH.size
 """What a given message has before it."""
-GONE = _TOP - 1
+ALL_SLOTS_DONE = _LIMIT - 1
 """Done up to here is who delivers nothing early any more."""
 
 
@@ -40,58 +45,66 @@ class Holdings:
     The frame's number says which part this is, its burst of how many.
     """
 
-    upto: int
-    known: int
-    extents: tuple[Extent, ...]
+    done_slot: int
+    delivered_instance: int
+    message_ranges: tuple[MessageRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class RecoveryRequest:
     """Its sender lacks these."""
 
-    extents: tuple[Extent, ...]
+    message_ranges: tuple[MessageRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class RecoveryReply:
     """Messages, or a part of one message; `total` 0 says that they were final and are not kept any more."""
 
-    extent: Extent
-    total: int
+    message_range: MessageRange
+    total_bytes: int
     offset: int
-    part: bytes
+    data: bytes
 
 
-Message: TypeAlias = Holdings | Want | Give
+FinalsMessage: TypeAlias = Holdings | RecoveryRequest | RecoveryReply
 
 
-def encode(message: Message) -> tuple[Kind, bytes]:
+def encode(message: FinalsMessage) -> tuple[Kind, bytes]:
     """A frame's kind and body."""
     match message:
         case Holdings():
-            return Kind.HOLDINGS, _HOLDINGS.pack(message.upto, message.known) + _pack(message.extents)
-        case Want():
-            return Kind.WANT, _pack(message.extents)
-        case Give():
-            return Kind.GIVE, _EXTENT.pack(*message.extent) + _PART.pack(message.total, message.offset) + message.part
+            return Kind.FINAL_REPORT, _HOLDINGS.pack(message.done_slot, message.delivered_instance) + _encode_ranges(
+                message.message_ranges
+            )
+        case RecoveryRequest():
+            return Kind.FINAL_REQUEST, _encode_ranges(message.message_ranges)
+        case RecoveryReply():
+            return Kind.FINAL_ANSWER, _MESSAGE_RANGE.pack(*message.message_range) + _PART.pack(
+                message.total_bytes, message.offset
+            ) + message.data
         case _:
             assert_never(message)
 
 
-def _pack(extents: Sequence[Extent]) -> bytes:
-    return b"".join(_EXTENT.pack(*extent) for extent in extents)
+def _encode_ranges(message_ranges: Sequence[MessageRange]) -> bytes:
+    return b"".join(_MESSAGE_RANGE.pack(*extent) for extent in message_ranges)
 
 
-def _unpack(data: bytes, at: int) -> tuple[Extent, ...] | None:
+def _decode_ranges(data: bytes, at: int) -> tuple[MessageRange, ...] | None:
     """All that follows, if each is possible."""
-    if (len(data) - at) % EXTENT_BYTES:
+    if (len(data) - at) % MESSAGE_RANGE_BYTES:
         return None
-    extents = tuple(map(Extent._make, _EXTENT.iter_unpack(data[at:])))
-    return extents if all(map(_possible, extents)) else None
+    extents = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(data[at:])))
+    return extents if all(map(_is_valid, extents)) else None
 
 
-def _possible(extent: Extent) -> bool:
-    return extent.slot < _TOP and extent.length > 0 and extent.first + extent.length <= _TOP
+def _is_valid(message_range: MessageRange) -> bool:
+    return (
+        message_range.slot < _LIMIT
+        and message_range.length > 0
+        and message_range.first + message_range.length <= _LIMIT
+    )
 
 
 def decode_holdings(data: bytes) -> Holdings | None:
@@ -99,37 +112,37 @@ def decode_holdings(data: bytes) -> Holdings | None:
     if len(data) < HOLDINGS_BYTES:
         return None
     upto, known = _HOLDINGS.unpack_from(data)
-    extents = _unpack(data, HOLDINGS_BYTES)
-    if extents is None or max(upto, known) >= _TOP or any(extent.slot > upto for extent in extents):
+    extents = _decode_ranges(data, HOLDINGS_BYTES)
+    if extents is None or max(upto, known) >= _LIMIT or any(extent.slot > upto for extent in extents):
         return None
     return Holdings(upto, known, extents)
 
 
-def decode_want(data: bytes) -> Want | None:
+def decode_recovery_request(data: bytes) -> RecoveryRequest | None:
     """What a member lacks, or None if it is malformed."""
-    extents = _unpack(data, 0)
-    return Want(extents) if extents else None
+    extents = _decode_ranges(data, 0)
+    return RecoveryRequest(extents) if extents else None
 
 
-def decode_give(data: bytes) -> Give | None:
+def decode_recovery_reply(data: bytes) -> RecoveryReply | None:
     """What a member gives, or None if it is malformed."""
-    if len(data) < GIVE_BYTES:
+    if len(data) < RECOVERY_REPLY_BYTES:
         return None
-    extent = Extent._make(_EXTENT.unpack_from(data))
-    total, offset = _PART.unpack_from(data, EXTENT_BYTES)
-    part = data[GIVE_BYTES:]
+    extent = MessageRange._make(_MESSAGE_RANGE.unpack_from(data))
+    total, offset = _PART.unpack_from(data, MESSAGE_RANGE_BYTES)
+    part = data[RECOVERY_REPLY_BYTES:]
     whole = offset == 0 and len(part) == total
-    if not _possible(extent) or offset + len(part) > total or (extent.length > 1 and not whole):
+    if not _is_valid(extent) or offset + len(part) > total or (extent.length > 1 and not whole):
         return None
     if total and not part:
         return None
-    return Give(extent, total, offset, part)
+    return RecoveryReply(extent, total, offset, part)
 
 
-DECODERS: Mapping[Kind, Callable[[bytes], Message | None]] = {
-    Kind.HOLDINGS: decode_holdings,
-    Kind.WANT: decode_want,
-    Kind.GIVE: decode_give,
+DECODERS: Mapping[Kind, Callable[[bytes], FinalsMessage | None]] = {
+    Kind.FINAL_REPORT: decode_holdings,
+    Kind.FINAL_REQUEST: decode_recovery_request,
+    Kind.FINAL_ANSWER: decode_recovery_reply,
 }
 register_control(DECODERS)
 
@@ -151,53 +164,53 @@ def decode_messages(data: bytes, count: int) -> list[bytes] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class FinalLogValue:
     """A value of the log: who takes part from here on, by member its life, and what is final next."""
 
-    entering: Mapping[int, int] = field(default_factory=dict)
-    extents: tuple[Extent, ...] = ()
+    new_participants: Mapping[int, int] = field(default_factory=dict)
+    message_ranges: tuple[MessageRange, ...] = ()
 
 
-def encode_value(value: Value) -> bytes:
+def encode_value(value: FinalLogValue) -> bytes:
     """A value of the log as bytes."""
-    lives = b"".join(_LIFE.pack(*entry) for entry in sorted(value.entering.items()))
-    return _COUNT.pack(len(value.entering)) + lives + _pack(value.extents)
+    lives = b"".join(_INCARNATION.pack(*entry) for entry in sorted(value.new_participants.items()))
+    return _COUNT.pack(len(value.new_participants)) + lives + _encode_ranges(value.message_ranges)
 
 
-def decode_value(data: bytes) -> Value | None:
+def decode_value(data: bytes) -> FinalLogValue | None:
     """The value, or None if it is not one of this log."""
     if len(data) < COUNT_BYTES:
         return None
-    end = COUNT_BYTES + _COUNT.unpack_from(data)[0] * LIFE_BYTES
+    end = COUNT_BYTES + _COUNT.unpack_from(data)[0] * INCARNATION_BYTES
     if end > len(data):
         return None
-    entering = dict(_LIFE.iter_unpack(data[COUNT_BYTES:end]))
-    extents = _unpack(data, end)
-    return None if extents is None else Value(entering, extents)
+    entering = dict(_INCARNATION.iter_unpack(data[COUNT_BYTES:end]))
+    extents = _decode_ranges(data, end)
+    return None if extents is None else FinalLogValue(entering, extents)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FinalLogState:
     """What stands for a prefix of the log: how many messages are final, in which slot it is, who takes part in which
     life, what is final, and up to which life of each sender everything counts as if it were."""
 
-    messages: int = 0
+    message_count: int = 0
     slot: int = 0
-    entered: Mapping[int, int] = field(default_factory=dict)
+    participants: Mapping[int, int] = field(default_factory=dict)
     final: MessageSet = NO_MESSAGES
-    closed: Mapping[int, int] = field(default_factory=dict)
+    closed_incarnations: Mapping[int, int] = field(default_factory=dict)
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: FinalLogState) -> bytes:
     """A log's state as bytes."""
-    parts = [_STATE.pack(state.messages, state.slot)]
-    for lives in (state.entered, state.closed):
+    parts = [_STATE.pack(state.message_count, state.slot)]
+    for lives in (state.participants, state.closed_incarnations):
         parts.append(_COUNT.pack(len(lives)))
-        parts += [_LIFE.pack(*entry) for entry in sorted(lives.items())]
+        parts += [_INCARNATION.pack(*entry) for entry in sorted(lives.items())]
     return b"".join((*parts, encode_set(state.final)))
 
 
-def decode_state(data: bytes) -> State | None:
+def decode_state(data: bytes) -> FinalLogState | None:
     """The state, or None if it is malformed."""
     reader = Reader(data)
     try:
@@ -205,10 +218,10 @@ def decode_state(data: bytes) -> State | None:
         maps: list[dict[int, int]] = []
         for _ in range(2):
             (count,) = reader.unpack(_COUNT)
-            pairs = [reader.unpack(_LIFE) for _ in range(count)]
+            pairs = [reader.unpack(_INCARNATION) for _ in range(count)]
             maps.append({pair[0]: pair[1] for pair in pairs})
-        final = reader.message_set()
-        reader.end()
+        final = reader.read_message_set()
+        reader.expect_end()
     except Unreadable:
         return None
-    return State(messages, slot, maps[0], final, maps[1])
+    return FinalLogState(messages, slot, maps[0], final, maps[1])

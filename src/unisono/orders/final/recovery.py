@@ -4,90 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from unisono.agreement.membership.from_policy import retry_ns
-from unisono.model.events import Run
-from unisono.model.message_range import Cell, Extent
-from unisono.model.message_set import MessageSet, Range
+from unisono.agreement.membership.from_policy import retry_interval_ns
+from unisono.model.events import PackedMessages
+from unisono.model.message_range import MessageRange, SenderSlot
+from unisono.model.message_set import MessageSet, SequenceRange
 from unisono.model.policy import Policy
-from unisono.model.remaining import Rest
-from unisono.orders.final.log import Agreed, FinalLog
+from unisono.model.remaining import RemainingMessages
+from unisono.orders.final.log import AgreedRange, FinalLog
 from unisono.orders.final.messages import (
-    EXTENT_BYTES,
-    GIVE_BYTES,
     LENGTH_BYTES,
-    Give,
-    Message,
-    Want,
+    MESSAGE_RANGE_BYTES,
+    RECOVERY_REPLY_BYTES,
+    FinalsMessage,
+    RecoveryReply,
+    RecoveryRequest,
     decode_messages,
     encode_messages,
 )
-from unisono.orders.final.reports import Reports
-from unisono.orders.final.store import Store
+from unisono.orders.final.reports import MemberReports
+from unisono.orders.final.store import MessageStore
 from unisono.wire.frame import HEADER_BYTES
 
-GIVEN_FRAMES = 64
+REPLY_FRAMES_MAX = 64
 """So many frames answer one request, beyond the last message's."""
-ASKED_MOST = 256
+REQUESTED_MAX = 256
 """So much is asked for at a time."""
-PARTIAL_MOST = 64
+PARTIAL_MAX = 64
 """So many long messages may be under way to this member in parts."""
 
-Say = Callable[[int, Message, int], None]
+SendFunction = Callable[[int, FinalsMessage, int], None]
 
 
 class Recovery:
     """One member's side of it."""
 
-    def __init__(self, policy: Policy, store: Store, log: FinalLog, say: Say) -> None:
+    def __init__(self, policy: Policy, store: MessageStore, log: FinalLog, send: SendFunction) -> None:
         self._me = policy.member
         self._store = store
         self._log = log
-        self._say = say
-        self._retry_ns = retry_ns(policy.timing)
-        self._room = policy.max_frame - HEADER_BYTES
-        self._asked: dict[Extent, tuple[int, int]] = {}
+        self._send = send
+        self._retry_ns = retry_interval_ns(policy.timing)
+        self._max_body_bytes = policy.max_frame - HEADER_BYTES
+        self._requested: dict[MessageRange, tuple[int, int]] = {}
         """What was asked for: when, and whom."""
         self._partial: dict[tuple[int, int, int, int], dict[int, bytes]] = {}
         """By giver and message, what has come of it."""
-        self._lost: dict[Cell, dict[int, None]] = {}
+        self._dropped_by: dict[SenderSlot, dict[int, None]] = {}
         """Who has said that it keeps a cell's messages no longer."""
 
-    def due(self) -> int | None:
+    def retry_at(self) -> int | None:
         """When to ask again."""
-        return min((at for at, _ in self._asked.values()), default=None)
+        return min((at for at, _ in self._requested.values()), default=None)
 
     def overdue(self, now: int) -> bool:
         """Whether somebody has not answered."""
-        due = self.due()
+        due = self.retry_at()
         return due is not None and now >= due
 
-    def hopeless(self, extent: Extent, majority: int) -> bool:
+    def is_unrecoverable(self, message_range: MessageRange, majority: int) -> bool:
         """Whether a majority had this and keeps it no longer."""
-        return len(self._lost.get(extent.cell, {})) >= majority
+        return len(self._dropped_by.get(message_range.sender_slot, {})) >= majority
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def ask(self, now: int, agreed: Iterable[Agreed], reports: Reports, peers: Sequence[int], upto: int) -> None:
+    def request_missing(
+        self, now: int, agreed: Iterable[AgreedRange], reports: MemberReports, peers: Sequence[int], done_slot: int
+    ) -> None:
         """Request what is missing here: of what has its place, and of what a peer holds in a slot that is over."""
-        missing: dict[Extent, list[int]] = {}
+        missing: dict[MessageRange, list[int]] = {}
         for one in agreed:
-            if len(missing) >= ASKED_MOST:
+            if len(missing) >= REQUESTED_MAX:
                 break
-            for extent in self._lacking(one.extent):
-                holders = list(reports.holders(extent.cell, peers))
+            for extent in self._missing_here(one.message_range):
+                holders = list(reports.holders(extent.sender_slot, peers))
                 missing[extent] = holders or [extent.sender] * (extent.sender in peers) + [
                     peer for peer in peers if peer != extent.sender
                 ]
         for peer in peers:
-            report = reports.of.get(peer)
-            for cell, ranges in report.cells.items() if report is not None else ():
-                if len(missing) >= ASKED_MOST or cell[0] > upto:
+            report = reports.by_member.get(peer)
+            for cell, ranges in report.held_ranges.items() if report is not None else ():
+                if len(missing) >= REQUESTED_MAX or cell[0] > done_slot:
                     break
                 if self._store.ranges(cell) != ranges:
-                    for extent in self._open_there(cell, ranges):
+                    for extent in self._missing_and_not_final(cell, ranges):
                         missing.setdefault(extent, []).append(peer)
-        wants: dict[int, list[Extent]] = {}
-        asked, self._asked = self._asked, {}
+        wants: dict[int, list[MessageRange]] = {}
+        asked, self._requested = self._requested, {}
         for extent, holders in missing.items():
             due, whom = asked.get(extent, (0, 0))
             if now >= due and holders:
@@ -95,45 +97,51 @@ class Recovery:
                 due = now + self._retry_ns
                 wants.setdefault(whom, []).append(extent)
             if holders:
-                self._asked[extent] = (due, whom)
-        at_once = self._room // EXTENT_BYTES
+                self._requested[extent] = (due, whom)
+        at_once = self._max_body_bytes // MESSAGE_RANGE_BYTES
         for whom, extents in sorted(wants.items()):
             for at in range(0, len(extents), at_once):
-                self._say(now, Want(tuple(extents[at : at + at_once])), whom)
+                self._send(now, RecoveryRequest(tuple(extents[at : at + at_once])), whom)
 
-    def _open_there(self, cell: Cell, ranges: Sequence[Range]) -> list[Extent]:
+    def _missing_and_not_final(self, sender_slot: SenderSlot, ranges: Sequence[SequenceRange]) -> list[MessageRange]:
         """What of these is missing here and not final."""
-        there = [Extent(*cell, first, last - first + 1) for first, last in ranges]
-        return [extent for one in there for lacked in self._lacking(one) for extent in self._log.left(lacked)]
+        there = [MessageRange(*sender_slot, first, last - first + 1) for first, last in ranges]
+        return [
+            extent for one in there for lacked in self._missing_here(one) for extent in self._log.not_yet_final(lacked)
+        ]
 
-    def _lacking(self, extent: Extent) -> list[Extent]:
-        held = self._store.ranges(extent.cell)
-        return extent.without(MessageSet({extent.origin: held})) if held else [extent]
+    def _missing_here(self, message_range: MessageRange) -> list[MessageRange]:
+        held = self._store.ranges(message_range.sender_slot)
+        return message_range.without(MessageSet({message_range.origin: held})) if held else [message_range]
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def give(self, now: int, to: int, want: Want, forgotten: Callable[[Extent], bool]) -> None:
+    def answer(self, now: int, to: int, request: RecoveryRequest, was_dropped: Callable[[MessageRange], bool]) -> None:
         """Somebody lacks messages: as much of them as is here, or the word that they are forgotten."""
         frames = 0
-        for extent in want.extents:
-            held = self._store.ranges(extent.cell)
-            if not held and forgotten(extent):
-                self._say(now, Give(extent, 0, 0, b""), to)
+        for extent in request.message_ranges:
+            held = self._store.ranges(extent.sender_slot)
+            if not held and was_dropped(extent):
+                self._send(now, RecoveryReply(extent, 0, 0, b""), to)
                 continue
             for first, last in held:
                 start, end = max(first, extent.first), min(last, extent.last)
-                runs = self._store.runs(Extent(*extent.cell, start, end - start + 1)) if start <= end else None
+                runs = (
+                    self._store.packed_messages(MessageRange(*extent.sender_slot, start, end - start + 1))
+                    if start <= end
+                    else None
+                )
                 if runs is None:
                     continue
-                for give in self._gives(extent.cell, start, [m for run in runs for m in run.messages()]):
-                    if frames >= GIVEN_FRAMES and give.offset == 0:
+                for give in self._replies(extent.sender_slot, start, [m for run in runs for m in run.messages()]):
+                    if frames >= REPLY_FRAMES_MAX and give.offset == 0:
                         return
                     frames += 1
-                    self._say(now, give, to)
+                    self._send(now, give, to)
 
-    def _gives(self, cell: Cell, first: int, messages: list[bytes]) -> Iterator[Give]:
+    def _replies(self, sender_slot: SenderSlot, first: int, messages: list[bytes]) -> Iterator[RecoveryReply]:
         """As many messages to a frame as fit; one that does not fit goes in parts."""
-        room, at = self._room - GIVE_BYTES, 0
+        room, at = self._max_body_bytes - RECOVERY_REPLY_BYTES, 0
         while at < len(messages):
             end, size = at, 0
             while end < len(messages) and size + LENGTH_BYTES + len(messages[end]) <= room:
@@ -142,29 +150,31 @@ class Recovery:
             if end == at:
                 data = encode_messages(messages[at : at + 1])
                 for offset in range(0, len(data), room):
-                    yield Give(Extent(*cell, first + at, 1), len(data), offset, data[offset : offset + room])
+                    yield RecoveryReply(
+                        MessageRange(*sender_slot, first + at, 1), len(data), offset, data[offset : offset + room]
+                    )
                 at += 1
             else:
                 data = encode_messages(messages[at:end])
-                yield Give(Extent(*cell, first + at, end - at), len(data), 0, data)
+                yield RecoveryReply(MessageRange(*sender_slot, first + at, end - at), len(data), 0, data)
                 at = end
 
-    def take(self, sender: int, give: Give) -> list[tuple[Cell, int, Run]]:
+    def receive(self, sender: int, reply: RecoveryReply) -> list[tuple[SenderSlot, int, PackedMessages]]:
         """Messages have come, or a part of one; what is whole now."""
-        extent = give.extent
-        if give.total == 0:
-            self._lost.setdefault(extent.cell, {})[sender] = None
+        extent = reply.message_range
+        if reply.total_bytes == 0:
+            self._dropped_by.setdefault(extent.sender_slot, {})[sender] = None
             return []
-        self._lost.pop(extent.cell, None)
-        data = give.part
-        if len(data) < give.total:
+        self._dropped_by.pop(extent.sender_slot, None)
+        data = reply.data
+        if len(data) < reply.total_bytes:
             name = (sender, extent.sender, extent.incarnation, extent.first)
-            if name not in self._partial and len(self._partial) >= PARTIAL_MOST:
+            if name not in self._partial and len(self._partial) >= PARTIAL_MAX:
                 self._partial.pop(next(iter(self._partial)))
             parts = self._partial.setdefault(name, {})
-            parts[give.offset] = give.part
-            if sum(map(len, parts.values())) < give.total:
+            parts[reply.offset] = reply.data
+            if sum(map(len, parts.values())) < reply.total_bytes:
                 return []
             data = b"".join(parts[offset] for offset in sorted(self._partial.pop(name)))
         messages = decode_messages(data, extent.length)
-        return [] if messages is None else [(extent.cell, extent.first, Rest(messages))]
+        return [] if messages is None else [(extent.sender_slot, extent.first, RemainingMessages(messages))]

@@ -14,31 +14,33 @@ from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
 from unisono.model.durations import earliest
-from unisono.model.events import Batch, Left, Run, StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, PackedMessages, StackEvent, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Reserver
+from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import TAKES, Input, Mode
-from unisono.orders.base.packing import Load, Packer
-from unisono.orders.leader.election import Succession
+from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.base.packing import FramePayload, Packer
+from unisono.orders.leader.election import LeaderElection
 from unisono.orders.leader.messages import ORDERED_BYTES
-from unisono.orders.leader.stream import Entry
-from unisono.orders.leader.timeouts import gap_bound_ns, outage_ns, poll_ns
+from unisono.orders.leader.stream import StreamEntry
+from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.wire.frame import (
-    FIRST,
-    MORE,
-    PIECE,
+    FIRST_FRAGMENT,
+    FRAGMENT,
+    MORE_FRAGMENTS,
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import WholeMessage
+from unisono.wire.packed_messages import ReassembledMessage
 
-_SUCCESSION = frozenset({Kind.BEAT, Kind.ASK, Kind.VOTE, Kind.NEED, Kind.ORDERED})
+_ELECTION_KINDS = frozenset(
+    {Kind.STREAM_HEARTBEAT, Kind.VOTE_REQUEST, Kind.VOTE, Kind.RETRANSMIT_REQUEST, Kind.ORDERED}
+)
 
 
-def fitting(pacer: Pacer, sizes: list[int]) -> int:
+def count_fitting_messages(pacer: Pacer, sizes: list[int]) -> int:
     """How many messages of these sizes, from the first on, a slot still takes."""
     count = min(len(sizes), pacer.messages_left())
     if sum(sizes[:count]) <= pacer.bytes_left():
@@ -46,30 +48,32 @@ def fitting(pacer: Pacer, sizes: list[int]) -> int:
     return bisect_right(list(accumulate(sizes[:count])), pacer.bytes_left())
 
 
-class Pieces:
+class FragmentAssembler:
     """Puts the frames of each sender back together into runs."""
 
     def __init__(self, members: Iterable[int]) -> None:
-        self._open: dict[int, list[bytes | memoryview]] = {member: [] for member in members}
+        self._fragments: dict[int, list[bytes | memoryview]] = {member: [] for member in members}
 
-    def run_of(self, sender: int, flags: int, run: Run | None, body: bytes | memoryview) -> Run | None:
+    def reassemble(
+        self, sender: int, flags: int, packed_messages: PackedMessages | None, body: bytes | memoryview
+    ) -> PackedMessages | None:
         """What a frame completes: its run, or the message whose last piece it is."""
-        if not flags & PIECE:
-            return run
-        pieces = self._open[sender]
-        if flags & FIRST:
+        if not flags & FRAGMENT:
+            return packed_messages
+        pieces = self._fragments[sender]
+        if flags & FIRST_FRAGMENT:
             pieces.clear()
         pieces.append(body)
-        if flags & MORE:
+        if flags & MORE_FRAGMENTS:
             return None
-        self._open[sender] = []
-        return WholeMessage(pieces)
+        self._fragments[sender] = []
+        return ReassembledMessage(pieces)
 
 
-class Led(ABC):
+class LeaderOrderBase(ABC):
     """The part of an order that does not depend on what the leader does for a message."""
 
-    waits_for_all = False
+    blocks_on_any_crash = False
     """Whether the order also stops for a member that dies without leading, until the leader removes it."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
@@ -80,43 +84,43 @@ class Led(ABC):
         self.view = policy.view
         self.exchange = RateExchange(policy)
         self.exchange.down = self.down
-        self.succession = Succession(policy, self.down, self.events, self.ignored)
+        self.election = LeaderElection(policy, self.down, self.events, self.ignored)
         self._policy = policy
         self._timing = policy.timing
         self._reserver = reserver
-        self._reserved_as_leader = self.succession.leading
+        self._reserved_as_leader = self.election.leading
         reserver.reserve(self._reservation(policy.rate))
         self._packer = Packer(policy.max_frame - ORDERED_BYTES)
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._pieces = Pieces(policy.view.members)
+        self._fragments = FragmentAssembler(policy.view.members)
         self._new_rate: Rate | None = None
         self._sequence = 0
         self._index = 0
         self._leaving = False
-        self._late_reported = -1
-        self._begun = 0
+        self._late_reported_slot = -1
+        self._last_begun_term = 0
         """The last reign whose roll has come."""
-        self._hold_ns = max(0, policy.processing_ns - policy.timing.gamma_ns)
+        self._leader_hold_ns = max(0, policy.processing_ns - policy.timing.gamma_ns)
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
 
     # -- what the two orders differ in -----------------------------------------------------------------------
 
     @abstractmethod
-    def _reservation(self, rate: Rate) -> Reservation: ...
+    def _reservation(self, rate: Rate) -> BandwidthReservation: ...
     @abstractmethod
-    def _take(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int: ...
+    def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int: ...
     @abstractmethod
-    def _arrived(self, now: int, frame: Frame) -> None: ...
+    def _on_frame(self, now: int, frame: Frame) -> None: ...
     @abstractmethod
-    def _advance(self, now: int) -> None: ...
+    def _deliver_accepted(self, now: int) -> None: ...
     @abstractmethod
-    def _work(self, now: int) -> None: ...
+    def _order_and_retransmit(self, now: int) -> None: ...
     @abstractmethod
-    def _due(self) -> int | None: ...
+    def _order_timer_at(self) -> int | None: ...
     @abstractmethod
-    def _say_last(self, now: int) -> None: ...
+    def _send_leaving_frame(self, now: int) -> None: ...
     @abstractmethod
-    def _oldest(self) -> int | None: ...
+    def _oldest_pending_slot(self) -> int | None: ...
     @abstractmethod
     def bound_ns(self) -> int:
         """AppLatency while nobody dies."""
@@ -129,48 +133,48 @@ class Led(ABC):
         largest = max(sizes, default=0)
         if largest > self._policy.max_message:
             raise MessageTooLarge(largest, self._policy.max_message)
-        if Input.SUBMIT not in TAKES[self.mode] or self._leaving or not sizes:
+        if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving or not sizes:
             return 0
-        self.succession.notice(now)
-        oldest = self._oldest()
+        self.election.detect_own_pause(now)
+        oldest = self._oldest_pending_slot()
         behind = oldest is not None and self._timing.slot_of(now) - oldest > self.window_slots
         taken = 0
-        if self.succession.roster.inside(self._policy.member) and not behind:
-            taken = self._take(now, messages, sizes)
-        self._settle(now)
+        if self.election.membership.is_current_member(self._policy.member) and not behind:
+            taken = self._accept_messages(now, messages, sizes)
+        self._deliver_and_order(now)
         return taken
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if frame.kind is Kind.HELLO:
-            if Input.HELLO in TAKES[self.mode]:
+            if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 violation = self.exchange.from_below(now, frame)
                 if violation is not None:
                     self.events.append(violation)
-                self.succession.voice.multicast = self.exchange.heard_by_multicast()
+                self.election.frame_sender.uses_multicast = self.exchange.reaches_all_by_multicast()
                 self._start_deliver(now)
             return
-        if Input.DATA not in TAKES[self.mode]:
+        if Input.DATA not in ACCEPTED_INPUTS[self.mode]:
             self.ignored["data in mode " + self.mode] += 1
             return
         if frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
             return
-        if frame.kind in _SUCCESSION:
-            self.succession.from_below(now, frame)
+        if frame.kind in _ELECTION_KINDS:
+            self.election.from_below(now, frame)
         else:
-            self.succession.notice(now)
-            self._arrived(now, frame)
-        self._settle(now)
+            self.election.detect_own_pause(now)
+            self._on_frame(now, frame)
+        self._deliver_and_order(now)
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
-        if Input.NEW_RATE not in TAKES[self.mode]:
+        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
             return
         self._policy.check_rate(rate)
         asked, held = self._reservation(rate), self._reservation(self._pacer.rate)
         self._reserver.reserve(
-            Reservation(
+            BandwidthReservation(
                 max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
                 max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
                 asked.theta_ns,
@@ -184,11 +188,11 @@ class Led(ABC):
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
             self._leaving = True
-            if not self.succession.roster.inside(self._policy.member):
+            if not self.election.membership.is_current_member(self._policy.member):
                 self._depart(self._timing.slot_of(now))
                 return
-            self._say_last(now)
-            self._settle(now)
+            self._send_leaving_frame(now)
+            self._deliver_and_order(now)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -199,9 +203,9 @@ class Led(ABC):
         self.exchange.wake(now)
         self._start_deliver(now)
         if self.mode is Mode.DELIVER_MESSAGES:
-            self.succession.wake(now)
-            self._settle(now)
-            self._watch(now)
+            self.election.wake(now)
+            self._deliver_and_order(now)
+            self._check_late(now)
 
     def wake_at(self) -> int | None:
         """A HELLO, a beat, a suspicion, or something of the order's own."""
@@ -211,7 +215,7 @@ class Led(ABC):
             return None
         times = [self.exchange.wake_at()]
         if self.mode is Mode.DELIVER_MESSAGES:
-            times += [self.succession.wake_at(), self._due()]
+            times += [self.election.wake_at(), self._order_timer_at()]
         return earliest(times)
 
     # -- shared steps ----------------------------------------------------------------------------------------
@@ -224,55 +228,64 @@ class Led(ABC):
         self.mode = Mode.DELIVER_MESSAGES
         self.view = View(self.view.members, first)
         self.events.append(ViewChange(self.view, joined=self.view.members))
-        self.succession.start(now, first)
-        self._settle(now)
+        self.election.start(now, first)
+        self._deliver_and_order(now)
 
-    def _settle(self, now: int) -> None:
+    def _deliver_and_order(self, now: int) -> None:
         """Deliver what can be delivered and, as the leader, order what can be ordered, until nothing moves."""
         moved = -1
         while (
             self.mode is Mode.DELIVER_MESSAGES
-            and moved != self.succession.stream.position + self.succession.stream.consumed
+            and moved != self.election.stream.position + self.election.stream.delivered_position
         ):
-            moved = self.succession.stream.position + self.succession.stream.consumed
-            if self.succession.fenced:
+            moved = self.election.stream.position + self.election.stream.delivered_position
+            if self.election.fenced:
                 self._depart(self._timing.slot_of(now))
                 return
-            self._advance(now)
-            self.succession.tend(now)
-            self._work(now)
-            self._advance(now)
-        if self.succession.roster.finals >= {*self.view.members}:
+            self._deliver_accepted(now)
+            self.election.update_member_list(now)
+            self._order_and_retransmit(now)
+            self._deliver_accepted(now)
+        if self.election.membership.leaving >= {*self.view.members}:
             # The last of all has nobody to tell.
             self._depart(self._timing.slot_of(now))
 
     def _depart(self, final_slot: int) -> None:
         if self.mode is not Mode.LEFT:
             self.mode = Mode.LEFT
-            self.events.append(Left(final_slot))
+            self.events.append(LeaveComplete(final_slot))
 
-    def _turn_roll(self, entry: Entry) -> None:
+    def _apply_member_list(self, entry: StreamEntry) -> None:
         """The members change here, at the same place in the order everywhere."""
-        old, new, me = self.view.members, entry.roll().members, self._policy.member
+        old, new, me = self.view.members, entry.member_list().members, self._policy.member
         joined, left = tuple(m for m in new if m not in old), tuple(m for m in old if m not in new)
         self.view = View(new, entry.slot)
         self.exchange.stop()
         if joined or left:
             self.events.append(ViewChange(self.view, joined, left))
-        if me in left and me in self.succession.roster.finals:
+        if me in left and me in self.election.membership.leaving:
             self._depart(entry.slot)
 
-    def _deliver(self, entry: Entry, ordinal: int, first_sequence: int, run: Run) -> None:
+    def _deliver(self, entry: StreamEntry, ordinal: int, first_sequence: int, packed_messages: PackedMessages) -> None:
         self.events.append(
-            Batch(entry.origin, entry.incarnation, entry.slot, first_sequence, ordinal, self._index, run.count, [run])
+            Batch(
+                entry.origin,
+                entry.incarnation,
+                entry.slot,
+                first_sequence,
+                ordinal,
+                self._index,
+                packed_messages.count,
+                [packed_messages],
+            )
         )
-        self._index += run.count
+        self._index += packed_messages.count
 
     def _reserve_as_leader(self) -> None:
         """Who comes to lead needs more room; without it, it leads all the same, and says so."""
-        if self.succession.leading == self._reserved_as_leader:
+        if self.election.leading == self._reserved_as_leader:
             return
-        self._reserved_as_leader = self.succession.leading
+        self._reserved_as_leader = self.election.leading
         try:
             self._reserver.reserve(self._reservation(self._pacer.rate))
         except ReservationRefused as refused:
@@ -287,12 +300,18 @@ class Led(ABC):
             self._reserver.reserve(self._reservation(self._new_rate))
             self._new_rate = None
 
-    def _frame(self, now: int, load: Load | None, *, slot: int, number: int, flags: int) -> Frame:
-        run, body = None, b""  # type: Run | None, bytes | memoryview
-        if load is not None:
-            run = load.run
-            if load.piece is not None:
-                body, flags = load.piece, flags | PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
+    def _data_frame(self, now: int, payload: FramePayload | None, *, slot: int, number: int, flags: int) -> Frame:
+        run, body = None, b""  # type: PackedMessages | None, bytes | memoryview
+        if payload is not None:
+            run = payload.packed_messages
+            if payload.fragment is not None:
+                body, flags = (
+                    payload.fragment,
+                    flags
+                    | FRAGMENT
+                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
+                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
+                )
         policy = self._policy
         frame = Frame(
             Kind.DATA,
@@ -308,26 +327,26 @@ class Led(ABC):
             run,
             body,
         )
-        if load is not None:
-            self._sequence += load.messages
+        if payload is not None:
+            self._sequence += payload.messages_completed
         return frame
 
-    def _loads(self, messages: Sequence[bytes], sizes: list[int]) -> list[Load]:
+    def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
         """All of these messages in frames: nothing is held back."""
-        self._pacer.spend(len(sizes), sum(sizes))
+        self._pacer.record_sent(len(sizes), sum(sizes))
         loads = self._packer.add(messages, sizes)
-        rest = self._packer.rest()
+        rest = self._packer.flush()
         return loads if rest is None else [*loads, rest]
 
-    def _watch(self, now: int) -> None:
+    def _check_late(self, now: int) -> None:
         """Own messages should have been delivered by now; if not, say so once."""
-        oldest = self._oldest()
-        if oldest is None or oldest <= self._late_reported:
+        oldest = self._oldest_pending_slot()
+        if oldest is None or oldest <= self._late_reported_slot:
             return
         late = self._timing.end_of(oldest) + self.bound_ns() + self._timing.gamma_ns
         if now > late:
-            self._late_reported = self._timing.slot_of(now)
-            leader = self.succession.leader
+            self._late_reported_slot = self._timing.slot_of(now)
+            leader = self.election.leader
             who = f"member {leader}, the leader" if leader is not None else "a new leader"
             text = f"waiting for {who}: what was sent in slot {oldest} is {(now - late) / 1e6:.3f} ms late"
             self.events.append(Violation(ViolationKind.LATE, text, leader, oldest))
@@ -338,11 +357,11 @@ class Led(ABC):
         """Clocks are not compared, so any slot that a clock can show."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
-    def returning(self) -> bool:
+    def keeps_sending_to_departed(self) -> bool:
         """Who was given up may be back, and has to hear us for that."""
         return True
 
-    def reliable(self) -> bool:
+    def gap_free(self) -> bool:
         """Survivors deliver all that survivors send, also when the leader dies (Definition 1)."""
         return True
 
@@ -354,9 +373,9 @@ class Led(ABC):
         """Whether the order is in DeliverMessages."""
         return self.mode is Mode.DELIVER_MESSAGES
 
-    def complaint(self) -> str:
+    def why_not_formed(self) -> str:
         """What peers' HELLOs were refused for."""
-        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.complaints.items()))
+        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
 
     def peer_rate(self, peer: int) -> Rate | None:
         """What a peer declared at the start."""
@@ -364,11 +383,11 @@ class Led(ABC):
 
     def by_multicast(self) -> bool:
         """Whether every peer has heard this member by IP multicast."""
-        return self.succession.voice.multicast
+        return self.election.frame_sender.uses_multicast
 
-    def gap_bound_ns(self) -> int:
+    def leader_change_bound_ns(self) -> int:
         """How long nothing is ordered when the leader dies, at most."""
-        return gap_bound_ns(self._timing)
+        return leader_change_bound_ns(self._timing)
 
     def outage_ns(self, died: Sequence[int]) -> int:
         """How much longer than the bound a message takes at most in a run in which these members die, in this order.
@@ -379,6 +398,6 @@ class Led(ABC):
         for member in died:
             leaders += member == alive[0]
             alive.remove(member)
-        stops = max(leaders, 1 if died and self.waits_for_all else 0)
+        stops = max(leaders, 1 if died and self.blocks_on_any_crash else 0)
         each_ns = outage_ns(self._timing, self._policy.processing_ns)
-        return stops and stops * each_ns + (len(died) - stops) * poll_ns(self._timing)
+        return stops and stops * each_ns + (len(died) - stops) * vote_wait_ns(self._timing)

@@ -16,26 +16,26 @@ from dataclasses import replace
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
-from unisono.model.rates import Rate, Reservation, Reserver
+from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
 from unisono.orders.base.modes import Mode
-from unisono.orders.base.packing import Load, reservation
-from unisono.orders.leader.base import Led, fitting
-from unisono.orders.leader.messages import ORDERED_BYTES, What
-from unisono.orders.leader.stream import Entry
-from unisono.orders.leader.timeouts import gap_bound_ns, outage_ns
+from unisono.orders.base.packing import FramePayload, reservation
+from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
+from unisono.orders.leader.messages import ORDERED_BYTES, EntryType
+from unisono.orders.leader.stream import StreamEntry
+from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns
 from unisono.wire.frame import (
-    FINAL,
+    END_OF_SLOT,
     HEADER_BYTES,
-    LAST,
+    LEAVING,
     UDP_IP_BYTES,
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import HEAD_BYTES
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
-NUMBERS = 1 << 16
-UNSETTLED_MAX = 1 << 12
+FRAME_NUMBER_MODULUS = 1 << 16
+MAX_PENDING_FRAMES = 1 << 12
 """How many frames of its own a member may have on the way to their place."""
 
 
@@ -44,24 +44,24 @@ def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
     return 2 * timing.delta_ns + processing_ns
 
 
-class Leader(Led):
+class LeaderBroadcast(LeaderOrderBase):
     """The automaton of one member."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
         self._paced_slot = -1
-        self._number = 0
-        self._unsettled: deque[Frame] = deque()
-        self._sent_at = 0
-        self._next = dict.fromkeys(policy.view.members, 0)
+        self._next_number = 0
+        self._pending_frames: deque[Frame] = deque()
+        self._pending_sent_at = 0
+        self._next_ordered_number = dict.fromkeys(policy.view.members, 0)
         """By member, the number of its next frame in the order."""
         # As the leader.
-        self._expected = dict(self._next)
-        self._early: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
-        self._ready: deque[tuple[int, Frame]] = deque()
+        self._next_expected_number = dict(self._next_ordered_number)
+        self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
+        self._ready_to_order: deque[tuple[int, Frame]] = deque()
 
-    def _reservation(self, rate: Rate) -> Reservation:
-        return relaying_reservation(self._policy, rate, leads=self.succession.leading)
+    def _reservation(self, rate: Rate) -> BandwidthReservation:
+        return relaying_reservation(self._policy, rate, leads=self.election.leading)
 
     def bound_ns(self) -> int:
         """§8.1."""
@@ -69,118 +69,126 @@ class Leader(Led):
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def _take(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
+    def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
         slot = self._timing.slot_of(now)
         if slot > self._paced_slot:
             self._paced_slot = slot
             self._adopt_rate(slot)
-        count = fitting(self._pacer, sizes)
-        if count == 0 or len(self._unsettled) >= UNSETTLED_MAX:
+        count = count_fitting_messages(self._pacer, sizes)
+        if count == 0 or len(self._pending_frames) >= MAX_PENDING_FRAMES:
             return 0
-        for load in self._loads(messages[:count], sizes[:count]):
+        for load in self._pack(messages[:count], sizes[:count]):
             self._send(now, load, 0)
         return count
 
-    def _say_last(self, now: int) -> None:
-        self._send(now, None, LAST | FINAL)
+    def _send_leaving_frame(self, now: int) -> None:
+        self._send(now, None, END_OF_SLOT | LEAVING)
 
-    def _send(self, now: int, load: Load | None, flags: int) -> None:
-        frame = self._frame(now, load, slot=self._timing.slot_of(now), number=self._number % NUMBERS, flags=flags)
-        self._number += 1
-        if not self._unsettled:
-            self._sent_at = now
-        self._unsettled.append(frame)
-        self._post(now, frame)
+    def _send(self, now: int, payload: FramePayload | None, flags: int) -> None:
+        frame = self._data_frame(
+            now, payload, slot=self._timing.slot_of(now), number=self._next_number % FRAME_NUMBER_MODULUS, flags=flags
+        )
+        self._next_number += 1
+        if not self._pending_frames:
+            self._pending_sent_at = now
+        self._pending_frames.append(frame)
+        self._send_to_leader(now, frame)
 
-    def _post(self, now: int, frame: Frame) -> None:
-        leader = self.succession.leader
+    def _send_to_leader(self, now: int, frame: Frame) -> None:
+        leader = self.election.leader
         if leader == self._policy.member:
-            self._arrived(now, frame)
+            self._on_frame(now, frame)
         elif leader is not None:
             self.down.append(replace(frame, to=leader))
 
-    def _post_again(self, now: int) -> None:
+    def _resend_pending(self, now: int) -> None:
         """Whatever has no place yet; the leader knows by its number what it has seen."""
-        self._sent_at = now
-        for frame in self._unsettled:
-            self._post(now, frame)
+        self._pending_sent_at = now
+        for frame in self._pending_frames:
+            self._send_to_leader(now, frame)
 
-    def _oldest(self) -> int | None:
-        return self._unsettled[0].slot if self._unsettled else None
+    def _oldest_pending_slot(self) -> int | None:
+        return self._pending_frames[0].slot if self._pending_frames else None
 
     # -- leading ---------------------------------------------------------------------------------------------
 
-    def _arrived(self, now: int, frame: Frame) -> None:
+    def _on_frame(self, now: int, frame: Frame) -> None:
         sender = frame.sender
-        if frame.kind is not Kind.DATA or self.succession.leader != self._policy.member:
+        if frame.kind is not Kind.DATA or self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
             return
-        early = self._early[sender]
-        if not self.succession.roster.inside(sender):
+        early = self._out_of_sequence[sender]
+        if not self.election.membership.is_current_member(sender):
             self.ignored["not on the roll"] += 1
-        elif (frame.number - self._expected[sender]) % NUMBERS >= NUMBERS // 2 or frame.number in early:
+        elif (
+            frame.number - self._next_expected_number[sender]
+        ) % FRAME_NUMBER_MODULUS >= FRAME_NUMBER_MODULUS // 2 or frame.number in early:
             self.ignored["duplicate"] += 1
-        elif len(early) >= 2 * UNSETTLED_MAX:
+        elif len(early) >= 2 * MAX_PENDING_FRAMES:
             self.ignored["too far ahead"] += 1
         else:
             early[frame.number] = frame
-            while (following := early.pop(self._expected[sender], None)) is not None:
-                self._ready.append((now + self._hold_ns, following))
-                self._expected[sender] = (self._expected[sender] + 1) % NUMBERS
+            while (following := early.pop(self._next_expected_number[sender], None)) is not None:
+                self._ready_to_order.append((now + self._leader_hold_ns, following))
+                self._next_expected_number[sender] = (self._next_expected_number[sender] + 1) % FRAME_NUMBER_MODULUS
 
-    def _work(self, now: int) -> None:
+    def _order_and_retransmit(self, now: int) -> None:
         """Multicast what has been here for p, in the order in which it came."""
-        while self._ready and self._ready[0][0] <= now and self.succession.may_order(now):
-            _, frame = self._ready.popleft()
-            if self.succession.roster.inside(frame.sender):
-                self.succession.append(now, What.RELAY, frame)
+        while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
+            _, frame = self._ready_to_order.popleft()
+            if self.election.membership.is_current_member(frame.sender):
+                self.election.append(now, EntryType.RELAY, frame)
         wait = self.bound_ns() + self._timing.gamma_ns
-        if self._unsettled and now > self._sent_at + wait and not self.succession.leading:
-            self._post_again(now)
+        if self._pending_frames and now > self._pending_sent_at + wait and not self.election.leading:
+            self._resend_pending(now)
 
-    def _due(self) -> int | None:
-        return self._ready[0][0] if self._ready and self._hold_ns and self.succession.leading else None
+    def _order_timer_at(self) -> int | None:
+        return (
+            self._ready_to_order[0][0]
+            if self._ready_to_order and self._leader_hold_ns and self.election.leading
+            else None
+        )
 
     # -- delivering ------------------------------------------------------------------------------------------
 
-    def _advance(self, now: int) -> None:
-        succession = self.succession
+    def _deliver_accepted(self, now: int) -> None:
+        succession = self.election
         while succession.stream.accepted and self.mode is Mode.DELIVER_MESSAGES:
             entry = succession.stream.accepted.popleft()
-            succession.stream.consumed = entry.position
-            if entry.what is What.RELAY:
-                self._place(now, entry)
+            succession.stream.delivered_position = entry.position
+            if entry.entry_type is EntryType.RELAY:
+                self._on_relayed_entry(now, entry)
             else:
-                changed = {*self.view.members} ^ {*entry.roll().members}
-                self._turn_roll(entry)
-                self._begin_anew(now, entry, changed)
+                changed = {*self.view.members} ^ {*entry.member_list().members}
+                self._apply_member_list(entry)
+                self._reset_after_member_change(now, entry, changed)
 
-    def _place(self, now: int, entry: Entry) -> None:
+    def _on_relayed_entry(self, now: int, entry: StreamEntry) -> None:
         sender = entry.origin
-        self._next[sender] = (entry.number + 1) % NUMBERS
-        if sender == self._policy.member and self._unsettled:
-            self._unsettled.popleft()
-            self._sent_at = now
-        if entry.flags & FINAL:
-            self.succession.roster.finals.add(sender)
-        run = self._pieces.run_of(sender, entry.flags, entry.run, entry.payload)
+        self._next_ordered_number[sender] = (entry.number + 1) % FRAME_NUMBER_MODULUS
+        if sender == self._policy.member and self._pending_frames:
+            self._pending_frames.popleft()
+            self._pending_sent_at = now
+        if entry.flags & LEAVING:
+            self.election.membership.leaving.add(sender)
+        run = self._fragments.reassemble(sender, entry.flags, entry.packed_messages, entry.payload)
         if run is not None:
             self._deliver(entry, entry.ordinal, entry.first_sequence, run)
 
-    def _begin_anew(self, now: int, entry: Entry, changed: set[int]) -> None:
+    def _reset_after_member_change(self, now: int, entry: StreamEntry, changed: set[int]) -> None:
         """What a leader had collected of earlier reigns, or of members that come or go, is void; it is sent again."""
-        if entry.reign != self._begun:
-            self._begun, changed = entry.reign, set(self._next)
+        if entry.term != self._last_begun_term:
+            self._last_begun_term, changed = entry.term, set(self._next_ordered_number)
         for member in changed:
-            self._expected[member] = self._next[member]
-            self._early[member].clear()
-        self._ready = deque(waiting for waiting in self._ready if waiting[1].sender not in changed)
+            self._next_expected_number[member] = self._next_ordered_number[member]
+            self._out_of_sequence[member].clear()
+        self._ready_to_order = deque(waiting for waiting in self._ready_to_order if waiting[1].sender not in changed)
         self._reserve_as_leader()
         if self._policy.member in changed:
-            self._post_again(now)
+            self._resend_pending(now)
 
 
-def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Reservation:
+def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> BandwidthReservation:
     """A member's own frames and a beat per slot; the leader's as many times that as there are members.
 
     The others' rates are taken to be like one's own, so that a leader can reserve before it has heard them.
@@ -188,7 +196,7 @@ def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> Reservat
     own = reservation(policy, rate)
     beat = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
     times = len(policy.view.members) if leads else 1
-    return Reservation(
+    return BandwidthReservation(
         own.avg_bytes_per_s * times + beat * NS_PER_S // policy.timing.theta_ns,
         own.burst_bytes_per_slot * times + beat,
         own.theta_ns,
@@ -207,14 +215,16 @@ def offer(ask: Ask) -> Offer:
         f"the leader itself sends for all {n} members: {rate.avg * n:g}/s",
         f"burst: the leader's, {rate.burst} from each of {n}, and a beat; another member's is {rate.burst} + 1",
     )
-    return led_offer("leader", ask, bound, why, average=2 * rate.avg + beats, burst=rate.burst * n + 1)
+    return leader_order_offer("leader", ask, bound, why, average=2 * rate.avg + beats, burst=rate.burst * n + 1)
 
 
-def led_offer(order: str, ask: Ask, bound: int, why: tuple[str, ...], *, average: float, burst: int) -> Offer:
+def leader_order_offer(
+    order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
+) -> Offer:
     """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
-    gap, outage, against = gap_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
-    longest = bound + ask.failures * outage
-    if ask.failures and ask.deadline_ns is not None and bound <= ask.deadline_ns < longest:
+    gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
+    longest = bound_ns + ask.failures * outage
+    if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:
         worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
         times = "" if ask.failures == 1 else f" {ask.failures} times"
         text = f"when the leader dies{times} a message takes up to {worst}, more than the deadline of {deadline}"
@@ -227,10 +237,10 @@ def led_offer(order: str, ask: Ask, bound: int, why: tuple[str, ...], *, average
     return Offer(
         order,
         not against,
-        bound,
+        bound_ns,
         average,
         burst,
-        HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
+        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
         True,
         "what is lost is sent again, late",
         1.0,

@@ -22,230 +22,271 @@ from unisono.model.events import StackEvent
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.orders.leader import messages as wire
-from unisono.orders.leader.messages import ALL, Beat, Cut, Lack, Need, Place, Roll, Vote, What
-from unisono.orders.leader.roster import Ballot, Roster, deposed, fenced_out, leader_lost, no_majority
-from unisono.orders.leader.stream import WINDOW, Entry, Stream, Voice, read_copy, read_entry
-from unisono.orders.leader.timeouts import Signs, poll_ns, silence_ns
+from unisono.orders.leader.messages import (
+    ALL_REQUESTS,
+    EntryHeader,
+    EntryType,
+    LastFrames,
+    MemberList,
+    MissingKind,
+    RetransmitRequest,
+    StreamHeartbeat,
+    Vote,
+)
+from unisono.orders.leader.roster import (
+    ElectionState,
+    StreamMembership,
+    fenced_violation,
+    leader_lost_violation,
+    no_majority_violation,
+    stepped_down_violation,
+)
+from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
+from unisono.orders.leader.timeouts import FollowerHeartbeats, heartbeat_timeout_ns, vote_wait_ns
 from unisono.wire.frame import Frame, Kind
 
-PATIENCE = 8
+MAX_UNANSWERED_REQUESTS = 8
 """After how many requests in vain a member knows that nobody has what it lacks."""
 
 
-class Succession:
+class LeaderElection:
     """One member's part in it. The order on top takes `accepted` entries and appends new ones while it may."""
 
     def __init__(self, policy: Policy, down: list[Frame], events: list[StackEvent], ignored: Counter[str]) -> None:
-        self.voice = Voice(policy, down)
+        self.frame_sender = FrameSender(policy, down)
         self.events = events
         self.ignored = ignored
-        self.me = policy.member
+        self.member = policy.member
         self.timing = policy.timing
-        self.cut_of: Callable[[int], Cut | None] = lambda _member: None
+        self.last_frames_of: Callable[[int], LastFrames | None] = lambda _member: None
         """How far the frames of a member that is being removed count; the order knows."""
-        self.lacking_of: Callable[[Sequence[int]], list[tuple[int, int, int]]] = lambda _members: []
+        self.missing_frames_of: Callable[[Sequence[int]], list[tuple[int, int, int]]] = lambda _members: []
         """Frames of these members that have a place in the stream and have not come: (request, member, number)."""
-        self.copies: deque[Frame] = deque()
-        self.wants: deque[tuple[int, Need]] = deque()
+        self.received_copies: deque[Frame] = deque()
+        self.frame_requests: deque[tuple[int, RetransmitRequest]] = deque()
         """Members that need other members' frames, for the order to serve."""
         # Reigns.
-        self.reign = self.promised = 0
+        self.term = self.promised_term = 0
         self.fenced = False
-        self.roster = Roster(policy.view.members)
+        self.membership = StreamMembership(policy.view.members)
         # The stream.
-        self.stream = Stream()
-        self._leader_position = self._lacking_since = self._fruitless = 0
+        self.stream = OrderedStream()
+        self._leader_position = self._missing_at_last_heartbeat = self._unanswered_requests = 0
         # Signs of life.
         self.started = False
-        self._next_beat = self._heard_leader = 0
-        self._sign_ns = 0
+        self._next_heartbeat = self._leader_alive_at = 0
+        self._leader_last_received_ns = 0
         """When the leader was really last heard: what the gap counts from."""
-        self._lost_at = self._echo = 0
-        self._signs = Signs(self.me, policy.view.members, self.timing)
+        self._leader_lost_at = self._leader_heartbeat_sent_ns = 0
+        self._follower_heartbeats = FollowerHeartbeats(self.member, policy.view.members, self.timing)
         # The election.
-        self._ballot = Ballot()
-        self._no_majority_told = False
+        self._election_state = ElectionState()
+        self._no_majority_reported = False
 
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
     def leader(self) -> int | None:
         """Whom this member follows now."""
-        return self.roster.owner(self.reign) if self.promised == self.reign and not self._abdicated() else None
+        return (
+            self.membership.leader_of(self.term)
+            if self.promised_term == self.term and not self._has_leader_departed()
+            else None
+        )
 
     @property
     def leading(self) -> bool:
         """Whether that is this member itself."""
-        return self.leader == self.me and not self.fenced
+        return self.leader == self.member and not self.fenced
 
-    def _abdicated(self) -> bool:
-        return self.roster.owner(self.reign) in self.roster.departed
+    def _has_leader_departed(self) -> bool:
+        return self.membership.leader_of(self.term) in self.membership.departed
 
     def may_order(self, now: int) -> bool:
         """Whether this member leads, and can be sure of it."""
         if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
             return False
-        return self._signs.supporters(self.roster.roll, now) >= self.roster.majority()
+        return self._follower_heartbeats.supporters(self.membership.current_members, now) >= self.membership.majority()
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def start(self, now: int, first_slot: int) -> None:
         """The group begins, everybody in it; others may know that up to Δ later, and their first beat takes Δ."""
         self.started = True
-        self.stream.slot = max(self.stream.slot, first_slot)
-        self._heard_leader, self._sign_ns = now + 2 * self.timing.delta_ns, now
-        self._signs.excuse(now + 2 * self.timing.delta_ns)
-        self._beat(now)
+        self.stream.last_slot = max(self.stream.last_slot, first_slot)
+        self._leader_alive_at, self._leader_last_received_ns = now + 2 * self.timing.delta_ns, now
+        self._follower_heartbeats.assume_alive_until(now + 2 * self.timing.delta_ns)
+        self._send_heartbeat(now)
 
-    def notice(self, now: int) -> None:
+    def detect_own_pause(self, now: int) -> None:
         """Before anything else: has this member slept? Then what it knows of others is old."""
-        if not self.started or now <= self._next_beat + self.timing.gamma_ns:
+        if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
-        self._heard_leader = max(self._heard_leader, now)
-        self._signs.excuse(now)
+        self._leader_alive_at = max(self._leader_alive_at, now)
+        self._follower_heartbeats.assume_alive_until(now)
         if self.leading:
-            self._signs.trusted_from = now
-            self._beat(now, answer=True)
+            self._follower_heartbeats.trusted_from = now
+            self._send_heartbeat(now, wants_answer=True)
         else:
-            self._next_beat = now
+            self._next_heartbeat = now
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame that is not the order's own."""
-        self.notice(now)
+        self.detect_own_pause(now)
         body = bytes(frame.body) if frame.kind is not Kind.ORDERED else b""
-        if frame.kind is Kind.ORDERED and (place := wire.decode_place(frame.body)) is not None:
-            self._ordered(now, frame, place)
-        elif frame.kind is Kind.BEAT and (beat := wire.decode_beat(body)) is not None:
-            self._beaten(now, frame, beat)
-        elif frame.kind is Kind.ASK and (reign := wire.decode_ask(body)) is not None:
-            self._asked(now, frame.sender, reign)
+        if frame.kind is Kind.ORDERED and (place := wire.decode_entry_header(frame.body)) is not None:
+            self._on_ordered(now, frame, place)
+        elif frame.kind is Kind.STREAM_HEARTBEAT and (beat := wire.decode_stream_heartbeat(body)) is not None:
+            self._on_heartbeat(now, frame, beat)
+        elif frame.kind is Kind.VOTE_REQUEST and (reign := wire.decode_vote_request(body)) is not None:
+            self._on_vote_request(now, frame.sender, reign)
         elif frame.kind is Kind.VOTE and (vote := wire.decode_vote(body)) is not None:
-            if self._ballot.asking and vote.reign == self.promised:
-                self._ballot.votes[frame.sender] = vote
-                self._count(now)
-        elif frame.kind is Kind.NEED and (need := wire.decode_need(body)) is not None:
-            self._serve(now, frame.sender, need)
+            if self._election_state.is_candidate and vote.term == self.promised_term:
+                self._election_state.votes[frame.sender] = vote
+                self._count_votes(now)
+        elif frame.kind is Kind.RETRANSMIT_REQUEST and (need := wire.decode_retransmit_request(body)) is not None:
+            self._on_retransmit_request(now, frame.sender, need)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
         if not self.started:
             return
-        self.notice(now)
-        if now >= self._next_beat:
-            self._beat(now)
-            self._ask_for_lacking(now)
-        self._suspect(now)
-        if self._ballot.asking:
-            self._count(now)
-        elif self.leading and now > self._signs.trusted_from + silence_ns(self.timing):
-            self._miss_majority(self._signs.supporters(self.roster.roll, now))
+        self.detect_own_pause(now)
+        if now >= self._next_heartbeat:
+            self._send_heartbeat(now)
+            self._request_missing_entries(now)
+        self._check_leader_timeout(now)
+        if self._election_state.is_candidate:
+            self._count_votes(now)
+        elif self.leading and now > self._follower_heartbeats.trusted_from + heartbeat_timeout_ns(self.timing):
+            self._report_no_majority(self._follower_heartbeats.supporters(self.membership.current_members, now))
 
     def wake_at(self) -> int | None:
         """The next beat, or the moment at which silence has lasted too long."""
         if not self.started:
             return None
-        times, ballot = [self._next_beat], self._ballot
-        if not self.leading and not ballot.asking:
-            times += [self._stand_at() + 1] + [self._silent_at() + 1] * (ballot.asked_by is not None)
-        elif ballot.asking and not ballot.fetching and len(ballot.votes) >= self.roster.majority():
-            times.append(ballot.ends_at + 1)
+        times, ballot = [self._next_heartbeat], self._election_state
+        if not self.leading and not ballot.is_candidate:
+            times += [self._become_candidate_at() + 1] + [self._leader_timeout_at() + 1] * (
+                ballot.deferred_vote_request is not None
+            )
+        elif ballot.is_candidate and not ballot.fetching_from and len(ballot.votes) >= self.membership.majority():
+            times.append(ballot.poll_ends_at + 1)
         return min(times)
 
     # -- signs of life ---------------------------------------------------------------------------------------
 
-    def _beat(self, now: int, *, answer: bool = False) -> None:
-        self._next_beat = self.timing.end_of(self.timing.slot_of(now))
-        if self._ballot.asking:
-            self.voice.say(now, Kind.ASK, wire.encode_ask(self.promised))
-            self._ask_for_frames(now)
+    def _send_heartbeat(self, now: int, *, wants_answer: bool = False) -> None:
+        self._next_heartbeat = self.timing.end_of(self.timing.slot_of(now))
+        if self._election_state.is_candidate:
+            self.frame_sender.send(now, Kind.VOTE_REQUEST, wire.encode_vote_request(self.promised_term))
+            self._request_missing_frames(now)
         elif self.leading:
-            self._signs.acked[self.me] = self.stream.consumed
-            self.stream.stable = max(self.stream.stable, min(self._signs.acked[m] for m in self.roster.roll))
+            self._follower_heartbeats.acked[self.member] = self.stream.delivered_position
+            self.stream.stable = max(
+                self.stream.stable, min(self._follower_heartbeats.acked[m] for m in self.membership.current_members)
+            )
             self.stream.prune()
-            beat = Beat(self.reign, self.stream.position, self.stream.stable, 0, answer)
-            self.voice.say(now, Kind.BEAT, wire.encode_beat(beat))
+            beat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
+            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(beat))
         elif self.leader is not None:
-            beat = Beat(self.reign, self.stream.consumed, 0, self._echo, False)
-            self.voice.say(now, Kind.BEAT, wire.encode_beat(beat), to=self.leader)
+            beat = StreamHeartbeat(self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False)
+            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(beat), to=self.leader)
 
-    def _beaten(self, now: int, frame: Frame, beat: Beat) -> None:
+    def _on_heartbeat(self, now: int, frame: Frame, heartbeat: StreamHeartbeat) -> None:
         sender = frame.sender
-        if beat.reign < self.reign:
+        if heartbeat.term < self.term:
             self.ignored["an old reign"] += 1
-            if sender == self.roster.owner(beat.reign) and not self._ballot.asking:
+            if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
                 # Only a leader that does not know better beats to everyone: it hears that there is another reign.
-                answer = Beat(self.reign, self.stream.consumed, 0, 0, False)
-                self.voice.say(now, Kind.BEAT, wire.encode_beat(answer), to=sender)
+                answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, False)
+                self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(answer), to=sender)
             return
-        begun = beat.reign == self.promised != self.reign and sender == self.roster.owner(beat.reign)
-        if beat.reign > self.promised or begun:
-            self._adopt(now, beat.reign)
-        if beat.reign != self.reign or self.promised != self.reign:
+        begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
+            heartbeat.term
+        )
+        if heartbeat.term > self.promised_term or begun:
+            self._adopt_term(now, heartbeat.term)
+        if heartbeat.term != self.term or self.promised_term != self.term:
             return
         if sender == self.leader:
-            self._hear_leader(now)
-            self._leader_position = max(self._leader_position, beat.position)
-            self.stream.stable = max(self.stream.stable, beat.stable)
-            self._echo = frame.sent_ns
+            self._record_leader_alive(now)
+            self._leader_position = max(self._leader_position, heartbeat.position)
+            self.stream.stable = max(self.stream.stable, heartbeat.stable)
+            self._leader_heartbeat_sent_ns = frame.sent_ns
             self.stream.prune()
-            if beat.answer:
-                self._beat(now)
+            if heartbeat.wants_answer:
+                self._send_heartbeat(now)
         elif self.leading:
-            self._signs.hear(sender, now, beat)
-            if self.roster.may_return(sender, beat.position) and self.may_order(now):
-                self.append_roll(now, (*self.roster.roll, sender))
+            self._follower_heartbeats.on_heartbeat(sender, now, heartbeat)
+            if self.membership.may_readmit(sender, heartbeat.position) and self.may_order(now):
+                self.append_member_list(now, (*self.membership.current_members, sender))
 
-    def _hear_leader(self, now: int) -> None:
-        self._heard_leader = max(self._heard_leader, now)
-        self._sign_ns = max(self._sign_ns, now)
+    def _record_leader_alive(self, now: int) -> None:
+        self._leader_alive_at = max(self._leader_alive_at, now)
+        self._leader_last_received_ns = max(self._leader_last_received_ns, now)
 
-    def tend(self, now: int) -> None:
+    def update_member_list(self, now: int) -> None:
         """The leader keeps the roll: it removes who is silent, and who has said its last word."""
         if not self.may_order(now):
             return
-        silent = self._signs.silent(self.roster.roll, now)
+        silent = self._follower_heartbeats.unresponsive(self.membership.current_members, now)
         if silent:
-            self.append_roll(now, tuple(m for m in self.roster.roll if m not in silent))
+            self.append_member_list(now, tuple(m for m in self.membership.current_members if m not in silent))
         # One departure at a time, so that the majorities before and after it have a member in common.
-        for member in sorted(self.roster.finals & set(self.roster.roll)) if len(self.roster.roll) > 1 else ():
-            self._signs.acked[self.me] = self.stream.consumed
-            known = sum(1 for m in self.roster.roll if self._signs.acked[m] >= self.roster.departure_at)
-            if known >= self.roster.majority() and self.leading:
-                self.append_roll(now, tuple(m for m in self.roster.roll if m != member))
+        for member in (
+            sorted(self.membership.leaving & set(self.membership.current_members))
+            if len(self.membership.current_members) > 1
+            else ()
+        ):
+            self._follower_heartbeats.acked[self.member] = self.stream.delivered_position
+            known = sum(
+                1
+                for m in self.membership.current_members
+                if self._follower_heartbeats.acked[m] >= self.membership.last_departure_position
+            )
+            if known >= self.membership.majority() and self.leading:
+                self.append_member_list(now, tuple(m for m in self.membership.current_members if m != member))
 
     # -- the stream ------------------------------------------------------------------------------------------
 
-    def append(self, now: int, what: What, frame: Frame, payload: bytes = b"") -> None:
+    def append(self, now: int, entry_type: EntryType, frame: Frame, payload: bytes = b"") -> None:
         """The next entry; only while `may_order`."""
-        entry = self.stream.next_entry(self.reign, self.timing.slot_of(now), what, frame, payload)
-        self.voice.entry(now, entry, self.promised)
+        entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, payload)
+        self.frame_sender.send_entry(now, entry, self.promised_term)
         self._accept(now, entry)
 
-    def append_roll(self, now: int, members: tuple[int, ...]) -> None:
+    def append_member_list(self, now: int, members: tuple[int, ...]) -> None:
         """Members come or go."""
-        gone = [m for m in self.roster.roll if m not in members]
-        cuts = [Cut(m, ALL, 0) if m in self.roster.finals else self.cut_of(m) for m in gone]
-        roll = Roll(tuple(sorted(members)), tuple(cut for cut in cuts if cut is not None))
-        self.append(now, What.ROLL, self.voice.frame(now, Kind.ORDERED), wire.encode_roll(roll))
+        gone = [m for m in self.membership.current_members if m not in members]
+        cuts = [
+            LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self.last_frames_of(m) for m in gone
+        ]
+        roll = MemberList(tuple(sorted(members)), tuple(cut for cut in cuts if cut is not None))
+        self.append(
+            now, EntryType.MEMBER_LIST, self.frame_sender.make_frame(now, Kind.ORDERED), wire.encode_member_list(roll)
+        )
 
-    def _ordered(self, now: int, frame: Frame, place: Place) -> None:
+    def _on_ordered(self, now: int, frame: Frame, header: EntryHeader) -> None:
         sender = frame.sender
-        if place.reign < self.promised:
+        if header.term < self.promised_term:
             self.ignored["an old reign"] += 1
             return
-        if place.reign > self.promised or (place.reign != self.reign and sender == self.roster.owner(place.reign)):
-            self._adopt(now, place.reign)
+        if header.term > self.promised_term or (
+            header.term != self.term and sender == self.membership.leader_of(header.term)
+        ):
+            self._adopt_term(now, header.term)
         if sender == self.leader:
-            self._hear_leader(now)
-        if place.what is What.COPY:
-            self.copies.append(read_copy(frame, place))
+            self._record_leader_alive(now)
+        if header.entry_type is EntryType.COPY:
+            self.received_copies.append(read_copy(frame, header))
             return
-        entry = read_entry(frame, place)
+        entry = read_entry(frame, header)
         if self.stream.contradicts(entry):
-            self.diverged(entry.position)
+            self.fence(entry.position)
         elif entry.position <= self.stream.position:
             self.ignored["duplicate"] += 1
-        elif not self.stream.keep_ahead(entry):
+        elif not self.stream.store_ahead(entry):
             self.ignored["too far ahead"] += 1
         else:
             self._leader_position = max(self._leader_position, entry.position)
@@ -254,197 +295,231 @@ class Succession:
     def _drain(self, now: int) -> None:
         while (entry := self.stream.pop_ahead()) is not None:
             if self.stream.contradicts(entry):
-                self.diverged(entry.position)
+                self.fence(entry.position)
                 return
             self._accept(now, entry)
-        if self._ballot.asking and self._ballot.fetching:
-            self._count(now)
+        if self._election_state.is_candidate and self._election_state.fetching_from:
+            self._count_votes(now)
 
-    def _accept(self, now: int, entry: Entry) -> None:
-        before = self.stream.last_reign
-        self._fruitless = 0
+    def _accept(self, now: int, entry: StreamEntry) -> None:
+        before = self.stream.last_term
+        self._unanswered_requests = 0
         self.stream.accept(entry)
-        if entry.what is What.ROLL:
-            self._adopt_roll(now, entry, before)
+        if entry.entry_type is EntryType.MEMBER_LIST:
+            self._adopt_member_list(now, entry, before)
 
-    def _adopt_roll(self, now: int, entry: Entry, before: int) -> None:
-        self.roster.turn(entry)
-        if entry.reign == before:
+    def _adopt_member_list(self, now: int, entry: StreamEntry, previous_term: int) -> None:
+        self.membership.apply_member_list(entry)
+        if entry.term == previous_term:
             return
-        old, new = self.roster.owner(before), self.roster.owner(entry.reign)
-        self._ballot.dead.clear()
-        self._no_majority_told = False
-        if old == self.me != new and old not in self.roster.departed:
-            self.events.append(deposed(new, entry.slot))
-        elif old != new and old not in self.roster.departed:
-            self.events.append(leader_lost(old, new, now - self._lost_at, entry.slot))
+        old, new = self.membership.leader_of(previous_term), self.membership.leader_of(entry.term)
+        self._election_state.suspected.clear()
+        self._no_majority_reported = False
+        if old == self.member != new and old not in self.membership.departed:
+            self.events.append(stepped_down_violation(new, entry.slot))
+        elif old != new and old not in self.membership.departed:
+            self.events.append(leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
 
-    def _ask_for_lacking(self, now: int) -> None:
+    def _request_missing_entries(self, now: int) -> None:
         """Ask again for what was missing at the last beat already; a datagram may have been lost."""
-        stream, source = self.stream, self._ballot.fetching if self._ballot.asking else self.leader
-        lacking = stream.position + 1 if self._leader_position > stream.position or stream.holes() else 0
-        if lacking and lacking == self._lacking_since and source and source != self.me:
-            self._fruitless += 1
-            if self._fruitless > PATIENCE and stream.holes():
-                self.diverged(stream.position)
+        stream, source = (
+            self.stream,
+            self._election_state.fetching_from if self._election_state.is_candidate else self.leader,
+        )
+        lacking = stream.position + 1 if self._leader_position > stream.position or stream.has_holes() else 0
+        if lacking and lacking == self._missing_at_last_heartbeat and source and source != self.member:
+            self._unanswered_requests += 1
+            if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and stream.has_holes():
+                self.fence(stream.position)
                 return
-            self.voice.need(now, Need(self.promised, Lack.ENTRIES, lacking, 0, 0), source)
-        self._lacking_since = lacking
+            self.frame_sender.request_retransmit(
+                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, lacking, 0, 0), source
+            )
+        self._missing_at_last_heartbeat = lacking
 
-    def need_frames(self, now: int, origin: int, request: int, number: int) -> None:
+    def request_frames(self, now: int, origin: int, request: int, number: int) -> None:
         """Ask for a member's frames: the leader, or, as the leader, that member."""
-        source = origin if self.leader in {self.me, None} else self.leader
-        if source is not None and source != self.me:
-            self.voice.need(now, Need(self.promised, Lack.FRAMES, request, origin, number), source)
+        source = origin if self.leader in {self.member, None} else self.leader
+        if source is not None and source != self.member:
+            self.frame_sender.request_retransmit(
+                now, RetransmitRequest(self.promised_term, MissingKind.FRAMES, request, origin, number), source
+            )
 
-    def _serve(self, now: int, sender: int, need: Need) -> None:
-        if need.lack is Lack.FRAMES:
-            self.wants.append((sender, need))
-        elif need.reign == self.promised:
-            for entry in self.stream.since(need.first):
-                self.voice.entry(now, entry, self.promised, to=sender)
+    def _on_retransmit_request(self, now: int, sender: int, request: RetransmitRequest) -> None:
+        if request.missing is MissingKind.FRAMES:
+            self.frame_requests.append((sender, request))
+        elif request.term == self.promised_term:
+            for entry in self.stream.entries_from(request.first):
+                self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
-    def diverged(self, position: int) -> None:
+    def fence(self, position: int) -> None:
         """Another order was agreed on than the one delivered here: this member must not go on."""
         if not self.fenced:
             self.fenced = True
-            self.events.append(fenced_out(self.me, position))
+            self.events.append(fenced_violation(self.member, position))
 
     # -- the election ----------------------------------------------------------------------------------------
 
-    def _silent_at(self) -> int:
-        return 0 if self._abdicated() else self._heard_leader + silence_ns(self.timing)
+    def _leader_timeout_at(self) -> int:
+        return 0 if self._has_leader_departed() else self._leader_alive_at + heartbeat_timeout_ns(self.timing)
 
-    def _stand_at(self) -> int:
+    def _become_candidate_at(self) -> int:
         """When this member asks for votes, if it has not been asked by then."""
-        left = [m for m in self._living() if m != self.roster.owner(self.promised)]
-        if self.me not in left:
+        left = [m for m in self._live_members() if m != self.membership.leader_of(self.promised_term)]
+        if self.member not in left:
             return 1 << 62
         # Who left in order is not waited for. Who was then promised a reign is: it asks each Θ, and two must not order.
-        vacant = self._abdicated() and self.promised == self.reign
-        since = self._heard_leader + (0 if vacant else silence_ns(self.timing))
-        return since + left.index(self.me) * poll_ns(self.timing)
+        vacant = self._has_leader_departed() and self.promised_term == self.term
+        since = self._leader_alive_at + (0 if vacant else heartbeat_timeout_ns(self.timing))
+        return since + left.index(self.member) * vote_wait_ns(self.timing)
 
-    def _living(self) -> list[int]:
-        return [m for m in self.roster.roll if m not in self._ballot.dead and m not in self.roster.departed]
+    def _live_members(self) -> list[int]:
+        return [
+            m
+            for m in self.membership.current_members
+            if m not in self._election_state.suspected and m not in self.membership.departed
+        ]
 
-    def _suspect(self, now: int) -> None:
-        if self.leading or self._ballot.asking or self.fenced:
+    def _check_leader_timeout(self, now: int) -> None:
+        if self.leading or self._election_state.is_candidate or self.fenced:
             return
-        if self._ballot.asked_by is not None and now > self._silent_at():
-            asked_by, self._ballot.asked_by = self._ballot.asked_by, None
-            self._asked(now, *asked_by)
-        elif now > self._stand_at():
-            self._stand(now)
+        if self._election_state.deferred_vote_request is not None and now > self._leader_timeout_at():
+            asked_by, self._election_state.deferred_vote_request = self._election_state.deferred_vote_request, None
+            self._on_vote_request(now, *asked_by)
+        elif now > self._become_candidate_at():
+            self._become_candidate(now)
 
-    def _stand(self, now: int) -> None:
+    def _become_candidate(self, now: int) -> None:
         """Ask everyone for the next reign that is this member's own."""
-        self._ballot.dead.add(self.roster.owner(self.promised))
-        self._ballot.dead.discard(self.me)
-        self._lose(now)
-        self.promised = self.roster.reign_after(self.promised, self.me)
-        self._ballot.open(self.me, self._vote(), now + poll_ns(self.timing))
-        self._beat(now)
-        self._count(now)
+        self._election_state.suspected.add(self.membership.leader_of(self.promised_term))
+        self._election_state.suspected.discard(self.member)
+        self._record_leader_lost(now)
+        self.promised_term = self.membership.next_term_of(self.promised_term, self.member)
+        self._election_state.start_poll(self.member, self._own_vote(), now + vote_wait_ns(self.timing))
+        self._send_heartbeat(now)
+        self._count_votes(now)
 
-    def _lose(self, now: int) -> None:
+    def _record_leader_lost(self, now: int) -> None:
         """The leader is followed no longer: from when on is what the gap counts from."""
-        if self.promised == self.reign:
-            self._lost_at = min(self._sign_ns, now)
+        if self.promised_term == self.term:
+            self._leader_lost_at = min(self._leader_last_received_ns, now)
 
-    def _asked(self, now: int, sender: int, reign: int) -> None:
-        alone = self.leading and self._signs.supporters(self.roster.roll, now) < self.roster.majority()
-        if alone and reign > self.promised and sender == self.roster.owner(reign):
+    def _on_vote_request(self, now: int, sender: int, term: int) -> None:
+        alone = (
+            self.leading
+            and self._follower_heartbeats.supporters(self.membership.current_members, now) < self.membership.majority()
+        )
+        if alone and term > self.promised_term and sender == self.membership.leader_of(term):
             # This leader is of no use to anybody: whoever asks may find the majority that it lacks.
-            self._promise(now, sender, reign)
+            self._vote_for(now, sender, term)
             return
-        if self.leading or (self._ballot.asking and self.roster.owner(self.reign) == self.me):
+        if self.leading or (self._election_state.is_candidate and self.membership.leader_of(self.term) == self.member):
             # Somebody could not hear this leader for a while and promised itself away: a new reign takes it back.
-            if reign > self.promised and (self._ballot.asking or self.may_order(now)):
-                self._ballot.asking = False
-                self.promised = reign
-                self._stand(now)
+            if term > self.promised_term and (self._election_state.is_candidate or self.may_order(now)):
+                self._election_state.is_candidate = False
+                self.promised_term = term
+                self._become_candidate(now)
             return
-        if reign == self.promised and sender == self.roster.owner(reign) != self.me and not self._ballot.asking:
-            self._promise(now, sender, reign)
-        elif reign <= self.promised or sender != self.roster.owner(reign):
+        if (
+            term == self.promised_term
+            and sender == self.membership.leader_of(term) != self.member
+            and not self._election_state.is_candidate
+        ):
+            self._vote_for(now, sender, term)
+        elif term <= self.promised_term or sender != self.membership.leader_of(term):
             self.ignored["an old reign"] += 1
-        elif sender == self.roster.owner(self.reign) or now > self._silent_at() or self.promised != self.reign:
-            self._promise(now, sender, reign)
+        elif (
+            sender == self.membership.leader_of(self.term)
+            or now > self._leader_timeout_at()
+            or self.promised_term != self.term
+        ):
+            self._vote_for(now, sender, term)
         else:
-            self._ballot.asked_by = (sender, reign)
+            self._election_state.deferred_vote_request = (sender, term)
 
-    def _promise(self, now: int, sender: int, reign: int) -> None:
-        if reign == self.reign:
+    def _vote_for(self, now: int, candidate: int, term: int) -> None:
+        if term == self.term:
             return
-        self._lose(now)
-        self._ballot.dead.update({self.roster.owner(self.promised)} - {sender, self.me})
-        self.promised = reign
-        self._ballot.close()
+        self._record_leader_lost(now)
+        self._election_state.suspected.update(
+            {self.membership.leader_of(self.promised_term)} - {candidate, self.member}
+        )
+        self.promised_term = term
+        self._election_state.end_poll()
         # The candidate has the time of its poll before it is taken for dead in turn.
-        self._heard_leader = max(self._heard_leader, now + poll_ns(self.timing))
-        self.voice.say(now, Kind.VOTE, wire.encode_vote(self._vote()), to=sender)
+        self._leader_alive_at = max(self._leader_alive_at, now + vote_wait_ns(self.timing))
+        self.frame_sender.send(now, Kind.VOTE, wire.encode_vote(self._own_vote()), to=candidate)
 
-    def _vote(self) -> Vote:
-        return Vote(self.promised, self.stream.position, self.stream.last_reign)
+    def _own_vote(self) -> Vote:
+        return Vote(self.promised_term, self.stream.position, self.stream.last_term)
 
-    def _count(self, now: int) -> None:
+    def _count_votes(self, now: int) -> None:
         """Is it decided?"""
-        ballot = self._ballot
-        if len(ballot.votes) < self.roster.majority():
-            if now > ballot.ends_at:
-                self._miss_majority(len(ballot.votes))
+        ballot = self._election_state
+        if len(ballot.votes) < self.membership.majority():
+            if now > ballot.poll_ends_at:
+                self._report_no_majority(len(ballot.votes))
             return
-        if now <= ballot.ends_at and any(m not in ballot.votes for m in self._living()):
+        if now <= ballot.poll_ends_at and any(m not in ballot.votes for m in self._live_members()):
             return
-        best = ballot.best(self.me)
-        if best == self.me or ballot.votes[best].position <= self.stream.position:
+        best = ballot.most_advanced_voter(self.member)
+        if best == self.member or ballot.votes[best].position <= self.stream.position:
             # Of entries that were fetched frames may be missing; otherwise they have been asked for with the votes.
-            if not ballot.fetching or (ballot.completing and now > ballot.ends_at) or not self._ask_for_frames(now):
-                self._begin(now)
-            elif not ballot.completing:
-                ballot.completing, ballot.ends_at = True, now + poll_ns(self.timing)
-        elif ballot.fetching != best:
-            ballot.fetching, ballot.ends_at = best, now + poll_ns(self.timing)
-            self.voice.need(now, Need(self.promised, Lack.ENTRIES, self.stream.position + 1, 0, 0), best)
-        elif now > ballot.ends_at:
+            if (
+                not ballot.fetching_from
+                or (ballot.fetching_frames and now > ballot.poll_ends_at)
+                or not self._request_missing_frames(now)
+            ):
+                self._begin_term(now)
+            elif not ballot.fetching_frames:
+                ballot.fetching_frames, ballot.poll_ends_at = True, now + vote_wait_ns(self.timing)
+        elif ballot.fetching_from != best:
+            ballot.fetching_from, ballot.poll_ends_at = best, now + vote_wait_ns(self.timing)
+            self.frame_sender.request_retransmit(
+                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, self.stream.position + 1, 0, 0), best
+            )
+        elif now > ballot.poll_ends_at:
             # Who has more has died since: what only the dead have is nobody's.
             del ballot.votes[best]
-            self._count(now)
+            self._count_votes(now)
 
-    def _ask_for_frames(self, now: int) -> bool:
+    def _request_missing_frames(self, now: int) -> bool:
         """Ask for frames of those that are gone: what a voter has delivered of them has to count. Whether any lack."""
-        needs = self.lacking_of([m for m in self.roster.roll if m not in self._ballot.votes])
+        needs = self.missing_frames_of(
+            [m for m in self.membership.current_members if m not in self._election_state.votes]
+        )
         for request, origin, number in needs:
-            self.voice.need(now, Need(self.promised, Lack.FRAMES, request, origin, number), EVERYONE)
+            self.frame_sender.request_retransmit(
+                now, RetransmitRequest(self.promised_term, MissingKind.FRAMES, request, origin, number), EVERYONE
+            )
         return bool(needs)
 
-    def _miss_majority(self, reached: int) -> None:
-        if reached >= self.roster.majority():
-            self._no_majority_told = False
-        elif not self._no_majority_told:
-            self._no_majority_told = True
-            self.events.append(no_majority(reached, len(self.roster.members)))
+    def _report_no_majority(self, reachable_count: int) -> None:
+        if reachable_count >= self.membership.majority():
+            self._no_majority_reported = False
+        elif not self._no_majority_reported:
+            self._no_majority_reported = True
+            self.events.append(no_majority_violation(reachable_count, len(self.membership.members)))
 
-    def _begin(self, now: int) -> None:
-        voters = tuple(sorted(m for m in self._ballot.votes if m not in self.roster.departed))
-        self._ballot.close()
-        self.reign = self.promised
+    def _begin_term(self, now: int) -> None:
+        voters = tuple(sorted(m for m in self._election_state.votes if m not in self.membership.departed))
+        self._election_state.end_poll()
+        self.term = self.promised_term
         self.stream.forget_ahead()
-        self._signs.excuse(now + 2 * self.timing.delta_ns)
-        for member in self.roster.members:
-            self._signs.acked[member] = self.stream.stable if member in self._ballot.votes else 0
-        self._signs.trusted_from = 0
-        self.append_roll(now, voters)
-        self._beat(now)
+        self._follower_heartbeats.assume_alive_until(now + 2 * self.timing.delta_ns)
+        for member in self.membership.members:
+            self._follower_heartbeats.acked[member] = self.stream.stable if member in self._election_state.votes else 0
+        self._follower_heartbeats.trusted_from = 0
+        self.append_member_list(now, voters)
+        self._send_heartbeat(now)
 
-    def _adopt(self, now: int, reign: int) -> None:
+    def _adopt_term(self, now: int, term: int) -> None:
         """Somebody else's reign has begun."""
-        self._lose(now)
-        self.reign = self.promised = reign
-        self._ballot.close()
+        self._record_leader_lost(now)
+        self.term = self.promised_term = term
+        self._election_state.end_poll()
         self.stream.forget_ahead()
         self._leader_position = 0
-        self._heard_leader = max(self._heard_leader, now)
+        self._leader_alive_at = max(self._leader_alive_at, now)
         # What was ordered before this reign and is missing here is asked for at once.
-        self._lacking_since = self.stream.position + 1
+        self._missing_at_last_heartbeat = self.stream.position + 1

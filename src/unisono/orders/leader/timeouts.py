@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.model.timing import Timing
-from unisono.orders.leader.messages import Beat
+from unisono.orders.leader.messages import StreamHeartbeat
 
 
-def silence_ns(timing: Timing) -> int:
+def heartbeat_timeout_ns(timing: Timing) -> int:
     """After how long without a sign of it a member counts as dead: Θ+Δ+3Γ.
 
     The leader beats each Θ and trusts itself Γ longer, for timers that are late; what it then sends takes Δ; and two
@@ -17,18 +17,18 @@ def silence_ns(timing: Timing) -> int:
     return timing.theta_ns + timing.delta_ns + 3 * timing.gamma_ns
 
 
-def poll_ns(timing: Timing) -> int:
+def vote_wait_ns(timing: Timing) -> int:
     """How long after its own suspicion a candidate has the votes of all that live: 2Δ+2Γ."""
     return 2 * timing.delta_ns + 2 * timing.gamma_ns
 
 
-def gap_bound_ns(timing: Timing) -> int:
+def leader_change_bound_ns(timing: Timing) -> int:
     """From the last sign of a leader that dies to the new roll, anywhere: Θ+5Δ+7Γ.
 
     Silence, and Γ for the clock that measures it; the poll, and Γ; Δ for the roll to arrive; and Δ by which members
     differ in when they last heard the leader. Each further member that dies with it may add one poll.
     """
-    return silence_ns(timing) + poll_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
+    return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
 
 
 def outage_ns(timing: Timing, processing_ns: int) -> int:
@@ -36,39 +36,39 @@ def outage_ns(timing: Timing, processing_ns: int) -> int:
 
     What had been on its way to the leader, or waited there, is lost with it, and takes the whole way once more.
     """
-    return timing.delta_ns + processing_ns + gap_bound_ns(timing)
+    return timing.delta_ns + processing_ns + leader_change_bound_ns(timing)
 
 
-class Signs:
+class FollowerHeartbeats:
     """What a leader has heard of each member."""
 
-    def __init__(self, me: int, members: Sequence[int], timing: Timing) -> None:
-        self._me = me
-        self._silence_ns = silence_ns(timing)
-        self._heard = dict.fromkeys(members, 0)
+    def __init__(self, member: int, members: Sequence[int], timing: Timing) -> None:
+        self._member = member
+        self._timeout_ns = heartbeat_timeout_ns(timing)
+        self._last_received = dict.fromkeys(members, 0)
         self._echoes = dict.fromkeys(members, 0)
         self.acked = dict.fromkeys(members, 0)
         """How far each has delivered."""
         self.trusted_from = 0
         """Members count as supporters when they have answered a beat that was sent from then on."""
 
-    def excuse(self, until: int) -> None:
+    def assume_alive_until(self, until: int) -> None:
         """Nobody is silent before: there was no hearing them, or they may not have begun."""
-        for member, heard in self._heard.items():
-            self._heard[member] = max(until, heard)
+        for member, heard in self._last_received.items():
+            self._last_received[member] = max(until, heard)
 
-    def hear(self, member: int, now: int, beat: Beat) -> None:
+    def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
         """A beat has come."""
-        self._heard[member] = max(now, self._heard[member])
-        self._echoes[member] = max(self._echoes[member], beat.echo_ns)
-        self.acked[member] = max(self.acked[member], beat.position)
+        self._last_received[member] = max(now, self._last_received[member])
+        self._echoes[member] = max(self._echoes[member], heartbeat.echo_ns)
+        self.acked[member] = max(self.acked[member], heartbeat.position)
 
-    def supporters(self, roll: Sequence[int], now: int) -> int:
+    def supporters(self, members: Sequence[int], now: int) -> int:
         """How many on the roll are known to follow, this member included."""
-        since, trusted = now - self._silence_ns, self.trusted_from
-        heard, echoes = self._heard, self._echoes
-        return 1 + sum(1 for m in roll if m != self._me and heard[m] >= since and echoes[m] >= trusted)
+        since, trusted = now - self._timeout_ns, self.trusted_from
+        heard, echoes = self._last_received, self._echoes
+        return 1 + sum(1 for m in members if m != self._member and heard[m] >= since and echoes[m] >= trusted)
 
-    def silent(self, roll: Sequence[int], now: int) -> list[int]:
+    def unresponsive(self, members: Sequence[int], now: int) -> list[int]:
         """Who on the roll has not been heard for too long."""
-        return [m for m in roll if m != self._me and self._heard[m] < now - self._silence_ns]
+        return [m for m in members if m != self._member and self._last_received[m] < now - self._timeout_ns]

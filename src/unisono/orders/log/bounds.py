@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from unisono.agreement.membership.from_policy import every_ns
+from unisono.agreement.membership.from_policy import heartbeat_interval_ns
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
-from unisono.wire.bundles import PARCEL_BYTES
+from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 
-def latency_bound_ns(timing: Timing) -> int:
+def consensus_latency_bound_ns(timing: Timing) -> int:
     """6Δ while nobody fails and nothing is lost: to the leader, a full window before, two ways of votes, the word."""
     return 6 * timing.delta_ns
 
 
-def offer(ask: Ask) -> Offer:
+def offer_consensus(ask: Ask) -> Offer:
     """What an agreed log gives."""
     timing, rate, n = ask.timing, ask.rate, ask.members
-    bound = latency_bound_ns(timing)
-    beats = 2 * NS_PER_S / every_ns(timing)
+    bound = consensus_latency_bound_ns(timing)
+    beats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
     against = []
     if ask.failures and 2 * ask.failures >= n:
         against.append(f"a majority must survive, and {ask.failures} of {n} is half or more")
@@ -38,7 +38,7 @@ def offer(ask: Ask) -> Offer:
         bound,
         (3 + n) * rate.avg + beats,
         rate.burst * n + 2,
-        HEADER_BYTES + PARCEL_BYTES + UDP_IP_BYTES,
+        HEADER_BYTES + BUNDLE_OVERHEAD_BYTES + UDP_IP_BYTES,
         True,
         "what is lost is sent again, late",
         1.0,

@@ -10,125 +10,125 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
-from unisono.orders.multigroup.messages import Entry
+from unisono.orders.multigroup.messages import StampedEntry
 from unisono.orders.multigroup.stored_state import GroupState
-from unisono.orders.multigroup.topology_state import Incoming
+from unisono.orders.multigroup.topology_state import IncomingLink
 
-EARLY_MAX = 1 << 10
+OUT_OF_ORDER_MAX = 1 << 10
 """So many entries that came before their turn are kept."""
 PROMISES_MAX = 16
 PENDING_MAX = 1 << 16
 """With so many messages waiting, no more are taken from groups that nothing waits for."""
 
 
-class Source:
+class SourceGroup:
     """Another group, as far as it has been heard."""
 
-    __slots__ = ("applied", "barrier", "early", "ends", "epoch", "promises")
+    __slots__ = ("applied", "barrier", "ends_after", "epoch", "out_of_order", "promised_barriers")
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
-        self.ends: int | None = None
+        self.ends_after: int | None = None
         """After so many entries nothing comes any more."""
         self.applied = 0
         self.barrier = 0
-        self.early: dict[int, Entry] = {}
-        self.promises: dict[int, int] = {}
+        self.out_of_order: dict[int, StampedEntry] = {}
+        self.promised_barriers: dict[int, int] = {}
         """By number of entries, the barrier that whoever has them has."""
 
-    def holds_up(self, stamp: int) -> bool:
+    def blocks(self, stamp: int) -> bool:
         """Whether something with an earlier stamp may come."""
-        return self.barrier < stamp and (self.ends is None or self.applied < self.ends)
+        return self.barrier < stamp and (self.ends_after is None or self.applied < self.ends_after)
 
 
-class Gate:
+class BarrierQueue:
     """What one member's deliveries wait for."""
 
-    def __init__(self, me: int, senders: tuple[int, ...]) -> None:
-        self.me = me
-        self.sources = {source: Source() for source in senders if source != me}
-        self.pending: list[tuple[int, int, int, Entry]] = []
+    def __init__(self, own_group: int, senders: tuple[int, ...]) -> None:
+        self.own_group = own_group
+        self.sources = {source: SourceGroup() for source in senders if source != own_group}
+        self.pending: list[tuple[int, int, int, StampedEntry]] = []
         """A heap of (stamp, group, number, entry)."""
-        self.delivered = (0, 0)
-        self.top = 0
+        self.last_delivered = (0, 0)
+        self.largest_stamp = 0
         """The largest stamp that has waited here."""
-        self.recalled: dict[int, list[tuple[int, Entry]]] = {}
+        self.awaiting_admission: dict[int, list[tuple[int, StampedEntry]]] = {}
         """Entries of an earlier life, whose groups have not been admitted yet in this one."""
 
-    def follow(self, into: Mapping[int, Incoming]) -> None:
+    def update_sources(self, incoming: Mapping[int, IncomingLink]) -> None:
         """These groups send here, or have until now; whoever begins has no smaller stamps than were used up here."""
-        for source, came in into.items():
+        for source, came in incoming.items():
             its = self.sources.get(source)
             if its is None:
-                its = self.sources[source] = Source(0)
+                its = self.sources[source] = SourceGroup(0)
             if its.epoch != came.epoch:
                 its.epoch = came.epoch
-                for number, entry in self.recalled.pop(source, ()):
-                    self.recall(source, number, entry)
+                for number, entry in self.awaiting_admission.pop(source, ()):
+                    self.restore_entry(source, number, entry)
                 self.promise(source, came.head, came.stamp)
-            its.ends = None if came.open else came.head
+            its.ends_after = None if came.open else came.head
 
-    def add_own(self, entry: Entry) -> None:
+    def add_own(self, entry: StampedEntry) -> None:
         """A message of the own group has been decided."""
-        heappush(self.pending, (entry.stamp, self.me, 0, entry))
-        self.top = max(self.top, entry.stamp)
+        heappush(self.pending, (entry.stamp, self.own_group, 0, entry))
+        self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
-    def hear(self, source: int, first: int, entries: tuple[Entry, ...]) -> list[tuple[int, Entry]]:
+    def receive(self, source: int, first: int, entries: tuple[StampedEntry, ...]) -> list[tuple[int, StampedEntry]]:
         """Entries of another group's stream, from number `first` on: those that are new and in turn, with numbers."""
         its = self.sources[source]
         if len(self.pending) >= PENDING_MAX and its.barrier >= self.pending[0][0]:
             return []
         for number, entry in enumerate(entries, first):
-            if its.applied < number <= its.applied + EARLY_MAX:
-                its.early[number] = entry
-        fresh: list[tuple[int, Entry]] = []
-        while (following := its.early.pop(its.applied + 1, None)) is not None:
+            if its.applied < number <= its.applied + OUT_OF_ORDER_MAX:
+                its.out_of_order[number] = entry
+        fresh: list[tuple[int, StampedEntry]] = []
+        while (following := its.out_of_order.pop(its.applied + 1, None)) is not None:
             its.applied += 1
             fresh.append((its.applied, following))
             self._apply(source, its, its.applied, following)
-        self._raise(its)
+        self._raise_barrier(its)
         return fresh
 
-    def _apply(self, source: int, its: Source, number: int, entry: Entry) -> None:
-        its.barrier = max(its.barrier, entry.stamp)
-        if (entry.stamp, source) > self.delivered:
+    def _apply(self, source: int, source_group: SourceGroup, number: int, entry: StampedEntry) -> None:
+        source_group.barrier = max(source_group.barrier, entry.stamp)
+        if (entry.stamp, source) > self.last_delivered:
             heappush(self.pending, (entry.stamp, source, number, entry))
-            self.top = max(self.top, entry.stamp)
+            self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
-    def promise(self, source: int, head: int, last: int) -> None:
+    def promise(self, source: int, head: int, last_stamp: int) -> None:
         """Of what this group stamps up to `last` there are `head` entries."""
         its = self.sources[source]
-        if head > its.applied and len(its.promises) >= PROMISES_MAX:
-            del its.promises[min(its.promises)]
-        its.promises[head] = max(last, its.promises.get(head, 0))
-        self._raise(its)
+        if head > its.applied and len(its.promised_barriers) >= PROMISES_MAX:
+            del its.promised_barriers[min(its.promised_barriers)]
+        its.promised_barriers[head] = max(last_stamp, its.promised_barriers.get(head, 0))
+        self._raise_barrier(its)
 
-    def _raise(self, its: Source) -> None:
-        for head in [head for head in its.promises if head <= its.applied]:
-            its.barrier = max(its.barrier, its.promises.pop(head))
+    def _raise_barrier(self, source_group: SourceGroup) -> None:
+        for head in [head for head in source_group.promised_barriers if head <= source_group.applied]:
+            source_group.barrier = max(source_group.barrier, source_group.promised_barriers.pop(head))
 
-    def recall(self, source: int, number: int, entry: Entry) -> None:
+    def restore_entry(self, source: int, number: int, entry: StampedEntry) -> None:
         """An entry that was applied in an earlier life."""
         its = self.sources.get(source)
         if its is None:
-            self.recalled.setdefault(source, []).append((number, entry))
+            self.awaiting_admission.setdefault(source, []).append((number, entry))
         elif number == its.applied + 1:
             its.applied = number
             self._apply(source, its, number, entry)
 
-    def open(self, own_last: int) -> list[tuple[int, Entry]]:
+    def pop_deliverable(self, own_last_stamp: int) -> list[tuple[int, StampedEntry]]:
         """What can be delivered now, in order, with the groups that it comes from."""
         if not self.pending:
             return []
-        limit = own_last
+        limit = own_last_stamp
         for its in self.sources.values():
-            if its.holds_up(limit):
+            if its.blocks(limit):
                 limit = its.barrier
-        out: list[tuple[int, Entry]] = []
+        out: list[tuple[int, StampedEntry]] = []
         pending = self.pending
         while pending and pending[0][0] <= limit:
             stamp, source, _, entry = heappop(pending)
-            self.delivered = (stamp, source)
+            self.last_delivered = (stamp, source)
             out.append((source, entry))
         return out
 
@@ -137,33 +137,33 @@ class Gate:
         if not self.pending:
             return []
         stamp = self.pending[0][0]
-        return [source for source, its in self.sources.items() if its.holds_up(stamp)]
+        return [source for source, its in self.sources.items() if its.blocks(stamp)]
 
     def save(self, state: GroupState) -> None:
         """Put what has been heard and not delivered into a state."""
         state.barriers = {source: (its.applied, its.barrier) for source, its in self.sources.items()}
         state.pending = tuple((source, number, entry) for _, source, number, entry in sorted(self.pending))
-        state.delivered = self.delivered
+        state.last_delivered = self.last_delivered
 
     def restore(self, state: GroupState) -> bool:
         """Go on from another state, and from what was heard here beyond it; whether deliveries are left out."""
         kept = [
             waiting
             for waiting in self.pending
-            if waiting[1] != self.me and waiting[2] > state.barriers.get(waiting[1], (0, 0))[0]
+            if waiting[1] != self.own_group and waiting[2] > state.barriers.get(waiting[1], (0, 0))[0]
         ]
-        behind = state.delivered > self.delivered
+        behind = state.last_delivered > self.last_delivered
         for source, entry_number, entry in state.pending:
-            if (entry.stamp, source) > self.delivered:
+            if (entry.stamp, source) > self.last_delivered:
                 kept.append((entry.stamp, source, entry_number, entry))
-        self.delivered = max(self.delivered, state.delivered)
-        self.pending = [waiting for waiting in kept if waiting[:2] > self.delivered]
+        self.last_delivered = max(self.last_delivered, state.last_delivered)
+        self.pending = [waiting for waiting in kept if waiting[:2] > self.last_delivered]
         heapify(self.pending)
-        self.top = max([self.top, *(waiting[0] for waiting in self.pending)])
+        self.largest_stamp = max([self.largest_stamp, *(waiting[0] for waiting in self.pending)])
         for source, (applied, barrier) in state.barriers.items():
             its = self.sources.get(source)
             if its is not None:
                 its.applied, its.barrier = max(its.applied, applied), max(its.barrier, barrier)
-                its.early = {number: entry for number, entry in its.early.items() if number > its.applied}
-                self._raise(its)
+                its.out_of_order = {number: entry for number, entry in its.out_of_order.items() if number > its.applied}
+                self._raise_barrier(its)
         return behind

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono.orders.multigroup.topology_messages import Bond, control_of, decode_bond, encode_bond
-from unisono.wire.bundles import Parcel, decode_parcel
+from unisono.orders.multigroup.topology_messages import (
+    TopologyMessage,
+    decode_control,
+    decode_topology_message,
+    encode_topology_message,
+)
+from unisono.wire.bundles import Bundle, decode_bundle
 from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 
@@ -19,17 +24,17 @@ STAMP_BYTES = 10
 STAMP_SENDERS = 1 << 16
 _CAST = struct.Struct("!QQ")
 CAST_BYTES = _CAST.size
-_STREAM = struct.Struct("!HQQ")
-STREAM_BYTES = _STREAM.size + STAMP_BYTES
+_STREAM_SEGMENT = struct.Struct("!HQQ")
+STREAM_BYTES = _STREAM_SEGMENT.size + STAMP_BYTES
 _ENTRY = struct.Struct("!QI")
 ENTRY_BYTES = STAMP_BYTES + _ENTRY.size
-_ACK = struct.Struct("!HQ")
-_WANT = struct.Struct("!Q")
+_STREAM_ACK = struct.Struct("!HQ")
+_BARRIER_REQUEST = struct.Struct("!Q")
 _ITEM = struct.Struct("!BI")
 ITEM_BYTES = _ITEM.size + CAST_BYTES
 _NULL = struct.Struct("!Q")
-_HEARD = struct.Struct("!HQ")
-_MESSAGE, _NULL_ITEM, _HEARD_ITEM, _BOND_ITEM = 1, 2, 3, 4
+_RECEIVED_BY_ALL = struct.Struct("!HQ")
+_MESSAGE, _NULL_ITEM, _RECEIVED_BY_ALL_ITEM, _TOPOLOGY_ITEM = 1, 2, 3, 4
 
 
 def stamp_of(ts: int, sender: int) -> int:
@@ -55,8 +60,8 @@ class Cast:
     """
 
     ts: int
-    mask: int
-    parcel: bytes
+    destination_mask: int
+    bundle: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +73,27 @@ class Null:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedByAll:
     """Every member of the group `receiver` has the first `upto` entries of its stream: nobody needs them any more."""
 
     receiver: int
     upto: int
 
 
-Item: TypeAlias = Cast | Null | Heard | Bond
+Item: TypeAlias = Cast | Null | ReceivedByAll | TopologyMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StampedEntry:
     """A decided message on its way to another group: its stamp, its destination groups and its parcel."""
 
     stamp: int
-    mask: int
-    parcel: bytes
+    destination_mask: int
+    bundle: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamSegment:
     """Entries of what group `source` has decided for the receiver's group, from number `first` on.
 
     Of what is stamped up to `last` there are `head` entries, so whoever has those has the barrier `last`.
@@ -97,12 +102,12 @@ class Stream:
     source: int
     first: int
     head: int
-    last: int
-    entries: tuple[Entry, ...]
+    last_stamp: int
+    entries: tuple[StampedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class StreamAck:
     """`applied` entries of the stream from group `source` are here for good."""
 
     source: int
@@ -110,14 +115,14 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class BarrierRequest:
     """These groups need a barrier of at least `stamp`."""
 
     stamp: int
-    mask: int
+    group_mask: int
 
 
-def _stamp(stamp: int) -> bytes:
+def _encode_stamp(stamp: int) -> bytes:
     return stamp.to_bytes(STAMP_BYTES)
 
 
@@ -127,7 +132,7 @@ def _read_stamp(data: bytes, at: int) -> int:
 
 def encode_cast(cast: Cast) -> bytes:
     """A cast as bytes."""
-    return _CAST.pack(cast.ts, cast.mask) + cast.parcel
+    return _CAST.pack(cast.ts, cast.destination_mask) + cast.bundle
 
 
 def decode_cast(data: bytes) -> Cast | None:
@@ -136,14 +141,14 @@ def decode_cast(data: bytes) -> Cast | None:
         return None
     ts, mask = _CAST.unpack_from(data)
     parcel = data[CAST_BYTES:]
-    if ts >= 2**63 or (decode_parcel(parcel) if mask else control_of(parcel)) is None:
+    if ts >= 2**63 or (decode_bundle(parcel) if mask else decode_control(parcel)) is None:
         return None
     return Cast(ts, mask, parcel)
 
 
-def parcel_of(parcel: bytes) -> Parcel:
+def checked_bundle(data: bytes) -> Bundle:
     """A parcel that was checked when it came in."""
-    found = decode_parcel(parcel)
+    found = decode_bundle(data)
     if found is None:
         raise ValueError("a parcel that cannot be read was let in")
     return found
@@ -156,11 +161,11 @@ def encode_value(items: Sequence[Item]) -> bytes:
         if isinstance(item, Cast):
             tag, body = _MESSAGE, encode_cast(item)
         elif isinstance(item, Null):
-            tag, body = _NULL_ITEM, _NULL.pack(item.number) + _stamp(item.stamp)
-        elif isinstance(item, Bond):
-            tag, body = _BOND_ITEM, encode_bond(item)
+            tag, body = _NULL_ITEM, _NULL.pack(item.number) + _encode_stamp(item.stamp)
+        elif isinstance(item, TopologyMessage):
+            tag, body = _TOPOLOGY_ITEM, encode_topology_message(item)
         else:
-            tag, body = _HEARD_ITEM, _HEARD.pack(item.receiver, item.upto)
+            tag, body = _RECEIVED_BY_ALL_ITEM, _RECEIVED_BY_ALL.pack(item.receiver, item.upto)
         parts += (_ITEM.pack(tag, len(body)), body)
     return b"".join(parts)
 
@@ -175,29 +180,29 @@ def decode_value(value: bytes) -> list[Item] | None:
         tag, length = _ITEM.unpack_from(value, at)
         body = value[at + _ITEM.size : at + _ITEM.size + length]
         at += _ITEM.size + length
-        item = _item(tag, body) if len(body) == length else None
+        item = _decode_item(tag, body) if len(body) == length else None
         if item is None:
             return None
         items.append(item)
     return items
 
 
-def _item(tag: int, body: bytes) -> Item | None:
+def _decode_item(tag: int, body: bytes) -> Item | None:
     if tag == _MESSAGE:
         return decode_cast(body)
     if tag == _NULL_ITEM and len(body) == _NULL.size + STAMP_BYTES:
         return Null(_NULL.unpack_from(body)[0], _read_stamp(body, _NULL.size))
-    if tag == _HEARD_ITEM and len(body) == _HEARD.size:
-        return Heard(*_HEARD.unpack(body))
-    return decode_bond(body) if tag == _BOND_ITEM else None
+    if tag == _RECEIVED_BY_ALL_ITEM and len(body) == _RECEIVED_BY_ALL.size:
+        return ReceivedByAll(*_RECEIVED_BY_ALL.unpack(body))
+    return decode_topology_message(body) if tag == _TOPOLOGY_ITEM else None
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: StampedEntry) -> bytes:
     """An entry as bytes."""
-    return _stamp(entry.stamp) + _ENTRY.pack(entry.mask, len(entry.parcel)) + entry.parcel
+    return _encode_stamp(entry.stamp) + _ENTRY.pack(entry.destination_mask, len(entry.bundle)) + entry.bundle
 
 
-def decode_entries(data: bytes, at: int = 0) -> list[Entry] | None:
+def decode_entries(data: bytes, at: int = 0) -> list[StampedEntry] | None:
     """All entries from `at` on, or None if they are malformed."""
     entries = []
     while at < len(data):
@@ -205,61 +210,61 @@ def decode_entries(data: bytes, at: int = 0) -> list[Entry] | None:
             return None
         mask, length = _ENTRY.unpack_from(data, at + STAMP_BYTES)
         parcel = data[at + ENTRY_BYTES : at + ENTRY_BYTES + length]
-        if len(parcel) != length or decode_parcel(parcel) is None:
+        if len(parcel) != length or decode_bundle(parcel) is None:
             return None
-        entries.append(Entry(_read_stamp(data, at), mask, parcel))
+        entries.append(StampedEntry(_read_stamp(data, at), mask, parcel))
         at += ENTRY_BYTES + length
     return entries
 
 
-def encode_stream(stream: Stream, entries: Sequence[bytes]) -> bytes:
+def encode_stream_segment(segment: StreamSegment, entries: Sequence[bytes]) -> bytes:
     """A stream's part, whose entries are encoded already."""
-    head = _STREAM.pack(stream.source, stream.first, stream.head) + _stamp(stream.last)
+    head = _STREAM_SEGMENT.pack(segment.source, segment.first, segment.head) + _encode_stamp(segment.last_stamp)
     return b"".join([head, *entries])
 
 
-def decode_stream(data: bytes) -> Stream | None:
+def decode_stream_segment(data: bytes) -> StreamSegment | None:
     """The part of a stream, or None if it is malformed."""
     if len(data) < STREAM_BYTES:
         return None
-    source, first, head = _STREAM.unpack_from(data)
-    last = _read_stamp(data, _STREAM.size)
+    source, first, head = _STREAM_SEGMENT.unpack_from(data)
+    last = _read_stamp(data, _STREAM_SEGMENT.size)
     entries = decode_entries(data, STREAM_BYTES)
     if entries is None or first < 1 or first + len(entries) - 1 > head or head >= 2**63:
         return None
-    return Stream(source, first, head, last, tuple(entries))
+    return StreamSegment(source, first, head, last, tuple(entries))
 
 
-def encode_ack(ack: Ack) -> bytes:
+def encode_stream_ack(ack: StreamAck) -> bytes:
     """An acknowledgment as bytes."""
-    return _ACK.pack(ack.source, ack.applied)
+    return _STREAM_ACK.pack(ack.source, ack.applied)
 
 
-def decode_ack(data: bytes) -> Ack | None:
+def decode_stream_ack(data: bytes) -> StreamAck | None:
     """The acknowledgment, or None if it is malformed."""
-    if len(data) != _ACK.size:
+    if len(data) != _STREAM_ACK.size:
         return None
-    source, applied = _ACK.unpack(data)
-    return Ack(source, applied) if applied < 2**63 else None
+    source, applied = _STREAM_ACK.unpack(data)
+    return StreamAck(source, applied) if applied < 2**63 else None
 
 
-def encode_want(want: Want) -> bytes:
+def encode_barrier_request(request: BarrierRequest) -> bytes:
     """A wish for barriers as bytes."""
-    return _WANT.pack(want.mask) + _stamp(want.stamp)
+    return _BARRIER_REQUEST.pack(request.group_mask) + _encode_stamp(request.stamp)
 
 
-def decode_want(data: bytes) -> Want | None:
+def decode_barrier_request(data: bytes) -> BarrierRequest | None:
     """The wish, or None if it is malformed."""
-    if len(data) != _WANT.size + STAMP_BYTES:
+    if len(data) != _BARRIER_REQUEST.size + STAMP_BYTES:
         return None
-    return Want(_read_stamp(data, _WANT.size), _WANT.unpack_from(data)[0])
+    return BarrierRequest(_read_stamp(data, _BARRIER_REQUEST.size), _BARRIER_REQUEST.unpack_from(data)[0])
 
 
 DECODERS = {
-    Kind.CAST: decode_cast,
-    Kind.STREAM: decode_stream,
-    Kind.APPLIED: decode_ack,
-    Kind.CALL: decode_want,
-    Kind.BOND: decode_bond,
+    Kind.GROUP_CAST: decode_cast,
+    Kind.GROUP_STREAM: decode_stream_segment,
+    Kind.GROUP_STREAM_ACK: decode_stream_ack,
+    Kind.BARRIER_REQUEST: decode_barrier_request,
+    Kind.TOPOLOGY: decode_topology_message,
 }
 register_control(DECODERS)

@@ -8,84 +8,84 @@ what comes later than that is proposed all the same (errata 003-6, 003-7).
 from __future__ import annotations
 
 from unisono.orders.multigroup.messages import ITEM_BYTES, Cast, stamp_of
-from unisono.wire.bundles import Parcel
+from unisono.wire.bundles import Bundle
 
 AHEAD_MAX = 1 << 8
 """So many parcels of a sender may be here behind the first that is not settled."""
 
 
-class _Flow:
+class _SenderQueue:
     """One sender's messages."""
 
-    __slots__ = ("casts", "life", "placed")
+    __slots__ = ("casts", "incarnation", "next_to_propose")
 
-    def __init__(self, life: int) -> None:
-        self.life = life
-        self.placed = 0
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.next_to_propose = 0
         """The next one to be proposed."""
         self.casts: dict[int, Cast] = {}
 
 
-class Proposals:
+class PendingProposals:
     """What one member could propose."""
 
     def __init__(self) -> None:
-        self._flows: dict[int, _Flow] = {}
+        self._queues: dict[int, _SenderQueue] = {}
 
-    def add(self, parcel: Parcel, cast: Cast, settled: int) -> bool:
+    def add(self, bundle: Bundle, cast: Cast, next_serial: int) -> bool:
         """A message of the own group has come; whether it is new. `settled` of its sender's have their places."""
-        flow = self._flows.get(parcel.sender)
-        if flow is None or flow.life < parcel.incarnation:
-            flow = self._flows[parcel.sender] = _Flow(parcel.incarnation)
-        if parcel.incarnation < flow.life or not settled <= parcel.serial < settled + AHEAD_MAX:
+        flow = self._queues.get(bundle.sender)
+        if flow is None or flow.incarnation < bundle.incarnation:
+            flow = self._queues[bundle.sender] = _SenderQueue(bundle.incarnation)
+        if bundle.incarnation < flow.incarnation or not next_serial <= bundle.serial < next_serial + AHEAD_MAX:
             return False
-        flow.placed = max(flow.placed, settled)
-        if parcel.serial in flow.casts:
+        flow.next_to_propose = max(flow.next_to_propose, next_serial)
+        if bundle.serial in flow.casts:
             return False
-        flow.casts[parcel.serial] = cast
+        flow.casts[bundle.serial] = cast
         return True
 
-    def settle(self, sender: int, life: int, settled: int) -> None:
+    def discard_decided(self, sender: int, incarnation: int, next_serial: int) -> None:
         """These have their places: propPending minus decided."""
-        flow = self._flows.get(sender)
-        if flow is None or flow.life > life:
+        flow = self._queues.get(sender)
+        if flow is None or flow.incarnation > incarnation:
             return
-        for serial in [serial for serial in flow.casts if serial < settled]:
+        for serial in [serial for serial in flow.casts if serial < next_serial]:
             del flow.casts[serial]
-        flow.placed = max(flow.placed, settled)
+        flow.next_to_propose = max(flow.next_to_propose, next_serial)
 
     def senders(self) -> list[tuple[int, int]]:
         """Whose messages are here, in which of their lives."""
-        return [(sender, flow.life) for sender, flow in self._flows.items()]
+        return [(sender, flow.incarnation) for sender, flow in self._queues.items()]
 
-    def again(self, sender: int, settled: int) -> None:
+    def propose_again_from(self, sender: int, next_serial: int) -> None:
         """What was proposed under another leader, and is not settled, is to be proposed again."""
-        self._flows[sender].placed = settled
+        self._queues[sender].next_to_propose = next_serial
 
-    def due_at(self) -> int | None:
+    def first_timestamp(self) -> int | None:
         """The time stamp of the first message that could be proposed."""
         first = self._first()
         return None if first is None else first[1].ts
 
-    def _first(self) -> tuple[int, Cast, _Flow] | None:
+    def _first(self) -> tuple[int, Cast, _SenderQueue] | None:
         found = None
-        for sender, flow in self._flows.items():
-            cast = flow.casts.get(flow.placed)
+        for sender, flow in self._queues.items():
+            cast = flow.casts.get(flow.next_to_propose)
             if cast is not None and (found is None or stamp_of(cast.ts, sender) < found[0]):
                 found = (stamp_of(cast.ts, sender), cast, flow)
         return found
 
-    def take(self, horizon: int, room: int) -> tuple[list[Cast], int]:
+    def pop_until(self, horizon: int, max_bytes: int) -> tuple[list[Cast], int]:
         """Messages with time stamps up to the horizon, by time stamp, as many as there is room for; the last stamp."""
         taken: list[Cast] = []
         top = 0
         while (first := self._first()) is not None and first[1].ts <= horizon:
-            size = ITEM_BYTES + len(first[1].parcel)
-            if taken and size > room:
+            size = ITEM_BYTES + len(first[1].bundle)
+            if taken and size > max_bytes:
                 break
             stamp, cast, flow = first
-            flow.placed += 1
+            flow.next_to_propose += 1
             taken.append(cast)
-            room -= size
+            max_bytes -= size
             top = max(top, stamp)
         return taken, top

@@ -11,48 +11,52 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.net.pacer import Pacer
 from unisono.orders.base.packing import Packer, reservation
-from unisono.orders.leader.base import fitting
+from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.multigroup.messages import CAST_BYTES, ENTRY_BYTES, STREAM_BYTES, Cast, stamp_of
-from unisono.orders.multigroup.topology_messages import Control, control_body
-from unisono.wire.bundles import PARCEL_BYTES, Parcel, encode_parcel
-from unisono.wire.frame import FIRST, HEADER_BYTES, MORE, PIECE
+from unisono.orders.multigroup.topology_messages import TopologyControl, encode_control
+from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, encode_bundle
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS
 
-PARCELS_MAX = 1 << 10
+BUNDLES_MAX = 1 << 10
 """How many of a member's parcels may wait for their place."""
 
 
 @dataclass(slots=True)
-class Unsettled:
+class UndecidedCast:
     """A message that has no place yet; `told` once the groups that it concerns have been told of it."""
 
     serial: int
     cast: Cast
-    told: bool = False
+    announced: bool = False
 
 
-class Sending:
+class MulticastSender:
     """QGFTO-Mcast's first half."""
 
-    def __init__(self, policy: Policy, reserver: Reserver, value_room: int) -> None:
+    def __init__(self, policy: Policy, reserver: Reserver, value_max_bytes: int) -> None:
         self._policy, self._reserver = policy, reserver
         reserver.reserve(reservation(policy, policy.rate))
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._new_rate: Rate | None = None
+        self._pending_rate: Rate | None = None
         self._paced_slot = 0
-        room = min(value_room, policy.max_frame - HEADER_BYTES - STREAM_BYTES - ENTRY_BYTES) - PARCEL_BYTES - CAST_BYTES
+        room = (
+            min(value_max_bytes, policy.max_frame - HEADER_BYTES - STREAM_BYTES - ENTRY_BYTES)
+            - BUNDLE_OVERHEAD_BYTES
+            - CAST_BYTES
+        )
         self._packer = Packer(room + HEADER_BYTES)
-        self._member, self._life = policy.member, policy.incarnation
-        self._serial = self._sequence = 0
-        self._last_ts = 0
-        self.waiting: deque[Unsettled] = deque()
-        self.offered = 0
+        self._member, self._incarnation = policy.member, policy.incarnation
+        self._next_serial = self._next_sequence = 0
+        self._last_timestamp = 0
+        self.undecided: deque[UndecidedCast] = deque()
+        self.forwarded = 0
         """How many of these have been sent to the leader."""
 
-    def new_rate(self, rate: Rate) -> None:
+    def change_rate(self, rate: Rate) -> None:
         """In force from the next slot on."""
         self._policy.check_rate(rate)
         self._reserver.reserve(reservation(self._policy, rate))
-        self._new_rate = rate
+        self._pending_rate = rate
 
     def submit(self, now: int, messages: Sequence[bytes], mask: int) -> int:
         """Messages for these groups: as many as the rate has room for, unless too much waits for its place already."""
@@ -63,51 +67,57 @@ class Sending:
         slot = self._policy.timing.slot_of(now)
         if slot > self._paced_slot:
             self._paced_slot = slot
-            self._pacer.open_slot(slot, self._new_rate)
-            self._new_rate = None
-        if not sizes or len(self.waiting) >= PARCELS_MAX:
+            self._pacer.open_slot(slot, self._pending_rate)
+            self._pending_rate = None
+        if not sizes or len(self.undecided) >= BUNDLES_MAX:
             return 0
-        count = fitting(self._pacer, sizes)
+        count = count_fitting_messages(self._pacer, sizes)
         if count:
-            self._pacer.spend(count, sum(sizes[:count]))
+            self._pacer.record_sent(count, sum(sizes[:count]))
             self._pack(now, messages[:count], sizes[:count], mask)
         return count
 
     def _pack(self, now: int, messages: Sequence[bytes], sizes: list[int], mask: int) -> None:
         """As few parcels as they fit into, each with its time stamp."""
         loads = self._packer.add(messages, sizes)
-        rest = self._packer.rest()
+        rest = self._packer.flush()
         for load in loads if rest is None else [*loads, rest]:
             flags, body = 0, b""
-            if load.run is not None:
-                body = b"".join(load.run.parts())
-            elif load.piece is not None:
-                body = bytes(load.piece)
-                flags = PIECE | (FIRST if load.first else 0) | (MORE if load.more else 0)
+            if load.packed_messages is not None:
+                body = b"".join(load.packed_messages.parts())
+            elif load.fragment is not None:
+                body = bytes(load.fragment)
+                flags = (
+                    FRAGMENT
+                    | (FIRST_FRAGMENT if load.is_first_fragment else 0)
+                    | (MORE_FRAGMENTS if load.has_more_fragments else 0)
+                )
             # A clock that stands still or goes back would let a later message overtake (erratum 003-15).
-            self._last_ts = ts = max(now, self._last_ts + 1)
-            parcel = Parcel(self._member, self._life, self._serial, self._sequence, flags, body)
-            self.waiting.append(Unsettled(self._serial, Cast(ts, mask, encode_parcel(parcel))))
-            self._serial += 1
-            self._sequence += load.messages
+            self._last_timestamp = ts = max(now, self._last_timestamp + 1)
+            parcel = Bundle(self._member, self._incarnation, self._next_serial, self._next_sequence, flags, body)
+            self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, mask, encode_bundle(parcel))))
+            self._next_serial += 1
+            self._next_sequence += load.messages_completed
 
-    def control(self, now: int, control: Control) -> int:
+    def send_control(self, now: int, control: TopologyControl) -> int:
         """A word to the own group, behind all messages so far; its serial."""
-        self._last_ts = ts = max(now, self._last_ts + 1)
-        parcel = Parcel(self._member, self._life, self._serial, self._sequence, 0, control_body(control))
-        self.waiting.append(Unsettled(self._serial, Cast(ts, 0, encode_parcel(parcel))))
-        self._serial += 1
-        return self._serial - 1
+        self._last_timestamp = ts = max(now, self._last_timestamp + 1)
+        parcel = Bundle(
+            self._member, self._incarnation, self._next_serial, self._next_sequence, 0, encode_control(control)
+        )
+        self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, 0, encode_bundle(parcel))))
+        self._next_serial += 1
+        return self._next_serial - 1
 
-    def settle(self, settled: int) -> bool:
+    def discard_decided(self, next_serial: int) -> bool:
         """So many have their place; whether any more than before."""
         moved = False
-        while self.waiting and self.waiting[0].serial < settled:
-            self.waiting.popleft()
-            self.offered = max(0, self.offered - 1)
+        while self.undecided and self.undecided[0].serial < next_serial:
+            self.undecided.popleft()
+            self.forwarded = max(0, self.forwarded - 1)
             moved = True
         return moved
 
-    def stamp(self, unsettled: Unsettled) -> int:
+    def expected_stamp(self, undecided: UndecidedCast) -> int:
         """The stamp that a message will have unless a later one is decided before it."""
-        return stamp_of(unsettled.cast.ts, self._member)
+        return stamp_of(undecided.cast.ts, self._member)

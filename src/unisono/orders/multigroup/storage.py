@@ -8,90 +8,94 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unisono.agreement.membership.from_policy import every_ns, retry_ns
+from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import Restored
+from unisono.agreement.paxos.decisions import RestoredState
 from unisono.errors import StorageError
 from unisono.model.policy import Policy
-from unisono.model.stored_records import Memory, Write
-from unisono.orders.multigroup.barriers import Gate
+from unisono.model.stored_records import StoredRecords, Write
+from unisono.orders.multigroup.barriers import BarrierQueue
 from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Entry
+from unisono.orders.multigroup.messages import StampedEntry
 from unisono.orders.multigroup.stored_state import (
     GroupState,
-    decode_foreign,
     decode_state,
-    encode_foreign,
+    decode_stream_record,
     encode_state,
+    encode_stream_record,
 )
-from unisono.orders.multigroup.unpacking import Unpacking
+from unisono.orders.multigroup.unpacking import BundleUnpacker
 
-_OWN, _FOREIGN = b"o", b"f"
+_CONSENSUS, _STREAM_ENTRY = b"o", b"f"
 
 
-def own_memory(memory: Memory | None) -> Memory | None:
+def consensus_records(stored_records: StoredRecords | None) -> StoredRecords | None:
     """What the group's agreement kept."""
-    if memory is None:
+    if stored_records is None:
         return None
-    return Memory(memory.number, tuple(record[1:] for record in memory.records if record[:1] == _OWN))
+    return StoredRecords(
+        stored_records.storage_id, tuple(record[1:] for record in stored_records.records if record[:1] == _CONSENSUS)
+    )
 
 
-def own_consensus(
-    policy: Policy, mates: tuple[int, ...], memory: Memory | None, *, window: int, retain: int
+def build_group_consensus(
+    policy: Policy, group_members: tuple[int, ...], stored_records: StoredRecords | None, *, window: int, retain: int
 ) -> Consensus:
     """The group's agreement, going on from what it kept."""
     return Consensus(
         policy.member,
-        mates,
-        every_ns=every_ns(policy.timing),
-        retry_ns=retry_ns(policy.timing),
+        group_members,
+        every_ns=heartbeat_interval_ns(policy.timing),
+        retry_ns=retry_interval_ns(policy.timing),
         max_frame=policy.max_frame,
         incarnation=policy.incarnation,
         epoch=policy.epoch,
         window=window,
         retain=retain,
-        memory=own_memory(memory),
-        lazy=True,
+        stored_records=consensus_records(stored_records),
+        batch_replies=True,
     )
 
 
-def own_writes(writes: Iterable[Write]) -> list[Write]:
+def tagged_consensus_writes(writes: Iterable[Write]) -> list[Write]:
     """The agreement's writes, marked as its own."""
-    return [Write(tuple(_OWN + record for record in w.records), w.replace, w.lazy) for w in writes]
+    return [Write(tuple(_CONSENSUS + record for record in w.records), w.replaces_all, w.may_be_lost) for w in writes]
 
 
-def foreign_write(group: int, entries: Sequence[tuple[int, Entry]]) -> Write:
+def stream_entries_write(group: int, entries: Sequence[tuple[int, StampedEntry]]) -> Write:
     """Entries of another group, with their numbers."""
-    return Write(tuple(_FOREIGN + encode_foreign(group, number, entry) for number, entry in entries))
+    return Write(tuple(_STREAM_ENTRY + encode_stream_record(group, number, entry) for number, entry in entries))
 
 
-def recall(memory: Memory | None, gate: Gate) -> None:
+def restore_stream_entries(stored_records: StoredRecords | None, barrier_queue: BarrierQueue) -> None:
     """The entries of other groups that came after the last state."""
-    for record in () if memory is None else memory.records:
-        if record[:1] == _FOREIGN:
-            found = decode_foreign(record[1:])
+    for record in () if stored_records is None else stored_records.records:
+        if record[:1] == _STREAM_ENTRY:
+            found = decode_stream_record(record[1:])
             if found is None:
                 raise StorageError("a record of another group's messages cannot be read")
-            gate.recall(*found)
+            barrier_queue.restore_entry(*found)
 
 
-def saved(log: GroupLog, gate: Gate, unpacking: Unpacking) -> bytes:
+def encode_snapshot(log: GroupLog, barrier_queue: BarrierQueue, unpacker: BundleUnpacker) -> bytes:
     """What stands for all that was decided and heard so far."""
     state = GroupState()
     log.save(state)
-    gate.save(state)
-    state.pieces = {who: b"".join(pieces) for who, pieces in unpacking.pieces.items()}
+    barrier_queue.save(state)
+    state.fragments = {who: b"".join(pieces) for who, pieces in unpacker.fragments.items()}
     return encode_state(state)
 
 
-def restore(restored: Restored, log: GroupLog, gate: Gate, unpacking: Unpacking) -> int | None:
+def restore_snapshot(
+    restored: RestoredState, log: GroupLog, barrier_queue: BarrierQueue, unpacker: BundleUnpacker
+) -> int | None:
     """Go on from a state; the stamp up to which nothing is delivered here, if that is more than was delivered."""
     state = decode_state(restored.state)
     if state is None:
         raise StorageError(f"the state that stands for the log up to {restored.k} cannot be read")
     log.restore(state)
-    gate.follow(log.relation.into)
-    if not gate.restore(state):
+    barrier_queue.update_sources(log.topology.incoming)
+    if not barrier_queue.restore(state):
         return None
-    unpacking.pieces = {who: [pieces] for who, pieces in state.pieces.items()}
-    return state.delivered[0]
+    unpacker.fragments = {who: [pieces] for who, pieces in state.fragments.items()}
+    return state.last_delivered[0]

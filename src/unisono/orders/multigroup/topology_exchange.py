@@ -9,74 +9,91 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.model.durations import NS_PER_S
-from unisono.orders.multigroup.topology_messages import Bond, What, encode_bond
-from unisono.orders.multigroup.topology_state import Relation
+from unisono.orders.multigroup.topology_messages import TopologyMessage, TopologyStep, encode_topology_message
+from unisono.orders.multigroup.topology_state import TopologyState
 from unisono.wire.frame import Kind
 
-GONE_AFTER_NS = 2 * NS_PER_S
+SKIP_SUSPECTED_AFTER_NS = 2 * NS_PER_S
 """A member that is taken for dead for so long is not waited for when its group stops sending somewhere."""
-Say = Callable[[int, Kind, bytes, int], None]
+UnicastFunction = Callable[[int, Kind, bytes, int], None]
 
 
-class Bonding:
+class TopologyExchange:
     """The part of one member; `members` says who is in a group, `say` sends a body to one of them."""
 
     def __init__(
-        self, relation: Relation, members: Callable[[int], tuple[int, ...]], say: Say, *, retry_ns: int
+        self,
+        topology: TopologyState,
+        members_of: Callable[[int], tuple[int, ...]],
+        unicast: UnicastFunction,
+        *,
+        retry_ns: int,
     ) -> None:
-        self._relation, self._members, self._say, self._retry_ns = relation, members, say, retry_ns
+        self._topology, self._members_of, self._unicast, self._retry_ns = topology, members_of, unicast, retry_ns
         self._due_at = 0
-        self._asks, self._awaited = relation.asks(), relation.awaited()
-        self._silent: dict[int, int] = {}
+        self._requests, self._skip_member_proposals = topology.requests(), topology.skip_member_proposals()
+        self._suspected_since: dict[int, int] = {}
         """By member of the own group that is waited for and taken for dead, since when."""
-        self.news: dict[tuple[What, int], Bond] = {}
+        self.to_propose: dict[tuple[TopologyStep, int], TopologyMessage] = {}
         """What the own group is to agree on; others ask again until it has."""
-        self._answered: dict[int, Bond | None] = {group: relation.answer(group) for group in relation.into}
+        self._sent_answers: dict[int, TopologyMessage | None] = {
+            group: topology.answer(group) for group in topology.incoming
+        }
 
-    def hear(self, now: int, sender: int, bond: Bond, *, leads: bool) -> None:
+    def receive(self, now: int, sender: int, message: TopologyMessage, *, leads: bool) -> None:
         """Another group asks or answers: a leader has it agreed on. What has been agreed on is answered."""
-        if bond.what is What.WITHOUT:
+        if message.step is TopologyStep.SKIP_MEMBER:
             return
-        if self._relation.news(bond):
+        if self._topology.would_change(message):
             if leads:
-                self.news[bond.what, bond.group] = bond
+                self.to_propose[message.step, message.group] = message
             return
-        answer = self._relation.answer(bond.group)
-        if bond.what in {What.ADMIT, What.RELEASE} and answer is not None and answer.epoch >= bond.epoch:
-            self._say(now, Kind.BOND, encode_bond(answer), sender)
+        answer = self._topology.answer(message.group)
+        if (
+            message.step in {TopologyStep.ADMIT, TopologyStep.RELEASE}
+            and answer is not None
+            and answer.epoch >= message.epoch
+        ):
+            self._unicast(now, Kind.TOPOLOGY, encode_topology_message(answer), sender)
 
-    def begin(self, now: int) -> None:
+    def start_term(self, now: int) -> None:
         """A new reign."""
         self._due_at = now
-        self._silent.clear()
-        self.news.clear()
+        self._suspected_since.clear()
+        self.to_propose.clear()
 
-    def changed(self, now: int, *, leads: bool) -> None:
+    def on_topology_changed(self, now: int, *, leads: bool) -> None:
         """The relation has changed: a leader tells those who wait for that, and asks what is to be asked."""
-        for group in self._relation.into:
-            answer = self._relation.answer(group)
-            if answer is not None and answer != self._answered.get(group):
-                self._answered[group] = answer
+        for group in self._topology.incoming:
+            answer = self._topology.answer(group)
+            if answer is not None and answer != self._sent_answers.get(group):
+                self._sent_answers[group] = answer
                 if leads:
-                    self._tell(now, group, answer)
-        self._due_at, self._asks, self._awaited = now, self._relation.asks(), self._relation.awaited()
+                    self._send_to_group(now, group, answer)
+        self._due_at, self._requests, self._skip_member_proposals = (
+            now,
+            self._topology.requests(),
+            self._topology.skip_member_proposals(),
+        )
 
-    def wake(self, now: int, gone: Callable[[int], bool]) -> None:
+    def wake(self, now: int, is_suspected: Callable[[int], bool]) -> None:
         """Ask, and ask again, what the other groups have not agreed on yet; wait no longer for mates that are gone."""
-        if (self._asks or self._awaited) and now >= self._due_at:
+        if (self._requests or self._skip_member_proposals) and now >= self._due_at:
             self._due_at = now + self._retry_ns
-            for group, bond in self._asks:
-                self._tell(now, group, bond)
-            for bond in self._awaited:
-                if not gone(bond.head):
-                    self._silent.pop(bond.head, None)
-                elif now >= self._silent.setdefault(bond.head, now) + GONE_AFTER_NS and self._relation.news(bond):
-                    self.news[bond.what, bond.head] = bond
+            for group, bond in self._requests:
+                self._send_to_group(now, group, bond)
+            for bond in self._skip_member_proposals:
+                if not is_suspected(bond.head):
+                    self._suspected_since.pop(bond.head, None)
+                elif now >= self._suspected_since.setdefault(
+                    bond.head, now
+                ) + SKIP_SUSPECTED_AFTER_NS and self._topology.would_change(bond):
+                    self.to_propose[bond.step, bond.head] = bond
 
-    def _tell(self, now: int, group: int, bond: Bond) -> None:
-        for member in self._members(group):
-            self._say(now, Kind.BOND, encode_bond(bond), member)
+    def _send_to_group(self, now: int, group: int, message: TopologyMessage) -> None:
+        for member in self._members_of(group):
+            self._unicast(now, Kind.TOPOLOGY, encode_topology_message(message), member)
 
     def due_at(self) -> int | None:
         """When to ask again."""
-        return self._due_at if self._asks or self._awaited else None
+        return self._due_at if self._requests or self._skip_member_proposals else None

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from unisono.wire.bundles import Parcel, decode_parcel
-from unisono.wire.packed_messages import OwnRun, read_run
+from unisono.wire.bundles import Bundle, decode_bundle
+from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
 
 _STAMP_BYTES = 10
-_BOND = struct.Struct("!BHIQ")
-BOND_BYTES = _BOND.size + _STAMP_BYTES
+_TOPOLOGY_MESSAGE = struct.Struct("!BHIQ")
+TOPOLOGY_MESSAGE_BYTES = _TOPOLOGY_MESSAGE.size + _STAMP_BYTES
 _CONTROL = struct.Struct("!cQ")
-_RELATE, _CONFIRM = b"r", b"c"
+_SET_RECEIVERS_TAG, _CONFIRM_TAG = b"r", b"c"
 
 
-class What(IntEnum):
+class TopologyStep(IntEnum):
     """What one group asks of another, or answers."""
 
     ADMIT = 1
@@ -32,15 +32,15 @@ class What(IntEnum):
     """After entry `head` nothing comes any more: wait for me no longer."""
     RELEASED = 4
     """We do not."""
-    WITHOUT = 5
+    SKIP_MEMBER = 5
     """Said inside a group: member `head` is gone, and is not waited for in version `epoch` of the relation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bond:
+class TopologyMessage:
     """Said by `group`; `epoch` counts how often one of the two has begun to send to the other."""
 
-    what: What
+    step: TopologyStep
     group: int
     epoch: int
     head: int = 0
@@ -48,62 +48,64 @@ class Bond:
 
 
 @dataclass(frozen=True, slots=True)
-class Relate:
+class SetReceivers:
     """The own group is to send to these groups, and no others."""
 
-    mask: int
+    receiver_mask: int
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm:
+class ConfirmTopology:
     """Behind this, its sender hands in nothing that the relation of this version does not allow."""
 
     version: int
 
 
-Control: TypeAlias = Relate | Confirm
+TopologyControl: TypeAlias = SetReceivers | ConfirmTopology
 
 
-def encode_bond(bond: Bond) -> bytes:
+def encode_topology_message(message: TopologyMessage) -> bytes:
     """A bond as bytes."""
-    return _BOND.pack(bond.what, bond.group, bond.epoch, bond.head) + bond.stamp.to_bytes(_STAMP_BYTES)
+    return _TOPOLOGY_MESSAGE.pack(message.step, message.group, message.epoch, message.head) + message.stamp.to_bytes(
+        _STAMP_BYTES
+    )
 
 
-def decode_bond(data: bytes) -> Bond | None:
+def decode_topology_message(data: bytes) -> TopologyMessage | None:
     """The bond, or None if it is malformed."""
-    if len(data) != BOND_BYTES:
+    if len(data) != TOPOLOGY_MESSAGE_BYTES:
         return None
-    what, group, epoch, head = _BOND.unpack_from(data)
-    if what not in _WHATS or head >= 2**63:
+    what, group, epoch, head = _TOPOLOGY_MESSAGE.unpack_from(data)
+    if what not in _STEPS or head >= 2**63:
         return None
-    return Bond(What(what), group, epoch, head, int.from_bytes(data[_BOND.size :]))
+    return TopologyMessage(TopologyStep(what), group, epoch, head, int.from_bytes(data[_TOPOLOGY_MESSAGE.size :]))
 
 
-_WHATS = frozenset(What)
+_STEPS = frozenset(TopologyStep)
 
 
-def control_body(control: Control) -> bytes:
+def encode_control(control: TopologyControl) -> bytes:
     """The body of the parcel that a control travels in."""
-    if isinstance(control, Relate):
-        message = _CONTROL.pack(_RELATE, control.mask)
+    if isinstance(control, SetReceivers):
+        message = _CONTROL.pack(_SET_RECEIVERS_TAG, control.receiver_mask)
     else:
-        message = _CONTROL.pack(_CONFIRM, control.version)
-    return b"".join(OwnRun([message], uniform=True).parts())
+        message = _CONTROL.pack(_CONFIRM_TAG, control.version)
+    return b"".join(OutgoingMessages([message], same_size=True).parts())
 
 
-def control_of(parcel: bytes) -> Control | None:
+def decode_control(data: bytes) -> TopologyControl | None:
     """The control in a parcel, or None if it is none."""
-    found = decode_parcel(parcel)
-    return None if found is None else control_in(found)
+    found = decode_bundle(data)
+    return None if found is None else control_in_bundle(found)
 
 
-def control_in(parcel: Parcel) -> Control | None:
+def control_in_bundle(bundle: Bundle) -> TopologyControl | None:
     """The control in a parcel that has been read, or None if it is none."""
-    run = None if parcel.flags else read_run(parcel.body, 0, len(parcel.body))
+    run = None if bundle.flags else read_packed_messages(bundle.body, 0, len(bundle.body))
     messages = [] if run is None else run.messages()
     if len(messages) != 1 or len(messages[0]) != _CONTROL.size:
         return None
     tag, number = _CONTROL.unpack(messages[0])
-    if tag == _RELATE:
-        return Relate(number)
-    return Confirm(number) if tag == _CONFIRM else None
+    if tag == _SET_RECEIVERS_TAG:
+        return SetReceivers(number)
+    return ConfirmTopology(number) if tag == _CONFIRM_TAG else None

@@ -16,14 +16,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from unisono.orders.multigroup.stored_state import RelationState
-from unisono.orders.multigroup.topology_messages import Bond, Confirm, Control, Relate, What
+from unisono.orders.multigroup.stored_state import TopologySnapshot
+from unisono.orders.multigroup.topology_messages import (
+    ConfirmTopology,
+    SetReceivers,
+    TopologyControl,
+    TopologyMessage,
+    TopologyStep,
+)
 
 
-class Tie(IntEnum):
+class LinkState(IntEnum):
     """How far it is with sending to another group."""
 
-    APART = 0
+    UNLINKED = 0
     OPENING = 1
     """Asks to be admitted."""
     OPEN = 2
@@ -33,24 +39,24 @@ class Tie(IntEnum):
     """The stream has an end, which the receiver is told."""
 
 
-FLOWING = frozenset({Tie.OPEN, Tie.CLOSING})
+SENDING_STATES = frozenset({LinkState.OPEN, LinkState.CLOSING})
 """What is decided for the other group becomes an entry."""
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingLink:
     """Sending to one other group."""
 
-    tie: Tie = Tie.APART
+    state: LinkState = LinkState.UNLINKED
     epoch: int = 0
     head: int = 0
     """How many entries there had been when it closed last."""
-    since: int = 0
+    closing_version: int = 0
     """The version of the relation since which it closes."""
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingLink:
     """One other group that sends here; `head` entries have come before it began, or in all once it has ended."""
 
     epoch: int
@@ -60,153 +66,172 @@ class Incoming:
     head: int = 0
 
 
-class Relation:
+class TopologyState:
     """One member's reading of what its group agreed on. Groups are their numbers."""
 
-    def __init__(self, me: int, receivers: tuple[int, ...], senders: tuple[int, ...], mates: tuple[int, ...]) -> None:
-        self._me, self._mates = me, mates
+    def __init__(
+        self, own_group: int, receivers: tuple[int, ...], senders: tuple[int, ...], group_members: tuple[int, ...]
+    ) -> None:
+        self._own_group, self._group_members = own_group, group_members
         self.version = 0
         """How often the relation has been changed."""
-        self.steps = 0
+        self.change_count = 0
         """Grows with whatever changes here."""
-        self.wanted = sum(1 << receiver for receiver in receivers)
-        self.out = {receiver: Outgoing(Tie.OPEN, 1) for receiver in receivers if receiver != me}
-        self.into = {sender: Incoming(1) for sender in senders if sender != me}
-        self.confirms: dict[int, int] = {}
+        self.wanted_mask = sum(1 << receiver for receiver in receivers)
+        self.outgoing = {receiver: OutgoingLink(LinkState.OPEN, 1) for receiver in receivers if receiver != own_group}
+        self.incoming = {sender: IncomingLink(1) for sender in senders if sender != own_group}
+        self.confirmed_versions: dict[int, int] = {}
         """By member, the version behind which it hands in nothing else."""
 
     # -- what is decided -------------------------------------------------------------------------------------
 
-    def control(self, sender: int, control: Control) -> None:
+    def apply_control(self, sender: int, control: TopologyControl) -> None:
         """A member wishes for another relation, or has heard of one."""
-        if isinstance(control, Confirm):
-            self.confirms[sender] = max(control.version, self.confirms.get(sender, 0))
+        if isinstance(control, ConfirmTopology):
+            self.confirmed_versions[sender] = max(control.version, self.confirmed_versions.get(sender, 0))
         else:
-            self._relate(control)
-        self._close()
+            self._set_receivers(control)
+        self._close_confirmed_links()
 
-    def _close(self) -> None:
-        for tied in self.out.values():
-            if tied.tie is Tie.CLOSING and all(self.confirms.get(mate, 0) >= tied.since for mate in self._mates):
-                tied.tie = Tie.CLOSED
-                self.steps += 1
+    def _close_confirmed_links(self) -> None:
+        for tied in self.outgoing.values():
+            if tied.state is LinkState.CLOSING and all(
+                self.confirmed_versions.get(mate, 0) >= tied.closing_version for mate in self._group_members
+            ):
+                tied.state = LinkState.CLOSED
+                self.change_count += 1
 
-    def _relate(self, wish: Relate) -> None:
+    def _set_receivers(self, request: SetReceivers) -> None:
         self.version += 1
-        self.steps += 1
-        self.wanted = wish.mask
-        for group in range(wish.mask.bit_length()):
-            if wish.mask >> group & 1 and group != self._me:
-                tied = self.out.setdefault(group, Outgoing())
-                if tied.tie is Tie.APART:
-                    tied.tie, tied.epoch = Tie.OPENING, tied.epoch + 1
-                elif tied.tie is Tie.CLOSING:
-                    tied.tie = Tie.OPEN
-        for group, tied in self.out.items():
-            if tied.tie is Tie.OPEN and not wish.mask >> group & 1:
-                tied.tie, tied.since = Tie.CLOSING, self.version
+        self.change_count += 1
+        self.wanted_mask = request.receiver_mask
+        for group in range(request.receiver_mask.bit_length()):
+            if request.receiver_mask >> group & 1 and group != self._own_group:
+                tied = self.outgoing.setdefault(group, OutgoingLink())
+                if tied.state is LinkState.UNLINKED:
+                    tied.state, tied.epoch = LinkState.OPENING, tied.epoch + 1
+                elif tied.state is LinkState.CLOSING:
+                    tied.state = LinkState.OPEN
+        for group, tied in self.outgoing.items():
+            if tied.state is LinkState.OPEN and not request.receiver_mask >> group & 1:
+                tied.state, tied.closing_version = LinkState.CLOSING, self.version
 
-    def news(self, bond: Bond) -> bool:
+    def would_change(self, message: TopologyMessage) -> bool:
         """Whether agreeing on this would change anything."""
-        if bond.what is What.WITHOUT:
-            return bond.group == self._me and bond.epoch == self.version and self.unconfirmed(bond.head)
-        if bond.what in {What.ADMIT, What.RELEASE}:
-            came = self.into.get(bond.group)
-            if bond.what is What.ADMIT:
-                return came is None or came.epoch < bond.epoch
-            return came is not None and came.open and came.epoch == bond.epoch
-        tied = self.out.get(bond.group)
-        awaited = Tie.OPENING if bond.what is What.ADMITTED else Tie.CLOSED
-        return tied is not None and tied.tie is awaited and tied.epoch == bond.epoch
+        if message.step is TopologyStep.SKIP_MEMBER:
+            return (
+                message.group == self._own_group
+                and message.epoch == self.version
+                and self.awaits_confirmation_of(message.head)
+            )
+        if message.step in {TopologyStep.ADMIT, TopologyStep.RELEASE}:
+            came = self.incoming.get(message.group)
+            if message.step is TopologyStep.ADMIT:
+                return came is None or came.epoch < message.epoch
+            return came is not None and came.open and came.epoch == message.epoch
+        tied = self.outgoing.get(message.group)
+        awaited = LinkState.OPENING if message.step is TopologyStep.ADMITTED else LinkState.CLOSED
+        return tied is not None and tied.state is awaited and tied.epoch == message.epoch
 
-    def take(self, bond: Bond, last: int) -> None:
+    def apply(self, message: TopologyMessage, last_stamp: int) -> None:
         """What another group said has been decided here, behind the stamp `last`."""
-        if not self.news(bond):
+        if not self.would_change(message):
             return
-        self.steps += 1
-        match bond.what:
-            case What.ADMIT:
-                self.into[bond.group] = Incoming(bond.epoch, stamp=last, head=bond.head)
-            case What.RELEASE:
-                came = self.into[bond.group]
-                came.open, came.head = False, bond.head
-            case What.ADMITTED:
-                tied = self.out[bond.group]
+        self.change_count += 1
+        match message.step:
+            case TopologyStep.ADMIT:
+                self.incoming[message.group] = IncomingLink(message.epoch, stamp=last_stamp, head=message.head)
+            case TopologyStep.RELEASE:
+                came = self.incoming[message.group]
+                came.open, came.head = False, message.head
+            case TopologyStep.ADMITTED:
+                tied = self.outgoing[message.group]
                 # Nobody has been allowed to send there yet: if nobody wants to any more, it ends at once.
-                tied.tie = Tie.OPEN if self.wanted >> bond.group & 1 else Tie.CLOSED
-            case What.WITHOUT:
-                self.confirms[bond.head] = bond.epoch
-                self._close()
-            case What.RELEASED:
-                tied = self.out[bond.group]
-                tied.tie = Tie.APART
-                if self.wanted >> bond.group & 1:
-                    tied.tie, tied.epoch = Tie.OPENING, tied.epoch + 1
+                tied.state = LinkState.OPEN if self.wanted_mask >> message.group & 1 else LinkState.CLOSED
+            case TopologyStep.SKIP_MEMBER:
+                self.confirmed_versions[message.head] = message.epoch
+                self._close_confirmed_links()
+            case TopologyStep.RELEASED:
+                tied = self.outgoing[message.group]
+                tied.state = LinkState.UNLINKED
+                if self.wanted_mask >> message.group & 1:
+                    tied.state, tied.epoch = LinkState.OPENING, tied.epoch + 1
 
     # -- questions -------------------------------------------------------------------------------------------
 
-    def allowed(self) -> int:
+    def allowed_mask(self) -> int:
         """The groups to which messages are accepted now."""
-        mask = self.wanted & 1 << self._me
-        for group, tied in self.out.items():
-            if tied.tie is Tie.OPEN:
+        mask = self.wanted_mask & 1 << self._own_group
+        for group, tied in self.outgoing.items():
+            if tied.state is LinkState.OPEN:
                 mask |= 1 << group
         return mask
 
-    def unconfirmed(self, member: int) -> bool:
+    def awaits_confirmation_of(self, member: int) -> bool:
         """Whether something that closes waits for this member."""
-        return any(tied.tie is Tie.CLOSING and self.confirms.get(member, 0) < tied.since for tied in self.out.values())
+        return any(
+            tied.state is LinkState.CLOSING and self.confirmed_versions.get(member, 0) < tied.closing_version
+            for tied in self.outgoing.values()
+        )
 
-    def awaited(self) -> list[Bond]:
+    def skip_member_proposals(self) -> list[TopologyMessage]:
         """What could be agreed on if the members that something which closes waits for are gone."""
-        return [Bond(What.WITHOUT, self._me, self.version, mate) for mate in self._mates if self.unconfirmed(mate)]
+        return [
+            TopologyMessage(TopologyStep.SKIP_MEMBER, self._own_group, self.version, mate)
+            for mate in self._group_members
+            if self.awaits_confirmation_of(mate)
+        ]
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether all that was wished for is so, here and in the other groups."""
-        return all(tied.tie in {Tie.APART, Tie.OPEN} for tied in self.out.values())
+        return all(tied.state in {LinkState.UNLINKED, LinkState.OPEN} for tied in self.outgoing.values())
 
     def receivers(self) -> tuple[int, ...]:
         """The groups that wait for this one's barriers, or will in a moment."""
-        return tuple(group for group, tied in sorted(self.out.items()) if tied.tie is not Tie.APART)
+        return tuple(group for group, tied in sorted(self.outgoing.items()) if tied.state is not LinkState.UNLINKED)
 
     def senders(self) -> tuple[int, ...]:
         """The groups whose barriers this one waits for."""
-        return tuple(group for group, came in sorted(self.into.items()) if came.open)
+        return tuple(group for group, came in sorted(self.incoming.items()) if came.open)
 
-    def asks(self) -> list[tuple[int, Bond]]:
+    def requests(self) -> list[tuple[int, TopologyMessage]]:
         """What other groups are to agree on."""
         found = []
-        for group, tied in self.out.items():
-            if tied.tie is Tie.OPENING:
-                found.append((group, Bond(What.ADMIT, self._me, tied.epoch, tied.head)))
-            elif tied.tie is Tie.CLOSED:
-                found.append((group, Bond(What.RELEASE, self._me, tied.epoch, tied.head)))
+        for group, tied in self.outgoing.items():
+            if tied.state is LinkState.OPENING:
+                found.append((group, TopologyMessage(TopologyStep.ADMIT, self._own_group, tied.epoch, tied.head)))
+            elif tied.state is LinkState.CLOSED:
+                found.append((group, TopologyMessage(TopologyStep.RELEASE, self._own_group, tied.epoch, tied.head)))
         return found
 
-    def answer(self, group: int) -> Bond | None:
+    def answer(self, group: int) -> TopologyMessage | None:
         """How it is with what another group sends here."""
-        came = self.into.get(group)
+        came = self.incoming.get(group)
         if came is None:
             return None
         if came.open:
-            return Bond(What.ADMITTED, self._me, came.epoch, stamp=came.stamp)
-        return Bond(What.RELEASED, self._me, came.epoch)
+            return TopologyMessage(TopologyStep.ADMITTED, self._own_group, came.epoch, stamp=came.stamp)
+        return TopologyMessage(TopologyStep.RELEASED, self._own_group, came.epoch)
 
     # -- states ----------------------------------------------------------------------------------------------
 
-    def save(self) -> RelationState:
+    def save(self) -> TopologySnapshot:
         """What stands for all that was decided of it."""
-        return RelationState(
+        return TopologySnapshot(
             self.version,
-            self.wanted,
-            {group: (tied.tie, tied.epoch, tied.head, tied.since) for group, tied in self.out.items()},
-            {group: (came.epoch, came.open, came.stamp, came.head) for group, came in self.into.items()},
-            dict(self.confirms),
+            self.wanted_mask,
+            {group: (tied.state, tied.epoch, tied.head, tied.closing_version) for group, tied in self.outgoing.items()},
+            {group: (came.epoch, came.open, came.stamp, came.head) for group, came in self.incoming.items()},
+            dict(self.confirmed_versions),
         )
 
-    def restore(self, state: RelationState) -> None:
+    def restore(self, state: TopologySnapshot) -> None:
         """Go on from a state."""
-        self.steps += state != self.save()
-        self.version, self.wanted, self.confirms = state.version, state.wanted, dict(state.confirms)
-        self.out = {group: Outgoing(Tie(tied[0]), *tied[1:]) for group, tied in state.outgoing.items()}
-        self.into = {group: Incoming(*came) for group, came in state.incoming.items()}
+        self.change_count += state != self.save()
+        self.version, self.wanted_mask, self.confirmed_versions = (
+            state.version,
+            state.wanted_mask,
+            dict(state.confirmed_versions),
+        )
+        self.outgoing = {group: OutgoingLink(LinkState(tied[0]), *tied[1:]) for group, tied in state.outgoing.items()}
+        self.incoming = {group: IncomingLink(*came) for group, came in state.incoming.items()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from unisono.model.policy import Policy
-from unisono.orders.multigroup.messages import Want, encode_want
+from unisono.orders.multigroup.messages import BarrierRequest, encode_barrier_request
 from unisono.wire.frame import Frame, Kind
 
 
-def herald_of(members: Iterable[int], leader: int | None) -> int | None:
+def relay_of(members: Iterable[int], leader: int | None) -> int | None:
     """Who sends on what a group has decided: where two are a majority, one that the leader's proposals reach.
 
     Such a member decides what it accepts, for the leader has accepted it before; the leader knows two ways later.
@@ -18,28 +18,28 @@ def herald_of(members: Iterable[int], leader: int | None) -> int | None:
     return None if leader is None or not 1 <= len(others) <= 2 else min(others)
 
 
-class Asking:
+class GroupContacts:
     """Frames on their way `down`; `members` says who is in a group."""
 
-    def __init__(self, policy: Policy, members: Callable[[int], tuple[int, ...]], down: list[Frame]) -> None:
-        self._policy, self._members, self._down = policy, members, down
-        self.guides: dict[int, int] = {}
+    def __init__(self, policy: Policy, members_of: Callable[[int], tuple[int, ...]], down: list[Frame]) -> None:
+        self._policy, self._members_of, self._down = policy, members_of, down
+        self.known_leaders: dict[int, int] = {}
         """By other group, who seems to lead it."""
 
-    def say(self, now: int, kind: Kind, body: bytes, to: int) -> None:
+    def unicast(self, now: int, kind: Kind, body: bytes, to: int) -> None:
         """Send a body to a member."""
         me = self._policy
         self._down.append(Frame(kind, me.member, me.incarnation, me.epoch, 0, 0, sent_ns=now, body=body, to=to))
 
-    def leader(self, group: int, frame: Frame) -> int:
+    def update_leader(self, group: int, frame: Frame) -> int:
         """Who leads a group, as far as this frame of its stream tells: who is to hear what has come."""
         if frame.burst:
-            self.guides[group] = frame.sender
-        return self.guides.get(group, frame.sender)
+            self.known_leaders[group] = frame.sender
+        return self.known_leaders.get(group, frame.sender)
 
-    def ask(self, now: int, group: int, want: Want, *, everybody: bool = False) -> None:
+    def request_barrier(self, now: int, group: int, request: BarrierRequest, *, all_members: bool = False) -> None:
         """Ask a group's leader and its herald for a barrier; everybody there, if they are not known or did not help."""
-        guide, members = self.guides.get(group), self._members(group)
+        guide, members = self.known_leaders.get(group), self._members_of(group)
         for member in members:
-            if guide is None or everybody or member in {guide, herald_of(members, guide)}:
-                self.say(now, Kind.CALL, encode_want(want), member)
+            if guide is None or all_members or member in {guide, relay_of(members, guide)}:
+                self.unicast(now, Kind.BARRIER_REQUEST, encode_barrier_request(request), member)

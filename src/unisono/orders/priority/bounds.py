@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from unisono.agreement.membership.from_policy import every_ns, retry_ns
+from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.membership.messages import OVERHEAD_BYTES
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
-REPORT_EVERY = 16
+REPORT_EVERY_MESSAGES = 16
 """A member that acknowledges nothing meanwhile says after so many messages what it has consumed."""
 
 
@@ -18,20 +18,20 @@ def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
     return (3 if coordinated else 2) * timing.delta_ns
 
 
-def offer(ask: Ask) -> Offer:
+def offer_priority(ask: Ask) -> Offer:
     """Acknowledgments to all (paper 004, Figure 4)."""
-    return _offer(ask, "priority", coordinated=False)
+    return _priority_offer(ask, "priority", coordinated=False)
 
 
-def offer_coordinated(ask: Ask) -> Offer:
+def offer_priority_coordinator(ask: Ask) -> Offer:
     """Acknowledgments to the sender, which decides (paper 004 §5)."""
-    return _offer(ask, "priority_coordinator", coordinated=True)
+    return _priority_offer(ask, "priority_coordinator", coordinated=True)
 
 
-def _offer(ask: Ask, name: str, *, coordinated: bool) -> Offer:
+def _priority_offer(ask: Ask, name: str, *, coordinated: bool) -> Offer:
     timing, rate, n = ask.timing, ask.rate, ask.members
     queued = queue_bound_ns(timing, coordinated=coordinated)
-    signs = NS_PER_S / every_ns(timing) + 4 * NS_PER_S / retry_ns(timing)
+    signs = NS_PER_S / heartbeat_interval_ns(timing) + 4 * NS_PER_S / retry_interval_ns(timing)
     against = []
     if ask.failures and 2 * ask.failures >= n:
         against.append(f"a majority must survive, and {ask.failures} of {n} is half or more")
@@ -51,7 +51,7 @@ def _offer(ask: Ask, name: str, *, coordinated: bool) -> Offer:
         name,
         not against,
         queued,
-        (1 + n + n / REPORT_EVERY) * rate.avg + signs,
+        (1 + n + n / REPORT_EVERY_MESSAGES) * rate.avg + signs,
         (1 + n) * rate.burst + 2,
         HEADER_BYTES + OVERHEAD_BYTES + UDP_IP_BYTES,
         True,

@@ -38,13 +38,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from unisono.model.message_set import NO_MESSAGES, MessageSet, Origin, Ref
-from unisono.orders.priority.messages import Ack, Body, Decision, Message, Progress
-from unisono.orders.priority.queue import TAIL, ConsumableQueue, Joining, Queued, urgency
-from unisono.orders.priority.state_messages import Entry, State
+from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRef, MessageSet
+from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, PriorityBody, Progress
+from unisono.orders.priority.queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
+from unisono.orders.priority.state_messages import PriorityState, QueueEntry
 
 
-class Form(Enum):
+class DecisionMode(Enum):
     """Who decides the insertion point."""
 
     ALL = "all"
@@ -55,7 +55,7 @@ class Form(Enum):
 class Received:
     """rec(m): the message has come, and has locked `target_tail`."""
 
-    message: Joining
+    message: PriorityMessage
     target_tail: MessageSet
     inherited: bool = False
     """Whether it came with another member's state, and not by multicast."""
@@ -65,65 +65,65 @@ class Received:
 class Inserted:
     """queue(m): the message is in the queue, before `point`."""
 
-    message: Joining
-    point: Ref
+    message: PriorityMessage
+    insertion_point: MessageRef
 
 
 class Insertion:
     """One member's part in the order; what it has to say is left in `says` (to all) and `tells` (to one)."""
 
-    def __init__(self, member: int, incarnation: int, form: Form, *, report_every: int) -> None:
-        self.form = form
+    def __init__(self, member: int, incarnation: int, decision_mode: DecisionMode, *, report_every: int) -> None:
+        self.decision_mode = decision_mode
         self.queue = ConsumableQueue()
-        self.waiting: dict[Ref, Joining] = {}
+        self.waiting: dict[MessageRef, PriorityMessage] = {}
         """W: received, not yet queued."""
-        self.bags: dict[Ref, dict[Origin, Ack]] = {}
+        self.bags: dict[MessageRef, dict[MessageOrigin, Ack]] = {}
         """A: acknowledgments by message, created by whichever comes first (erratum 004-2)."""
-        self.decisions: dict[Ref, Decision] = {}
+        self.decisions: dict[MessageRef, InsertionDecision] = {}
         """What is decided, and waits for its history set."""
         self.history = NO_MESSAGES
         """H: consumed here, and not known to be consumed everywhere."""
-        self.members: tuple[Origin, ...] = ()
+        self.members: tuple[MessageOrigin, ...] = ()
         self.position = 0
         """How many messages of the agreed order lie behind this member, consumed here or by the giver of its state."""
         self.clock = 0
-        self.says: list[Body] = []
-        self.tells: list[tuple[int, Ack]] = []
+        self.to_multicast: list[PriorityBody] = []
+        self.to_unicast: list[tuple[int, Ack]] = []
         self.steps: list[Received | Inserted] = []
-        self._me: Origin = (member, incarnation)
+        self._me: MessageOrigin = (member, incarnation)
         self._report_every = report_every
         self._unreported = 0
-        self._next: dict[Origin, int] = {}
+        self._next_sequences: dict[MessageOrigin, int] = {}
         """The sequence after the last one received, by origin."""
-        self._acked: dict[Ref, Ack] = {}
+        self._own_acks: dict[MessageRef, Ack] = {}
         """What this member said about messages that wait."""
-        self._known: dict[Origin, MessageSet] = {}
+        self._consumed_by: dict[MessageOrigin, MessageSet] = {}
         """What each member of the view is known to have consumed, as far as not everybody has."""
-        self._collected = NO_MESSAGES
+        self._consumed_by_all = NO_MESSAGES
         """What everybody has consumed: it is in no history any more, but a late acknowledgment may still name it."""
-        self._announced: set[Ref] = set()
+        self._announced_decisions: set[MessageRef] = set()
         """Decisions of this member's own that are under way."""
-        self._view = 0
-        self._last_sent: dict[int, int] = {}
+        self._view_id = 0
+        self._last_sequence_sent: dict[int, int] = {}
         self._leaving = False
-        self._final_heard = False
-        self._rested_on = NO_MESSAGES
+        self._final_progress_received = False
+        self._inserted_histories = NO_MESSAGES
         """The history sets of what has been inserted here."""
-        self._binding = NO_MESSAGES
+        self._fixed_prefix = NO_MESSAGES
         """What somebody is known to have consumed at the last cut: nothing is put before it any more."""
 
     # -- from the application --------------------------------------------------------------------------------
 
-    def send(self, sequence: int, priority: int, payload: bytes) -> Joining:
+    def send(self, sequence: int, priority: int, payload: bytes) -> PriorityMessage:
         """Multicast a message of this member's."""
         self.clock += 1
-        previous = self._last_sent.get(priority, sequence)
-        self._last_sent[priority] = sequence
-        message = Joining(Ref(*self._me, sequence), priority, self.clock, previous, payload)
-        self.says.append(_message(message))
+        previous = self._last_sequence_sent.get(priority, sequence)
+        self._last_sequence_sent[priority] = sequence
+        message = PriorityMessage(MessageRef(*self._me, sequence), priority, self.clock, previous, payload)
+        self.to_multicast.append(_to_body(message))
         return message
 
-    def consume(self) -> Joining | None:
+    def consume(self) -> PriorityMessage | None:
         """Figure 1; the message is delivered by this."""
         message = None if self._leaving else self.queue.consume()
         if message is None:
@@ -133,146 +133,146 @@ class Insertion:
         self._unreported += 1
         if self._unreported >= self._report_every:
             self._unreported = 0
-            self.says.append(Progress(self.history))
+            self.to_multicast.append(Progress(self.history))
         return message
 
     def leave(self) -> None:
         """Consume nothing more, and say what was consumed; `may_depart` tells when that is known."""
         if not self._leaving:
             self._leaving = True
-            self.says.append(Progress(self.history, final=True))
+            self.to_multicast.append(Progress(self.history, final=True))
 
     def may_depart(self) -> bool:
         """Whether everybody who goes on will know what this member consumed."""
-        return self._leaving and self._final_heard
+        return self._leaving and self._final_progress_received
 
     # -- from virtual synchrony ------------------------------------------------------------------------------
 
-    def receive(self, origin: Origin, body: Body) -> MessageSet:
+    def receive(self, origin: MessageOrigin, body: PriorityBody) -> MessageSet:
         """A multicast has come, perhaps this member's own; gives what leaves the histories by it."""
         match body:
-            case Message():
-                self._lock(_joining(origin, body))
+            case MessageBody():
+                self._receive_message(_from_body(origin, body))
             case Ack():
                 self._put_in_bag(origin, body)
                 self._decide_if_complete(body.ref)
-                return self._note_consumed(origin, body.history)
-            case Decision():
-                if body.view == self._view and body.ref in self.waiting:
-                    self._accept(body)
+                return self._record_consumed(origin, body.history)
+            case InsertionDecision():
+                if body.view_id == self._view_id and body.ref in self.waiting:
+                    self._accept_decision(body)
             case Progress():
-                self._final_heard |= body.final and origin == self._me
-                return self._note_consumed(origin, body.history)
+                self._final_progress_received |= body.final and origin == self._me
+                return self._record_consumed(origin, body.history)
         return NO_MESSAGES
 
-    def told(self, origin: Origin, ack: Ack) -> None:
+    def receive_ack(self, origin: MessageOrigin, ack: Ack) -> None:
         """An acknowledgment for this member as the coordinator."""
         self._put_in_bag(origin, ack)
         self._decide_if_complete(ack.ref)
 
-    def new_view(self, number: int, members: Iterable[Origin], *, joining: bool) -> MessageSet:
+    def new_view(self, view_id: int, members: Iterable[MessageOrigin], *, joining: bool) -> MessageSet:
         """The members from here on; gives what leaves the histories. `joining`: this member is new here."""
-        self._view, self.members = number, tuple(sorted(members))
-        self._bind_departed()
-        self._known = {member: self._known.get(member, NO_MESSAGES) for member in self.members}
-        self._decide_anew()
+        self._view_id, self.members = view_id, tuple(sorted(members))
+        self._fix_departed_histories()
+        self._consumed_by = {member: self._consumed_by.get(member, NO_MESSAGES) for member in self.members}
+        self._discard_decisions()
         if not self.waiting:
             self._forget_departed()
         if joining:
             for ref in self.waiting:
                 self._acknowledge(ref, self.queue.locked_by(ref))
-        elif self.form is Form.COORDINATOR:
-            for ack in list(self._acked.values()):
-                self._post(ack)
+        elif self.decision_mode is DecisionMode.COORDINATOR:
+            for ack in list(self._own_acks.values()):
+                self._send_ack(ack)
         for ref in list(self.waiting):
             self._decide_if_complete(ref)
-        return self._collect()
+        return self._drop_consumed_by_all()
 
-    def _bind_departed(self) -> None:
+    def _fix_departed_histories(self) -> None:
         """What the gone had consumed counts for every message alike."""
-        self._binding |= self._rested_on
-        self._rested_on = NO_MESSAGES
-        for gone in sorted(self._known.keys() - set(self.members)):
-            if self._all_inserted(self._known[gone]):
-                self._binding |= self._known[gone]
+        self._fixed_prefix |= self._inserted_histories
+        self._inserted_histories = NO_MESSAGES
+        for gone in sorted(self._consumed_by.keys() - set(self.members)):
+            if self._all_inserted(self._consumed_by[gone]):
+                self._fixed_prefix |= self._consumed_by[gone]
 
-    def _decide_anew(self) -> None:
+    def _discard_decisions(self) -> None:
         """Decisions that wait are taken back; of the acknowledgments, those count that every member has, or will have.
 
         Whoever acknowledged a message that has not come by now has gone with it: it will never come.
         """
         self.decisions.clear()
-        self._announced.clear()
-        kept = set(self.members) if self.form is Form.ALL else set()
+        self._announced_decisions.clear()
+        kept = set(self.members) if self.decision_mode is DecisionMode.ALL else set()
         self.bags = {ref: {o: ack for o, ack in self.bags[ref].items() if o in kept} for ref in self.waiting}
 
     # -- the lock phase --------------------------------------------------------------------------------------
 
-    def _lock(self, message: Joining) -> None:
+    def _receive_message(self, message: PriorityMessage) -> None:
         ref = message.ref
-        self._next[ref.origin] = ref.sequence + 1
+        self._next_sequences[ref.origin] = ref.sequence + 1
         self.clock = max(self.clock, message.stamp)
         self.waiting[ref] = message
         self._open_bag(ref)
         tail = self.queue.lock(message)
         self._acknowledge(ref, tail)
-        self.steps.append(Received(message, self._acked[ref].target_tail))
+        self.steps.append(Received(message, self._own_acks[ref].target_tail))
 
-    def _open_bag(self, ref: Ref) -> None:
+    def _open_bag(self, ref: MessageRef) -> None:
         self.bags.setdefault(ref, {})
 
-    def _acknowledge(self, ref: Ref, tail: Iterable[Ref]) -> None:
-        ack = self._acked[ref] = Ack(ref, MessageSet.of(tail), self.history)
-        self._post(ack)
+    def _acknowledge(self, ref: MessageRef, tail: Iterable[MessageRef]) -> None:
+        ack = self._own_acks[ref] = Ack(ref, MessageSet.of(tail), self.history)
+        self._send_ack(ack)
 
-    def _post(self, ack: Ack) -> None:
-        if self.form is Form.ALL:
+    def _send_ack(self, ack: Ack) -> None:
+        if self.decision_mode is DecisionMode.ALL:
             self._unreported = 0
-            self.says.append(ack)
+            self.to_multicast.append(ack)
         elif (to := self.coordinator(ack.ref)) == self._me:
-            self.told(self._me, ack)
+            self.receive_ack(self._me, ack)
         else:
-            self.tells.append((to[0], ack))
+            self.to_unicast.append((to[0], ack))
 
-    def coordinator(self, ref: Ref) -> Origin:
+    def coordinator(self, ref: MessageRef) -> MessageOrigin:
         """Who decides about a message: its sender, or the first member if the sender has gone."""
         return ref.origin if ref.origin in self.members else self.members[0]
 
     # -- the decision ----------------------------------------------------------------------------------------
 
-    def _put_in_bag(self, origin: Origin, ack: Ack) -> None:
-        if ack.ref in self.waiting or not self.has_come(ack.ref):
+    def _put_in_bag(self, origin: MessageOrigin, ack: Ack) -> None:
+        if ack.ref in self.waiting or not self.was_received(ack.ref):
             self.bags.setdefault(ack.ref, {})[origin] = ack
 
-    def complete(self, bag: dict[Origin, Ack]) -> bool:
+    def all_acknowledged(self, bag: dict[MessageOrigin, Ack]) -> bool:
         """Whether every member of the view has acknowledged (erratum 004-4)."""
         return all(member in bag for member in self.members)
 
-    def _decide_if_complete(self, ref: Ref) -> None:
-        if ref not in self.waiting or ref in self.decisions or ref in self._announced:
+    def _decide_if_complete(self, ref: MessageRef) -> None:
+        if ref not in self.waiting or ref in self.decisions or ref in self._announced_decisions:
             return
         bag = self.bags[ref]
-        if not self.complete(bag):
+        if not self.all_acknowledged(bag):
             return
         decision = self.decide(ref, bag)
-        if self.form is Form.ALL:
-            self._accept(decision)
+        if self.decision_mode is DecisionMode.ALL:
+            self._accept_decision(decision)
         else:
-            self._announced.add(ref)
-            self.says.append(decision)
+            self._announced_decisions.add(ref)
+            self.to_multicast.append(decision)
 
-    def decide(self, ref: Ref, bag: dict[Origin, Ack]) -> Decision:
+    def decide(self, ref: MessageRef, bag: dict[MessageOrigin, Ack]) -> InsertionDecision:
         """Equations (4) and (5), over all that was said: the common set and the history set."""
         acks = [bag[member] for member in sorted(bag)]
         common, history = acks[0].target_tail, acks[0].history
         for ack in acks[1:]:
             common &= ack.target_tail
             history |= ack.history
-        return Decision(ref, self._view, common - self._binding, history | self._binding)
+        return InsertionDecision(ref, self._view_id, common - self._fixed_prefix, history | self._fixed_prefix)
 
     # -- the insertion phase ---------------------------------------------------------------------------------
 
-    def _accept(self, decision: Decision) -> None:
+    def _accept_decision(self, decision: InsertionDecision) -> None:
         """Insert what is decided and may be inserted, until nothing changes."""
         self.decisions[decision.ref] = decision
         ready = [decision] if self.may_insert(decision) else []
@@ -280,7 +280,7 @@ class Insertion:
             self._insert(ready[0])
             ready = [decision for decision in self.decisions.values() if self.may_insert(decision)]
 
-    def may_insert(self, decision: Decision) -> bool:
+    def may_insert(self, decision: InsertionDecision) -> bool:
         """Whether all of the history set has been inserted here (erratum 004-1, fix H), and what goes before it."""
         history, predecessor = decision.history, self.waiting[decision.ref].predecessor
         if predecessor != decision.ref and predecessor in self.waiting:
@@ -291,96 +291,96 @@ class Insertion:
         if any(ref in history for ref in self.waiting):
             return False
         return all(
-            self._forgotten(origin) or ranges[-1][1] < self._next.get(origin, 0)
+            self._is_forgotten(origin) or ranges[-1][1] < self._next_sequences.get(origin, 0)
             for origin, ranges in history.ranges.items()
         )
 
-    def has_come(self, ref: Ref) -> bool:
+    def was_received(self, ref: MessageRef) -> bool:
         """Whether a message has been received here, or was by the member whose state was taken."""
-        return ref.sequence < self._next.get(ref.origin, 0)
+        return ref.sequence < self._next_sequences.get(ref.origin, 0)
 
-    def _insert(self, decision: Decision) -> None:
+    def _insert(self, decision: InsertionDecision) -> None:
         ref = decision.ref
         message = self.waiting.pop(ref)
-        del self.bags[ref], self.decisions[ref], self._acked[ref]
-        self._announced.discard(ref)
-        self._rested_on |= self._not_collected(decision.history)
+        del self.bags[ref], self.decisions[ref], self._own_acks[ref]
+        self._announced_decisions.discard(ref)
+        self._inserted_histories |= self._without_consumed_by_all(decision.history)
         provisional = self.queue.insertion_point(decision.common, message.predecessor)
         point = self.queue.insert(message, provisional, decision.history)
         self.steps.append(Inserted(message, point))
 
     # -- garbage collection of histories ---------------------------------------------------------------------
 
-    def _note_consumed(self, member: Origin, history: MessageSet) -> MessageSet:
-        self._known[member] = self._known.get(member, NO_MESSAGES) | self._not_collected(history)
-        return self._collect()
+    def _record_consumed(self, member: MessageOrigin, history: MessageSet) -> MessageSet:
+        self._consumed_by[member] = self._consumed_by.get(member, NO_MESSAGES) | self._without_consumed_by_all(history)
+        return self._drop_consumed_by_all()
 
-    def _collect(self) -> MessageSet:
+    def _drop_consumed_by_all(self) -> MessageSet:
         """Messages that every member of the view is known to have consumed leave the histories (§4.4)."""
-        known = [self._known.get(member, NO_MESSAGES) for member in self.members]
+        known = [self._consumed_by.get(member, NO_MESSAGES) for member in self.members]
         everywhere = known[0] if known else NO_MESSAGES
         for consumed in known[1:]:
             if not everywhere:
                 break
             everywhere &= consumed
         if everywhere:
-            self._collected |= everywhere
-            self._binding -= everywhere
-            self._rested_on -= everywhere
+            self._consumed_by_all |= everywhere
+            self._fixed_prefix -= everywhere
+            self._inserted_histories -= everywhere
             self.history -= everywhere
-            self._known = {member: consumed - everywhere for member, consumed in self._known.items()}
+            self._consumed_by = {member: consumed - everywhere for member, consumed in self._consumed_by.items()}
         return everywhere
 
-    def _not_collected(self, history: MessageSet) -> MessageSet:
+    def _without_consumed_by_all(self, history: MessageSet) -> MessageSet:
         """What somebody said to have consumed, without what everybody is known to have consumed since."""
-        if any(map(self._forgotten, history.ranges)):
-            history = MessageSet({o: ranges for o, ranges in history.ranges.items() if not self._forgotten(o)})
-        return history - self._collected
+        if any(map(self._is_forgotten, history.ranges)):
+            history = MessageSet({o: ranges for o, ranges in history.ranges.items() if not self._is_forgotten(o)})
+        return history - self._consumed_by_all
 
-    def _forgotten(self, origin: Origin) -> bool:
+    def _is_forgotten(self, origin: MessageOrigin) -> bool:
         """Whether everybody had consumed all of an origin's messages when it had gone (erratum 004-9).
 
         Of any other origin that has gone, and of which somebody consumed something, messages have come here.
         """
-        return origin not in self._next and origin not in self.members
+        return origin not in self._next_sequences and origin not in self.members
 
     def _forget_departed(self) -> None:
         """At a cut where nothing waits: origins that have gone, and whose messages everybody has consumed."""
-        collected = self._collected.ranges
-        kept = {o: n for o, n in self._next.items() if o in self.members or collected.get(o) != ((0, n - 1),)}
-        self._next = kept
-        self._collected = MessageSet({o: r for o, r in collected.items() if o in kept})
+        collected = self._consumed_by_all.ranges
+        kept = {o: n for o, n in self._next_sequences.items() if o in self.members or collected.get(o) != ((0, n - 1),)}
+        self._next_sequences = kept
+        self._consumed_by_all = MessageSet({o: r for o, r in collected.items() if o in kept})
 
     # -- the state of a newcomer (erratum 004-10) ------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> PriorityState:
         """What a newcomer needs to go on from where this member is, in this member's place."""
-        return State(
+        return PriorityState(
             position=self.position,
             clock=self.clock,
-            next_sequences=tuple(sorted(self._next.items())),
-            queue=tuple(Entry(_message(item.message), item.ref.origin, tuple(item.locks)) for item in self.queue),
+            next_sequences=tuple(sorted(self._next_sequences.items())),
+            queue=tuple(QueueEntry(_to_body(item.message), item.ref.origin, tuple(item.locks)) for item in self.queue),
             tail_locks=tuple(self.queue.tail_locks),
-            waiting=tuple(Entry(_message(message), ref.origin, ()) for ref, message in self.waiting.items()),
+            waiting=tuple(QueueEntry(_to_body(message), ref.origin, ()) for ref, message in self.waiting.items()),
             acks=tuple((origin, ack) for ref in self.waiting for origin, ack in sorted(self.bags[ref].items())),
             history=self.history,
-            known=tuple(sorted(self._known.items())),
-            collected=self._collected,
-            binding=self._binding | self._rested_on,
+            consumed_by=tuple(sorted(self._consumed_by.items())),
+            consumed_by_all=self._consumed_by_all,
+            fixed_prefix=self._fixed_prefix | self._inserted_histories,
         )
 
-    def take(self, state: State) -> None:
+    def restore(self, state: PriorityState) -> None:
         """Become what the giver of the state was."""
         self.position, self.clock, self.history = state.position, state.clock, state.history
-        self._collected, self._binding = state.collected, state.binding
-        self._next, self._known = dict(state.next_sequences), dict(state.known)
-        waiting = [_joining(entry.origin, entry.message) for entry in state.waiting]
+        self._consumed_by_all, self._fixed_prefix = state.consumed_by_all, state.fixed_prefix
+        self._next_sequences, self._consumed_by = dict(state.next_sequences), dict(state.consumed_by)
+        waiting = [_from_body(entry.origin, entry.message) for entry in state.waiting]
         self.waiting = {message.ref: message for message in waiting}
         levels = {ref: urgency(message) for ref, message in self.waiting.items()}
         items = []
         for entry in state.queue:
-            message = _joining(entry.origin, entry.message)
-            items.append(Queued(message, urgency(message), {ref: levels[ref] for ref in entry.locks}))
+            message = _from_body(entry.origin, entry.message)
+            items.append(QueuedMessage(message, urgency(message), {ref: levels[ref] for ref in entry.locks}))
         self.queue.restore(items, {ref: levels[ref] for ref in state.tail_locks})
         self.bags = {ref: {} for ref in self.waiting}
         for origin, ack in state.acks:
@@ -391,10 +391,12 @@ class Insertion:
             self.steps.append(Received(message, MessageSet.of(self.queue.locked_by(ref)), inherited=True))
 
 
-def _message(joining: Joining) -> Message:
-    return Message(joining.ref.sequence, joining.priority, joining.stamp, joining.previous, joining.payload)
+def _to_body(message: PriorityMessage) -> MessageBody:
+    return MessageBody(
+        message.ref.sequence, message.priority, message.stamp, message.previous_sequence, message.payload
+    )
 
 
-def _joining(origin: Origin, message: Message) -> Joining:
-    ref = Ref(*origin, message.sequence)
-    return Joining(ref, message.priority, message.stamp, message.previous, message.payload)
+def _from_body(origin: MessageOrigin, body: MessageBody) -> PriorityMessage:
+    ref = MessageRef(*origin, body.sequence)
+    return PriorityMessage(ref, body.priority, body.stamp, body.previous_sequence, body.payload)

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono.model.message_set import MessageSet, Origin, Range, Ref
+from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
 from unisono.model.priorities import PRIORITY_MAX
 
 _MESSAGE, _ACK, _DECISION, _PROGRESS, _FINAL = 1, 2, 3, 4, 5
@@ -23,7 +23,7 @@ _SEQUENCE_MAX = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageBody:
     """An application's message: its number at its sender, its priority, the sender's logical clock.
 
     `previous` is the number of the sender's message of this priority before it; its own, if it is the first.
@@ -32,7 +32,7 @@ class Message:
     sequence: int
     priority: int
     stamp: int
-    previous: int
+    previous_sequence: int
     payload: bytes
 
 
@@ -40,20 +40,20 @@ class Message:
 class Ack:
     """The target tail and the consumed history of the member that says it, when it received the message."""
 
-    ref: Ref
+    ref: MessageRef
     target_tail: MessageSet
     history: MessageSet
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class InsertionDecision:
     """What every member does with a message: it goes before the first of the common set, behind the history set.
 
     It counts in the view in which it was made: in the next one everything that is still to be inserted is decided anew.
     """
 
-    ref: Ref
-    view: int
+    ref: MessageRef
+    view_id: int
     common: MessageSet
     history: MessageSet
 
@@ -69,28 +69,30 @@ class Progress:
     final: bool = False
 
 
-Body: TypeAlias = Message | Ack | Decision | Progress
+PriorityBody: TypeAlias = MessageBody | Ack | InsertionDecision | Progress
 
 
 class Unreadable(ValueError):
     """Bytes that are not what they should be."""
 
 
-def encode_body(body: Body) -> bytes:
+def encode_body(body: PriorityBody) -> bytes:
     """The body as bytes."""
     match body:
-        case Message():
-            return _NUMBERS.pack(_MESSAGE, body.sequence, body.priority, body.stamp, body.previous) + body.payload
+        case MessageBody():
+            return (
+                _NUMBERS.pack(_MESSAGE, body.sequence, body.priority, body.stamp, body.previous_sequence) + body.payload
+            )
         case Ack():
             return b"".join(
                 (bytes((_ACK,)), encode_ref(body.ref), encode_set(body.target_tail), encode_set(body.history))
             )
-        case Decision():
+        case InsertionDecision():
             return b"".join(
                 (
                     bytes((_DECISION,)),
                     encode_ref(body.ref),
-                    _VIEW.pack(body.view),
+                    _VIEW.pack(body.view_id),
                     encode_set(body.common),
                     encode_set(body.history),
                 )
@@ -99,7 +101,7 @@ def encode_body(body: Body) -> bytes:
             return bytes((_FINAL if body.final else _PROGRESS,)) + encode_set(body.history)
 
 
-def decode_body(data: bytes) -> Body:
+def decode_body(data: bytes) -> PriorityBody:
     """The body, or Unreadable."""
     if data[:1] == bytes((_MESSAGE,)):
         if len(data) < _NUMBERS.size:
@@ -107,23 +109,25 @@ def decode_body(data: bytes) -> Body:
         _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
         if priority > PRIORITY_MAX or max(sequence, stamp) >= _SEQUENCE_MAX or previous > sequence:
             raise Unreadable(f"priority {priority}, sequence {sequence}, stamp {stamp} or {previous} is too large")
-        return Message(sequence, priority, stamp, previous, data[_NUMBERS.size :])
+        return MessageBody(sequence, priority, stamp, previous, data[_NUMBERS.size :])
     reader = Reader(data)
-    kind = reader.byte()
-    body: Body
+    kind = reader.read_byte()
+    body: PriorityBody
     if kind == _ACK:
-        body = Ack(reader.ref(), reader.message_set(), reader.message_set())
+        body = Ack(reader.read_ref(), reader.read_message_set(), reader.read_message_set())
     elif kind == _DECISION:
-        body = Decision(reader.ref(), reader.unpack(_VIEW)[0], reader.message_set(), reader.message_set())
+        body = InsertionDecision(
+            reader.read_ref(), reader.unpack(_VIEW)[0], reader.read_message_set(), reader.read_message_set()
+        )
     elif kind in {_PROGRESS, _FINAL}:
-        body = Progress(reader.message_set(), kind == _FINAL)
+        body = Progress(reader.read_message_set(), kind == _FINAL)
     else:
         raise Unreadable(f"no body begins with {kind}")
-    reader.end()
+    reader.expect_end()
     return body
 
 
-def encode_ref(ref: Ref) -> bytes:
+def encode_ref(ref: MessageRef) -> bytes:
     """A message's name."""
     return _REF.pack(*ref)
 
@@ -154,11 +158,11 @@ class Reader:
         self._at = at + form.size
         return form.unpack_from(self._data, at)
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         """The next byte."""
         return self.unpack(_BYTE)[0]
 
-    def bytes(self, length: int) -> bytes:
+    def read_bytes(self, length: int) -> bytes:
         """The next so many bytes."""
         at = self._at
         if at + length > len(self._data):
@@ -166,21 +170,21 @@ class Reader:
         self._at = at + length
         return self._data[at : at + length]
 
-    def ref(self) -> Ref:
+    def read_ref(self) -> MessageRef:
         """A message's name."""
         sender, incarnation, sequence = self.unpack(_REF)
         if sequence >= _SEQUENCE_MAX:
             raise Unreadable(f"the sequence {sequence} is too large")
-        return Ref(sender, incarnation, sequence)
+        return MessageRef(sender, incarnation, sequence)
 
-    def message_set(self) -> MessageSet:
+    def read_message_set(self) -> MessageSet:
         """A set; its ranges must be ascending and apart, or two sets could be equal and differ in bytes."""
-        ranges: dict[Origin, tuple[Range, ...]] = {}
+        ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
         for _ in range(self.unpack(_COUNT)[0]):
             sender, incarnation, count = self.unpack(_ORIGIN)
             if (sender, incarnation) in ranges or count == 0:
                 raise Unreadable("a set names an origin twice, or for nothing")
-            read: list[Range] = []
+            read: list[SequenceRange] = []
             for _ in range(count):
                 first, more = self.unpack(_RANGE)
                 if first >= _SEQUENCE_MAX or (read and first <= read[-1][1] + 1):
@@ -189,7 +193,7 @@ class Reader:
             ranges[sender, incarnation] = tuple(read)
         return MessageSet(ranges)
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         """Nothing may follow."""
         if self._at != len(self._data):
             raise Unreadable(f"{len(self._data) - self._at} bytes follow the end")

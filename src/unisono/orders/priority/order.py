@@ -20,24 +20,24 @@ from functools import partial
 from typing import assert_never
 
 from unisono.agreement.membership.contract import (
-    Happening,
     NewView,
-    Out,
+    NoLongerMember,
     Receive,
-    StateGiven,
-    StateWanted,
-    Told,
+    ReceiveUnicast,
+    StateReceived,
+    StateRequested,
+    ViewEvent,
     ViewSynchrony,
 )
-from unisono.agreement.membership.from_policy import views_of
+from unisono.agreement.membership.from_policy import membership_of
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import (
     Batch,
-    Left,
+    LeaveComplete,
     NoticeKind,
+    QueueStep,
     Rejoining,
     StackEvent,
-    Step,
     ViewChange,
     Violation,
     ViolationKind,
@@ -49,19 +49,19 @@ from unisono.model.state_holder import StateHolder
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.base.packing import reservation
-from unisono.orders.priority.bounds import REPORT_EVERY, queue_bound_ns
-from unisono.orders.priority.insertion import Form, Insertion, Received
-from unisono.orders.priority.messages import Ack, Body, Unreadable, decode_body, encode_body
+from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
+from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
+from unisono.orders.priority.messages import Ack, PriorityBody, Unreadable, decode_body, encode_body
 from unisono.orders.priority.state_messages import decode_handover, encode_handover
 from unisono.wire.frame import Frame
-from unisono.wire.packed_messages import OwnRun
+from unisono.wire.packed_messages import OutgoingMessages
 
 WINDOW = 64
-REST_NS = 200 * NS_PER_MS
+REJOIN_DELAY_NS = 200 * NS_PER_MS
 """So long such a member stays away: each return costs the others a view. No two incarnations are of one time."""
 
 
-class Priority:
+class PriorityOrder:
     """The order of one member."""
 
     def __init__(
@@ -70,9 +70,9 @@ class Priority:
         reserver: Reserver,
         views: ViewSynchrony,
         *,
-        form: Form = Form.ALL,
+        decision_mode: DecisionMode = DecisionMode.ALL,
         window: int = WINDOW,
-        again: Callable[[Policy], ViewSynchrony] | None = None,
+        views_for_rejoin: Callable[[Policy], ViewSynchrony] | None = None,
     ) -> None:
         """`again` gives the views of another life, in which this member comes back if the others go on without it."""
         self.down: list[Frame] = views.down
@@ -81,63 +81,63 @@ class Priority:
         self.window_slots = 1
         self.application: StateHolder | None = None
         """Whose state goes to newcomers with the order's."""
-        self._form, self._again = form, again
-        self._return_at: int | None = None
+        self._decision_mode, self._views_for_rejoin = decision_mode, views_for_rejoin
+        self._rejoin_at: int | None = None
         """When this member comes back."""
         self._reserver = reserver
         self._views = views
         self._window = window
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._slot = -1
+        self._paced_slot = -1
         self._retry_at: int | None = None
-        self._leaving = self._departing = self._out = False
-        self._begin(policy)
+        self._leaving = self._departing = self._has_left = False
+        self._start_incarnation(policy)
         reserver.reserve(reservation(policy, policy.rate))
 
-    def _begin(self, policy: Policy) -> None:
+    def _start_incarnation(self, policy: Policy) -> None:
         """A life in which nothing has been sent, received or consumed."""
         self._policy = policy
-        reports = min(REPORT_EVERY, max(1, self._window // 4))
-        self.core = Insertion(policy.member, policy.incarnation, self._form, report_every=reports)
-        self._sequence = 0
+        reports = min(REPORT_EVERY_MESSAGES, max(1, self._window // 4))
+        self.insertion = Insertion(policy.member, policy.incarnation, self._decision_mode, report_every=reports)
+        self._next_sequence = 0
         self._outstanding: dict[int, int] = {}
         """By priority: how many messages of this member's somebody may not have consumed."""
-        self._levels: dict[int, int] = {}
+        self._priorities: dict[int, int] = {}
         """The priorities of these messages, by number."""
-        self._refused = False
+        self._window_was_full = False
         self._members: tuple[int, ...] = ()
-        self._view_id = self._index = self._steps = 0
+        self._view_id = self._index = self._next_step_number = 0
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """Take messages that are not urgent."""
-        return self.submit_at(now, messages, 0)
+        return self.submit_with_priority(now, messages, 0)
 
-    def submit_at(self, now: int, messages: Sequence[bytes], priority: int) -> int:
+    def submit_with_priority(self, now: int, messages: Sequence[bytes], priority: int) -> int:
         """Take as many of the messages, from the first on, as the rate and the window of this priority allow."""
         if not self.running() or self._leaving:
             return 0
         slot = self._policy.timing.slot_of(now)
-        if slot != self._slot:
-            self._slot = slot
+        if slot != self._paced_slot:
+            self._paced_slot = slot
             self._pacer.open_slot(slot)
         taken = 0
         for message in messages:
             if self._outstanding.get(priority, 0) >= self._window:
-                self._refused = True
+                self._window_was_full = True
                 break
-            if self._pacer.full() or self._pacer.bytes_left() < len(message):
+            if self._pacer.is_full() or self._pacer.bytes_left() < len(message):
                 self._retry_at = self._policy.timing.end_of(slot)
                 break
-            self._pacer.spend(1, len(message))
+            self._pacer.record_sent(1, len(message))
             self._outstanding[priority] = self._outstanding.get(priority, 0) + 1
-            self._levels[self._sequence] = priority
-            self.core.send(self._sequence, priority, message)
-            self._sequence += 1
+            self._priorities[self._next_sequence] = priority
+            self.insertion.send(self._next_sequence, priority, message)
+            self._next_sequence += 1
             taken += 1
         if taken:
-            self._settle(now)
+            self._flush(now)
         return taken
 
     # -- consuming -------------------------------------------------------------------------------------------
@@ -147,28 +147,28 @@ class Priority:
 
         While a view change is under way it gives none: whoever is cut off from the majority must not go on alone.
         """
-        first = self.core.queue.first
+        first = self.insertion.queue.first
         ready = first is not None and not first.locks
-        return ready and not self._leaving and not self._out and not self._views.blocked()
+        return ready and not self._leaving and not self._has_left and not self._views.blocked()
 
     def consume(self, now: int) -> Batch | None:
         """Figure 1: the first message of the queue, which is delivered by this; None if there is none to be had."""
-        if not self.consumable() or (message := self.core.consume()) is None:
+        if not self.consumable() or (message := self.insertion.consume()) is None:
             return None
         ref = message.ref
         batch = Batch(
             ref.sender,
             ref.incarnation,
-            slot=self.core.position - 1,
+            slot=self.insertion.position - 1,
             first_sequence=ref.sequence,
-            first_place=0,
+            first_position=0,
             first_index=self._index,
             count=1,
-            runs=[OwnRun([message.payload], uniform=True)],
+            packed_messages=[OutgoingMessages([message.payload], same_size=True)],
             priority=message.priority,
         )
         self._index += 1
-        self._settle(now)
+        self._flush(now)
         return batch
 
     # -- time and the network --------------------------------------------------------------------------------
@@ -176,159 +176,161 @@ class Priority:
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame for virtual synchrony."""
         self._views.from_below(now, frame)
-        self._settle(now)
+        self._flush(now)
 
     def wake(self, now: int) -> None:
         """The local clock has reached `now`."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-        if self._return_at is not None and now >= self._return_at:
-            self._come_back()
+        if self._rejoin_at is not None and now >= self._rejoin_at:
+            self._rejoin()
         self._views.wake(now)
-        self._settle(now)
+        self._flush(now)
 
     def wake_at(self) -> int | None:
         """When something is due: below, or because a message that waits may have room, or to come back."""
-        due = [at for at in (self._views.wake_at(), self._retry_at, self._return_at) if at is not None]
+        due = [at for at in (self._views.wake_at(), self._retry_at, self._rejoin_at) if at is not None]
         return min(due, default=None)
 
-    def _settle(self, now: int) -> None:
+    def _flush(self, now: int) -> None:
         """Carry what has happened up, and what there is to say down, until there is nothing of either."""
         if self._views.violations:
             self.events += self._views.violations
             self._views.violations.clear()
-        stream, core = self._views.stream, self.core
-        while stream or core.says or core.tells:
-            says, core.says[:] = core.says[:], []
+        stream, core = self._views.stream, self.insertion
+        while stream or core.to_multicast or core.to_unicast:
+            says, core.to_multicast[:] = core.to_multicast[:], []
             for body in says:
                 self._views.multicast(now, encode_body(body))
-            tells, core.tells[:] = core.tells[:], []
+            tells, core.to_unicast[:] = core.to_unicast[:], []
             for to, ack in tells:
-                self._views.tell(now, to, encode_body(ack))
+                self._views.unicast(now, to, encode_body(ack))
             if stream:  # one by one: what is said about it is said in the view in which it came
-                self._take(now, stream.pop(0))
-                if self.core is not core:
+                self._on_view_event(now, stream.pop(0))
+                if self.insertion is not core:
                     return  # that life is over
-                self._note_steps()
+                self._report_queue_steps()
 
-    def _take(self, now: int, happening: Happening) -> None:
-        match happening:
+    def _on_view_event(self, now: int, view_event: ViewEvent) -> None:
+        match view_event:
             case Receive():
-                self._receive(now, happening)
-            case Told():
-                self._hear(happening)
-            case StateWanted():
-                self._views.give_state(now, happening.view_id, self.give_state())
-            case StateGiven():
-                self.take_state(now, happening.state)
+                self._on_multicast(now, view_event)
+            case ReceiveUnicast():
+                self._on_unicast(view_event)
+            case StateRequested():
+                self._views.provide_state(now, view_event.view_id, self.snapshot())
+            case StateReceived():
+                self.restore(now, view_event.state)
             case NewView():
-                self._enter(now, happening)
-            case Out():
-                self._end(now, happening.reason)
+                self._on_new_view(now, view_event)
+            case NoLongerMember():
+                self._on_out_of_view(now, view_event.reason)
             case _:
-                assert_never(happening)
+                assert_never(view_event)
 
-    def _receive(self, now: int, came: Receive) -> None:
-        body = self._read(came.body)
+    def _on_multicast(self, now: int, received: Receive) -> None:
+        body = self._decode(received.body)
         if body is None:
             return
-        self._free(now, self.core.receive((came.sender, came.incarnation), body))
-        if self.core.may_depart() and not self._departing:
+        self._release_window(now, self.insertion.receive((received.sender, received.incarnation), body))
+        if self.insertion.may_depart() and not self._departing:
             self._departing = True
             self._views.leave(now)
 
-    def _hear(self, told: Told) -> None:
-        body = self._read(told.body)
+    def _on_unicast(self, received: ReceiveUnicast) -> None:
+        body = self._decode(received.body)
         if isinstance(body, Ack):
-            self.core.told((told.sender, told.incarnation), body)
+            self.insertion.receive_ack((received.sender, received.incarnation), body)
 
-    def _read(self, data: bytes) -> Body | None:
+    def _decode(self, data: bytes) -> PriorityBody | None:
         try:
             return decode_body(data)
         except Unreadable:
             self.ignored["unreadable"] += 1
             return None
 
-    def _enter(self, now: int, view: NewView) -> None:
+    def _on_new_view(self, now: int, view: NewView) -> None:
         me = self._policy.member
         joining = not self._members and view.view_id > 1
         first = not self._members
         self._members = view.members
-        collected = self.core.new_view(view.view_id, zip(view.members, view.incarnations, strict=True), joining=joining)
+        collected = self.insertion.new_view(
+            view.view_id, zip(view.members, view.incarnations, strict=True), joining=joining
+        )
         joined = tuple(sorted({*view.joined, me})) if first else view.joined
         self._view_id = view.view_id
         self.events.append(
             ViewChange(
-                View(view.members, self.core.position),
+                View(view.members, self.insertion.position),
                 joined,
                 view.left,
                 view_id=view.view_id,
-                lives=view.incarnations,
-                gap_ns=view.gap_ns,
+                incarnations=view.incarnations,
+                blocked_ns=view.blocked_ns,
             )
         )
-        self._free(now, collected)
+        self._release_window(now, collected)
 
-    def _end(self, now: int, reason: str) -> None:
-        me, last = self._policy.member, self.core.position - 1
+    def _on_out_of_view(self, now: int, reason: str) -> None:
+        me, last = self._policy.member, self.insertion.position - 1
         if not self._departing:
             self.events.append(Violation(ViolationKind.EXCLUDED, reason, me))
-        if self._leaving or self._again is None:
-            self._out = True
-            self.events.append(Left(last))
+        if self._leaving or self._views_for_rejoin is None:
+            self._has_left = True
+            self.events.append(LeaveComplete(last))
             return
         life = self._policy.incarnation + 1
         text = f"member {me} joins again, as incarnation {life}; what it sent last may have reached nobody who goes on"
         self.events.append(Rejoining(NoticeKind.REJOINING, text, me, incarnation=life, final_slot=last))
-        self._begin(replace(self._policy, incarnation=life))
-        self._return_at = now + REST_NS
+        self._start_incarnation(replace(self._policy, incarnation=life))
+        self._rejoin_at = now + REJOIN_DELAY_NS
 
-    def _come_back(self) -> None:
-        if self._again is not None:
-            self._return_at = None
-            self._views = self._again(self._policy)
+    def _rejoin(self) -> None:
+        if self._views_for_rejoin is not None:
+            self._rejoin_at = None
+            self._views = self._views_for_rejoin(self._policy)
             self._views.down = self.down
 
-    def _free(self, now: int, collected: MessageSet) -> None:
+    def _release_window(self, now: int, collected: MessageSet) -> None:
         """What everybody has consumed makes room in the windows."""
         for first, last in collected.ranges.get((self._policy.member, self._policy.incarnation), ()):
             for sequence in range(first, last + 1):
-                self._outstanding[self._levels.pop(sequence)] -= 1
-            if self._refused:
-                self._refused, self._retry_at = False, now
+                self._outstanding[self._priorities.pop(sequence)] -= 1
+            if self._window_was_full:
+                self._window_was_full, self._retry_at = False, now
 
-    def _note_steps(self) -> None:
-        for step in self.core.steps:
+    def _report_queue_steps(self) -> None:
+        for step in self.insertion.steps:
             ref = step.message.ref
             came = isinstance(step, Received) and not step.inherited
             self.events.append(
-                Step(
+                QueueStep(
                     not isinstance(step, Received),
                     *ref,
                     priority=step.message.priority,
-                    number=self._steps,
+                    number=self._next_step_number,
                     consumed=self._index,
-                    position=self.core.position,
-                    detail=str(step.target_tail) if isinstance(step, Received) else str(step.point),
+                    position=self.insertion.position,
+                    detail=str(step.target_tail) if isinstance(step, Received) else str(step.insertion_point),
                     view=self._view_id if came else None,
                 )
             )
-            self._steps += 1
-        self.core.steps.clear()
+            self._next_step_number += 1
+        self.insertion.steps.clear()
 
     # -- the state of a newcomer -----------------------------------------------------------------------------
 
-    def give_state(self) -> bytes:
+    def snapshot(self) -> bytes:
         """What a newcomer needs to go on from where this member is."""
-        application = b"" if self.application is None else self.application.give_state()
-        return encode_handover(self.core.state(), application)
+        application = b"" if self.application is None else self.application.snapshot()
+        return encode_handover(self.insertion.state(), application)
 
-    def take_state(self, now: int, state: bytes) -> None:
+    def restore(self, now: int, state: bytes) -> None:
         """Go on from where the giver was; Unreadable if that cannot be read."""
         order, application = decode_handover(state)
-        self.core.take(order)
+        self.insertion.restore(order)
         if self.application is not None:
-            self.application.take_state(application)
+            self.application.restore(application)
 
     # -- what a stack asks of its order ----------------------------------------------------------------------
 
@@ -337,12 +339,12 @@ class Priority:
         """The life that this member is in."""
         return self._policy.incarnation
 
-    def new_rate(self, now: int, rate: Rate) -> None:
+    def change_rate(self, now: int, rate: Rate) -> None:
         """From the next slot on; ReservationRefused leaves the old rate in force."""
         self._policy.check_rate(rate)
         self._reserver.reserve(reservation(self._policy, rate))
-        self._slot = self._policy.timing.slot_of(now)
-        self._pacer.open_slot(self._slot, rate)
+        self._paced_slot = self._policy.timing.slot_of(now)
+        self._pacer.open_slot(self._paced_slot, rate)
 
     def leave(self, now: int) -> None:
         """Consume nothing more, say what was consumed, and go."""
@@ -350,14 +352,14 @@ class Priority:
             return
         self._leaving = True
         if self.running():
-            self.core.leave()
-        elif self._return_at is None:
+            self.insertion.leave()
+        elif self._rejoin_at is None:
             self._departing = True
             self._views.leave(now)
         else:
-            self._return_at, self._departing = None, True
-            self._end(now, "it left before it came back")
-        self._settle(now)
+            self._rejoin_at, self._departing = None, True
+            self._on_out_of_view(now, "it left before it came back")
+        self._flush(now)
 
     def latest_slot(self, now: int) -> int:
         """Frames here belong to views, not to slots."""
@@ -365,13 +367,13 @@ class Priority:
 
     def bound_ns(self) -> int:
         """Into the queue while nobody fails."""
-        return queue_bound_ns(self._policy.timing, coordinated=self.core.form is Form.COORDINATOR)
+        return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
 
-    def reliable(self) -> bool:
+    def gap_free(self) -> bool:
         """Everybody who stays consumes everything."""
         return True
 
-    def returning(self) -> bool:
+    def keeps_sending_to_departed(self) -> bool:
         """Whoever is not in the view may come back into it."""
         return True
 
@@ -381,9 +383,9 @@ class Priority:
 
     def running(self) -> bool:
         """Whether this member is in a view."""
-        return bool(self._members) and not self._out
+        return bool(self._members) and not self._has_left
 
-    def complaint(self) -> str:
+    def why_not_formed(self) -> str:
         """Nothing is known here of why there is no view."""
         return ""
 
@@ -396,8 +398,8 @@ class Priority:
         return False
 
 
-def over_views(policy: Policy, reserver: Reserver) -> Priority:
+def build_priority_order(policy: Policy, reserver: Reserver) -> PriorityOrder:
     """The order over membership, as a policy asks for it."""
-    form = Form.COORDINATOR if policy.order == "priority_coordinator" else Form.ALL
-    again = partial(views_of, founding=False) if policy.rejoin else None
-    return Priority(policy, reserver, views_of(policy), form=form, again=again)
+    form = DecisionMode.COORDINATOR if policy.order == "priority_coordinator" else DecisionMode.ALL
+    again = partial(membership_of, founding=False) if policy.rejoin else None
+    return PriorityOrder(policy, reserver, membership_of(policy), decision_mode=form, views_for_rejoin=again)

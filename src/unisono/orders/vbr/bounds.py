@@ -10,7 +10,7 @@ from unisono.model.offers import Ask, Offer
 from unisono.orders.vbr import failures as vbr_gaps
 from unisono.orders.vbr import order as vbr
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
-from unisono.wire.packed_messages import HEAD_BYTES
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 
 def offer(ask: Ask) -> Offer:
@@ -19,15 +19,15 @@ def offer(ask: Ask) -> Offer:
     if ask.failures:
         against.append("a crashed member would be waited for for ever")
     rate = ask.rate.avg + NS_PER_S / ask.timing.theta_ns
-    through = ask.gets_through(rate)
+    through = ask.probability_nothing_lost(rate)
     if through < 0.5 or ask.loss_burst or ask.fec:
         against.append("a lost datagram would be waited for for ever")
-    offered = _slot_offer("vbr", ask, vbr.latency_bound_ns(ask.timing), "Δ+Γ+Θ", gap_free=True, against=against)
+    offered = _slot_offer("vbr", ask, vbr.latency_bound_ns(ask.timing), "Δ+Γ+Θ", gap_free=True, objections=against)
     if not ask.loss:
         return offered
     session = duration_text(ask.session_ns)
     waits = f"what is lost is waited for for ever: {session} pass without with probability {through:.6g}"
-    return replace(offered, reliability=through, why=(*offered.why, waits))
+    return replace(offered, reliability=through, reasons=(*offered.reasons, waits))
 
 
 def offer_with_failures(ask: Ask) -> Offer:
@@ -38,11 +38,13 @@ def offer_with_failures(ask: Ask) -> Offer:
     if ask.reliable and ask.loss:
         against.append("what is lost is a gap")
     return _slot_offer(
-        "vbr with failures", ask, vbr_gaps.latency_bound_ns(ask.timing), "Δ+2Γ+Θ", gap_free=False, against=against
+        "vbr with failures", ask, vbr_gaps.latency_bound_ns(ask.timing), "Δ+2Γ+Θ", gap_free=False, objections=against
     )
 
 
-def _slot_offer(order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: bool, against: Sequence[str]) -> Offer:
+def _slot_offer(
+    order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: bool, objections: Sequence[str]
+) -> Offer:
     """What an order gives that ends each slot with a mark; in datagrams of one message, as Theorem 3 counts."""
     timing, rate = ask.timing, ask.rate
     marks = NS_PER_S / timing.theta_ns
@@ -53,7 +55,7 @@ def _slot_offer(order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: 
         f"average {rate.avg:g}/s + 1/Θ = {rate.avg:g} + {marks:g} = {rate.avg + marks:g} datagrams/s (fewer packed)",
         f"burst {rate.burst} per slot: a slot that is full needs no mark of its own",
     ]
-    arrives = ask.arrives()
+    arrives = ask.probability_reaches_all()
     if ask.loss and not gap_free:
         why.append(f"a message reaches all {ask.members - 1} others with probability {arrives:.6g}; the rest are gaps")
     if ask.loss_burst and not gap_free:
@@ -64,13 +66,13 @@ def _slot_offer(order: str, ask: Ask, bound_ns: int, formula: str, *, gap_free: 
     tolerance = "none" if gap_free else f"gaps; removal after {ask.loss_burst + 1} silent slots"
     return Offer(
         order,
-        not against,
+        not objections,
         bound_ns,
         rate.avg + marks,
         rate.burst,
-        HEADER_BYTES + HEAD_BYTES + UDP_IP_BYTES,
+        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES,
         gap_free,
         tolerance,
         arrives,
-        tuple(against) + tuple(why),
+        tuple(objections) + tuple(why),
     )

@@ -8,41 +8,43 @@ counts, and slots that may be named are bounded by the clock, so few wait.
 from __future__ import annotations
 
 
-class Joins:
+class PendingJoins:
     """By member, the joins that wait, in the order of slots and of incarnations."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, list[tuple[int, int]]] = {}
+        self.pending: dict[int, list[tuple[int, int]]] = {}
         """(slot, incarnation)."""
 
-    def expect(self, member: int, slot: int, life: int) -> None:
+    def add(self, member: int, slot: int, incarnation: int) -> None:
         """A member is to be added at this slot; lives before this one that have not begun by then never do."""
-        self.waiting[member] = [join for join in self.waiting.get(member, ()) if join[0] < slot] + [(slot, life)]
+        self.pending[member] = [join for join in self.pending.get(member, ()) if join[0] < slot] + [(slot, incarnation)]
 
-    def latest(self, member: int) -> int:
+    def latest_incarnation(self, member: int) -> int:
         """The last incarnation that waits; -1 if none does."""
-        return self.waiting[member][-1][1] if member in self.waiting else -1
+        return self.pending[member][-1][1] if member in self.pending else -1
 
-    def life_at(self, member: int, slot: int) -> int | None:
+    def incarnation_at(self, member: int, slot: int) -> int | None:
         """The incarnation that is to be there in a slot, if it is one that waits."""
-        return next((life for first, life in reversed(self.waiting.get(member, ())) if first <= slot), None)
+        return next((life for first, life in reversed(self.pending.get(member, ())) if first <= slot), None)
 
     def first_slot(self, member: int) -> int | None:
         """The first slot at which a member is to be added."""
-        return self.waiting[member][0][0] if member in self.waiting else None
+        return self.pending[member][0][0] if member in self.pending else None
 
-    def take(self, slot: int) -> dict[int, int]:
+    def pop_due(self, slot: int) -> dict[int, int]:
         """Who is to be there from this slot on, in which incarnation; these wait no longer."""
-        due = {member: life for member in sorted(self.waiting) if (life := self.life_at(member, slot)) is not None}
+        due = {
+            member: life for member in sorted(self.pending) if (life := self.incarnation_at(member, slot)) is not None
+        }
         for member in due:
-            self._keep(member, [join for join in self.waiting[member] if join[0] > slot])
+            self._set_pending(member, [join for join in self.pending[member] if join[0] > slot])
         return due
 
-    def cancel(self, member: int, life: int) -> None:
+    def cancel(self, member: int, incarnation: int) -> None:
         """One that waits is not to be added after all."""
-        self._keep(member, [join for join in self.waiting.get(member, ()) if join[1] != life])
+        self._set_pending(member, [join for join in self.pending.get(member, ()) if join[1] != incarnation])
 
-    def _keep(self, member: int, joins: list[tuple[int, int]]) -> None:
-        self.waiting.pop(member, None)
+    def _set_pending(self, member: int, joins: list[tuple[int, int]]) -> None:
+        self.pending.pop(member, None)
         if joins:
-            self.waiting[member] = joins
+            self.pending[member] = joins

@@ -14,7 +14,7 @@ from unisono.model.rates import Rate, Reserver
 from unisono.orders.base.packing import reservation
 
 
-class Holding:
+class SenderReservation:
     """One sender's reservation."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
@@ -24,16 +24,16 @@ class Holding:
         self._theta_ns = policy.timing.theta_ns
         self._next_rate: Rate | None = None
         """From the next slot on."""
-        self._planned: int | None = None
+        self._agreed_theta_ns: int | None = None
         """The length that slots will have."""
-        self._asked: int | None = None
+        self._requested_theta_ns: int | None = None
         """The length that this member has asked for, and the rate that goes with it."""
-        self._with_asked: Rate | None = None
-        self._short = False
+        self._requested_rate: Rate | None = None
+        self._is_insufficient = False
         """Whether what is reserved is known not to be enough."""
         self._reserve()
 
-    def take_rate(self, rate: Rate) -> None:
+    def request_rate(self, rate: Rate) -> None:
         """Another rate from the next slot on."""
         before, self._next_rate = self._next_rate, rate
         try:
@@ -42,21 +42,24 @@ class Holding:
             self._next_rate = before
             raise
 
-    def take_slot(self, theta_ns: int, rate: Rate | None) -> None:
+    def request_slot(self, theta_ns: int, rate: Rate | None) -> None:
         """Another slot length, as soon as it is agreed on, and another rate with it."""
-        before, (self._asked, self._with_asked) = (self._asked, self._with_asked), (theta_ns, rate)
+        before, (self._requested_theta_ns, self._requested_rate) = (
+            (self._requested_theta_ns, self._requested_rate),
+            (theta_ns, rate),
+        )
         try:
             self._reserve()
         except BaseException:
-            self._asked, self._with_asked = before
+            self._requested_theta_ns, self._requested_rate = before
             raise
 
-    def plan(self, theta_ns: int) -> None:
+    def on_slot_agreed(self, theta_ns: int) -> None:
         """Another slot length has been agreed on."""
-        self._planned = theta_ns
+        self._agreed_theta_ns = theta_ns
         self._reserve()
 
-    def give_way(self, theta_ns: int, refused: ReservationRefused) -> str:
+    def shrink_burst(self, theta_ns: int, refusal: ReservationRefused) -> str:
         """No room is left for the present burst in slots of that length: send less at once. What was done, in words."""
         rate = self._next_rate or self._rate
         fits, above = 0, rate.burst
@@ -73,9 +76,9 @@ class Holding:
         if fits:
             self._reserve()
         else:
-            self._short = True
+            self._is_insufficient = True
             done += ", and even that is more than is reserved"
-        return f"slots of {duration_text(theta_ns)} need more than there is room for: {refused}; {done}"
+        return f"slots of {duration_text(theta_ns)} need more than there is room for: {refusal}; {done}"
 
     def _scaled(self, rate: Rate, burst: int) -> Rate:
         if rate.burst_bytes is None:
@@ -84,27 +87,27 @@ class Holding:
             rate, burst=burst, burst_bytes=max(self._policy.max_message, rate.burst_bytes * burst // rate.burst)
         )
 
-    def enter(self, theta_ns: int) -> Rate | None:
+    def enter_slot(self, theta_ns: int) -> Rate | None:
         """A slot of that length begins; the rate from there on, if it is another one."""
         rate = self._next_rate
         if theta_ns == self._theta_ns and rate is None:
             return None
         if theta_ns != self._theta_ns:
-            self._theta_ns, self._planned = theta_ns, None
-            if theta_ns == self._asked:
-                rate, self._asked, self._with_asked = self._with_asked or rate, None, None
+            self._theta_ns, self._agreed_theta_ns = theta_ns, None
+            if theta_ns == self._requested_theta_ns:
+                rate, self._requested_theta_ns, self._requested_rate = self._requested_rate or rate, None, None
         self._next_rate, self._rate = None, rate or self._rate
-        if not self._short:
+        if not self._is_insufficient:
             self._reserve()
         return rate
 
     def _reserve(self) -> None:
         latest = self._next_rate or self._rate
         pairs = [(self._rate, self._theta_ns), (latest, self._theta_ns)]
-        pairs += [(latest, theta) for theta in (self._planned,) if theta is not None]
-        pairs += [(self._with_asked or latest, theta) for theta in (self._asked,) if theta is not None]
+        pairs += [(latest, theta) for theta in (self._agreed_theta_ns,) if theta is not None]
+        pairs += [(self._requested_rate or latest, theta) for theta in (self._requested_theta_ns,) if theta is not None]
         needed = [reservation(self._policy, rate, theta) for rate, theta in pairs]
         largest = max(needed, key=lambda each: (each.peak_bytes_per_s, each.burst_bytes_per_slot))
         average = max(each.avg_bytes_per_s for each in needed)
         self._reserver.reserve(replace(largest, avg_bytes_per_s=average))
-        self._short = False
+        self._is_insufficient = False

@@ -20,107 +20,113 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from unisono.model.slot_schedule import Grid
-from unisono.orders.vbr.slot_change import change_slot
-from unisono.wire.setting_requests import Demand
+from unisono.model.slot_schedule import SlotGrid
+from unisono.orders.vbr.slot_change import effective_slot
+from unisono.wire.setting_requests import SettingRequest
 
-SAID_AGAIN = 4
+REQUEST_REPEATS = 4
 """How many marks carry a demand beside the first one where gaps are possible."""
 
 
-def counts_from(grid: Grid, origin: int, more: int | None) -> int:
+def effective_from(grid: SlotGrid, origin: int, extra_slots: int | None) -> int:
     """S: from where on a demand counts that was first said in a slot; `more` is None without failures."""
     ahead = -(-(grid.delta_ns + grid.gamma_ns) // grid.theta_of(origin)) + 3
-    if more is None:
-        return max(change_slot(grid, origin), origin + 2 * ahead + 1)
-    return change_slot(grid, origin + more + ahead)
+    if extra_slots is None:
+        return max(effective_slot(grid, origin), origin + 2 * ahead + 1)
+    return effective_slot(grid, origin + extra_slots + ahead)
 
 
-class Demands:
+class SettingRequests:
     """One member's part in it."""
 
-    def __init__(self, member: int, members: Iterable[int], counts: Callable[[int], int], room: int) -> None:
+    def __init__(
+        self, member: int, members: Iterable[int], effective_slot_of: Callable[[int], int], max_per_frame: int
+    ) -> None:
         """`counts` gives S for an origin, `room` is how many demands a mark or a JOIN can carry."""
-        self._me = member
+        self._member = member
         self._members = frozenset(members)
-        self._counts = counts
-        self._room = room
-        self._asked: dict[int, bytes] = {}
+        self._effective_slot_of = effective_slot_of
+        self._max_per_frame = max_per_frame
+        self._unsent: dict[int, bytes] = {}
         """By member, what the next mark is to say first."""
-        self._kept: deque[bytes] = deque()
+        self._unsent_kept: deque[bytes] = deque()
         """What we are to say first, each in a slot of its own."""
-        self._waiting: set[Demand] = set()
+        self._not_yet_effective: set[SettingRequest] = set()
         """Those that do not count yet."""
-        self._said: dict[Demand, int] = {}
+        self._repeat_until: dict[SettingRequest, int] = {}
         """Those that our marks carry, and until which slot."""
-        self._latest: dict[int, Demand] = {}
+        self._latest_effective: dict[int, SettingRequest] = {}
         """By member, the last one that counts."""
-        self.late: list[Demand] = []
+        self.missed: list[SettingRequest] = []
         """Those that we have learned of too late, when others went by them already."""
 
-    def ask(self, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
+    def request(self, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
         """The next marks say that we need this, or that a member who is gone does.
 
         Of what is asked before it is said the last counts, but what is to be kept is said one after the other, first.
         """
         if keep:
-            self._kept.append(content)
+            self._unsent_kept.append(content)
         else:
-            self._asked[self._me if member is None else member] = content
+            self._unsent[self._member if member is None else member] = content
 
-    def said(self, slot: int) -> list[Demand]:
+    def to_send(self, slot: int) -> list[SettingRequest]:
         """What the mark of our slot is to carry."""
-        kept = bool(self._kept)
+        kept = bool(self._unsent_kept)
         if kept:
-            self._say(slot, self._me, self._kept.popleft())
-        for member, content in sorted(self._asked.items()):
-            if not (kept and member == self._me):  # one of a member has its origin in a slot
-                self._say(slot, member, content)
-                del self._asked[member]
-        if not self._said:
+            self._originate(slot, self._member, self._unsent_kept.popleft())
+        for member, content in sorted(self._unsent.items()):
+            if not (kept and member == self._member):  # one of a member has its origin in a slot
+                self._originate(slot, member, content)
+                del self._unsent[member]
+        if not self._repeat_until:
             return []
-        self._said = {demand: until for demand, until in self._said.items() if until >= slot}
-        saying = sorted(self._said)
-        first = slot % len(saying) if len(saying) > self._room else 0
-        return (saying[first:] + saying[:first])[: self._room]
+        self._repeat_until = {demand: until for demand, until in self._repeat_until.items() if until >= slot}
+        saying = sorted(self._repeat_until)
+        first = slot % len(saying) if len(saying) > self._max_per_frame else 0
+        return (saying[first:] + saying[:first])[: self._max_per_frame]
 
-    def _say(self, slot: int, member: int, content: bytes) -> None:
-        known = max((d for d in self._waiting if d.member == member), default=self._latest.get(member))
+    def _originate(self, slot: int, member: int, content: bytes) -> None:
+        known = max(
+            (d for d in self._not_yet_effective if d.member == member), default=self._latest_effective.get(member)
+        )
         if known is not None and known.content == content:
-            self._said[known] = slot + SAID_AGAIN
+            self._repeat_until[known] = slot + REQUEST_REPEATS
         else:
-            self._note(Demand(slot, member, content))
+            self._record(SettingRequest(slot, member, content))
 
-    def hear(self, demands: Iterable[Demand], slot: int | None) -> None:
+    def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
         """Somebody has said these. `slot` is the one that we are sending in; None if we are not sending."""
-        for demand in demands:
-            latest = self._latest.get(demand.member)
+        for demand in requests:
+            latest = self._latest_effective.get(demand.member)
             if (
                 demand.member not in self._members
-                or demand in self._waiting
-                or (latest is not None and demand.origin <= latest.origin)
+                or demand in self._not_yet_effective
+                or (latest is not None and demand.origin_slot <= latest.origin_slot)
             ):
                 continue
-            if slot is not None and self._counts(demand.origin) <= slot:
-                self.late.append(demand)
-            self._note(demand)
+            if slot is not None and self._effective_slot_of(demand.origin_slot) <= slot:
+                self.missed.append(demand)
+            self._record(demand)
 
-    def _note(self, demand: Demand) -> None:
-        self._waiting.add(demand)
+    def _record(self, request: SettingRequest) -> None:
+        self._not_yet_effective.add(request)
         # A JOIN that was sent before we knew it may take until then to be forgotten.
-        self._said[demand] = 2 * self._counts(demand.origin) - demand.origin + SAID_AGAIN
+        self._repeat_until[request] = (
+            2 * self._effective_slot_of(request.origin_slot) - request.origin_slot + REQUEST_REPEATS
+        )
 
-    def due(self, slot: int) -> list[tuple[Demand, int]]:
+    def pop_due(self, slot: int) -> list[tuple[SettingRequest, int]]:
         """We enter a slot: the demands that count from there on, in order, and from which slot each does."""
-        if not self._waiting:
+        if not self._not_yet_effective:
             return []
-        found = [(demand, self._counts(demand.origin)) for demand in sorted(self._waiting)]
+        found = [(demand, self._effective_slot_of(demand.origin_slot)) for demand in sorted(self._not_yet_effective)]
         due = [(demand, first) for demand, first in found if first <= slot]
         for demand, _ in due:
-            self._waiting.discard(demand)
-            self._latest[demand.member] = demand
+            self._not_yet_effective.discard(demand)
+            self._latest_effective[demand.member] = demand
         return due
 
-    def known(self) -> tuple[Demand, ...]:
+    def snapshot(self) -> tuple[SettingRequest, ...]:
         """What a JOIN says: the latest of each member and those that do not count yet; of many the newest."""
-        return tuple(sorted({*self._latest.values(), *self._waiting})[-self._room :])
+        return tuple(sorted({*self._latest_effective.values(), *self._not_yet_effective})[-self._max_per_frame :])

@@ -16,13 +16,13 @@ effect. So nobody has to remember other members' wishes, and whoever joins need 
 
 from __future__ import annotations
 
-from unisono.model.slot_schedule import Grid, Segment
-from unisono.wire.control import encode_wish
+from unisono.model.slot_schedule import Segment, SlotGrid
+from unisono.wire.control import encode_slot_request
 
 
-def change_slot(grid: Grid, wished_in: int) -> int:
+def effective_slot(grid: SlotGrid, requested_in: int) -> int:
     """S: where a wish takes effect that was sent in a slot."""
-    known_ns = grid.end_of(wished_in) + 2 * grid.delta_ns + 3 * grid.gamma_ns
+    known_ns = grid.end_of(requested_in) + 2 * grid.delta_ns + 3 * grid.gamma_ns
     slot = grid.slot_of(known_ns)
     return slot if grid.start_of(slot) == known_ns else slot + 1
 
@@ -31,48 +31,55 @@ class SlotChange:
     """One member's part in it."""
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.requested_theta_ns: int | None = None
         """The length that this member's application wants, until it is agreed on."""
-        self._granted: Segment | None = None
+        self._granted_segment: Segment | None = None
         """What was agreed on as this member asked for, until it is in effect."""
-        self._wished_in: int | None = None
-        self._wishes: dict[int, int] = {}
+        self._requested_in: int | None = None
+        self._requests: dict[int, int] = {}
         """By member, the lengths wished for in the slot that is being delivered."""
 
-    def wish(self, slot: int, grid: Grid) -> bytes | None:
+    def next_request(self, slot: int, grid: SlotGrid) -> bytes | None:
         """What the mark of this member's slot is to carry, if anything."""
-        first = grid.last.first_slot
-        if self._granted is not None and slot >= self._granted.first_slot:
-            self._granted = None
-        if self.asked is None or slot < first or (self._wished_in is not None and self._wished_in >= first):
+        first = grid.last_segment.first_slot
+        if self._granted_segment is not None and slot >= self._granted_segment.first_slot:
+            self._granted_segment = None
+        if (
+            self.requested_theta_ns is None
+            or slot < first
+            or (self._requested_in is not None and self._requested_in >= first)
+        ):
             return None
-        self._wished_in = slot
-        return encode_wish(self.asked)
+        self._requested_in = slot
+        return encode_slot_request(self.requested_theta_ns)
 
-    def heard(self, sender: int, theta_ns: int) -> None:
+    def on_request(self, sender: int, theta_ns: int) -> None:
         """A mark with a wish is being delivered."""
-        self._wishes[sender] = theta_ns
+        self._requests[sender] = theta_ns
 
-    def decide(self, slot: int, grid: Grid) -> Grid | None:
+    def decide(self, slot: int, grid: SlotGrid) -> SlotGrid | None:
         """A slot has been delivered: the slots as they will be, if a change is agreed on now."""
-        if not self._wishes:
+        if not self._requests:
             return None
-        wishes, self._wishes = self._wishes, {}
-        if slot < grid.last.first_slot:
+        wishes, self._requests = self._requests, {}
+        if slot < grid.last_segment.first_slot:
             return None
-        return grid.changed(change_slot(grid, slot), wishes[min(wishes)])
+        return grid.with_slot_length(effective_slot(grid, slot), wishes[min(wishes)])
 
-    def forget(self) -> None:
+    def discard_requests(self) -> None:
         """Slots are others than they seemed: what was wished for in them is void."""
-        self._wishes.clear()
-        self._wished_in = None
+        self._requests.clear()
+        self._requested_in = None
 
-    def agreed(self, grid: Grid) -> None:
+    def on_agreed(self, grid: SlotGrid) -> None:
         """These are the slots now; what this member asked for is fulfilled if they are of that length.
 
         If they are in place of those that it had been granted, and these were not in effect yet, it asks again.
         """
-        if self._granted is not None and self._granted not in grid.segments:
-            self.asked, self._granted = self.asked or self._granted.theta_ns, None
-        if self.asked == grid.last.theta_ns:
-            self.asked, self._granted = None, grid.last
+        if self._granted_segment is not None and self._granted_segment not in grid.segments:
+            self.requested_theta_ns, self._granted_segment = (
+                self.requested_theta_ns or self._granted_segment.theta_ns,
+                None,
+            )
+        if self.requested_theta_ns == grid.last_segment.theta_ns:
+            self.requested_theta_ns, self._granted_segment = None, grid.last_segment

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from unisono.model.delays import DelayModel, Empirical, Stretched
+from unisono.model.delays import DelayModel, EmpiricalDelay, ScaledDelay
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
-from unisono.qos.watch.sla import by_chance, each_of, surely_at_least
+from unisono.qos.watch.sla import binomial_tail, confidence_per_link, share_lower_bound
 
 CONFIDENCE = 0.9
 """How sure it must be that a loss is there, of all links that are looked at in a period together."""
-LEAST = 30
+MIN_DATAGRAMS = 30
 """A link of which fewer datagrams are settled in a period says nothing about loss."""
 
 
@@ -26,34 +26,36 @@ class Estimate:
 
     loss: float
     delays: Histogram = field(compare=False)
-    delay: DelayModel = field(compare=False)
+    delay_model: DelayModel = field(compare=False)
     """The delays as a distribution."""
-    burst: int = 0
+    loss_burst: int = 0
     gamma_ns: int = 0
-    sure: float | None = None
+    certain_loss: float | None = None
     """The loss that there is with CONFIDENCE, which few observations leave far below what was seen; None: `loss`."""
 
     @classmethod
     def of(
-        cls, loss: float, delays: Histogram, burst: int = 0, gamma_ns: int = 0, sure: float | None = None
+        cls, loss: float, delays: Histogram, loss_burst: int = 0, gamma_ns: int = 0, certain_loss: float | None = None
     ) -> Estimate:
         """What was measured."""
-        return cls(loss, delays, Empirical.of_histogram(delays), burst, gamma_ns, sure)
+        return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
-    def surely(self) -> Estimate:
+    def with_certain_loss(self) -> Estimate:
         """The network with the loss that is certain: for what must not be done by mistake."""
-        return self if self.sure is None else replace(self, loss=self.sure)
+        return self if self.certain_loss is None else replace(self, loss=self.certain_loss)
 
     def with_margin(self, margin: float) -> Estimate:
         """A network that is worse by this share."""
-        return replace(self, loss=min(self.loss * (1 + margin), 0.999), delay=Stretched(self.delay, 1 + margin))
+        return replace(
+            self, loss=min(self.loss * (1 + margin), 0.999), delay_model=ScaledDelay(self.delay_model, 1 + margin)
+        )
 
-    def worse(self, other: Estimate) -> Estimate:
+    def worst_of(self, other: Estimate) -> Estimate:
         """A network as bad as the worse of both in every respect."""
         delays = Histogram()
         delays.merge(self.delays)
         delays.merge(other.delays)
-        burst, gamma_ns = max(self.burst, other.burst), max(self.gamma_ns, other.gamma_ns)
+        burst, gamma_ns = max(self.loss_burst, other.loss_burst), max(self.gamma_ns, other.gamma_ns)
         return Estimate.of(max(self.loss, other.loss), delays, burst, gamma_ns)
 
 
@@ -63,12 +65,12 @@ class Estimator:
     def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
         """`layer` is the one whose collector watches the network, at each of `members`."""
         self._layer = layer
-        self._looked_at = members * (members - 1)
+        self._group_links = members * (members - 1)
         self.period_ns = period_ns
         self._period: int | None = None
         self._rows: list[MetricRow] = []
 
-    def take(self, rows: Sequence[MetricRow], until_ns: int) -> Estimate | None:
+    def add_rows(self, rows: Sequence[MetricRow], until_ns: int) -> Estimate | None:
         """The rows of an interval that ended at `until_ns`; an estimate if a period did and there is enough to say."""
         self._rows += [row for row in rows if row.layer == self._layer and row.side is Side.BELOW]
         period = until_ns // self.period_ns
@@ -78,7 +80,7 @@ class Estimator:
             return None
         self._period = period
         rows, self._rows = self._rows, []
-        return estimate(rows, self._looked_at)
+        return estimate(rows, self._group_links)
 
 
 @dataclass(slots=True)
@@ -86,51 +88,53 @@ class LinkTally:
     """What rows of one link add up to."""
 
     lost: float = 0.0
-    count: int = 0
+    datagrams: int = 0
     """Of so many datagrams."""
-    burst: int = 0
+    loss_burst: int = 0
     delays: Histogram = field(default_factory=Histogram)
     jitter_ns: float | None = None
     gamma_ns: float | None = None
 
-    def take(self, row: MetricRow) -> None:
+    def add_row(self, row: MetricRow) -> None:
         """One more row."""
         metric = row.metric
         if metric == "loss":
             self.lost += row.value * row.count
-            self.count += row.count
+            self.datagrams += row.count
         elif metric == "delay":
             self.delays.merge_pairs(row.buckets, row.largest)
         elif metric == "loss_burst":
-            self.burst = max(self.burst, row.largest)
+            self.loss_burst = max(self.loss_burst, row.largest)
         elif metric == "gamma":
             self.gamma_ns = max(self.gamma_ns or 0.0, row.value)
         elif metric == "jitter":
             self.jitter_ns = max(self.jitter_ns or 0.0, row.value)
 
 
-def estimate(rows: Sequence[MetricRow], looked_at: int = 0) -> Estimate | None:
+def estimate(rows: Sequence[MetricRow], group_links: int = 0) -> Estimate | None:
     """What rows of one member's collector at the network say; None if they say too little.
 
     `looked_at` is how many links the group looks at in a period, each member at its own.
     """
     links: dict[int, LinkTally] = {}
     for row in rows:
-        links.setdefault(row.link, LinkTally()).take(row)
-    return together(tuple(links.values()), looked_at)
+        links.setdefault(row.link, LinkTally()).add_row(row)
+    return combine_links(tuple(links.values()), group_links)
 
 
-def together(links: Sequence[LinkTally], looked_at: int = 0) -> Estimate | None:
+def combine_links(links: Sequence[LinkTally], group_links: int = 0) -> Estimate | None:
     """What links say, the worst of each and all delays; None if they say too little."""
-    confidence = each_of(max(looked_at, sum(link.count >= LEAST for link in links)), CONFIDENCE)
+    confidence = confidence_per_link(
+        max(group_links, sum(link.datagrams >= MIN_DATAGRAMS for link in links)), CONFIDENCE
+    )
     delays, burst, gamma, share, sure = Histogram(), 0, 0.0, -1.0, -1.0
     for link in links:
         delays.merge(link.delays)
-        burst, gamma = max(burst, link.burst), max(gamma, link.gamma_ns or 0.0)
-        if link.count >= LEAST:
-            share = max(share, link.lost / link.count)
-            if sure < 0 or by_chance(link.lost, link.count, sure) <= 1 - confidence:
-                sure = surely_at_least(link.lost, link.count, confidence)
+        burst, gamma = max(burst, link.loss_burst), max(gamma, link.gamma_ns or 0.0)
+        if link.datagrams >= MIN_DATAGRAMS:
+            share = max(share, link.lost / link.datagrams)
+            if sure < 0 or binomial_tail(link.lost, link.datagrams, sure) <= 1 - confidence:
+                sure = share_lower_bound(link.lost, link.datagrams, confidence)
     if share < 0 or not delays.total:
         return None
     return Estimate.of(share, delays, burst, int(gamma), sure)

@@ -15,21 +15,21 @@ from typing import Generic
 
 from unisono.model.sla import Hysteresis
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.adapt.mechanisms import Remedy, Setting, cheapest
+from unisono.qos.adapt.mechanisms import Mechanism, Setting, cheapest
 
-LONGEST_WAIT = 64
+MAX_WAIT_FACTOR = 64
 """Waiting before lowering is doubled up to this many times what was asked for."""
-FORGET = 64
+HALVE_WAIT_AFTER_WAITS = 64
 """After so many waits without a change, the wait is halved again: a network may have become another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[Setting]):
+class SettingChange(Generic[Setting]):
     """A setting that is wanted in place of the one in force, and why."""
 
     setting: Setting
     raised: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,95 +37,102 @@ class CannotHold(Generic[Setting]):
     """No setting keeps the promise over the network as it is: the best there is, and what can be promised instead."""
 
     setting: Setting
-    offered: str
-    why: str
+    possible_guarantee: str
+    reason: str
 
 
 class Controller(Generic[Setting]):
     """One remedy's."""
 
-    def __init__(self, remedy: Remedy[Setting], current: Setting, hysteresis: Hysteresis) -> None:
-        self.remedy = remedy
+    def __init__(self, mechanism: Mechanism[Setting], current: Setting, hysteresis: Hysteresis) -> None:
+        self.mechanism = mechanism
         self.current = current
         """The setting that this controller wants to be in force."""
-        self.holding = True
+        self.promise_held = True
         """Whether the promise is held; told to be so again only after some periods in which it was."""
         self._hysteresis = hysteresis
-        self._wait = hysteresis.lower_after
-        self._short = self._kept = self._calm = self._unchanged = 0
-        self._worst: Estimate | None = None
-        self._lowered = self._gave_in = False
+        self._lower_after_periods = hysteresis.lower_after
+        self._periods_short = self._periods_kept = self._periods_calm = self._periods_unchanged = 0
+        self._worst_estimate: Estimate | None = None
+        self._was_lowered = self._failed_before = False
 
-    def step(self, estimate: Estimate, broken: bool = False) -> Change[Setting] | CannotHold[Setting] | None:
+    def step(
+        self, estimate: Estimate, promise_broken: bool = False
+    ) -> SettingChange[Setting] | CannotHold[Setting] | None:
         """A period is over. `broken`: a promise of this mechanism was seen not to hold, whatever is computed."""
-        self._unchanged += 1
-        if self._unchanged >= FORGET * self._wait and self._wait > self._hysteresis.lower_after:
-            self._wait, self._unchanged = self._wait // 2, 0
-        if broken or not self.remedy.keeps(self.current, estimate.surely()):
-            self._kept = self._calm = 0
-            self._worst = None
-            self._short += 1
-            return self._raise(estimate, broken) if self._short >= self._hysteresis.raise_after else None
-        self._short = 0
-        self._kept += 1
-        self.holding = self.holding or self._kept >= self._wait
+        self._periods_unchanged += 1
+        if (
+            self._periods_unchanged >= HALVE_WAIT_AFTER_WAITS * self._lower_after_periods
+            and self._lower_after_periods > self._hysteresis.lower_after
+        ):
+            self._lower_after_periods, self._periods_unchanged = self._lower_after_periods // 2, 0
+        if promise_broken or not self.mechanism.keeps_promise(self.current, estimate.with_certain_loss()):
+            self._periods_kept = self._periods_calm = 0
+            self._worst_estimate = None
+            self._periods_short += 1
+            return (
+                self._raise(estimate, promise_broken) if self._periods_short >= self._hysteresis.raise_after else None
+            )
+        self._periods_short = 0
+        self._periods_kept += 1
+        self.promise_held = self.promise_held or self._periods_kept >= self._lower_after_periods
         return self._lower(estimate)
 
-    def _raise(self, estimate: Estimate, broken: bool) -> Change[Setting] | CannotHold[Setting] | None:
-        remedy = self.remedy
+    def _raise(self, estimate: Estimate, promise_broken: bool) -> SettingChange[Setting] | CannotHold[Setting] | None:
+        remedy = self.mechanism
         wanted = cheapest(remedy, estimate.with_margin(self._hysteresis.margin)) or cheapest(remedy, estimate)
-        if broken and wanted is not None and remedy.cost(wanted) <= remedy.cost(self.current):
+        if promise_broken and wanted is not None and remedy.cost(wanted) <= remedy.cost(self.current):
             # The arithmetic says that there is enough, and there is not: one step more than there is.
             dearer = (s for s in remedy.settings() if remedy.cost(s) > remedy.cost(self.current))
-            wanted = next((s for s in dearer if remedy.keeps(s, estimate)), None)
+            wanted = next((s for s in dearer if remedy.keeps_promise(s, estimate)), None)
         if wanted is None:
-            return self._give_in(estimate)
+            return self._cannot_hold(estimate)
         if wanted == self.current:
             return None
-        if self._lowered:
+        if self._was_lowered:
             # Lowering was too early, whether it shows at once or later.
-            self._wait_longer()
-            self._lowered = False
-        return self._changed(wanted, raised=True, why=_seen(estimate))
+            self._double_wait()
+            self._was_lowered = False
+        return self._changed(wanted, raised=True, reason=_describe(estimate))
 
-    def _give_in(self, estimate: Estimate) -> CannotHold[Setting] | None:
+    def _cannot_hold(self, estimate: Estimate) -> CannotHold[Setting] | None:
         """Told once, until the promise has been held again for a while."""
-        best = self.remedy.best(estimate)
-        if self.remedy.cost(best) < self.remedy.cost(self.current):
+        best = self.mechanism.best(estimate)
+        if self.mechanism.cost(best) < self.mechanism.cost(self.current):
             best = self.current  # less than there is never comes nearer
-        known, self.holding = not self.holding, False
-        if known and self.remedy.cost(best) <= self.remedy.cost(self.current):
+        known, self.promise_held = not self.promise_held, False
+        if known and self.mechanism.cost(best) <= self.mechanism.cost(self.current):
             return None
         if not known:
-            if self._gave_in:
-                self._wait_longer()
-            self._gave_in = True
-        self._changed(best, raised=True, why="")
-        return CannotHold(best, "" if known else self.remedy.offer(estimate), _seen(estimate))
+            if self._failed_before:
+                self._double_wait()
+            self._failed_before = True
+        self._changed(best, raised=True, reason="")
+        return CannotHold(best, "" if known else self.mechanism.possible_guarantee(estimate), _describe(estimate))
 
-    def _wait_longer(self) -> None:
-        self._wait = min(2 * self._wait, LONGEST_WAIT * self._hysteresis.lower_after)
+    def _double_wait(self) -> None:
+        self._lower_after_periods = min(2 * self._lower_after_periods, MAX_WAIT_FACTOR * self._hysteresis.lower_after)
 
-    def _lower(self, estimate: Estimate) -> Change[Setting] | None:
-        worst = estimate if self._worst is None else self._worst.worse(estimate)
-        wanted = cheapest(self.remedy, worst.with_margin(self._hysteresis.margin))
-        if wanted is None or self.remedy.cost(wanted) >= self.remedy.cost(self.current):
+    def _lower(self, estimate: Estimate) -> SettingChange[Setting] | None:
+        worst = estimate if self._worst_estimate is None else self._worst_estimate.worst_of(estimate)
+        wanted = cheapest(self.mechanism, worst.with_margin(self._hysteresis.margin))
+        if wanted is None or self.mechanism.cost(wanted) >= self.mechanism.cost(self.current):
             # What was calm before may have been the quieter half of a network that is not.
-            self._calm, self._worst = 0, None
+            self._periods_calm, self._worst_estimate = 0, None
             return None
-        self._calm, self._worst = self._calm + 1, worst
-        if self._calm < self._wait:
+        self._periods_calm, self._worst_estimate = self._periods_calm + 1, worst
+        if self._periods_calm < self._lower_after_periods:
             return None
-        self._lowered = True
-        return self._changed(wanted, raised=False, why=_seen(worst))
+        self._was_lowered = True
+        return self._changed(wanted, raised=False, reason=_describe(worst))
 
-    def _changed(self, setting: Setting, *, raised: bool, why: str) -> Change[Setting]:
-        self._short = self._calm = self._unchanged = 0
-        self._worst = None
+    def _changed(self, setting: Setting, *, raised: bool, reason: str) -> SettingChange[Setting]:
+        self._periods_short = self._periods_calm = self._periods_unchanged = 0
+        self._worst_estimate = None
         self.current = setting
-        return Change(setting, raised, why)
+        return SettingChange(setting, raised, reason)
 
 
-def _seen(estimate: Estimate) -> str:
+def _describe(estimate: Estimate) -> str:
     delay = estimate.delays.quantile(0.99) / 1e6
-    return f"loss {estimate.loss:.4g}, at most {estimate.burst} in a row, 99 % of delays within {delay:.3g}ms"
+    return f"loss {estimate.loss:.4g}, at most {estimate.loss_burst} in a row, 99 % of delays within {delay:.3g}ms"

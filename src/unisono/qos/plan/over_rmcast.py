@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from unisono.model.delays import Constant
+from unisono.model.delays import ConstantDelay
 from unisono.model.durations import duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.redundancy import Redundancy
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.qos.plan import rmcast_model as rmcast
-from unisono.qos.plan.negotiation import Agreement, Below, Counter, Offered, Required, Target, negotiate
-from unisono.qos.plan.rmcast_agreement import Crashes
-from unisono.qos.plan.rmcast_model import Network
+from unisono.qos.plan.negotiation import Agreement, CounterOffer, Environment, Guarantee, Requirement, Target, negotiate
+from unisono.qos.plan.rmcast_agreement import CrashModel
+from unisono.qos.plan.rmcast_model import NetworkModel
 
-OrderOffer = Callable[[Ask], Offer]
-UNASKED_RELIABILITY = 0.999
+OfferFunction = Callable[[Ask], Offer]
+DEFAULT_RELIABILITY = 0.999
 """What RMCast is asked for where no reliability is."""
 _BELOW_ONE = 1 - 2**-53
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReliabilityRequirement:
     """What is asked beyond the deadline: R, (U, S), and agreement where it is known how processes crash."""
 
     reliability: float = 0.0
     relative: Target | None = None
-    crashes: Crashes | None = None
+    crashes: CrashModel | None = None
     agreement: float = 0.0
 
 
@@ -41,7 +41,7 @@ class OrderQos:
     """An order as a layer of the negotiation: `hops` multicasts have to be in time for a message to be."""
 
     name: str
-    offer: OrderOffer
+    offer: OfferFunction
     ask: Ask
     hops: int
     resends: bool = False
@@ -51,52 +51,56 @@ class OrderQos:
         timing = replace(self.ask.timing, delta_ns=delta_ns)
         return self.offer(replace(self.ask, timing=timing)).latency_bound_ns
 
-    def needs(self, required: Required) -> Required | None:
+    def needs(self, requirement: Requirement) -> Requirement | None:
         """The Δ that is left of the deadline, for each multicast on the way."""
-        if required.latency is None:
-            return required
-        share, within_ns = required.latency.share ** (1 / self.hops), required.latency.within_ns
+        if requirement.latency is None:
+            return requirement
+        share, within_ns = requirement.latency.share ** (1 / self.hops), requirement.latency.within_ns
         if within_ns is not None:
             limit_ns = within_ns
-            within_ns = rmcast.largest(lambda delta_ns: self.bound_ns(delta_ns) <= limit_ns, limit_ns)
+            within_ns = rmcast.largest_where(lambda delta_ns: self.bound_ns(delta_ns) <= limit_ns, limit_ns)
             if within_ns is None:
                 return None
-        return replace(required, latency=Target(min(share, _BELOW_ONE), within_ns))
+        return replace(requirement, latency=Target(min(share, _BELOW_ONE), within_ns))
 
-    def offers(self, below: Offered) -> Offered:
+    def guarantee(self, guarantee_below: Guarantee) -> Guarantee:
         """The bound with that D for Δ."""
-        if below.latency is None:
-            return below
-        within_ns = below.latency.within_ns
+        if guarantee_below.latency is None:
+            return guarantee_below
+        within_ns = guarantee_below.latency.within_ns
         bound_ns = None if within_ns is None else self.bound_ns(within_ns)
-        return replace(below, latency=Target(below.latency.share**self.hops, bound_ns))
+        return replace(guarantee_below, latency=Target(guarantee_below.latency.share**self.hops, bound_ns))
 
 
-def network_of(ask: Ask) -> Network:
+def network_of(ask: Ask) -> NetworkModel:
     """The network that is asked about; where only Δ is known, every datagram takes that long."""
-    delay = ask.delay if ask.delay is not None else Constant(ask.timing.delta_ns)
-    return Network(delay, ask.loss, ask.dependent)
+    delay = ask.delay if ask.delay is not None else ConstantDelay(ask.timing.delta_ns)
+    return NetworkModel(delay, ask.loss, ask.delays_dependent)
 
 
-def over_rmcast(order: OrderOffer, ask: Ask, wish: Wish, *, hops: int, resends: bool = False) -> Offer:
+def over_rmcast(
+    order: OfferFunction, ask: Ask, reliability_requirement: ReliabilityRequirement, *, hops: int, resends: bool = False
+) -> Offer:
     """An order's offer with RMCast under it, at the cheapest setting; where none fits, what could be had instead."""
     above = replace(ask, loss=0.0, loss_burst=0, fec=None)
     name = order(above).order
-    share = wish.reliability or UNASKED_RELIABILITY
-    required = Required(Target(share, ask.deadline_ns), wish.relative, wish.agreement)
+    share = reliability_requirement.reliability or DEFAULT_RELIABILITY
+    required = Requirement(
+        Target(share, ask.deadline_ns), reliability_requirement.relative, reliability_requirement.agreement
+    )
     layer = OrderQos(name, order, above, hops, resends)
-    answer = negotiate(required, Below(ask.members, network_of(ask), wish.crashes), (layer,))
-    walk = tuple(f"{'↓' if step.way == 'down' else '↑'} {step.layer} {step.says}" for step in answer.steps)
-    if isinstance(answer, Counter):
-        return _refused(layer, answer, walk)
-    return _agreed(layer, ask, answer, walk)
+    answer = negotiate(required, Environment(ask.members, network_of(ask), reliability_requirement.crashes), (layer,))
+    walk = tuple(f"{'↓' if step.direction == 'down' else '↑'} {step.layer} {step.text}" for step in answer.steps)
+    if isinstance(answer, CounterOffer):
+        return _offer_from_counter_offer(layer, answer, walk)
+    return _offer_from_agreement(layer, ask, answer, walk)
 
 
-def _agreed(layer: OrderQos, ask: Ask, answer: Agreement, walk: tuple[str, ...]) -> Offer:
-    latency = answer.at_rmcast.latency
+def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tuple[str, ...]) -> Offer:
+    latency = answer.rmcast_guarantee.latency
     if latency is None or latency.within_ns is None:
         raise AssertionError("a share was asked for, and the time at which it is reached is part of the answer")
-    setting, cost = answer.redundancy, answer.broadcasts
+    setting, cost = answer.redundancy, answer.expected_broadcasts
     left_out = ask.loss ** (setting.rho + 1)
     # An order that sends again what is lost is late then, which r_D already counts; one that waits never gets over it.
     loss = 0.0 if layer.resends else left_out
@@ -116,15 +120,15 @@ def _agreed(layer: OrderQos, ask: Ask, answer: Agreement, walk: tuple[str, ...])
         header_bytes=offer.header_bytes + RMCAST_BYTES,
         loss_tolerance=f"{setting.rho + 1} copies: {left_out:.3g} of what is sent stays lost to one receiver",
         reliability=min(offer.reliability, latency.share**layer.hops),
-        why=(*offer.why, *why, *walk),
+        reasons=(*offer.reasons, *why, *walk),
         redundancy=setting,
         broadcasts=cost,
     )
 
 
-def _refused(layer: OrderQos, answer: Counter, walk: tuple[str, ...]) -> Offer:
+def _offer_from_counter_offer(layer: OrderQos, answer: CounterOffer, walk: tuple[str, ...]) -> Offer:
     """The nearest that could be had, marked as not enough."""
-    instead = [offer.latency for offer in answer.offers if offer.latency and offer.latency.within_ns is not None]
+    instead = [offer.latency for offer in answer.alternatives if offer.latency and offer.latency.within_ns is not None]
     nearest = instead[-1] if instead else None
     offer = layer.offer(layer.ask)
     against = [answer.reason]
@@ -136,7 +140,7 @@ def _refused(layer: OrderQos, answer: Counter, walk: tuple[str, ...]) -> Offer:
         feasible=False,
         latency_bound_ns=nearest.within_ns if nearest and nearest.within_ns is not None else offer.latency_bound_ns,
         reliability=nearest.share if nearest else 0.0,
-        why=(*against, *walk),
+        reasons=(*against, *walk),
     )
 
 

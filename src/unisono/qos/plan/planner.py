@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import check_slots
-from unisono.net.fec.layer import above_fec, through_fec
+from unisono.net.fec.layer import ask_above_fec, offer_through_fec
 from unisono.orders.cbr import bounds as cbr_offer
 from unisono.orders.final.bounds import with_finals
 from unisono.orders.leader import broadcast as leader
@@ -20,7 +20,7 @@ from unisono.orders.log import bounds as consensus_offer
 from unisono.orders.multigroup import bounds as quasi_genuine_offer
 from unisono.orders.priority import bounds as priority_offer
 from unisono.orders.vbr import bounds as vbr_offer
-from unisono.qos.plan.over_rmcast import OrderOffer, Wish, over_rmcast
+from unisono.qos.plan.over_rmcast import OfferFunction, ReliabilityRequirement, over_rmcast
 from unisono.wire.frame import FRAME_NUMBER_MAX
 
 
@@ -28,36 +28,36 @@ from unisono.wire.frame import FRAME_NUMBER_MAX
 class Candidate:
     """An order that can be planned with: its arithmetic, and how many multicasts a message's delivery rests on."""
 
-    offer: OrderOffer
+    offer: OfferFunction
     hops: Callable[[int], int]
     """Of the number of members. Orders that pass nobody over rest on the last datagram of each member."""
-    coded: bool = False
+    fec_possible: bool = False
     """Whether forward error correction can be put under it: it can under those whose slots end with a mark."""
     resends: bool = False
     """Whether it sends again what is lost."""
-    bare: bool = False
+    network_only: bool = False
     """Whether it stands on the network alone."""
-    graded: bool = False
+    can_be_final: bool = False
     """Whether its messages can be made final behind it."""
 
-    def offered(self, ask: Ask) -> Offer:
+    def offer_in_grades(self, ask: Ask) -> Offer:
         """Its offer, in the grades asked for, if it has them: then gaps are no reason against it, they are filled."""
-        if ask.grades == "early" or not self.graded:
+        if ask.grades == "early" or not self.can_be_final:
             return self.offer(ask)
         return with_finals(self.offer(replace(ask, reliable=False)), ask)
 
 
 CANDIDATES = (
-    Candidate(cbr_offer.offer, lambda members: members, graded=True),
-    Candidate(vbr_offer.offer, lambda members: members, coded=True, graded=True),
-    Candidate(vbr_offer.offer_with_failures, lambda _: 1, coded=True, graded=True),
+    Candidate(cbr_offer.offer, lambda members: members, can_be_final=True),
+    Candidate(vbr_offer.offer, lambda members: members, fec_possible=True, can_be_final=True),
+    Candidate(vbr_offer.offer_with_failures, lambda _: 1, fec_possible=True, can_be_final=True),
     Candidate(leader.offer, lambda _: 2, resends=True),
     Candidate(timestamp.offer, lambda _: 3, resends=True),
-    Candidate(consensus_offer.offer, lambda _: 4, resends=True),
-    Candidate(quasi_genuine_offer.offer_on_demand, lambda _: 4, resends=True, bare=True),
-    Candidate(quasi_genuine_offer.offer_periodic, lambda _: 4, resends=True, bare=True),
-    Candidate(priority_offer.offer, lambda members: members, resends=True, bare=True),
-    Candidate(priority_offer.offer_coordinated, lambda members: members + 1, resends=True, bare=True),
+    Candidate(consensus_offer.offer_consensus, lambda _: 4, resends=True),
+    Candidate(quasi_genuine_offer.offer_quasi_genuine_on_demand, lambda _: 4, resends=True, network_only=True),
+    Candidate(quasi_genuine_offer.offer_quasi_genuine_periodic, lambda _: 4, resends=True, network_only=True),
+    Candidate(priority_offer.offer_priority, lambda members: members, resends=True, network_only=True),
+    Candidate(priority_offer.offer_priority_coordinator, lambda members: members + 1, resends=True, network_only=True),
 )
 
 
@@ -75,25 +75,28 @@ def lower_bound_ns(ask: Ask) -> int:
     return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
 
 
-def plan(ask: Ask, reliability: float = 0.0, wish: Wish | None = None) -> Plan:
+def plan(ask: Ask, reliability: float = 0.0, reliability_requirement: ReliabilityRequirement | None = None) -> Plan:
     """What each order would offer; also over forward error correction if that is asked about, and over RMCast.
 
     RMCast is looked at where there is something to repair: losses, or delays that Δ does not bound.
     """
-    wish = wish or Wish(reliability)
+    reliability_requirement = reliability_requirement or ReliabilityRequirement(reliability)
     check_slots(ask.timing)
-    candidates = [_judged(_alone(candidate, ask), ask, wish.reliability) for candidate in CANDIDATES]
+    candidates = [
+        _with_objections(_without_repair(candidate, ask), ask, reliability_requirement.reliability)
+        for candidate in CANDIDATES
+    ]
     if ask.fec is not None:
         for candidate in CANDIDATES:
-            if candidate.coded:
-                coded = through_fec(candidate.offered(above_fec(ask)), ask.fec, ask.timing.theta_ns)
+            if candidate.fec_possible:
+                coded = offer_through_fec(candidate.offer_in_grades(ask_above_fec(ask)), ask.fec, ask.timing.theta_ns)
                 coded = replace(coded, order=f"{coded.order} over fec {ask.fec[0]}/{ask.fec[1]}")
-                candidates.append(_judged(coded, ask, wish.reliability))
+                candidates.append(_with_objections(coded, ask, reliability_requirement.reliability))
     if ask.members > 1 and (ask.loss or ask.delay is not None):
-        for candidate in (each for each in CANDIDATES if not each.bare):
+        for candidate in (each for each in CANDIDATES if not each.network_only):
             hops = candidate.hops(ask.members)
-            offer = over_rmcast(candidate.offer, ask, wish, hops=hops, resends=candidate.resends)
-            candidates.append(_judged(offer, ask, wish.reliability))
+            offer = over_rmcast(candidate.offer, ask, reliability_requirement, hops=hops, resends=candidate.resends)
+            candidates.append(_with_objections(offer, ask, reliability_requirement.reliability))
     fitting = [offer for offer in candidates if offer.feasible and offer.by_priority == ask.priorities]
     if fitting:
         best = min(fitting, key=lambda offer: (offer.avg_rate, offer.latency_bound_ns))
@@ -101,24 +104,24 @@ def plan(ask: Ask, reliability: float = 0.0, wish: Wish | None = None) -> Plan:
     return Plan(tuple(candidates), None, _refusal(ask, candidates))
 
 
-def _alone(candidate: Candidate, ask: Ask) -> Offer:
+def _without_repair(candidate: Candidate, ask: Ask) -> Offer:
     """An order straight on the network: a datagram that takes longer than Δ is as good as lost."""
-    offer = candidate.offered(replace(ask, fec=None))
+    offer = candidate.offer_in_grades(replace(ask, fec=None))
     if ask.delay is None:
         return offer
     in_time = ask.delay.cdf(ask.timing.delta_ns) ** ((ask.members - 1) * candidate.hops(ask.members))
     late = f"what it rests on is there within Δ with probability {in_time:.6g}, if nothing is lost"
-    return replace(offer, reliability=offer.reliability * in_time, why=(*offer.why, late))
+    return replace(offer, reliability=offer.reliability * in_time, reasons=(*offer.reasons, late))
 
 
-def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
+def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
     """The offer, infeasible where it misses what was asked, with the reason first."""
     against = []
     # With two grades the early one is on time and the final one without gaps: Theorem 4 is about both in one.
-    floor = lower_bound_ns(ask) if offer.final_ns is None else 0
+    floor = lower_bound_ns(ask) if offer.final_latency_ns is None else 0
     if ask.deadline_ns is not None and floor > ask.deadline_ns:
         against.append(_theorem_4(ask, floor))
-    if ask.grades != "early" and offer.final_ns is None:
+    if ask.grades != "early" and offer.final_latency_ns is None:
         against.append("what it delivers is not made final behind it")
     if ask.deadline_ns is not None and offer.latency_bound_ns > ask.deadline_ns:
         bound, deadline = duration_text(offer.latency_bound_ns), duration_text(ask.deadline_ns)
@@ -139,7 +142,7 @@ def _judged(offer: Offer, ask: Ask, reliability: float) -> Offer:
         against.append(f"a message reaches everyone with probability {offer.reliability:.6g}, {reliability:g} is asked")
     if not against:
         return offer
-    return replace(offer, feasible=False, why=(*against, *offer.why))
+    return replace(offer, feasible=False, reasons=(*against, *offer.reasons))
 
 
 def _theorem_4(ask: Ask, floor: int) -> str:

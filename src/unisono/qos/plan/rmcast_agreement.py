@@ -10,22 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb, expm1
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.redundancy import Redundancy
 
 
 @dataclass(frozen=True, slots=True)
-class Crashes:
+class CrashModel:
     """How processes fail: `mttf_ns` is their mean time to failure (1/γ); `in_broadcast` is β, per receiver served."""
 
     mttf_ns: int
-    in_broadcast: float
+    crash_in_broadcast: float
 
     def __post_init__(self) -> None:
         if self.mttf_ns <= 0:
-            raise InvalidPolicy("mttf", f"a mean time above zero is needed, not {self.mttf_ns} ns")
-        if not 0 <= self.in_broadcast <= 1:
-            raise InvalidPolicy("crash_in_broadcast", f"a probability is needed, not {self.in_broadcast}")
+            raise InvalidOption("mttf", f"a mean time above zero is needed, not {self.mttf_ns} ns")
+        if not 0 <= self.crash_in_broadcast <= 1:
+            raise InvalidOption("crash_in_broadcast", f"a probability is needed, not {self.crash_in_broadcast}")
 
     def before_takeover(self, redundancy: Redundancy) -> float:
         """v for the longest that a receiver may wait: η + ω, as long as ω may become, and ζ at most η."""
@@ -37,7 +37,7 @@ def crash_within(tau_ns: int, mttf_ns: int) -> float:
     return -expm1(-tau_ns / mttf_ns)
 
 
-def failure(members: int, loss: float, v: float, beta: float) -> float:
+def agreement_failure(members: int, loss: float, v: float, beta: float) -> float:
     """(13): f_n, where at most one of the j receivers survives to go on."""
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:
@@ -46,7 +46,7 @@ def failure(members: int, loss: float, v: float, beta: float) -> float:
     return _recursion(members, loss, beta, after)
 
 
-def failure_extended(members: int, loss: float, v: float, beta: float) -> float:
+def agreement_failure_extended(members: int, loss: float, v: float, beta: float) -> float:
     """The extended f_n: any number m of the j receivers survives, and all m would have to fail (002-8)."""
 
     def after(j: int, n: int, f: Callable[[int], float]) -> float:

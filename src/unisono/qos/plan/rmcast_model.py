@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from unisono.errors import InvalidPolicy
+from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
 from unisono.model.redundancy import Redundancy
 
@@ -25,73 +25,73 @@ FOREVER_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkModel:
     """What lies below: each datagram is lost with probability `loss` (q), or takes `delay` (ξ)."""
 
     delay: DelayModel
     loss: float = 0.0
-    dependent: bool = False
+    delays_dependent: bool = False
     """Whether delays may depend on each other in any way; losses never do."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < 1:
-            raise InvalidPolicy("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+            raise InvalidOption("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
 
     def text(self) -> str:
         """In words."""
-        together = ", delays that may depend on each other" if self.dependent else ""
+        together = ", delays that may depend on each other" if self.delays_dependent else ""
         return f"{self.delay.text()}, {self.loss:.4g} lost{together}"
 
 
-def not_within(network: Network, x_ns: int) -> float:
+def not_arrived_probability(network: NetworkModel, x_ns: int) -> float:
     """(1): h(x), the probability that a send does not succeed within x."""
     if x_ns <= 0:
         return 1.0
     return network.loss + (1 - network.loss) * (1 - network.delay.cdf(x_ns))
 
 
-def none_within(network: Network, times_ns: Sequence[int]) -> float:
+def none_arrived_probability(network: NetworkModel, times_ns: Sequence[int]) -> float:
     """The probability that none of several sends succeeds, each within its own time.
 
     Dependent delays are at their worst when all are long together: then a send has succeeded only if all with more time
     have come too, unless they are lost, and i+1 sends come in time with the (i+1)th largest probability.
     """
-    if not network.dependent:
-        return prod(not_within(network, x_ns) for x_ns in times_ns)
+    if not network.delays_dependent:
+        return prod(not_arrived_probability(network, x_ns) for x_ns in times_ns)
     come = sorted((network.delay.cdf(x_ns) if x_ns > 0 else 0.0 for x_ns in times_ns), reverse=True)
     return 1 - (1 - network.loss) * sum(network.loss**i * share for i, share in enumerate(come))
 
 
-def all_of(network: Network, destinations: int, missed_by_one: float) -> float:
+def all_reached_probability(network: NetworkModel, destinations: int, missed_by_one: float) -> float:
     """The probability that no destination is one that misses something."""
-    if network.dependent:
+    if network.delays_dependent:
         return max(1 - destinations * missed_by_one, 0.0)
     return float((1 - missed_by_one) ** destinations)
 
 
-def missed(network: Network, redundancy: Redundancy, d_ns: int) -> float:
+def miss_probability(network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
     """(3): g_D, the probability that one destination gets none of the originator's ρ+1 copies within D."""
-    return none_within(network, [d_ns - k * redundancy.eta_ns for k in range(redundancy.rho + 1)])
+    return none_arrived_probability(network, [d_ns - k * redundancy.eta_ns for k in range(redundancy.rho + 1)])
 
 
-def reached(members: int, network: Network, redundancy: Redundancy, d_ns: int) -> float:
+def reach_probability(members: int, network: NetworkModel, redundancy: Redundancy, d_ns: int) -> float:
     """(4): r_D, the probability that every destination has a copy within D."""
-    return all_of(network, members - 1, missed(network, redundancy, d_ns))
+    return all_reached_probability(network, members - 1, miss_probability(network, redundancy, d_ns))
 
 
-def reached_limit(members: int, network: Network, redundancy: Redundancy) -> float:
+def reach_probability_limit(members: int, network: NetworkModel, redundancy: Redundancy) -> float:
     """What r_D tends to as D grows: (1 - q^(ρ+1))^(n-1) (002-11)."""
-    return all_of(network, members - 1, network.loss ** (redundancy.rho + 1))
+    return all_reached_probability(network, members - 1, network.loss ** (redundancy.rho + 1))
 
 
-def missed_of_started(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+def miss_probability_of_started(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
     """(5): g_k(S), that a process gets none of copies 0 to k before t+S, when another got copy k at t."""
-    return none_within(network, _since_started(redundancy, k, s_ns))
+    return none_arrived_probability(network, _since_started(redundancy, k, s_ns))
 
 
-def missed_of_takeover(network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+def miss_probability_of_takeover(network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int) -> float:
     """(6): that it gets none of the copies that the receiver of copy k would send itself; ζ is taken as η."""
-    return none_within(network, _since_takeover(redundancy, k, s_ns))
+    return none_arrived_probability(network, _since_takeover(redundancy, k, s_ns))
 
 
 def _since_started(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
@@ -106,55 +106,64 @@ def _since_takeover(redundancy: Redundancy, k: int, s_ns: int) -> list[int]:
     return [s_ns - (m + 1) * redundancy.eta_ns - redundancy.omega_ns for m in range(1, redundancy.rho - k + 2)]
 
 
-def reached_after_copy(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int) -> float:
+def reach_probability_after_copy(
+    members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int
+) -> float:
     """(7): u_k(S), that all others have the message within S after a given process got copy k."""
-    neither = none_within(network, _since_started(redundancy, k, s_ns) + _since_takeover(redundancy, k, s_ns))
-    return all_of(network, max(members - 2, 0), neither)
+    neither = none_arrived_probability(
+        network, _since_started(redundancy, k, s_ns) + _since_takeover(redundancy, k, s_ns)
+    )
+    return all_reached_probability(network, max(members - 2, 0), neither)
 
 
-def reached_after_first(members: int, network: Network, redundancy: Redundancy, s_ns: int) -> float:
+def reach_probability_after_first(members: int, network: NetworkModel, redundancy: Redundancy, s_ns: int) -> float:
     """(8): u_S, the smallest of the u_k(S)."""
-    return min(reached_after_copy(members, network, redundancy, k, s_ns) for k in range(redundancy.rho + 1))
+    return min(reach_probability_after_copy(members, network, redundancy, k, s_ns) for k in range(redundancy.rho + 1))
 
 
-def may_stay_silent(members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float) -> bool:
+def needs_no_takeover(
+    members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
+) -> bool:
     """(9): whether the receiver of copy k need not take over at all for u_k(S) to reach U."""
-    return all_of(network, max(members - 2, 0), missed_of_started(network, redundancy, k, s_ns)) >= share
+    return (
+        all_reached_probability(network, max(members - 2, 0), miss_probability_of_started(network, redundancy, k, s_ns))
+        >= share
+    )
 
 
-def keeps_requirement(
-    members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float
+def meets_requirement(
+    members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> bool:
     """(10): whether u_k(S) reaches U with this ω."""
-    return reached_after_copy(members, network, redundancy, k, s_ns) >= share
+    return reach_probability_after_copy(members, network, redundancy, k, s_ns) >= share
 
 
 def longest_omega(
-    members: int, network: Network, redundancy: Redundancy, k: int, s_ns: int, *, share: float
+    members: int, network: NetworkModel, redundancy: Redundancy, k: int, s_ns: int, *, share: float
 ) -> int | None:
     """(11): the largest ω for which u_k(S) ≥ U; FOREVER_NS where (9) holds, None where even ω = 0 is too long."""
-    if may_stay_silent(members, network, redundancy, k, s_ns, share=share):
+    if needs_no_takeover(members, network, redundancy, k, s_ns, share=share):
         return FOREVER_NS
 
     def keeps(omega_ns: int) -> bool:
-        return keeps_requirement(members, network, replace(redundancy, omega_ns=omega_ns), k, s_ns, share=share)
+        return meets_requirement(members, network, replace(redundancy, omega_ns=omega_ns), k, s_ns, share=share)
 
-    return largest(keeps, s_ns)
+    return largest_where(keeps, s_ns)
 
 
-def shortest_d(members: int, network: Network, redundancy: Redundancy, share: float) -> int | None:
+def shortest_d(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
     """The D at which r_D reaches a share: the hard Δ that an order over RMCast may count on. None: it never does."""
-    if reached_limit(members, network, redundancy) < share:
+    if reach_probability_limit(members, network, redundancy) < share:
         return None
-    return smallest(lambda d_ns: reached(members, network, redundancy, d_ns) >= share)
+    return smallest_where(lambda d_ns: reach_probability(members, network, redundancy, d_ns) >= share)
 
 
-def shortest_s(members: int, network: Network, redundancy: Redundancy, share: float) -> int | None:
+def shortest_s(members: int, network: NetworkModel, redundancy: Redundancy, share: float) -> int | None:
     """The S at which u_S reaches a share; None if it never does."""
-    return smallest(lambda s_ns: reached_after_first(members, network, redundancy, s_ns) >= share)
+    return smallest_where(lambda s_ns: reach_probability_after_first(members, network, redundancy, s_ns) >= share)
 
 
-def largest(holds: Callable[[int], bool], up_to: int) -> int | None:
+def largest_where(holds: Callable[[int], bool], up_to: int) -> int | None:
     """The largest whole number from 0 to `up_to` for which something holds that holds up to a point; None if never."""
     if not holds(0):
         return None
@@ -165,7 +174,7 @@ def largest(holds: Callable[[int], bool], up_to: int) -> int | None:
     return low
 
 
-def smallest(holds: Callable[[int], bool]) -> int | None:
+def smallest_where(holds: Callable[[int], bool]) -> int | None:
     """The smallest whole number for which something holds that holds from a point on; None if not within 2**62."""
     high = 1
     while not holds(high):

@@ -7,56 +7,56 @@ LAG later ones have begun, by when a reliable service has repaired what it can.
 
 from __future__ import annotations
 
-from unisono.wire.frame import LAST, Frame
+from unisono.wire.frame import END_OF_SLOT, Frame
 
-LAG = 16
+COUNT_LAG_SLOTS = 16
 
 
 class FrameMeter:
     """The frames of one sender that reach the order."""
 
-    __slots__ = ("_due", "_incarnation", "_missing", "_newest", "_open", "_settled")
+    __slots__ = ("_counted_until", "_due", "_incarnation", "_missing", "_newest", "_open_slots")
 
     def __init__(self) -> None:
         self._incarnation = -1
-        self._newest = self._settled = -1
-        self._open: dict[int, tuple[int, int]] = {}
+        self._newest = self._counted_until = -1
+        self._open_slots: dict[int, tuple[int, int]] = {}
         """By slot: frames that came, and how many there are if the mark came, else how many there are at least."""
         self._due = self._missing = 0
 
-    def take(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """A frame came up."""
         if frame.incarnation != self._incarnation:
             if frame.incarnation < self._incarnation:
                 return
             self._incarnation = frame.incarnation
-            self._newest = self._settled = frame.slot - 1
-            self._open.clear()
+            self._newest = self._counted_until = frame.slot - 1
+            self._open_slots.clear()
         slot = frame.slot
-        if slot <= self._settled:
+        if slot <= self._counted_until:
             return
-        came, due = self._open.get(slot, (0, 1))
+        came, due = self._open_slots.get(slot, (0, 1))
         # Behind a frame that is no mark there is at least one more.
-        self._open[slot] = came + 1, max(due, frame.number + (1 if frame.flags & LAST else 2))
+        self._open_slots[slot] = came + 1, max(due, frame.number + (1 if frame.flags & END_OF_SLOT else 2))
         if slot > self._newest:
             self._newest = slot
-            self._settle(slot - LAG)
+            self._count_until(slot - COUNT_LAG_SLOTS)
 
-    def _settle(self, until: int) -> None:
-        slots = until - self._settled
+    def _count_until(self, until: int) -> None:
+        slots = until - self._counted_until
         if slots <= 0:
             return
         found = 0
-        for slot in sorted(slot for slot in self._open if slot <= until):
-            came, due = self._open.pop(slot)
+        for slot in sorted(slot for slot in self._open_slots if slot <= until):
+            came, due = self._open_slots.pop(slot)
             found += 1
             self._due += due
             self._missing += max(0, due - came)
         self._due += slots - found
         self._missing += slots - found
-        self._settled = until
+        self._counted_until = until
 
-    def window(self) -> tuple[int, int]:
+    def pop_window(self) -> tuple[int, int]:
         """Frames that were due since the last call, and how many of them did not come; begins anew."""
         counted = self._due, self._missing
         self._due = self._missing = 0

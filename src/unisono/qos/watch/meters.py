@@ -18,50 +18,54 @@ from unisono.model.events import Batch, StackEvent
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Side
 from unisono.model.policy import Policy
-from unisono.model.slot_schedule import Grid
-from unisono.net.clock_check import Skew
+from unisono.model.slot_schedule import SlotGrid
+from unisono.net.clock_check import ClockCheck
 from unisono.qos.watch.frame_meter import FrameMeter
 from unisono.qos.watch.link_meter import LinkMeter
-from unisono.wire.frame import LAST, SERIALS, Frame, Kind
+from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind
 
 WINDOW_NS = 250_000_000
 TIMED_EVERY = 8
 """Of data without an end-of-slot mark, one datagram in so many is timed."""
-DELIVERIES_KEPT = 256
+DELIVERIES_BUFFERED = 256
 """Batches of others that are kept until what they tell is worked out, many at once."""
-SUBMISSIONS_KEPT = 4096
+SUBMISSIONS_TRACKED_MAX = 4096
 """Submissions whose delivery is awaited, to know how long it took; beyond that some are not measured."""
 
 
-_LINK = frozenset({"delay", "jitter", "loss", "loss_burst", "reordering", "silence", "gamma"})
-_ORDER_USE = frozenset({"rate", "burst", "size", "held_back"})
+_LINK_METRICS = frozenset({"delay", "jitter", "loss", "loss_burst", "reordering", "silence", "gamma"})
+_ORDER_USAGE_METRICS = frozenset({"rate", "burst", "size", "held_back"})
 
 
-_MARKS = bytes(flags & LAST for flags in range(256))
+_MARKS = bytes(flags & END_OF_SLOT for flags in range(256))
 """By a datagram's flags, whether it has an end-of-slot mark."""
 
 Collector: TypeAlias = tuple[str, Side, int]
 """Which layer collects, on which side, about which link."""
 
 
-class Window:
+class MetricWindow:
     """The rows of one window, as they are made."""
 
     def __init__(self, start_ns: int, length_ns: int) -> None:
         self.rows: list[MetricRow] = []
         self.seconds = length_ns / NS_PER_S
         self.end_ns = start_ns + length_ns
-        self._when = start_ns, length_ns
+        self._start_and_length = start_ns, length_ns
 
-    def level(self, where: Collector, metric: str, count: int, value: float) -> None:
+    def level(self, collector: Collector, metric: str, count: int, value: float) -> None:
         """A level, or a share of `count`."""
-        self.rows.append(MetricRow(*where, metric, *self._when, count, value))
+        self.rows.append(MetricRow(*collector, metric, *self._start_and_length, count, value))
 
-    def spread(self, where: Collector, metric: str, values: Histogram) -> None:
+    def spread(self, collector: Collector, metric: str, values: Histogram) -> None:
         """A spread, if there are any values."""
         if values.total:
             pairs = tuple(values.to_pairs())
-            self.rows.append(MetricRow(*where, metric, *self._when, values.total, values.mean(), values.largest, pairs))
+            self.rows.append(
+                MetricRow(
+                    *collector, metric, *self._start_and_length, values.total, values.mean(), values.largest, pairs
+                )
+            )
 
 
 class Monitor:
@@ -71,9 +75,9 @@ class Monitor:
         self,
         policy: Policy,
         layers: Sequence[str],
-        skew: Skew,
+        skew: ClockCheck,
         window_ns: int = WINDOW_NS,
-        slots: Callable[[], Grid] | None = None,
+        slots: Callable[[], SlotGrid] | None = None,
     ) -> None:
         """`layers` are the stack's parties from the order down to the last that is above the network.
 
@@ -83,33 +87,33 @@ class Monitor:
         self._policy = policy
         self._layers = tuple(layers)
         self._skew = skew
-        self._me = policy.member
-        declared = Grid.of(policy.timing)
+        self._member = policy.member
+        declared = SlotGrid.of(policy.timing)
         self._slots = slots or (lambda: declared)
         self._slotted = policy.order == "vbr"
         self._start_ns: int | None = None
-        self.due = 0
+        self.window_end_ns = 0
         """When the window is over."""
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._links: dict[int, LinkMeter] = {}
         # Copies of a reliable multicast are few and carry no marks.
         self._timed_every = 1 if "rmcast" in layers else TIMED_EVERY
-        self._residual = {layer: {peer: FrameMeter() for peer in self._peers} for layer in self._layers[:-1]}
-        self._offered = self._taken = self._sequence = 0
-        self._slot_end_ns = self._slot_taken = self._burst = 0
+        self._frame_meters = {layer: {peer: FrameMeter() for peer in self._peers} for layer in self._layers[:-1]}
+        self._offered = self._accepted = self._sequence = 0
+        self._slot_end_ns = self._slot_accepted = self._burst = 0
         self._awaited: deque[tuple[int, int]] = deque()
         """(the sequence after the submission's last message, when it was made)."""
         self._sizes = Histogram()
-        self._others: list[tuple[int, int, int, int]] = []
+        self._peer_deliveries: list[tuple[int, int, int, int]] = []
         """Deliveries of others' messages, not worked out yet: when, whose, of which slot, how many."""
         self._latencies = {member: Histogram() for member in policy.view.members}
         self._offsets = dict.fromkeys(policy.view.members, 0)
         """By peer, its clock minus ours as last estimated."""
-        self._lowered = dict.fromkeys(self._layers[1:], 0)
+        self._frames_passed_down = dict.fromkeys(self._layers[1:], 0)
         self._datagrams = self._bytes = 0
 
     @property
-    def parties(self) -> tuple[str, ...]:
+    def layer_names(self) -> tuple[str, ...]:
         """Everybody from the top to the bottom."""
         return (APPLICATION, *self._layers, NETWORK)
 
@@ -120,26 +124,26 @@ class Monitor:
         if side is Side.ABOVE:
             if layer == NETWORK:
                 return metric == "bandwidth"
-            return metric in _ORDER_USE if layer == self._layers[0] else metric == "rate"
-        return metric in _LINK if layer == self._layers[-1] else metric == "loss" and self._slotted
+            return metric in _ORDER_USAGE_METRICS if layer == self._layers[0] else metric == "rate"
+        return metric in _LINK_METRICS if layer == self._layers[-1] else metric == "loss" and self._slotted
 
     # -- what crosses the boundaries -------------------------------------------------------------------------
 
-    def submitted(self, now: int, messages: Sequence[bytes], taken: int) -> None:
+    def submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> None:
         """The application offered messages, of which the order took the first `taken`."""
         self._offered += len(messages)
-        if not taken:
+        if not accepted:
             return
-        self._taken += taken
-        self._sequence += taken
+        self._accepted += accepted
+        self._sequence += accepted
         if now >= self._slot_end_ns:
             slots = self._slots()
             self._slot_end_ns = slots.end_of(slots.slot_of(now))
-            self._slot_taken = 0
-        self._slot_taken += taken
-        self._burst = max(self._burst, self._slot_taken)
-        self._sizes.add(len(messages[0]), taken)
-        if len(self._awaited) < SUBMISSIONS_KEPT:
+            self._slot_accepted = 0
+        self._slot_accepted += accepted
+        self._burst = max(self._burst, self._slot_accepted)
+        self._sizes.add(len(messages[0]), accepted)
+        if len(self._awaited) < SUBMISSIONS_TRACKED_MAX:
             self._awaited.append((self._sequence, now))
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
@@ -152,49 +156,49 @@ class Monitor:
                 count += event.count
                 continue
             if count:
-                self._others.append((now, sender, slot, count))
-            if event.sender == self._me:
-                self._own(now, event)
+                self._peer_deliveries.append((now, sender, slot, count))
+            if event.sender == self._member:
+                self._time_own_messages(now, event)
                 sender = count = 0
             else:
                 sender, slot, count = event.sender, event.slot, event.count
         if count:
-            self._others.append((now, sender, slot, count))
-        if len(self._others) >= DELIVERIES_KEPT:
-            self._work_out()
+            self._peer_deliveries.append((now, sender, slot, count))
+        if len(self._peer_deliveries) >= DELIVERIES_BUFFERED:
+            self._process_deliveries()
 
-    def _work_out(self) -> None:
+    def _process_deliveries(self) -> None:
         """How long others' messages took at most: none of a slot was submitted before it began."""
         if self._slotted:
             slots = self._slots()
-            for now, sender, slot, count in self._others:
+            for now, sender, slot, count in self._peer_deliveries:
                 self._latencies[sender].add(now - slots.start_of(slot) + self._offsets[sender], count)
-        self._others.clear()
+        self._peer_deliveries.clear()
 
-    def _own(self, now: int, batch: Batch) -> None:
+    def _time_own_messages(self, now: int, batch: Batch) -> None:
         """How long our own messages took, by our own clock."""
         awaited, at = self._awaited, batch.first_sequence
         end = at + batch.count
         while awaited and awaited[0][0] <= end:
             sequence, submitted = awaited.popleft()
             if sequence > at:
-                self._latencies[self._me].add(now - submitted, sequence - at)
+                self._latencies[self._member].add(now - submitted, sequence - at)
                 at = sequence
 
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
         """The network delivered a datagram."""
         link = self._links.get(frame.sender)
-        if link is not None and link.next == serial and link.incarnation == frame.incarnation:
+        if link is not None and link.next_serial == serial and link.incarnation == frame.incarnation:
             # In turn, as nearly all are. This is what collecting costs, so nothing is called here.
-            link.in_turn += 1
-            link.next = serial % SERIALS + 1
-            link.high_sent_ns = frame.sent_ns
-        elif (link := self._out_of_turn(now, frame, serial)) is None:
+            link.in_sequence += 1
+            link.next_serial = serial % SERIAL_MAX + 1
+            link.newest_sent_ns = frame.sent_ns
+        elif (link := self._on_out_of_sequence(now, frame, serial)) is None:
             return
-        if frame.flags & LAST or serial % self._timed_every == 0:
-            link.time(now, frame.sent_ns)
+        if frame.flags & END_OF_SLOT or serial % self._timed_every == 0:
+            link.record_timing(now, frame.sent_ns)
 
-    def arrived_together(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
+    def arrived_in_batch(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
         """The network delivered datagrams at once: where all are in turn, they count at once."""
         first, last = frames[0], frames[-1]
         link = self._links.get(last.sender)
@@ -204,24 +208,24 @@ class Monitor:
             or first.sender != last.sender
             or first.incarnation != link.incarnation
             or last.incarnation != link.incarnation
-            or not link.takes_in_turn(serials)
+            or not link.are_next(serials)
             or self._timed_every == 1
         ):
             for frame, serial in zip(frames, serials, strict=True):
                 self.arrived(now, frame, serial)
             return
-        link.in_turn += len(frames)
-        link.next = serials[-1] % SERIALS + 1
-        link.high_sent_ns = last.sent_ns
+        link.in_sequence += len(frames)
+        link.next_serial = serials[-1] % SERIAL_MAX + 1
+        link.newest_sent_ns = last.sent_ns
         # Having arrived at one time, of those without a mark one tells as much as several.
         marks, end = flags.translate(_MARKS), len(frames) - 1
         at = marks.find(1)
         while 0 <= at < end:
-            link.time(now, frames[at].sent_ns)
+            link.record_timing(now, frames[at].sent_ns)
             at = marks.find(1, at + 1)
-        link.time(now, last.sent_ns)
+        link.record_timing(now, last.sent_ns)
 
-    def _out_of_turn(self, now: int, frame: Frame, serial: int) -> LinkMeter | None:
+    def _on_out_of_sequence(self, now: int, frame: Frame, serial: int) -> LinkMeter | None:
         """The link that a datagram came by, if it counts there."""
         if not serial or not frame.sent_ns:
             return None
@@ -230,62 +234,62 @@ class Monitor:
             if link is not None and link.incarnation > frame.incarnation:
                 return None
             link = self._links[frame.sender] = LinkMeter(frame.incarnation, now)
-            self._correct(frame.sender, link)
-        link.take(frame.sent_ns, serial)
+            self._update_clock_offset(frame.sender, link)
+        link.on_datagram(frame.sent_ns, serial)
         return link
 
-    def raised(self, layer: str, frames: Sequence[Frame]) -> None:
+    def passed_up(self, layer: str, frames: Sequence[Frame]) -> None:
         """A layer passed frames up."""
-        meters = self._residual.get(self._above(layer))
+        meters = self._frame_meters.get(self._layer_above(layer))
         if meters is None:
             return
         for frame in frames:
             if frame.kind is Kind.DATA and frame.sender in meters:
-                meters[frame.sender].take(frame)
+                meters[frame.sender].on_frame(frame)
 
-    def lowered(self, layer: str, frames: int) -> None:
+    def passed_down(self, layer: str, frames: int) -> None:
         """The layer above `layer` passed frames down to it."""
-        if layer in self._lowered:
-            self._lowered[layer] += frames
+        if layer in self._frames_passed_down:
+            self._frames_passed_down[layer] += frames
 
-    def departed(self, datagrams: int, size: int) -> None:
+    def datagrams_sent(self, datagrams: int, size: int) -> None:
         """The stack put datagrams on the network."""
         self._datagrams += datagrams
         self._bytes += size
 
-    def _above(self, layer: str) -> str:
+    def _layer_above(self, layer: str) -> str:
         at = self._layers.index(layer) if layer in self._layers else 0
         return self._layers[at - 1] if at else ""
 
     # -- windows ---------------------------------------------------------------------------------------------
 
-    def roll(self, now: int) -> list[MetricRow]:
+    def close_window(self, now: int) -> list[MetricRow]:
         """The rows of the window that is over, if one is; the next one begins."""
         current = now // self.window_ns * self.window_ns
         if self._start_ns is None:
             self._start_ns = current
         rows: list[MetricRow] = []
         if current > self._start_ns:
-            self._work_out()
-            rows = self._rows(Window(self._start_ns, current - self._start_ns))
+            self._process_deliveries()
+            rows = self._rows(MetricWindow(self._start_ns, current - self._start_ns))
             self._start_ns = current
-            self._restart()
-        self.due = self._start_ns + self.window_ns
+            self._start_window()
+        self.window_end_ns = self._start_ns + self.window_ns
         return rows
 
-    def _rows(self, window: Window) -> list[MetricRow]:
+    def _rows(self, window: MetricWindow) -> list[MetricRow]:
         order, lowest = (self._layers[0], Side.ABOVE, EVERY_LINK), self._layers[-1]
         for sender, latencies in self._latencies.items():
             window.spread((APPLICATION, Side.BELOW, sender), "latency", latencies)
-        window.level(order, "rate", self._taken, self._taken / window.seconds)
-        window.level(order, "burst", self._taken, self._burst)
-        window.level(order, "held_back", self._offered, 1 - self._taken / self._offered if self._offered else 0.0)
+        window.level(order, "rate", self._accepted, self._accepted / window.seconds)
+        window.level(order, "burst", self._accepted, self._burst)
+        window.level(order, "held_back", self._offered, 1 - self._accepted / self._offered if self._offered else 0.0)
         window.spread(order, "size", self._sizes)
-        for layer, frames in self._lowered.items():
+        for layer, frames in self._frames_passed_down.items():
             window.level((layer, Side.ABOVE, EVERY_LINK), "rate", frames, frames / window.seconds)
-        for layer, meters in self._residual.items():
+        for layer, meters in self._frame_meters.items():
             for peer, meter in meters.items():
-                due, missing = meter.window()
+                due, missing = meter.pop_window()
                 if due and self._slotted:
                     window.level((layer, Side.BELOW, peer), "loss", due, missing / due)
         network = (NETWORK, Side.ABOVE, EVERY_LINK)
@@ -298,28 +302,28 @@ class Monitor:
                 window.level((lowest, Side.BELOW, peer), "gamma", 1, abs(sample.offset_ns) + sample.error_ns)
         return window.rows
 
-    def _link_rows(self, window: Window, where: Collector, link: LinkMeter) -> None:
-        link.silent_until(window.end_ns)
-        window.spread(where, "delay", link.delays)
+    def _link_rows(self, window: MetricWindow, collector: Collector, link: LinkMeter) -> None:
+        link.extend_silence(window.end_ns)
+        window.spread(collector, "delay", link.delays)
         if link.delays.total:
-            window.level(where, "jitter", link.delays.total, link.jitter_ns())
-        if link.settled > 0:
-            window.level(where, "loss", link.settled, max(0, link.lost - link.late) / link.settled)
-            window.level(where, "reordering", link.settled, link.reordered / link.settled)
-        window.spread(where, "loss_burst", link.bursts)
-        window.level(where, "silence", link.delays.total, link.silence_ns)
+            window.level(collector, "jitter", link.delays.total, link.jitter_ns())
+        if link.counted > 0:
+            window.level(collector, "loss", link.counted, max(0, link.lost - link.late) / link.counted)
+            window.level(collector, "reordering", link.counted, link.reordered / link.counted)
+        window.spread(collector, "loss_burst", link.bursts)
+        window.level(collector, "silence", link.delays.total, link.silence_ns)
 
-    def _restart(self) -> None:
-        self._offered = self._taken = self._burst = self._datagrams = self._bytes = 0
+    def _start_window(self) -> None:
+        self._offered = self._accepted = self._burst = self._datagrams = self._bytes = 0
         self._sizes = Histogram()
         self._latencies = {member: Histogram() for member in self._latencies}
-        self._lowered = dict.fromkeys(self._lowered, 0)
+        self._frames_passed_down = dict.fromkeys(self._frames_passed_down, 0)
         for peer, link in self._links.items():
-            link.restart()
-            self._correct(peer, link)
+            link.start_window()
+            self._update_clock_offset(peer, link)
 
-    def _correct(self, peer: int, link: LinkMeter) -> None:
+    def _update_clock_offset(self, peer: int, link: LinkMeter) -> None:
         sample = self._skew.estimate(peer)
         if sample is not None:
             self._offsets[peer] = sample.offset_ns
-            link.correct(sample.offset_ns)
+            link.set_clock_offset(sample.offset_ns)

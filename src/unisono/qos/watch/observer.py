@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
-from unisono.errors import InvalidPolicy, SlaError
+from unisono.errors import InvalidOption, SlaError
 from unisono.model.events import (
-    Demanded,
     Notice,
     NoticeKind,
+    SettingsAgreed,
     SlaCleared,
     SlaVerdict,
     SlaViolation,
@@ -27,58 +27,58 @@ from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
 from unisono.model.settings import Settings
 from unisono.model.sla import Sla, SlaSet
-from unisono.model.slot_schedule import Grid
-from unisono.net.clock_check import Skew
+from unisono.model.slot_schedule import SlotGrid
+from unisono.net.clock_check import ClockCheck
 from unisono.qos.adapt.controller import Adapter
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.meters import WINDOW_NS, Monitor
-from unisono.qos.watch.sla import Evaluation, Finding, collector
+from unisono.qos.watch.sla import Finding, MemberEvaluation, collector_of
 from unisono.wire.frame import Frame
-from unisono.wire.setting_requests import decode_command
+from unisono.wire.setting_requests import decode_settings_with_verdict
 
 ROWS_KEPT = 65_536
 """Rows that nobody fetches are dropped, the oldest first, and counted."""
 
-REPEAT_NS = 3_000_000_000
+REPEAT_INTERVAL_NS = 3_000_000_000
 """So often a demand is said again: somebody may have missed it, where gaps are possible."""
 
 REPEATS = 3
 """How many times a verdict on the whole group is said again, likewise."""
-HEARD_KEPT = 1024
+VERDICTS_REMEMBERED_MAX = 1024
 """So many verdicts are remembered, to tell which were heard before."""
 
 Listener: TypeAlias = Callable[[SlaVerdict], None]
 
 
-class Adaptable(Protocol):
+class AdaptableStack(Protocol):
     """What adaptation does to a stack."""
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> SlotGrid:
         """The slots as they are."""
 
-    def demand(
+    def request_settings(
         self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
     ) -> None:
         """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from."""
 
-    def turn(self, settings: Settings, slot: int) -> None:
+    def apply_settings(self, settings: Settings, slot: int) -> None:
         """Have these settings in force from a slot on."""
 
-    def new_slot(self, now: int, theta_ns: int) -> None:
+    def change_slot(self, now: int, theta_ns: int) -> None:
         """Ask the group for slots of another length."""
 
 
-class Oversight:
+class QosObserver:
     """Watches one stack."""
 
     def __init__(
         self,
         policy: Policy,
-        parties: Sequence[str],
-        skew: Skew,
+        layers: Sequence[str],
+        skew: ClockCheck,
         slas: SlaSet | None = None,
-        stack: Adaptable | None = None,
+        stack: AdaptableStack | None = None,
     ) -> None:
         """`parties` are the stack's order and services; `stack` is what is adapted, where the agreements say so.
 
@@ -90,36 +90,36 @@ class Oversight:
         self.dropped = 0
         self.latest: tuple[MetricRow, ...] = ()
         """The rows of the last interval."""
-        window_ns = WINDOW_NS if slas is None else slas.collect_ns
+        window_ns = WINDOW_NS if slas is None else slas.collect_interval_ns
         slots = None if stack is None else lambda: stack.grid
-        self.monitor = Monitor(policy, parties, skew, window_ns, slots)
+        self.monitor = Monitor(policy, layers, skew, window_ns, slots)
         self._members = policy.view.members
-        agreed = () if slas is None else tuple(self._checked(slas, number) for number in range(len(slas.slas)))
-        self.evaluation = Evaluation(agreed, policy.member)
+        agreed = () if slas is None else tuple(self._check_sla(slas, number) for number in range(len(slas.slas)))
+        self.evaluation = MemberEvaluation(agreed, policy.member)
         self._listeners: dict[str, list[Listener]] = {sla.name: [] for sla in agreed}
         self._rows: deque[MetricRow] = deque()
         self._stack = stack
         self._member = policy.member
         self._repeat_at = 0
-        self._again = False
+        self._repeat_own_request = False
         """Whether this member's demand is to be said again: the group has changed."""
-        self._by_members = slas is None or slas.by_members
-        self._heard: dict[str, None] = {}
-        self._proclaimed: dict[str, tuple[SlaVerdict, int]] = {}
+        self._evaluated_by_members = slas is None or slas.evaluated_by_members
+        self._verdicts_seen: dict[str, None] = {}
+        self._announced: dict[str, tuple[SlaVerdict, int]] = {}
         """By agreement, the last verdict that this member told the group, and how often it is to be said again."""
         self.adapter = None
-        if slas is not None and slas.adapt:
-            self.adapter = Adapter(policy, slas, agreed, self.monitor.parties[-2])
+        if slas is not None and slas.adaptable_settings:
+            self.adapter = Adapter(policy, slas, agreed, self.monitor.layer_names[-2])
             for sla in agreed:
                 for layer in sla.informs:
-                    name = self.monitor.parties[1] if layer == "order" else layer
-                    self.register(sla.name, self.adapter.informed(name))
+                    name = self.monitor.layer_names[1] if layer == "order" else layer
+                    self.register(sla.name, self.adapter.on_violation(name))
         self.submitted = self.monitor.submitted
         self.arrived: Callable[[int, Frame, int], None] = self.monitor.arrived
-        self.arrived_together = self.monitor.arrived_together
-        self.raised = self.monitor.raised
-        self.lowered = self.monitor.lowered
-        self.departed = self.monitor.departed
+        self.arrived_in_batch = self.monitor.arrived_in_batch
+        self.passed_up = self.monitor.passed_up
+        self.passed_down = self.monitor.passed_down
+        self.datagrams_sent = self.monitor.datagrams_sent
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
         """The order handed these to the application."""
@@ -127,12 +127,12 @@ class Oversight:
         if self.adapter is not None:
             for event in events:
                 if isinstance(event, ViewChange):
-                    self.adapter.view(now, event.view.members)
-                    self._again = True
+                    self.adapter.on_view(now, event.view.members)
+                    self._repeat_own_request = True
 
-    def _checked(self, slas: SlaSet, number: int) -> Sla:
+    def _check_sla(self, slas: SlaSet, number: int) -> Sla:
         """The agreement with `order` read as the order's name; refuses parties, links and metrics that are not here."""
-        parties, sla = self.monitor.parties, slas.slas[number]
+        parties, sla = self.monitor.layer_names, slas.slas[number]
         order = {"order": parties[1]}
         provider, consumer = order.get(sla.provider, sla.provider), order.get(sla.consumer, sla.consumer)
 
@@ -153,7 +153,7 @@ class Oversight:
             there = ", ".join(map(str, self._members))
             raise error("links", f"there is no member {strangers[0]} in this group, which is {there}")
         agreed = replace(sla, provider=provider, consumer=consumer)
-        if not self.monitor.collects(*collector(agreed), agreed.metric):
+        if not self.monitor.collects(*collector_of(agreed), agreed.metric):
             raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
         return agreed
 
@@ -163,15 +163,15 @@ class Oversight:
         """Call `listener` with each violation and clearance of one agreement: a layer's negotiation, for one."""
         if sla not in self._listeners:
             known = ", ".join(sorted(self._listeners)) or "none"
-            raise InvalidPolicy("sla", f"there is no agreement {sla!r}; known here: {known}")
+            raise InvalidOption("sla", f"there is no agreement {sla!r}; known here: {known}")
         self._listeners[sla].append(listener)
 
     # -- windows ---------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
         """Close the interval if it is over, and judge what it ends."""
-        rows = self.monitor.roll(now)
-        self.due = self.monitor.due
+        rows = self.monitor.close_window(now)
+        self.due = self.monitor.window_end_ns
         if not rows:
             return
         self.latest = tuple(rows)
@@ -180,10 +180,10 @@ class Oversight:
             self._rows.popleft()
             self.dropped += 1
         until = rows[0].window_start_ns + rows[0].window_ns
-        self._repeat(now)
-        findings, events = self.evaluation.take(rows, until)
+        self._repeat_announced(now)
+        findings, events = self.evaluation.add_rows(rows, until)
         for event in events:
-            self.tell(event)
+            self.publish(event)
         if self.adapter is not None and self._stack is not None:
             self._adapt(self.adapter, self._stack, now, (rows, until, findings))
 
@@ -192,110 +192,106 @@ class Oversight:
     def _adapt(
         self,
         adapter: Adapter,
-        stack: Adaptable,
+        stack: AdaptableStack,
         now: int,
         interval: tuple[list[MetricRow], int, list[Finding]],
     ) -> None:
-        wanted, events = adapter.step(*interval) if self._by_members else (None, [])
+        wanted, events = adapter.step(*interval) if self._evaluated_by_members else (None, [])
         for event in events:
-            self.tell(event)
-        if wanted is None and (self._again or now >= self._repeat_at) and adapter.changed:
-            wanted = adapter.wanted()
+            self.publish(event)
+        if wanted is None and (self._repeat_own_request or now >= self._repeat_at) and adapter.has_changed:
+            wanted = adapter.own_request()
         if wanted is not None:
-            self._again = False
-            self._repeat_at = now + REPEAT_NS
-            stack.demand(now, wanted)
-        for member in adapter.left(now):
-            stack.demand(now, adapter.declared, member=member)
+            self._repeat_own_request = False
+            self._repeat_at = now + REPEAT_INTERVAL_NS
+            stack.request_settings(now, wanted)
+        for member in adapter.departed_with_request(now):
+            stack.request_settings(now, adapter.declared, member=member)
 
-    def demanded(self, now: int, demands: Sequence[Demanded]) -> None:
+    def settings_agreed(self, now: int, demands: Sequence[SettingsAgreed]) -> None:
         """Everybody goes by what these members need: one change for all demands that count from one slot on."""
         for slot, together in groupby(demands, lambda demand: demand.slot):
-            self._turn(now, slot, tuple(together))
+            self._apply_requests(now, slot, tuple(together))
 
-    def _turn(self, now: int, slot: int, demands: Sequence[Demanded]) -> None:
-        commands = [(demand.sender, decode_command(demand.demand)) for demand in demands]
+    def _apply_requests(self, now: int, slot: int, agreed: Sequence[SettingsAgreed]) -> None:
+        commands = [(demand.sender, decode_settings_with_verdict(demand.request)) for demand in agreed]
         for _, command in commands:
             if command is not None and command[1] is not None:
-                self._hear(command[1], slot)
+                self._on_verdict(command[1], slot)
         if self.adapter is None or self._stack is None:
             return
         before, senders = self.adapter.in_force, []
         for sender, command in commands:
-            if command is not None and self.adapter.demanded(sender, command[0]) is not None:
+            if command is not None and self.adapter.on_request(sender, command[0]) is not None:
                 senders.append(sender)
         in_force = self.adapter.in_force
         if in_force == before:
             return
-        self._stack.turn(in_force, slot)
-        if (
-            in_force.theta_ns != before.theta_ns
-            and in_force.theta_ns is not None
-            and any(map(self._speaks_for, senders))
-        ):
+        self._stack.apply_settings(in_force, slot)
+        if in_force.theta_ns != before.theta_ns and in_force.theta_ns is not None and any(map(self._acts_for, senders)):
             # Slots have an agreement of their own; whoever's demand led to it asks for it.
-            self._stack.new_slot(now, in_force.theta_ns)
+            self._stack.change_slot(now, in_force.theta_ns)
         text = f"from slot {slot} on: {in_force.text()}; until then {before.text()}"
-        if demands[0].entered > slot:
-            text += f", and here until slot {demands[0].entered}, which this member came back in"
+        if agreed[0].local_slot > slot:
+            text += f", and here until slot {agreed[0].local_slot}, which this member came back in"
         who = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
-        self.tell(Notice(NoticeKind.ADAPTED, f"{text}; as {who} demanded", self._member, slot))
+        self.publish(Notice(NoticeKind.ADAPTED, f"{text}; as {who} demanded", self._member, slot))
 
-    def _speaks_for(self, member: int) -> bool:
-        return member == self._member or (self.adapter is not None and self.adapter.gone(member))
+    def _acts_for(self, member: int) -> bool:
+        return member == self._member or (self.adapter is not None and self.adapter.has_departed(member))
 
     # -- verdicts on the whole group -------------------------------------------------------------------------
 
-    def proclaim(self, now: int, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
+    def announce(self, now: int, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
         """What the measurement service has found goes into the order: its verdicts, each with the settings that the
         network calls for, so that all members hear of it and adapt at one place."""
         if self._stack is None:
             return
         wanted = None
         if self.adapter is not None and network is not None:
-            wanted, events = self.adapter.consider(network)
+            wanted, events = self.adapter.update(network)
             for event in events:
-                self.tell(event)
+                self.publish(event)
         for verdict in verdicts:
-            self._stack.demand(now, self._settings(), verdict)
-            self._proclaimed[verdict.sla] = verdict, REPEATS
+            self._stack.request_settings(now, self._own_request(), verdict)
+            self._announced[verdict.sla] = verdict, REPEATS
         if wanted is not None and not verdicts:
-            self._stack.demand(now, wanted)
+            self._stack.request_settings(now, wanted)
         if wanted is not None or verdicts:
-            self._repeat_at = now + REPEAT_NS
+            self._repeat_at = now + REPEAT_INTERVAL_NS
 
-    def _settings(self) -> Settings:
-        return Settings() if self.adapter is None else self.adapter.wanted()
+    def _own_request(self) -> Settings:
+        return Settings() if self.adapter is None else self.adapter.own_request()
 
-    def _repeat(self, now: int) -> None:
+    def _repeat_announced(self, now: int) -> None:
         """Somebody may have missed a verdict, where gaps are possible."""
         if self._stack is None or now < self._repeat_at:
             return
-        for sla, (verdict, times) in list(self._proclaimed.items()):
-            self._stack.demand(now, self._settings(), verdict)
-            self._repeat_at = now + REPEAT_NS
+        for sla, (verdict, times) in list(self._announced.items()):
+            self._stack.request_settings(now, self._own_request(), verdict)
+            self._repeat_at = now + REPEAT_INTERVAL_NS
             if times > 1:
-                self._proclaimed[sla] = verdict, times - 1
+                self._announced[sla] = verdict, times - 1
             else:
-                del self._proclaimed[sla]
+                del self._announced[sla]
 
-    def _hear(self, verdict: SlaVerdict, slot: int) -> None:
+    def _on_verdict(self, verdict: SlaVerdict, slot: int) -> None:
         """Everybody hears of it here; what is said again is heard once."""
-        if verdict.id in self._heard:
+        if verdict.id in self._verdicts_seen:
             return
-        self._heard[verdict.id] = None
-        if len(self._heard) > HEARD_KEPT:
-            del self._heard[next(iter(self._heard))]
-        self.tell(replace(verdict, slot=slot))
+        self._verdicts_seen[verdict.id] = None
+        if len(self._verdicts_seen) > VERDICTS_REMEMBERED_MAX:
+            del self._verdicts_seen[next(iter(self._verdicts_seen))]
+        self.publish(replace(verdict, slot=slot))
 
-    def tell(self, event: SlaViolation | Notice | StackEvent) -> None:
+    def publish(self, event: SlaViolation | Notice | StackEvent) -> None:
         """To the application, and to whoever has registered for the agreement."""
         self.events.append(event)
         if isinstance(event, SlaViolation | SlaCleared):
             for listener in self._listeners.get(event.sla, ()):
                 listener(event)
 
-    def rows(self) -> list[MetricRow]:
+    def pop_rows(self) -> list[MetricRow]:
         """The rows of the intervals that are over; handed out once."""
         rows = list(self._rows)
         self._rows.clear()

@@ -8,35 +8,37 @@ from __future__ import annotations
 
 from random import Random
 
-from unisono.model.delays import Uniform
+from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Span
 from unisono.model.rates import Rate
-from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, Start, Step, Workload
+from unisono.model.scenario import Clocks, Leave, Network, Restart, Scenario, ScenarioStep, Start, Workload
 from unisono.model.timing import Timing
-from unisono.sim.random_streams import Streams, below, happens, one_of, whole
+from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
-QUIET_NS = 300 * NS_PER_MS
+QUIET_PERIOD_NS = 300 * NS_PER_MS
 """Members go on sending for so long after the last trouble."""
 
 
 def finals(seed: int) -> Scenario:
     """The scenario of a seed."""
-    chance = Streams(seed).stream("finals")
-    members = tuple(range(1, one_of(chance, (3, 3, 4, 5)) + 1))
-    theta = one_of(chance, (5, 10)) * NS_PER_MS
-    timing = Timing(one_of(chance, (NS_PER_MS, theta, 2 * theta)), one_of(chance, (0, theta // 5)), theta)
-    trouble_ns = whole(chance, 150, 500) * NS_PER_MS
-    loss_burst = one_of(chance, (0, 0, 1, 2))
-    faults, steps = _trouble(chance, members, trouble_ns)
+    chance = RandomStreams(seed).stream("finals")
+    members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
+    theta = random_choice(chance, (5, 10)) * NS_PER_MS
+    timing = Timing(random_choice(chance, (NS_PER_MS, theta, 2 * theta)), random_choice(chance, (0, theta // 5)), theta)
+    trouble_ns = random_int(chance, 150, 500) * NS_PER_MS
+    loss_burst = random_choice(chance, (0, 0, 1, 2))
+    faults, steps = _member_faults(chance, members, trouble_ns)
     if loss_burst:
-        faults.append(Loss(Span(0, trouble_ns + QUIET_NS), one_of(chance, (0.05, 0.3)), loss_burst, loss_burst + 1))
-    elif happens(chance, 0.3):
+        faults.append(
+            Loss(Span(0, trouble_ns + QUIET_PERIOD_NS), random_choice(chance, (0.05, 0.3)), loss_burst, loss_burst + 1)
+        )
+    elif random_bool(chance, 0.3):
         # More than the group allows for: early deliveries have gaps that nobody expected, final ones have none.
-        faults.append(Loss(Span(0, trouble_ns), one_of(chance, (0.01, 0.1))))
-    elif happens(chance, 0.3):
+        faults.append(Loss(Span(0, trouble_ns), random_choice(chance, (0.01, 0.1))))
+    elif random_bool(chance, 0.3):
         faults.append(Duplication(Span(), 0.2))
-    max_message = one_of(chance, (50, 3000))
+    max_message = random_choice(chance, (50, 3000))
     return Scenario(
         source=f"finals({seed})",
         group="swarm",
@@ -45,15 +47,15 @@ def finals(seed: int) -> Scenario:
         timing=timing,
         rates=dict.fromkeys(members, Rate(400.0, 6)),
         workloads={member: _workload(chance, max_message) for member in members},
-        network=Network(Uniform(0, timing.delta_ns)),
-        run_ns=trouble_ns + QUIET_NS,
+        network=Network(UniformDelay(0, timing.delta_ns)),
+        run_ns=trouble_ns + QUIET_PERIOD_NS,
         seed=seed,
         max_message=max_message,
-        max_frame=one_of(chance, (400, 1400)),
+        max_frame=random_choice(chance, (400, 1400)),
         failures=True,
         loss_burst=loss_burst,
         grades="both",
-        clocks=Clocks(one_of(chance, ("perfect", "fixed", "drifting"))),
+        clocks=Clocks(random_choice(chance, ("perfect", "fixed", "drifting"))),
         faults=tuple(faults),
         steps=tuple(steps),
     )
@@ -61,32 +63,35 @@ def finals(seed: int) -> Scenario:
 
 def cbr_finals(seed: int) -> Scenario:
     """Over the CBR order, which tolerates nothing: members stop delivering early, each at a place of its own."""
-    chance = Streams(seed).stream("cbr finals")
-    members = tuple(range(1, one_of(chance, (3, 3, 4, 5)) + 1))
-    theta = one_of(chance, (5, 10, 40)) * NS_PER_MS
-    timing = Timing(one_of(chance, (NS_PER_MS, theta, 2 * theta)), one_of(chance, (0, theta // 5)), theta)
+    chance = RandomStreams(seed).stream("cbr finals")
+    members = tuple(range(1, random_choice(chance, (3, 3, 4, 5)) + 1))
+    theta = random_choice(chance, (5, 10, 40)) * NS_PER_MS
+    timing = Timing(random_choice(chance, (NS_PER_MS, theta, 2 * theta)), random_choice(chance, (0, theta // 5)), theta)
     # The group begins with a second of the clock; it is at work until the trouble, and quiet follows.
-    begins_ns, trouble_ns = 2_000 * NS_PER_MS, whole(chance, 50, 400) * NS_PER_MS
+    begins_ns, trouble_ns = 2_000 * NS_PER_MS, random_int(chance, 50, 400) * NS_PER_MS
     trouble = Span(begins_ns, begins_ns + trouble_ns)
     faults: list[Fault] = []
-    steps: list[Step] = []
+    steps: list[ScenarioStep] = []
     mortal = list(members)
     chance.shuffle(mortal)
     for member in mortal[: (len(members) - 1) // 2]:
-        fate, at_ns = one_of(chance, ("crash", "crash", "leave", "nothing")), begins_ns + below(chance, trouble_ns)
+        fate, at_ns = (
+            random_choice(chance, ("crash", "crash", "leave", "nothing")),
+            begins_ns + random_below(chance, trouble_ns),
+        )
         if fate == "crash":
             faults.append(Crash(member, at_ns))
         elif fate == "leave":
             steps.append(Leave(member, at_ns))
-    if happens(chance, 0.3):
-        faults.append(Loss(trouble, one_of(chance, (0.01, 0.1))))
-    if happens(chance, 0.2):
+    if random_bool(chance, 0.3):
+        faults.append(Loss(trouble, random_choice(chance, (0.01, 0.1))))
+    if random_bool(chance, 0.2):
         faults.append(Duplication(Span(), 0.2))
-    if happens(chance, 0.2):
-        at_ns = begins_ns + below(chance, trouble_ns)
-        faults.append(Pause(one_of(chance, members), at_ns, at_ns + whole(chance, 10, 200) * NS_PER_MS))
-    max_message = one_of(chance, (50, 3000))
-    rates = {member: Rate(float(one_of(chance, (10, 40, 150))), 1) for member in members}
+    if random_bool(chance, 0.2):
+        at_ns = begins_ns + random_below(chance, trouble_ns)
+        faults.append(Pause(random_choice(chance, members), at_ns, at_ns + random_int(chance, 10, 200) * NS_PER_MS))
+    max_message = random_choice(chance, (50, 3000))
+    rates = {member: Rate(float(random_choice(chance, (10, 40, 150))), 1) for member in members}
     return Scenario(
         source=f"cbr_finals({seed})",
         group="swarm",
@@ -95,52 +100,56 @@ def cbr_finals(seed: int) -> Scenario:
         timing=timing,
         rates=rates,
         workloads={
-            member: Workload("poisson", 0, max_message, rate=rate.avg * one_of(chance, (0.3, 0.9)))
+            member: Workload("poisson", 0, max_message, rate=rate.avg * random_choice(chance, (0.3, 0.9)))
             for member, rate in rates.items()
         },
-        network=Network(Uniform(0, timing.delta_ns)),
-        run_ns=begins_ns + trouble_ns + QUIET_NS,
+        network=Network(UniformDelay(0, timing.delta_ns)),
+        run_ns=begins_ns + trouble_ns + QUIET_PERIOD_NS,
         seed=seed,
         max_message=max_message,
-        max_frame=one_of(chance, (400, 1400)),
+        max_frame=random_choice(chance, (400, 1400)),
         grades="both",
-        clocks=Clocks(one_of(chance, ("perfect", "fixed", "drifting"))),
+        clocks=Clocks(random_choice(chance, ("perfect", "fixed", "drifting"))),
         faults=tuple(faults),
         steps=tuple(steps),
     )
 
 
 def _workload(chance: Random, max_message: int) -> Workload:
-    if happens(chance, 0.15):
+    if random_bool(chance, 0.15):
         return Workload("silent")
-    often = one_of(chance, (20.0, 60.0, 150.0))
-    if happens(chance, 0.4):
+    often = random_choice(chance, (20.0, 60.0, 150.0))
+    if random_bool(chance, 0.4):
         return Workload("bursts", 0, max_message, burst=4, every_ns=int(4e9 / often))
     return Workload("poisson", 0, max_message, rate=often)
 
 
-def _trouble(chance: Random, members: tuple[int, ...], trouble_ns: int) -> tuple[list[Fault], list[Step]]:
+def _member_faults(chance: Random, members: tuple[int, ...], trouble_ns: int) -> tuple[list[Fault], list[ScenarioStep]]:
     faults: list[Fault] = []
-    steps: list[Step] = []
+    steps: list[ScenarioStep] = []
     mortal = list(members)
     chance.shuffle(mortal)
     for member in mortal[: (len(members) - 1) // 2]:
-        fate = one_of(chance, ("crash", "crash", "restart", "restart", "leave", "late", "nothing"))
-        at_ns = 1 + below(chance, trouble_ns - 1)
+        fate = random_choice(chance, ("crash", "crash", "restart", "restart", "leave", "late", "nothing"))
+        at_ns = 1 + random_below(chance, trouble_ns - 1)
         if fate in {"crash", "restart"}:
             faults.append(Crash(member, at_ns))
             if fate == "restart":
-                steps.append(Restart(member, at_ns + one_of(chance, (1, NS_PER_MS, whole(chance, 1, 300) * NS_PER_MS))))
+                steps.append(
+                    Restart(
+                        member, at_ns + random_choice(chance, (1, NS_PER_MS, random_int(chance, 1, 300) * NS_PER_MS))
+                    )
+                )
         elif fate == "leave":
             steps.append(Leave(member, at_ns))
         elif fate == "late":
             steps.append(Start(member, at_ns))
-    if happens(chance, 0.3):
-        from_ns = below(chance, trouble_ns)
-        to_ns = from_ns + 1 + below(chance, 2 * (trouble_ns - from_ns))
-        faults.append(Pause(one_of(chance, members), from_ns, min(to_ns, trouble_ns)))
-    if happens(chance, 0.3):
-        cut, from_ns = whole(chance, 1, len(members) - 1), below(chance, trouble_ns)
-        span = Span(from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns))
+    if random_bool(chance, 0.3):
+        from_ns = random_below(chance, trouble_ns)
+        to_ns = from_ns + 1 + random_below(chance, 2 * (trouble_ns - from_ns))
+        faults.append(Pause(random_choice(chance, members), from_ns, min(to_ns, trouble_ns)))
+    if random_bool(chance, 0.3):
+        cut, from_ns = random_int(chance, 1, len(members) - 1), random_below(chance, trouble_ns)
+        span = Span(from_ns, from_ns + 1 + random_below(chance, trouble_ns - from_ns))
         faults.append(Partition(span, (members[:cut], members[cut:])))
     return faults, steps

@@ -8,39 +8,40 @@ from __future__ import annotations
 from unisono.errors import UnisonoError
 from unisono.model.scenario import Scenario
 from unisono.orders.final.bounds import report_every_ns
-from unisono.orders.final.order import Final
+from unisono.orders.final.order import FinalOrder
 from unisono.sim.disk import DurableStack
-from unisono.sim.member import Node
-from unisono.sim.swarm.multigroup_at_rest import calm_ns
+from unisono.sim.member import SimulatedMember
+from unisono.sim.swarm.multigroup_at_rest import faults_end_ns
 from unisono.sim.world import World
 
 
-class FinalsAtRest:
+class FinalOrderQuiescent:
     """Asked of a scenario's world, again and again: whether its trouble is over and nothing is left to become final."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._calm_ns = calm_ns(scenario) + 2 * report_every_ns(scenario.timing)
+        self._faults_end_ns = faults_end_ns(scenario) + 2 * report_every_ns(scenario.timing)
 
     def __call__(self, world: World) -> bool:
-        if world.now <= world.start_ns + self._calm_ns:
+        if world.now <= world.start_ns + self._faults_end_ns:
             return False
-        orders = {node.member: _order(node) for node in world.nodes.values() if node.up}
-        if any(world.now <= world.start_ns + self._calm_ns + order.bound_ns() for order in orders.values()):
+        orders = {node.member: _final_order(node) for node in world.members.values() if node.up}
+        if any(world.now <= world.start_ns + self._faults_end_ns + order.bound_ns() for order in orders.values()):
             return False  # early deliveries may be to come
         ends = {order.log.k for order in orders.values()} | {order.consensus.next_free - 1 for order in orders.values()}
         return len(ends) <= 1 and all(
-            order.entered() and all(_settled(order, peer) for peer in orders) for order in orders.values()
+            order.participates() and all(_reported_all_final(order, peer) for peer in orders)
+            for order in orders.values()
         )
 
 
-def _order(node: Node) -> Final:
+def _final_order(node: SimulatedMember) -> FinalOrder:
     order = node.stack.stack.order if isinstance(node.stack, DurableStack) else None
-    if not isinstance(order, Final):
+    if not isinstance(order, FinalOrder):
         raise UnisonoError(f"member {node.member} has no final deliveries")
     return order
 
 
-def _settled(order: Final, peer: int) -> bool:
+def _reported_all_final(order: FinalOrder, peer: int) -> bool:
     """Whether a peer has told this member that it holds nothing that is not final, and has delivered all that is."""
-    report = order.reports.of.get(peer)
-    return report is not None and not report.cells and report.known == order.log.k
+    report = order.reports.by_member.get(peer)
+    return report is not None and not report.held_ranges and report.delivered_instance == order.log.k

@@ -4,48 +4,59 @@ from __future__ import annotations
 
 from random import Random
 
-from unisono.model.delays import Uniform
+from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
-from unisono.model.scenario import Clocks, Expect, Network, Restart, Scenario, SendsChange, Step, Workload
+from unisono.model.scenario import (
+    Clocks,
+    Expectation,
+    Network,
+    PlannedTopologyChange,
+    Restart,
+    Scenario,
+    ScenarioStep,
+    Workload,
+)
 from unisono.model.timing import Timing
 from unisono.model.topology import Multigroup, Topology
-from unisono.sim.random_streams import Streams, below, happens, one_of, whole
+from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
-SIZE = 3
-SETTLE_NS = 1_500 * NS_PER_MS
+GROUP_SIZE = 3
+DRAIN_NS = 1_500 * NS_PER_MS
 """From the end of the sending on nothing goes wrong: so long it takes at most until everything is delivered."""
-NAMES = "abcdef"
-LARGE = 0.03
+GROUP_NAMES = "abcdef"
+LARGE_PROBABILITY = 0.03
 """So many of the scenarios are large: many groups, in which most members send, and for longer."""
 
-CHANGING = 0.4
+TOPOLOGY_CHANGE_PROBABILITY = 0.4
 """In so many the topology changes under way."""
 
 
 def groups_scenario(seed: int) -> Scenario:
     """One scenario; the same seed gives the same."""
-    chance = Streams(seed).stream("groups")
-    large = happens(chance, LARGE)
-    count = whole(chance, 4, 6) if large else one_of(chance, (2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 5, 6))
-    send_ns = (200 if large else one_of(chance, (40, 60, 60, 80, 80, 100, 120, 250))) * NS_PER_MS
+    chance = RandomStreams(seed).stream("groups")
+    large = random_bool(chance, LARGE_PROBABILITY)
+    count = (
+        random_int(chance, 4, 6) if large else random_choice(chance, (2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 5, 6))
+    )
+    send_ns = (200 if large else random_choice(chance, (40, 60, 60, 80, 80, 100, 120, 250))) * NS_PER_MS
     topology = _topology(chance, count)
     members = topology.members
     able = tuple(member for member in members if topology.sends[topology.group_of(member)])
-    senders = {one_of(chance, able) for _ in range(2 * len(able) if large else whole(chance, 2, 4))}
-    delta = whole(chance, 1, 8) * NS_PER_MS
-    timing = Timing(delta, below(chance, 2 * delta), whole(chance, 1, 5) * NS_PER_MS)
-    window = one_of(chance, (0, 0, 0, delta, None))
+    senders = {random_choice(chance, able) for _ in range(2 * len(able) if large else random_int(chance, 2, 4))}
+    delta = random_int(chance, 1, 8) * NS_PER_MS
+    timing = Timing(delta, random_below(chance, 2 * delta), random_int(chance, 1, 5) * NS_PER_MS)
+    window = random_choice(chance, (0, 0, 0, delta, None))
     rules = Multigroup(
         topology,
-        one_of(chance, ("on_demand", "on_demand", "periodic")),
-        whole(chance, 4, 40) * NS_PER_MS,
+        random_choice(chance, ("on_demand", "on_demand", "periodic")),
+        random_int(chance, 4, 40) * NS_PER_MS,
         window,
-        optimistic=window != 0 and happens(chance, 0.5),
+        optimistic=window != 0 and random_bool(chance, 0.5),
     )
     faults, steps = _faults(chance, topology, send_ns)
-    steps += _changes(Streams(seed).stream("changes"), topology, send_ns)
+    steps += _topology_changes(RandomStreams(seed).stream("changes"), topology, send_ns)
     rate = Rate(avg=5000, burst=64)
     return Scenario(
         source=f"groups_scenario({seed})",
@@ -55,35 +66,39 @@ def groups_scenario(seed: int) -> Scenario:
         timing=timing,
         rates=dict.fromkeys(members, rate),
         workloads={member: _workload(chance, send_ns) if member in senders else Workload() for member in members},
-        network=Network(Uniform(below(chance, delta), delta), fifo=happens(chance, 0.7)),
+        network=Network(UniformDelay(random_below(chance, delta), delta), fifo=random_bool(chance, 0.7)),
         run_ns=send_ns,
         seed=seed,
         failures=True,
-        max_frame=one_of(chance, (1400, 400)),
-        clocks=Clocks(one_of(chance, ("fixed", "drifting", "adversarial"))),
+        max_frame=random_choice(chance, (1400, 400)),
+        clocks=Clocks(random_choice(chance, ("fixed", "drifting", "adversarial"))),
         faults=faults,
         steps=steps,
         multigroup=rules,
         routes={member: _routes(chance, topology, member) for member in members},
-        expect=Expect(bound_ns=SETTLE_NS),
+        expect=Expectation(bound_ns=DRAIN_NS),
     )
 
 
 def _topology(chance: Random, count: int) -> Topology:
-    names = NAMES[:count]
-    groups = {name: range(SIZE * number + 1, SIZE * number + SIZE + 1) for number, name in enumerate(names)}
-    density = one_of(chance, (0.3, 0.6, 1.0))
-    sends = {name: [other for other in names if happens(chance, density)] for name in names}
-    if happens(chance, 0.3) or not any(sends.values()):  # a ring, which is as asymmetric and cyclic as can be
+    names = GROUP_NAMES[:count]
+    groups = {
+        name: range(GROUP_SIZE * number + 1, GROUP_SIZE * number + GROUP_SIZE + 1) for number, name in enumerate(names)
+    }
+    density = random_choice(chance, (0.3, 0.6, 1.0))
+    sends = {name: [other for other in names if random_bool(chance, density)] for name in names}
+    if random_bool(chance, 0.3) or not any(sends.values()):  # a ring, which is as asymmetric and cyclic as can be
         sends = {name: [name, names[(number + 1) % count]] for number, name in enumerate(names)}
     return Topology({name: tuple(members) for name, members in groups.items()}, sends)
 
 
 def _workload(chance: Random, send_ns: int) -> Workload:
-    if happens(chance, 0.5):
-        messages = whole(chance, 1, 8)
-        return Workload("poisson", 10, one_of(chance, (100, 1500)), rate=messages * NS_PER_S / send_ns)
-    return Workload("bursts", 10, 100, burst=whole(chance, 1, 6), every_ns=send_ns * whole(chance, 20, 60) // 100)
+    if random_bool(chance, 0.5):
+        messages = random_int(chance, 1, 8)
+        return Workload("poisson", 10, random_choice(chance, (100, 1500)), rate=messages * NS_PER_S / send_ns)
+    return Workload(
+        "bursts", 10, 100, burst=random_int(chance, 1, 6), every_ns=send_ns * random_int(chance, 20, 60) // 100
+    )
 
 
 def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str, ...], ...]:
@@ -91,47 +106,55 @@ def _routes(chance: Random, topology: Topology, member: int) -> tuple[tuple[str,
     if not receivers:
         return ((topology.group_of(member),),)
     turns = []
-    for _ in range(whole(chance, 1, 4)):
-        chosen = tuple(name for name in receivers if happens(chance, 0.5))
-        turns.append(chosen or (one_of(chance, receivers),))
+    for _ in range(random_int(chance, 1, 4)):
+        chosen = tuple(name for name in receivers if random_bool(chance, 0.5))
+        turns.append(chosen or (random_choice(chance, receivers),))
     return tuple(turns)
 
 
-def _changes(chance: Random, topology: Topology, send_ns: int) -> tuple[SendsChange, ...]:
+def _topology_changes(chance: Random, topology: Topology, send_ns: int) -> tuple[PlannedTopologyChange, ...]:
     """Members have their groups send to other groups, now and then to nobody."""
-    if not happens(chance, CHANGING):
+    if not random_bool(chance, TOPOLOGY_CHANGE_PROBABILITY):
         return ()
     steps = []
-    for _ in range(whole(chance, 1, 4)):
-        sends = tuple(name for name in topology.names if happens(chance, 0.5))
-        steps.append(SendsChange(one_of(chance, topology.members), below(chance, send_ns), sends))
+    for _ in range(random_int(chance, 1, 4)):
+        sends = tuple(name for name in topology.names if random_bool(chance, 0.5))
+        steps.append(
+            PlannedTopologyChange(random_choice(chance, topology.members), random_below(chance, send_ns), sends)
+        )
     return tuple(steps)
 
 
-def _faults(chance: Random, topology: Topology, send_ns: int) -> tuple[tuple[Fault, ...], tuple[Step, ...]]:
+def _faults(chance: Random, topology: Topology, send_ns: int) -> tuple[tuple[Fault, ...], tuple[ScenarioStep, ...]]:
     faults: list[Fault] = []
-    steps: list[Step] = []
+    steps: list[ScenarioStep] = []
     trouble = Span(0, send_ns)
-    if happens(chance, 0.6):
-        faults.append(Loss(trouble, one_of(chance, (0.01, 0.05, 0.15))))
-    if happens(chance, 0.3):
+    if random_bool(chance, 0.6):
+        faults.append(Loss(trouble, random_choice(chance, (0.01, 0.05, 0.15))))
+    if random_bool(chance, 0.3):
         faults.append(Duplication(trouble, 0.1))
-    if happens(chance, 0.3):
+    if random_bool(chance, 0.3):
         faults.append(Reordering(trouble, 0.2))
-    if happens(chance, 0.2):
-        apart = tuple(member for member in topology.members if happens(chance, 0.3))
+    if random_bool(chance, 0.2):
+        apart = tuple(member for member in topology.members if random_bool(chance, 0.3))
         if apart:
-            start = below(chance, send_ns)
+            start = random_below(chance, send_ns)
             faults.append(Partition(Span(start, min(send_ns, start + send_ns // 3) + 1), (apart,)))
     for name in topology.names:
-        if happens(chance, 0.4):
-            member, at = one_of(chance, tuple(topology.groups[name])), below(chance, send_ns)
+        if random_bool(chance, 0.4):
+            member, at = random_choice(chance, tuple(topology.groups[name])), random_below(chance, send_ns)
             faults.append(Crash(member, at))
-            if happens(chance, 0.7):
-                steps.append(Restart(member, at + whole(chance, 1, one_of(chance, (20, 60, 200))) * NS_PER_MS))
-        elif happens(chance, 0.15):
-            start = below(chance, send_ns)
+            if random_bool(chance, 0.7):
+                steps.append(
+                    Restart(member, at + random_int(chance, 1, random_choice(chance, (20, 60, 200))) * NS_PER_MS)
+                )
+        elif random_bool(chance, 0.15):
+            start = random_below(chance, send_ns)
             faults.append(
-                Pause(one_of(chance, tuple(topology.groups[name])), start, start + whole(chance, 10, 100) * NS_PER_MS)
+                Pause(
+                    random_choice(chance, tuple(topology.groups[name])),
+                    start,
+                    start + random_int(chance, 10, 100) * NS_PER_MS,
+                )
             )
     return tuple(faults), tuple(steps)

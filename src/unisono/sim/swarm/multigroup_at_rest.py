@@ -10,11 +10,11 @@ from unisono.model.faults import Crash, Pause
 from unisono.model.scenario import Scenario
 from unisono.orders.multigroup.order import QuasiGenuine
 from unisono.sim.disk import DurableStack
-from unisono.sim.member import Node
+from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 
 
-def calm_ns(scenario: Scenario) -> int:
+def faults_end_ns(scenario: Scenario) -> int:
     """From when on, after its start, nothing befalls a run: even what somebody sent who crashed has arrived."""
     ends = [scenario.run_ns, *(step.at_ns for step in scenario.steps)]
     for fault in scenario.faults:
@@ -27,33 +27,33 @@ def calm_ns(scenario: Scenario) -> int:
     return max(ends) + 3 * scenario.timing.delta_ns
 
 
-class AtRest:
+class MultigroupQuiescent:
     """Asked of a scenario's world, again and again: whether its trouble is over and nothing waits any more."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._calm_ns = calm_ns(scenario)
-        self._under_way: dict[int, int] = {}
+        self._faults_end_ns = faults_end_ns(scenario)
+        self._last_proposed: dict[int, int] = {}
         """By group, the last instance that its leader had proposed when nothing but nulls was left."""
 
     def __call__(self, world: World) -> bool:
-        if world.now <= world.start_ns + self._calm_ns:
+        if world.now <= world.start_ns + self._faults_end_ns:
             return False
         groups: dict[int, list[QuasiGenuine]] = {}
-        for node in world.nodes.values():
+        for node in world.members.values():
             if node.up:
-                order = _order(node)
-                groups.setdefault(order.me, []).append(order)
-        if not _nothing_waits(groups):
-            self._under_way.clear()
+                order = _multigroup_order(node)
+                groups.setdefault(order.own_group, []).append(order)
+        if not _nothing_pending(groups):
+            self._last_proposed.clear()
             return False
-        if not self._under_way:
-            self._under_way = {group: _last(mates) for group, mates in groups.items()}
+        if not self._last_proposed:
+            self._last_proposed = {group: _last_instance(mates) for group, mates in groups.items()}
         return all(
-            order.consensus.decided >= self._under_way[group] for group, mates in groups.items() for order in mates
+            order.consensus.decided >= self._last_proposed[group] for group, mates in groups.items() for order in mates
         )
 
 
-def _order(node: Node) -> QuasiGenuine:
+def _multigroup_order(node: SimulatedMember) -> QuasiGenuine:
     stack = node.stack
     order = stack.stack.order if isinstance(stack, DurableStack) else None
     if not isinstance(order, QuasiGenuine):
@@ -61,26 +61,29 @@ def _order(node: Node) -> QuasiGenuine:
     return order
 
 
-def _last(mates: list[QuasiGenuine]) -> int:
-    return max(order.consensus.next_free - 1 for order in mates)
+def _last_instance(orders: list[QuasiGenuine]) -> int:
+    return max(order.consensus.next_free - 1 for order in orders)
 
 
-def _nothing_waits(groups: dict[int, list[QuasiGenuine]]) -> bool:
+def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
     """One member of each group leads, nothing waits for its place or for barriers, nothing is on its way."""
     return all(
-        sum(order.consensus.leading for order in mates) == 1
+        sum(order.consensus.is_leader for order in mates) == 1
         and not any(
-            order.sending.waiting
-            or order.gate.pending
-            or (order.consensus.leading and order.relating.bonding.due_at() is not None)
-            or (order.consensus.leading and order.proposals.due_at() is not None)
-            or any(its.applied < _head(groups, source, order.me) for source, its in order.gate.sources.items())
+            order.message_sender.undecided
+            or order.barrier_queue.pending
+            or (order.consensus.is_leader and order.topology_changes.exchange.due_at() is not None)
+            or (order.consensus.is_leader and order.proposals.first_timestamp() is not None)
+            or any(
+                its.applied < _stream_head(groups, source, order.own_group)
+                for source, its in order.barrier_queue.sources.items()
+            )
             for order in mates
         )
         for mates in groups.values()
     )
 
 
-def _head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: int) -> int:
+def _stream_head(groups: dict[int, list[QuasiGenuine]], source: int, receiver: int) -> int:
     streams = [order.log.streams.get(receiver) for order in groups.get(source, [])]
     return max((stream.head for stream in streams if stream is not None), default=0)

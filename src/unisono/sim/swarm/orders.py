@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from unisono.model.delays import Constant, DelayModel, Uniform
+from unisono.model.delays import ConstantDelay, DelayModel, UniformDelay
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
@@ -20,21 +20,21 @@ from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
     Clocks,
-    Expect,
+    Expectation,
     Leave,
     Network,
-    RateChange,
+    PlannedRateChange,
     Restart,
     Scenario,
+    ScenarioStep,
     Start,
-    Step,
     Workload,
 )
 from unisono.model.timing import Timing
 from unisono.orders.cbr.bounds import latency_bound_ns as cbr_bound_ns
 from unisono.orders.leader.broadcast import latency_bound_ns as leader_bound_ns
 from unisono.orders.leader.timestamp import latency_bound_ns as timestamp_bound_ns
-from unisono.sim.random_streams import Streams, below, happens, one_of, whole
+from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 from unisono.stack import build
 
 FORMING_NS = 8 * NS_PER_MS
@@ -44,7 +44,7 @@ FORMING_NS = 8 * NS_PER_MS
 def any_order(seed: int) -> Scenario:
     """The scenario of a seed; seeds take turns between the kinds."""
     kind = KINDS[seed % len(KINDS)]
-    return _MAKERS[kind](Streams(seed).stream("any order"), seed)
+    return _SCENARIO_BUILDERS[kind](RandomStreams(seed).stream("any order"), seed)
 
 
 def _scenario(
@@ -58,7 +58,7 @@ def _scenario(
     bound_ns: int | None,
     max_message: int = 300,
     faults: list[Fault] | None = None,
-    steps: list[Step] | None = None,
+    steps: list[ScenarioStep] | None = None,
     failures: bool = False,
     loss_burst: int = 0,
     fec: tuple[int, int] | None = None,
@@ -67,7 +67,10 @@ def _scenario(
     fifo: bool | None = None,
 ) -> Scenario:
     adversaries: tuple[Adversary, ...] = ("none", "corners", "corners", "all_delta")
-    delays: tuple[DelayModel, ...] = (Uniform(0, timing.delta_ns), Constant(below(chance, timing.delta_ns + 1)))
+    delays: tuple[DelayModel, ...] = (
+        UniformDelay(0, timing.delta_ns),
+        ConstantDelay(random_below(chance, timing.delta_ns + 1)),
+    )
     return Scenario(
         source=f"any_order({seed})",
         group="swarm",
@@ -77,86 +80,93 @@ def _scenario(
         rates=rates,
         workloads={member: _workload(chance, rate, max_message) for member, rate in rates.items()},
         network=Network(
-            one_of(chance, delays), one_of(chance, adversaries), fifo=happens(chance, 0.8) if fifo is None else fifo
+            random_choice(chance, delays),
+            random_choice(chance, adversaries),
+            fifo=random_bool(chance, 0.8) if fifo is None else fifo,
         ),
         run_ns=run_ns,
         seed=seed,
-        epoch_ns=EPOCH_NS + below(chance, NS_PER_S),
+        epoch_ns=EPOCH_NS + random_below(chance, NS_PER_S),
         max_message=max_message,
-        max_frame=one_of(chance, (400, 1400)),
+        max_frame=random_choice(chance, (400, 1400)),
         failures=failures,
         loss_burst=loss_burst,
         fec=fec,
         processing_ns=processing_ns,
         reservation=reservation,
         clocks=Clocks(
-            one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=one_of(chance, (100.0, 1e6)),
-            step_every_ns=whole(chance, NS_PER_MS, 30 * NS_PER_MS),
+            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=random_choice(chance, (100.0, 1e6)),
+            step_every_ns=random_int(chance, NS_PER_MS, 30 * NS_PER_MS),
         ),
         faults=tuple(faults or ()),
         steps=tuple(steps or ()),
-        expect=Expect("valid", bound_ns),
+        expect=Expectation("valid", bound_ns),
     )
 
 
 def _members(chance: Random, low: int = 2, high: int = 8) -> tuple[int, ...]:
     """Mostly few, since a run's cost grows with their square; any numbers."""
-    count = min(whole(chance, low, high) for _ in range(one_of(chance, (1, 3, 3, 3, 3, 3))))
-    first, apart = one_of(chance, (1, 1, 7)), one_of(chance, (1, 1, 13))
+    count = min(random_int(chance, low, high) for _ in range(random_choice(chance, (1, 3, 3, 3, 3, 3))))
+    first, apart = random_choice(chance, (1, 1, 7)), random_choice(chance, (1, 1, 13))
     return tuple(range(first, first + count * apart, apart))
 
 
-def _timing(chance: Random, least_delta_ns: int = 0) -> Timing:
-    theta = one_of(chance, (5 * NS_PER_MS, whole(chance, NS_PER_MS, 10 * NS_PER_MS)))
+def _timing(chance: Random, min_delta_ns: int = 0) -> Timing:
+    theta = random_choice(chance, (5 * NS_PER_MS, random_int(chance, NS_PER_MS, 10 * NS_PER_MS)))
     return Timing(
-        max(least_delta_ns, one_of(chance, (0, theta // 3, 2 * theta, below(chance, 2 * theta)))),
-        2 * one_of(chance, (0, 1, theta // 5, below(chance, theta) // 2)),
+        max(min_delta_ns, random_choice(chance, (0, theta // 3, 2 * theta, random_below(chance, 2 * theta)))),
+        2 * random_choice(chance, (0, 1, theta // 5, random_below(chance, theta) // 2)),
         theta,
     )
 
 
 def _rate(chance: Random, timing: Timing) -> Rate:
-    burst = one_of(chance, (1, 2, 5))
-    return Rate(one_of(chance, (0.2, 0.6, 1.0)) * burst * NS_PER_S / timing.theta_ns, burst)
+    burst = random_choice(chance, (1, 2, 5))
+    return Rate(random_choice(chance, (0.2, 0.6, 1.0)) * burst * NS_PER_S / timing.theta_ns, burst)
 
 
 def _workload(chance: Random, rate: Rate, max_message: int) -> Workload:
-    high = whole(chance, 0, max_message)
-    if happens(chance, 0.2):
+    high = random_int(chance, 0, max_message)
+    if random_bool(chance, 0.2):
         return Workload("silent")
     # Now and then more than was declared: then the stack pushes back.
-    often = min(rate.avg, 250.0) * one_of(chance, (0.2, 0.8, 1.5))
-    if happens(chance, 0.4):
-        return Workload("bursts", 0, high, burst=whole(chance, 1, rate.burst), every_ns=int(rate.burst * 1e9 / often))
-    return Workload(one_of(chance, ("poisson", "cbr")), 0, high, rate=often)
+    often = min(rate.avg, 250.0) * random_choice(chance, (0.2, 0.8, 1.5))
+    if random_bool(chance, 0.4):
+        return Workload(
+            "bursts", 0, high, burst=random_int(chance, 1, rate.burst), every_ns=int(rate.burst * 1e9 / often)
+        )
+    return Workload(random_choice(chance, ("poisson", "cbr")), 0, high, rate=often)
 
 
 def _span_ns(chance: Random, timing: Timing) -> int:
     """How long things happen: enough slots for everything to be under way at once."""
-    return whole(chance, 5, 11) * timing.theta_ns + 2 * (timing.delta_ns + timing.gamma_ns)
+    return random_int(chance, 5, 11) * timing.theta_ns + 2 * (timing.delta_ns + timing.gamma_ns)
 
 
-def _starts(chance: Random, members: tuple[int, ...], within_ns: int = FORMING_NS) -> list[Step]:
-    return [Start(member, below(chance, within_ns)) for member in members if happens(chance, 0.3)]
+def _starts(chance: Random, members: tuple[int, ...], within_ns: int = FORMING_NS) -> list[ScenarioStep]:
+    return [Start(member, random_below(chance, within_ns)) for member in members if random_bool(chance, 0.3)]
 
 
-def _rate_changes(chance: Random, members: tuple[int, ...], timing: Timing, run_ns: int) -> list[Step]:
-    changes = one_of(chance, (0, 1, 3))
-    return [RateChange(one_of(chance, members), below(chance, run_ns), _rate(chance, timing)) for _ in range(changes)]
+def _rate_changes(chance: Random, members: tuple[int, ...], timing: Timing, run_ns: int) -> list[ScenarioStep]:
+    changes = random_choice(chance, (0, 1, 3))
+    return [
+        PlannedRateChange(random_choice(chance, members), random_below(chance, run_ns), _rate(chance, timing))
+        for _ in range(changes)
+    ]
 
 
-def _mischief(chance: Random) -> list[Fault]:
+def _duplication_and_reordering(chance: Random) -> list[Fault]:
     """What orders have to bear although the paper's network does not do it: it stays within Δ."""
     faults: list[Fault] = []
-    if happens(chance, 0.25):
-        faults.append(Duplication(Span(), one_of(chance, (0.05, 0.5))))
-    if happens(chance, 0.25):
-        faults.append(Reordering(Span(), one_of(chance, (0.05, 0.5))))
+    if random_bool(chance, 0.25):
+        faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5))))
+    if random_bool(chance, 0.25):
+        faults.append(Reordering(Span(), random_choice(chance, (0.05, 0.5))))
     return faults
 
 
-def _formed_ns(timing: Timing, steps: list[Step]) -> int:
+def _formed_ns(timing: Timing, steps: list[ScenarioStep]) -> int:
     """When a group that waits for everybody has formed."""
     latest = max((step.at_ns for step in steps if isinstance(step, Start)), default=0)
     return latest + max(timing.delta_ns, timing.theta_ns, 10 * NS_PER_MS) + 3 * (timing.delta_ns + timing.gamma_ns)
@@ -167,17 +177,21 @@ def _formed_ns(timing: Timing, steps: list[Step]) -> int:
 
 def _cbr(chance: Random, seed: int) -> Scenario:
     """Cycles last a second, so these runs do too: a few, at rates so low that little happens in them."""
-    members, theta = _members(chance), one_of(chance, (5 * NS_PER_MS, 7_777_777))
-    delta = one_of(chance, (0, 10 * NS_PER_MS, below(chance, 300 * NS_PER_MS)))
-    timing = Timing(delta, 2 * one_of(chance, (0, NS_PER_MS, below(chance, 20 * NS_PER_MS))), theta)
-    run_ns = whole(chance, 1800, 3600) * NS_PER_MS
+    members, theta = _members(chance), random_choice(chance, (5 * NS_PER_MS, 7_777_777))
+    delta = random_choice(chance, (0, 10 * NS_PER_MS, random_below(chance, 300 * NS_PER_MS)))
+    timing = Timing(delta, 2 * random_choice(chance, (0, NS_PER_MS, random_below(chance, 20 * NS_PER_MS))), theta)
+    run_ns = random_int(chance, 1800, 3600) * NS_PER_MS
     steps = _starts(chance, members, 300 * NS_PER_MS)
-    changes = [RateChange(m, below(chance, run_ns), _whole_rate(chance)) for m in members if happens(chance, 0.4)]
+    changes = [
+        PlannedRateChange(m, random_below(chance, run_ns), _integer_rate(chance))
+        for m in members
+        if random_bool(chance, 0.4)
+    ]
     steps += changes
-    gone = one_of(chance, members)
-    if happens(chance, 0.3):
-        steps.append(Leave(gone, _formed_ns(timing, steps) + NS_PER_S + below(chance, run_ns)))
-    rates = {member: _whole_rate(chance) for member in members}
+    gone = random_choice(chance, members)
+    if random_bool(chance, 0.3):
+        steps.append(Leave(gone, _formed_ns(timing, steps) + NS_PER_S + random_below(chance, run_ns)))
+    rates = {member: _integer_rate(chance) for member in members}
     slowest = min(int(rate.avg) for rate in (*rates.values(), *(change.rate for change in changes)))
     return _scenario(
         chance,
@@ -187,14 +201,14 @@ def _cbr(chance: Random, seed: int) -> Scenario:
         rates,
         run_ns=run_ns,
         bound_ns=cbr_bound_ns(timing, slowest),
-        faults=_mischief(chance),
+        faults=_duplication_and_reordering(chance),
         steps=steps,
-        reservation=one_of(chance, ("sender", "receiver")),
+        reservation=random_choice(chance, ("sender", "receiver")),
     )
 
 
-def _whole_rate(chance: Random) -> Rate:
-    return Rate(float(one_of(chance, (1, 2, 3, whole(chance, 1, 10)))), 1)
+def _integer_rate(chance: Random) -> Rate:
+    return Rate(float(random_choice(chance, (1, 2, 3, random_int(chance, 1, 10)))), 1)
 
 
 def _vbr(chance: Random, seed: int) -> Scenario:
@@ -203,11 +217,19 @@ def _vbr(chance: Random, seed: int) -> Scenario:
     formed_ns = _formed_ns(timing, steps) + 2 * timing.theta_ns
     run_ns = formed_ns + _span_ns(chance, timing)
     steps += _rate_changes(chance, members, timing, run_ns)
-    steps += [Leave(m, whole(chance, formed_ns, run_ns)) for m in members if happens(chance, 0.15)]
+    steps += [Leave(m, random_int(chance, formed_ns, run_ns)) for m in members if random_bool(chance, 0.15)]
     rates = {member: _rate(chance, timing) for member in members}
     bound_ns = timing.delta_ns + timing.gamma_ns + timing.theta_ns
     return _scenario(
-        chance, seed, "vbr", timing, rates, run_ns=run_ns, bound_ns=bound_ns, faults=_mischief(chance), steps=steps
+        chance,
+        seed,
+        "vbr",
+        timing,
+        rates,
+        run_ns=run_ns,
+        bound_ns=bound_ns,
+        faults=_duplication_and_reordering(chance),
+        steps=steps,
     )
 
 
@@ -218,7 +240,7 @@ def _vbr_fec(chance: Random, seed: int) -> Scenario:
     run_ns = _formed_ns(timing, steps) + 2 * timing.theta_ns + _span_ns(chance, timing)
     steps += _rate_changes(chance, members, timing, run_ns)
     rates = {member: _rate(chance, timing) for member in members}
-    faults: list[Fault] = [Loss(Span(), one_of(chance, (0.1, 0.6, 1.0)), *fec)]
+    faults: list[Fault] = [Loss(Span(), random_choice(chance, (0.1, 0.6, 1.0)), *fec)]
     bound_ns = timing.delta_ns + timing.gamma_ns + timing.theta_ns
     return _scenario(
         chance, seed, "vbr", timing, rates, run_ns=run_ns, bound_ns=bound_ns, faults=faults, steps=steps, fec=fec
@@ -226,8 +248,8 @@ def _vbr_fec(chance: Random, seed: int) -> Scenario:
 
 
 def _fec(chance: Random) -> tuple[int, int]:
-    a = whole(chance, 1, 3)
-    return a, a + whole(chance, 1, 4)
+    a = random_int(chance, 1, 3)
+    return a, a + random_int(chance, 1, 4)
 
 
 # -- with failures -----------------------------------------------------------------------------------------------
@@ -235,18 +257,18 @@ def _fec(chance: Random) -> tuple[int, int]:
 
 def _vbr_failures(chance: Random, seed: int) -> Scenario:
     """Members come and go; then quiet, so that the group is whole again at the end."""
-    members, timing = _members(chance), _timing(chance, least_delta_ns=1)
+    members, timing = _members(chance), _timing(chance, min_delta_ns=1)
     trouble_ns = _span_ns(chance, timing) + 10 * NS_PER_MS
-    tolerance = one_of(chance, ("none", "burst", "fec"))
-    loss_burst = whole(chance, 1, 3) if tolerance == "burst" else 0
+    tolerance = random_choice(chance, ("none", "burst", "fec"))
+    loss_burst = random_int(chance, 1, 3) if tolerance == "burst" else 0
     fec = _fec(chance) if tolerance == "fec" else None
-    faults, steps = _comings_and_goings(chance, members, timing, trouble_ns)
+    faults, steps = _churn_faults(chance, members, timing, trouble_ns)
     if loss_burst:
-        faults.append(Loss(Span(), one_of(chance, (0.05, 0.3, 0.8)), loss_burst, loss_burst + 1))
+        faults.append(Loss(Span(), random_choice(chance, (0.05, 0.3, 0.8)), loss_burst, loss_burst + 1))
     elif fec:
-        faults.append(Loss(Span(), one_of(chance, (0.1, 0.6)), *fec))
+        faults.append(Loss(Span(), random_choice(chance, (0.1, 0.6)), *fec))
     else:
-        faults += _mischief(chance)
+        faults += _duplication_and_reordering(chance)
     steps += _rate_changes(chance, members, timing, trouble_ns)
     quiet_ns = 8 * (timing.delta_ns + timing.gamma_ns) + (8 + 2 * loss_burst) * timing.theta_ns + 25 * NS_PER_MS
     return _scenario(
@@ -266,60 +288,64 @@ def _vbr_failures(chance: Random, seed: int) -> Scenario:
     )
 
 
-def _comings_and_goings(
+def _churn_faults(
     chance: Random, members: tuple[int, ...], timing: Timing, trouble_ns: int
-) -> tuple[list[Fault], list[Step]]:
+) -> tuple[list[Fault], list[ScenarioStep]]:
     faults: list[Fault] = []
-    steps: list[Step] = []
+    steps: list[ScenarioStep] = []
     for member in members:
-        at_ns = below(chance, trouble_ns // 2) if happens(chance, 0.4) else 0
+        at_ns = random_below(chance, trouble_ns // 2) if random_bool(chance, 0.4) else 0
         if at_ns:
             steps.append(Start(member, at_ns))
-        for _ in range(one_of(chance, (0, 0, 1, 2))):
-            at_ns += 1 + below(chance, trouble_ns)
+        for _ in range(random_choice(chance, (0, 0, 1, 2))):
+            at_ns += 1 + random_below(chance, trouble_ns)
             if at_ns >= trouble_ns:
                 break
-            if happens(chance, 0.6):
+            if random_bool(chance, 0.6):
                 faults.append(Crash(member, at_ns))
             else:
                 steps.append(Leave(member, at_ns))
             # At once, so that nobody has missed it yet, or a while later.
-            at_ns += one_of(chance, (0, 1, timing.delta_ns, below(chance, trouble_ns)))
-            if at_ns >= trouble_ns or happens(chance, 0.3):
+            at_ns += random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
+            if at_ns >= trouble_ns or random_bool(chance, 0.3):
                 break
             steps.append(Restart(member, at_ns))
-    if happens(chance, 0.12):
-        cut, from_ns = whole(chance, 1, len(members) - 1), below(chance, trouble_ns)
-        span = Span(from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns))
+    if random_bool(chance, 0.12):
+        cut, from_ns = random_int(chance, 1, len(members) - 1), random_below(chance, trouble_ns)
+        span = Span(from_ns, from_ns + 1 + random_below(chance, trouble_ns - from_ns))
         faults.append(Partition(span, (members[:cut], members[cut:])))
-    if happens(chance, 0.12):
-        from_ns = below(chance, trouble_ns)
-        faults.append(Pause(one_of(chance, members), from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns)))
+    if random_bool(chance, 0.12):
+        from_ns = random_below(chance, trouble_ns)
+        faults.append(
+            Pause(random_choice(chance, members), from_ns, from_ns + 1 + random_below(chance, trouble_ns - from_ns))
+        )
     return faults, steps
 
 
 # -- with a leader -----------------------------------------------------------------------------------------------
 
 
-def _led(chance: Random, seed: int, order: str) -> Scenario:
+def _leader_scenario(chance: Random, seed: int, order: str) -> Scenario:
     """Any minority may crash, the leader first of all; others leave."""
-    members, timing = _members(chance, low=one_of(chance, (2, 3, 3))), _timing(chance)
+    members, timing = _members(chance, low=random_choice(chance, (2, 3, 3))), _timing(chance)
     steps = _starts(chance, members)
     formed_ns = _formed_ns(timing, steps)
     run_ns = formed_ns + _span_ns(chance, timing)
     steps += _rate_changes(chance, members, timing, run_ns)
-    processing_ns = one_of(chance, (0, NS_PER_MS, below(chance, 2 * timing.theta_ns)))
+    processing_ns = random_choice(chance, (0, NS_PER_MS, random_below(chance, 2 * timing.theta_ns)))
     # Who leads may leave too: then what was on its way to it takes longer, and no crash besides.
-    hands_over = happens(chance, 0.1)
-    going = [members[0]] if hands_over else sorted(members[1:], key=lambda _: chance.random())[: whole(chance, 0, 1)]
-    steps += [Leave(member, whole(chance, formed_ns, run_ns)) for member in going]
+    hands_over = random_bool(chance, 0.1)
+    going = (
+        [members[0]] if hands_over else sorted(members[1:], key=lambda _: chance.random())[: random_int(chance, 0, 1)]
+    )
+    steps += [Leave(member, random_int(chance, formed_ns, run_ns)) for member in going]
     staying = [member for member in members if member not in going]
     dying: list[int] = []
-    if happens(chance, 0.5) and not hands_over:
+    if random_bool(chance, 0.5) and not hands_over:
         dying = staying[: (len(staying) - 1) // 2]
-        if happens(chance, 0.4):
+        if random_bool(chance, 0.4):
             dying = sorted(staying, key=lambda _: chance.random())[: len(dying)]
-    crashes = [Crash(member, whole(chance, formed_ns, run_ns)) for member in dying]
+    crashes = [Crash(member, random_int(chance, formed_ns, run_ns)) for member in dying]
     bound_ns = (leader_bound_ns if order == "leader" else timestamp_bound_ns)(timing, processing_ns)
     if hands_over:
         bound_ns += 5 * timing.delta_ns + processing_ns
@@ -331,32 +357,35 @@ def _led(chance: Random, seed: int, order: str) -> Scenario:
         {member: _rate(chance, timing) for member in members},
         run_ns=run_ns,
         bound_ns=None if dying else bound_ns,
-        faults=[*crashes, *_mischief(chance)],
+        faults=[*crashes, *_duplication_and_reordering(chance)],
         steps=steps,
         failures=bool(dying),
         processing_ns=processing_ns,
     )
     if dying and going:
         # Who leaves may have come to lead by then.
-        stack, died = build(scenario.policy_for(members[0])), [fault.member for fault in sorted(crashes, key=_at_ns)]
+        stack, died = (
+            build(scenario.policy_for(members[0])),
+            [fault.member for fault in sorted(crashes, key=_crash_time_ns)],
+        )
         bound_ns += stack.outage_ns(died) + 5 * timing.delta_ns + processing_ns
-        return replace(scenario, expect=Expect("valid", bound_ns))
+        return replace(scenario, expect=Expectation("valid", bound_ns))
     return scenario
 
 
-def _at_ns(crash: Crash) -> int:
+def _crash_time_ns(crash: Crash) -> int:
     return crash.at_ns
 
 
 def _leader(chance: Random, seed: int) -> Scenario:
-    return _led(chance, seed, "leader")
+    return _leader_scenario(chance, seed, "leader")
 
 
 def _timestamp(chance: Random, seed: int) -> Scenario:
-    return _led(chance, seed, "timestamp")
+    return _leader_scenario(chance, seed, "timestamp")
 
 
-_MAKERS: dict[str, Callable[[Random, int], Scenario]] = {
+_SCENARIO_BUILDERS: dict[str, Callable[[Random, int], Scenario]] = {
     "cbr": _cbr,
     "vbr": _vbr,
     "vbr with fec": _vbr_fec,
@@ -364,4 +393,4 @@ _MAKERS: dict[str, Callable[[Random, int], Scenario]] = {
     "leader": _leader,
     "timestamp": _timestamp,
 }
-KINDS = tuple(_MAKERS)
+KINDS = tuple(_SCENARIO_BUILDERS)

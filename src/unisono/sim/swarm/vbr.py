@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from unisono.model.delays import Constant, DelayModel, Empirical, Exponential, Lognormal, Uniform
+from unisono.model.delays import (
+    ConstantDelay,
+    DelayModel,
+    EmpiricalDelay,
+    ExponentialDelay,
+    LognormalDelay,
+    UniformDelay,
+)
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span
 from unisono.model.rates import Rate
@@ -19,37 +26,37 @@ from unisono.model.scenario import (
     EPOCH_NS,
     Adversary,
     Clocks,
-    Expect,
+    Expectation,
     Leave,
     Network,
-    RateChange,
+    PlannedRateChange,
+    PlannedSlotChange,
     Restart,
     Scenario,
-    SlotChange,
+    ScenarioStep,
     Start,
-    Step,
     Workload,
     WorkloadKind,
 )
 from unisono.model.timing import Timing
-from unisono.sim.random_streams import Streams, below, happens, one_of, whole
+from unisono.sim.random_streams import RandomStreams, random_below, random_bool, random_choice, random_int
 
 LATEST_START_NS = 30 * NS_PER_MS
 
 
 def calm(seed: int) -> Scenario:
     """A scenario that keeps to the assumptions: every guarantee has to hold."""
-    chance = Streams(seed).stream("swarm")
-    count = whole(chance, 2, 8)
-    members = tuple(range(1, count + 1)) if happens(chance, 0.7) else tuple(range(3, 3 + 5 * count, 5))
+    chance = RandomStreams(seed).stream("swarm")
+    count = random_int(chance, 2, 8)
+    members = tuple(range(1, count + 1)) if random_bool(chance, 0.7) else tuple(range(3, 3 + 5 * count, 5))
     timing = Timing(
-        one_of(chance, (0, 1, whole(chance, 0, 20 * NS_PER_MS), 10 * NS_PER_MS)),
-        one_of(chance, (0, whole(chance, 0, 6 * NS_PER_MS), 2 * NS_PER_MS)),
-        one_of(chance, (whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS)),
+        random_choice(chance, (0, 1, random_int(chance, 0, 20 * NS_PER_MS), 10 * NS_PER_MS)),
+        random_choice(chance, (0, random_int(chance, 0, 6 * NS_PER_MS), 2 * NS_PER_MS)),
+        random_choice(chance, (random_int(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS)),
     )
-    max_message = one_of(chance, (1, 64, 1000, 3000))
+    max_message = random_choice(chance, (1, 64, 1000, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
-    run_ns = whole(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
+    run_ns = random_int(chance, 15, 40) * timing.theta_ns + 4 * (timing.delta_ns + timing.gamma_ns) + 40 * NS_PER_MS
     return Scenario(
         source=f"calm({seed})",
         group="swarm",
@@ -61,15 +68,15 @@ def calm(seed: int) -> Scenario:
         network=_network(chance, timing),
         run_ns=run_ns,
         seed=seed,
-        epoch_ns=one_of(chance, (0, EPOCH_NS, EPOCH_NS + below(chance, NS_PER_S))),
+        epoch_ns=random_choice(chance, (0, EPOCH_NS, EPOCH_NS + random_below(chance, NS_PER_S))),
         max_message=max_message,
-        max_frame=one_of(chance, (256, 576, 1400)),
+        max_frame=random_choice(chance, (256, 576, 1400)),
         clocks=Clocks(
-            one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=one_of(chance, (100.0, 10_000.0, 1e6)),
-            step_every_ns=whole(chance, NS_PER_MS, 50 * NS_PER_MS),
+            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=random_choice(chance, (100.0, 10_000.0, 1e6)),
+            step_every_ns=random_int(chance, NS_PER_MS, 50 * NS_PER_MS),
         ),
-        faults=_mischief(chance),
+        faults=_duplication_and_reordering(chance),
         steps=_steps(chance, members, timing, max_message, run_ns),
     )
 
@@ -77,24 +84,24 @@ def calm(seed: int) -> Scenario:
 def stormy(seed: int) -> Scenario:
     """The same with losses, partitions, crashes and pauses: safety has to hold, liveness cannot."""
     base = calm(seed)
-    chance = Streams(seed).stream("storm")
+    chance = RandomStreams(seed).stream("storm")
     faults: list[Fault] = list(base.faults)
     while len(faults) == len(base.faults):
-        if happens(chance, 0.4):
-            at_most = one_of(chance, (None, 1, 2))
-            of = None if at_most is None else at_most + whole(chance, 1, 5)
-            faults.append(Loss(_span(chance, base.run_ns), one_of(chance, (0.001, 0.01, 0.2)), at_most, of))
-        if happens(chance, 0.3):
-            cut = whole(chance, 1, len(base.members) - 1)
+        if random_bool(chance, 0.4):
+            at_most = random_choice(chance, (None, 1, 2))
+            of = None if at_most is None else at_most + random_int(chance, 1, 5)
+            faults.append(Loss(_span(chance, base.run_ns), random_choice(chance, (0.001, 0.01, 0.2)), at_most, of))
+        if random_bool(chance, 0.3):
+            cut = random_int(chance, 1, len(base.members) - 1)
             span = _span(chance, base.run_ns)
             faults.append(Partition(span, (base.members[:cut], base.members[cut:])))
-        if happens(chance, 0.3):
-            faults.append(Crash(one_of(chance, base.members), below(chance, base.run_ns)))
-        if happens(chance, 0.3):
-            from_ns = below(chance, base.run_ns)
-            to_ns = from_ns + whole(chance, 1, 60 * NS_PER_MS)
-            faults.append(Pause(one_of(chance, base.members), from_ns, to_ns))
-    return replace(base, source=f"stormy({seed})", faults=tuple(faults), expect=Expect("unknown"))
+        if random_bool(chance, 0.3):
+            faults.append(Crash(random_choice(chance, base.members), random_below(chance, base.run_ns)))
+        if random_bool(chance, 0.3):
+            from_ns = random_below(chance, base.run_ns)
+            to_ns = from_ns + random_int(chance, 1, 60 * NS_PER_MS)
+            faults.append(Pause(random_choice(chance, base.members), from_ns, to_ns))
+    return replace(base, source=f"stormy({seed})", faults=tuple(faults), expect=Expectation("unknown"))
 
 
 def churning(seed: int) -> Scenario:
@@ -103,26 +110,28 @@ def churning(seed: int) -> Scenario:
     Losses keep to the declared bound. Whatever happens ends early enough for the group to be whole again at the end.
     The order has to be one in every case; the bound has to hold unless a member stands still.
     """
-    chance = Streams(seed).stream("churn")
-    members = tuple(sorted({whole(chance, 1, 40) for _ in range(whole(chance, 2, 6))} | {7, 20}))
-    theta = one_of(chance, (whole(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS))
+    chance = RandomStreams(seed).stream("churn")
+    members = tuple(sorted({random_int(chance, 1, 40) for _ in range(random_int(chance, 2, 6))} | {7, 20}))
+    theta = random_choice(chance, (random_int(chance, NS_PER_MS, 10 * NS_PER_MS), 5 * NS_PER_MS))
     timing = Timing(
-        one_of(chance, (1, whole(chance, 1, 3 * theta), 2 * theta, theta // 3)),
-        one_of(chance, (0, whole(chance, 0, theta), 2 * NS_PER_MS)),
+        random_choice(chance, (1, random_int(chance, 1, 3 * theta), 2 * theta, theta // 3)),
+        random_choice(chance, (0, random_int(chance, 0, theta), 2 * NS_PER_MS)),
         theta,
     )
-    max_message = one_of(chance, (1, 64, 3000))
+    max_message = random_choice(chance, (1, 64, 3000))
     rates = {member: _rate(chance, timing, max_message) for member in members}
-    trouble_ns = whole(chance, 15, 30) * theta + 4 * (timing.delta_ns + timing.gamma_ns)
-    loss_burst = one_of(chance, (0, 0, 1, 2, 3))
-    faults, steps = _churn(chance, members, timing, trouble_ns)
+    trouble_ns = random_int(chance, 15, 30) * theta + 4 * (timing.delta_ns + timing.gamma_ns)
+    loss_burst = random_choice(chance, (0, 0, 1, 2, 3))
+    faults, steps = _churn_faults(chance, members, timing, trouble_ns)
     if loss_burst:
-        faults.append(Loss(Span(), one_of(chance, (0.01, 0.2, 0.6)), loss_burst, loss_burst + 1))
+        faults.append(Loss(Span(), random_choice(chance, (0.01, 0.2, 0.6)), loss_burst, loss_burst + 1))
     else:
-        faults.extend(_mischief(chance))
+        faults.extend(_duplication_and_reordering(chance))
     steps += [
-        RateChange(one_of(chance, members), below(chance, trouble_ns), _rate(chance, timing, max_message))
-        for _ in range(whole(chance, 0, 3))
+        PlannedRateChange(
+            random_choice(chance, members), random_below(chance, trouble_ns), _rate(chance, timing, max_message)
+        )
+        for _ in range(random_int(chance, 0, 3))
     ]
     stands_still = any(isinstance(fault, Pause) for fault in faults)
     return Scenario(
@@ -137,50 +146,57 @@ def churning(seed: int) -> Scenario:
         run_ns=trouble_ns + 8 * (timing.delta_ns + timing.gamma_ns) + (10 + 2 * loss_burst) * theta + 60 * NS_PER_MS,
         seed=seed,
         max_message=max_message,
-        max_frame=one_of(chance, (256, 1400)),
+        max_frame=random_choice(chance, (256, 1400)),
         failures=True,
         loss_burst=loss_burst,
         clocks=Clocks(
-            one_of(chance, ("perfect", "fixed", "drifting", "adversarial")),
-            drift_ppm=one_of(chance, (100.0, 1e6)),
-            step_every_ns=whole(chance, NS_PER_MS, 50 * NS_PER_MS),
+            random_choice(chance, ("perfect", "fixed", "drifting", "adversarial")),
+            drift_ppm=random_choice(chance, (100.0, 1e6)),
+            step_every_ns=random_int(chance, NS_PER_MS, 50 * NS_PER_MS),
         ),
         faults=tuple(faults),
         steps=tuple(steps),
-        expect=Expect("unknown" if stands_still else "valid"),
+        expect=Expectation("unknown" if stands_still else "valid"),
     )
 
 
 def renegotiated(seed: int) -> Scenario:
     """A scenario of `calm`, or of `churning` for every other seed, in which members ask for other slot lengths too."""
     base = churning(seed) if seed % 2 else calm(seed)
-    chance = Streams(seed).stream("renegotiation")
+    chance = RandomStreams(seed).stream("renegotiation")
     # Nobody asks so late that the group has not settled at the end.
     from_ns, to_ns = base.run_ns // 8, base.run_ns // 2
     asked = [
-        SlotChange(one_of(chance, base.members), whole(chance, from_ns, to_ns), _other_slot(chance, base.timing))
-        for _ in range(whole(chance, 1, 5))
+        PlannedSlotChange(
+            random_choice(chance, base.members), random_int(chance, from_ns, to_ns), _other_slot_ns(chance, base.timing)
+        )
+        for _ in range(random_int(chance, 1, 5))
     ]
     longest = max(step.theta_ns for step in asked)
     run_ns = base.run_ns + (12 + 2 * base.loss_burst) * longest + 12 * (base.timing.delta_ns + base.timing.gamma_ns)
     return replace(base, source=f"renegotiated({seed})", run_ns=run_ns, steps=(*base.steps, *asked))
 
 
-def _other_slot(chance: Random, timing: Timing) -> int:
+def _other_slot_ns(chance: Random, timing: Timing) -> int:
     """From a quarter to four times as long, often exactly."""
     theta = timing.theta_ns
-    return max(NS_PER_MS // 2, one_of(chance, (2 * theta, theta // 2, 4 * theta, whole(chance, theta // 4, 4 * theta))))
+    return max(
+        NS_PER_MS // 2,
+        random_choice(chance, (2 * theta, theta // 2, 4 * theta, random_int(chance, theta // 4, 4 * theta))),
+    )
 
 
-def _churn(chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int) -> tuple[list[Fault], list[Step]]:
+def _churn_faults(
+    chance: Random, members: Sequence[int], timing: Timing, trouble_ns: int
+) -> tuple[list[Fault], list[ScenarioStep]]:
     """What happens to members and between them, all of it before `trouble_ns`."""
     faults: list[Fault] = []
-    steps: list[Step] = []
+    steps: list[ScenarioStep] = []
     for member in members:
-        starts_ns = below(chance, trouble_ns // 2) if happens(chance, 0.4) else 0
+        starts_ns = random_below(chance, trouble_ns // 2) if random_bool(chance, 0.4) else 0
         if starts_ns:
             steps.append(Start(member, starts_ns))
-        ends_ns = starts_ns + 1 + below(chance, trouble_ns - starts_ns - 1)
+        ends_ns = starts_ns + 1 + random_below(chance, trouble_ns - starts_ns - 1)
         gone = chance.random()
         if gone < 0.3:
             faults.append(Crash(member, ends_ns))
@@ -188,78 +204,83 @@ def _churn(chance: Random, members: Sequence[int], timing: Timing, trouble_ns: i
             steps.append(Leave(member, ends_ns))
         elif gone < 0.6:
             long_ns = 3 * (timing.delta_ns + timing.gamma_ns) + 5 * timing.theta_ns
-            faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + below(chance, long_ns))))
-        if gone < 0.45 and happens(chance, 0.6):
+            faults.append(Pause(member, ends_ns, min(trouble_ns, ends_ns + 1 + random_below(chance, long_ns))))
+        if gone < 0.45 and random_bool(chance, 0.6):
             # At once, so that nobody has missed it yet, or a while later.
-            away_ns = one_of(chance, (0, 1, timing.delta_ns, below(chance, trouble_ns)))
+            away_ns = random_choice(chance, (0, 1, timing.delta_ns, random_below(chance, trouble_ns)))
             steps.append(Restart(member, min(trouble_ns, ends_ns + away_ns)))
-    if happens(chance, 0.4):
-        cut, from_ns = whole(chance, 1, len(members) - 1), below(chance, trouble_ns - 1)
-        span = Span(from_ns, from_ns + 1 + below(chance, trouble_ns - from_ns))
+    if random_bool(chance, 0.4):
+        cut, from_ns = random_int(chance, 1, len(members) - 1), random_below(chance, trouble_ns - 1)
+        span = Span(from_ns, from_ns + 1 + random_below(chance, trouble_ns - from_ns))
         faults.append(Partition(span, (tuple(members[:cut]), tuple(members[cut:]))))
     return faults, steps
 
 
 def _span(chance: Random, run_ns: int) -> Span:
-    from_ns = below(chance, run_ns)
-    return Span(from_ns, None if happens(chance, 0.3) else from_ns + 1 + below(chance, run_ns // 3))
+    from_ns = random_below(chance, run_ns)
+    return Span(from_ns, None if random_bool(chance, 0.3) else from_ns + 1 + random_below(chance, run_ns // 3))
 
 
 def _rate(chance: Random, timing: Timing, max_message: int) -> Rate:
     # Large messages travel in many frames: fewer of them keep a swarm quick.
-    burst = one_of(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
-    share = one_of(chance, (0.1, 0.5, 1.0))
-    burst_bytes = whole(chance, max_message, burst * max_message) if happens(chance, 0.2) else None
+    burst = random_choice(chance, (1, 2, 8, 30) if max_message < 1000 else (1, 2, 5))
+    share = random_choice(chance, (0.1, 0.5, 1.0))
+    burst_bytes = random_int(chance, max_message, burst * max_message) if random_bool(chance, 0.2) else None
     return Rate(share * burst * NS_PER_S / timing.theta_ns, burst, burst_bytes)
 
 
 def _workload(chance: Random, rate: Rate, timing: Timing, max_message: int) -> Workload:
-    high = whole(chance, 0, max_message)
-    low = high if happens(chance, 0.3) else whole(chance, 0, high)
+    high = random_int(chance, 0, max_message)
+    low = high if random_bool(chance, 0.3) else random_int(chance, 0, high)
     kinds: tuple[WorkloadKind, ...] = ("poisson", "poisson", "cbr", "bursts", "bursts", "silent")
     # Up to twice the declared rate: then the stack pushes back.
-    asked = min(rate.avg, 2000.0) * one_of(chance, (0.2, 0.9, 2.0))
-    every_ns = one_of(chance, (timing.theta_ns, whole(chance, NS_PER_MS, 30 * NS_PER_MS)))
-    return Workload(one_of(chance, kinds), low, high, rate=asked, burst=whole(chance, 1, rate.burst), every_ns=every_ns)
+    asked = min(rate.avg, 2000.0) * random_choice(chance, (0.2, 0.9, 2.0))
+    every_ns = random_choice(chance, (timing.theta_ns, random_int(chance, NS_PER_MS, 30 * NS_PER_MS)))
+    return Workload(
+        random_choice(chance, kinds), low, high, rate=asked, burst=random_int(chance, 1, rate.burst), every_ns=every_ns
+    )
 
 
 def _network(chance: Random, timing: Timing) -> Network:
     delta = timing.delta_ns
     middle = max(1, delta // 4)
     models: list[DelayModel] = [
-        Constant(whole(chance, 0, delta)),
-        Uniform(0, delta),
-        Empirical.of_samples([0, delta // 2, delta, delta]),
+        ConstantDelay(random_int(chance, 0, delta)),
+        UniformDelay(0, delta),
+        EmpiricalDelay.of_samples([0, delta // 2, delta, delta]),
     ]
     if delta:
-        models += [Exponential(middle), Lognormal(middle, 0.7)]
+        models += [ExponentialDelay(middle), LognormalDelay(middle, 0.7)]
     adversaries: tuple[Adversary, ...] = ("none", "none", "none", "corners", "all_delta")
-    adversary = one_of(chance, adversaries)
-    return Network(one_of(chance, models), adversary, fifo=happens(chance, 0.8))
+    adversary = random_choice(chance, adversaries)
+    return Network(random_choice(chance, models), adversary, fifo=random_bool(chance, 0.8))
 
 
-def _mischief(chance: Random) -> tuple[Fault, ...]:
+def _duplication_and_reordering(chance: Random) -> tuple[Fault, ...]:
     """What orders have to bear although the paper's network does not do it: it stays within Δ."""
     faults: list[Fault] = []
-    if happens(chance, 0.4):
-        faults.append(Duplication(Span(), one_of(chance, (0.05, 0.5, 1.0))))
-    if happens(chance, 0.4):
-        faults.append(Reordering(Span(), one_of(chance, (0.05, 0.5, 1.0))))
+    if random_bool(chance, 0.4):
+        faults.append(Duplication(Span(), random_choice(chance, (0.05, 0.5, 1.0))))
+    if random_bool(chance, 0.4):
+        faults.append(Reordering(Span(), random_choice(chance, (0.05, 0.5, 1.0))))
     return tuple(faults)
 
 
-def _steps(chance: Random, members: Sequence[int], timing: Timing, max_message: int, run_ns: int) -> tuple[Step, ...]:
-    steps: list[Step] = []
+def _steps(
+    chance: Random, members: Sequence[int], timing: Timing, max_message: int, run_ns: int
+) -> tuple[ScenarioStep, ...]:
+    steps: list[ScenarioStep] = []
     # Later than any group of these needs to form: who leaves before is a question of its own.
     formed_ns = LATEST_START_NS + 10 * NS_PER_MS + 3 * (timing.delta_ns + timing.gamma_ns) + 2 * timing.theta_ns
     for member in members:
-        if happens(chance, 0.3):
-            steps.append(Start(member, below(chance, LATEST_START_NS)))
-        if happens(chance, 0.25):
-            changes = whole(chance, 1, 3)
+        if random_bool(chance, 0.3):
+            steps.append(Start(member, random_below(chance, LATEST_START_NS)))
+        if random_bool(chance, 0.25):
+            changes = random_int(chance, 1, 3)
             steps.extend(
-                RateChange(member, below(chance, run_ns), _rate(chance, timing, max_message)) for _ in range(changes)
+                PlannedRateChange(member, random_below(chance, run_ns), _rate(chance, timing, max_message))
+                for _ in range(changes)
             )
-        if happens(chance, 0.1):
-            steps.append(Leave(member, whole(chance, formed_ns, max(formed_ns, run_ns))))
+        if random_bool(chance, 0.1):
+            steps.append(Leave(member, random_int(chance, formed_ns, max(formed_ns, run_ns))))
     return tuple(steps)
