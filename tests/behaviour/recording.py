@@ -25,7 +25,7 @@ from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 from unisono.stack import Datagram
 from unisono.trace.kinds import ABSENT, KINDS
-from unisono.trace.table import Trace
+from unisono.trace.table import Rows, Trace
 from unisono.wire.frame import Frame, encode
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -35,8 +35,6 @@ STREAMS: Final = ("datagrams", "records", "interleaving", "rows", "outcome")
 PLAIN_KINDS: Final = ("send", "deliver", "start", "leave", "crash", "gap")
 DETAILED_KINDS: Final = ("view", "violation", "notice", "timing", "receive", "queue")
 """The kinds of rows that are hashed, by the word in the file; the second ones have a `detail`. Others are ignored."""
-_TALKS: Final = "; talks with "
-_NOBODY: Final = "nobody"
 
 
 def _digest() -> Any:
@@ -128,10 +126,8 @@ def frame_bytes(frame: Frame) -> bytes:
     return encode(frame, group=0)
 
 
-def detail(kind: str, note: str) -> tuple[object, ...]:
+def detail(kind: str, rows: Rows, at: int) -> tuple[object, ...]:
     """What a row says beside its numbers, in a canonical form without any free text.
-
-    Now this stands in the row's note. When it moves into columns of its own, take it from these and give the same:
 
     - violation, notice: its kind as a token; a topology notice gives the groups that its member talks with too
     - view: (member, incarnation) for each member, 0 if the row does not tell incarnations
@@ -141,20 +137,16 @@ def detail(kind: str, note: str) -> tuple[object, ...]:
     """
     match kind:
         case "violation" | "notice":
-            token = note.partition(":")[0].replace(" ", "_")
-            if token != "topology":
-                return (token,)
-            talks = note.rpartition(_TALKS)[2]
-            return (token, *(() if talks == _NOBODY else sorted(talks.split(", "))))
+            talks = int(rows.talks_with[at])
+            return (rows.tokens[int(rows.token[at])], *(sorted(rows.talk_lists[talks]) if talks >= 0 else ()))
         case "view":
-            pairs = [entry.partition(":") for entry in note.removeprefix("members ").split(",") if entry]
-            return tuple((int(member), int(incarnation or 0)) for member, _, incarnation in pairs)
+            return rows.listed_runs(at) or tuple((member, 0) for member in rows.listed(at))
         case "timing":
-            return tuple(map(int, re.findall(r"\d+", note)))
-        case "receive":
-            return _each(note)
-        case "queue":
-            return tuple(map(int, re.findall(r"\d+", note)))
+            return int(rows.theta_ns[at]), int(rows.bound_ns[at])
+        case "receive" | "queue":
+            code = int(rows.messages[at])
+            text = rows.message_texts[code] if code >= 0 else ""
+            return _each(text) if kind == "receive" else tuple(map(int, re.findall(r"\d+", text)))
     raise ValueError(f"rows of kind {kind} have no detail")
 
 
@@ -174,11 +166,6 @@ def _code(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), signed=True)
 
 
-@lru_cache(maxsize=1 << 16)
-def _detail_code(kind: str, note: str) -> int:
-    return _code(detail(kind, note))
-
-
 def _columns(trace: Trace) -> list[tuple[str, Ints]]:
     """The hashed values of the rows of the hashed kinds, one column per label; ABSENT where a row has no such value."""
     words = [kind.value for kind in KINDS]
@@ -192,8 +179,7 @@ def _columns(trace: Trace) -> list[tuple[str, Ints]]:
     details = np.full(len(rows), ABSENT, dtype=np.int64)
     detailed = [code for code, word in enumerate(words) if word in DETAILED_KINDS]
     for at in np.flatnonzero(np.isin(rows.kind, detailed)).tolist():
-        note = int(rows.note[at])
-        details[at] = _detail_code(words[int(rows.kind[at])], rows.notes[note] if note >= 0 else "")
+        details[at] = _code(detail(words[int(rows.kind[at])], rows, at))
     numbers: list[tuple[str, npt.NDArray[Any]]] = [
         ("member", rows.member),
         ("recorder incarnation", rows.life),

@@ -272,12 +272,12 @@ def test_damage_is_unknown_whenever_it_is_met(order: str, monkeypatch: pytest.Mo
     read = in_memory(trace_of(clean(order), order, 0, cut=False), 5, monkeypatch)
     reads = [0]
 
-    def failing(of: RangeFiles, *, whole: bool = False, checked: bool = False) -> list[Rows]:
+    def failing(of: RangeFiles, *, all_columns: bool = False, checked: bool = False) -> list[Rows]:
         del checked
         reads[0] -= 1
         if reads[0] == 0:
             raise TraceDamaged("part", "is damaged")
-        return read(of, whole=whole)
+        return read(of, all_columns=all_columns)
 
     monkeypatch.setattr("unisono.pipeline.spark_tasks.read_range", failing)
     for after in count(1):
