@@ -32,10 +32,9 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.service import Service
 from unisono.net.services.uniform import UniformDelivery
-from unisono.orders.base.capabilities import CHANGEABLE_SLOT_ORDERS, check_capabilities
-from unisono.orders.base.clock_reports import ClockReports
-from unisono.orders.base.over_consensus import ConsensusOrderBase
+from unisono.orders.capabilities import CHANGEABLE_SLOT_ORDERS, check_capabilities
 from unisono.orders.cbr.order import Cbr
+from unisono.orders.clock_reports import ClockReports
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
@@ -43,6 +42,7 @@ from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.log.order import ConsensusOrder
 from unisono.orders.multigroup.order import QuasiGenuine
+from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps

@@ -16,7 +16,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base import modes
+from unisono.orders import modes
 from unisono.orders.cbr import modes as cbr_modes
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.cbr.turns import CYCLE_NS, initial_porder, porder_by_sorting, update_porder

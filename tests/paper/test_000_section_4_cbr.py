@@ -24,12 +24,12 @@ from unisono.model.scenario import EPOCH_NS
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.clock_check import ClockCheck
-from unisono.orders.base.receive_queue import SlotFrames
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
 from unisono.orders.cbr.modes import CbrAction, CbrMode
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.cbr.rates import cbr_reservation
 from unisono.orders.cbr.turns import CYCLE_NS, cycle_and_turn, due_ns, period_ns, porder_by_sorting
+from unisono.orders.receive_queue import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
 from unisono.sim.traffic import TrafficLedger

@@ -14,7 +14,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import Vbr
 from unisono.sim.network import adversarial_network, constant_delay, corners
 from unisono.wire.frame import UDP_IP_BYTES

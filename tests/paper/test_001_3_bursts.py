@@ -13,7 +13,7 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.fec.layer import net_max_burst, order_policy
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 from unisono.stack import build
 from unisono.wire.frame import UDP_IP_BYTES, Kind, unpack_header
 

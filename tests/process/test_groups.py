@@ -14,7 +14,7 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 from unisono.runtime.transport import UdpTransport
 
 PATIENCE_S = 60

@@ -13,7 +13,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import FramePayload, Packer, frames_per_slot, reservation
+from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind, encode
 from unisono.wire.packed_messages import PACKED_HEADER_BYTES

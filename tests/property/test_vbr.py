@@ -12,7 +12,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import frames_per_slot
+from unisono.orders.packing import frames_per_slot
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import build
 from unisono.wire.door import Door

@@ -13,8 +13,8 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.formation import members_key
-from unisono.orders.base.modes import Mode
+from unisono.orders.formation import members_key
+from unisono.orders.modes import Mode
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
 from unisono.wire.control import (

@@ -23,12 +23,12 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.scenario import Leave, Network, PlannedRateChange, Scenario, Start, Workload
 from unisono.model.timing import Timing
-from unisono.orders.base.packing import FramePayload
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.stream import StreamEntry
 from unisono.orders.leader.timeouts import leader_change_bound_ns
 from unisono.orders.leader.timestamp import PendingGrant, TimestampLeader
+from unisono.orders.packing import FramePayload
 from unisono.sim import run
 from unisono.sim.member import PayloadMismatch
 from unisono.sim.network import constant_delay

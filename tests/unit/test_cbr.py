@@ -14,12 +14,12 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.formation import members_key
 from unisono.orders.cbr.bounds import offer
 from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
 from unisono.orders.cbr.order import HORIZON_NS, Cbr
 from unisono.orders.cbr.rates import cbr_reservation
 from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, cycle_and_turn, due_ns, porder_by_sorting, turn_number
+from unisono.orders.formation import members_key
 from unisono.stack import build
 from unisono.wire.control import (
     Hello,

@@ -23,8 +23,8 @@ from unisono.model.text.sla import parse_slas
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.fec.layer import datagrams_per_slot, residual_loss
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.packing import reservation
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import latency_bound_ns
 from unisono.sim.run import run
 

@@ -9,7 +9,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.packing import FramePayload, Packer, frames_per_slot, reservation
+from unisono.orders.packing import FramePayload, Packer, frames_per_slot, reservation
 from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES
 from unisono.wire.packed_messages import PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES
 

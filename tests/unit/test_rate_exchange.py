@@ -13,7 +13,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.formation import RateExchange, members_key
+from unisono.orders.formation import RateExchange, members_key
 from unisono.wire.control import Hello, decode_hello, encode_hello
 from unisono.wire.frame import Frame, Kind
 

@@ -21,7 +21,7 @@ from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
 from unisono.net.services import sequence_window as numbers
-from unisono.orders.base.capabilities import CAPABILITIES
+from unisono.orders.capabilities import CAPABILITIES
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind, encode

@@ -13,9 +13,9 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.formation import members_key
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.packing import reservation
+from unisono.orders.formation import members_key
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
 from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind

@@ -13,7 +13,7 @@ from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.base.modes import Mode
+from unisono.orders.modes import Mode
 from unisono.orders.vbr import order as vbr
 from unisono.orders.vbr.failures import TIMEOUTS_BEFORE_REPORT, VbrGaps, latency_bound_ns
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join

@@ -25,9 +25,9 @@ from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.services import SERVICE_LAYERS
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
-from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.packing import FramePayload, Packer, reservation
+from unisono.orders.formation import RateExchange
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import FramePayload, Packer, reservation
 from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
 from unisono.wire.packed_messages import ReassembledMessage
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.model.events import Violation, ViolationKind
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 from unisono.stack import Stack
 
 

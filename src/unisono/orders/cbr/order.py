@@ -25,10 +25,6 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.clock_reports import ClockReports
-from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.packing import FramePayload, Packer
-from unisono.orders.base.receive_queue import Rqueue, SlotFrames
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
 from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
 from unisono.orders.cbr.rates import RateRenegotiation, frames_per_turn, whole_rate
@@ -43,6 +39,10 @@ from unisono.orders.cbr.turns import (
     turn_number,
     update_porder,
 )
+from unisono.orders.clock_reports import ClockReports
+from unisono.orders.formation import RateExchange
+from unisono.orders.packing import FramePayload, Packer
+from unisono.orders.receive_queue import Rqueue, SlotFrames
 from unisono.wire.control import decode_hello
 from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
 from unisono.wire.packed_messages import ReassembledMessage

@@ -26,7 +26,6 @@ from unisono.model.grades import Grade
 from unisono.model.message_range import MessageRange, SenderSlot
 from unisono.model.policy import Policy
 from unisono.model.stored_records import StoredRecords, Write
-from unisono.orders.base.over_order import ClockBasedOrder, OrderWrapper
 from unisono.orders.final import messages as wire
 from unisono.orders.final.bounds import report_every_ns
 from unisono.orders.final.log import AgreedRange, FinalLog
@@ -43,6 +42,7 @@ from unisono.orders.final.messages import (
 from unisono.orders.final.recovery import Recovery
 from unisono.orders.final.reports import FinalProposer, MemberReport, MemberReports, ranges_by_sender_slot
 from unisono.orders.final.store import MessageStore
+from unisono.orders.final.wrapper import ClockBasedOrder, OrderWrapper
 from unisono.wire.frame import HEADER_BYTES, Frame
 
 WINDOW = 16

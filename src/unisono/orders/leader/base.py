@@ -19,13 +19,13 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
-from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.packing import FramePayload, Packer
+from unisono.orders.formation import RateExchange
 from unisono.orders.leader.election import LeaderElection
 from unisono.orders.leader.messages import ORDERED_BYTES
 from unisono.orders.leader.stream import StreamEntry
 from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns, vote_wait_ns
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import FramePayload, Packer
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,

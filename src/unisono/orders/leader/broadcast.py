@@ -18,12 +18,12 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.base.modes import Mode
-from unisono.orders.base.packing import FramePayload, reservation
 from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
 from unisono.orders.leader.messages import ORDERED_BYTES, EntryType
 from unisono.orders.leader.stream import StreamEntry
 from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns
+from unisono.orders.modes import Mode
+from unisono.orders.packing import FramePayload, reservation
 from unisono.wire.frame import (
     END_OF_SLOT,
     HEADER_BYTES,

@@ -24,9 +24,6 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.base.modes import Mode
-from unisono.orders.base.packing import FramePayload, reservation
-from unisono.orders.base.receive_queue import Rqueue, SlotFrames
 from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
 from unisono.orders.leader.broadcast import leader_order_offer
 from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS
@@ -41,6 +38,9 @@ from unisono.orders.leader.messages import (
     encode_stamp_request,
 )
 from unisono.orders.leader.stream import RETAINED_ENTRIES, StreamEntry
+from unisono.orders.modes import Mode
+from unisono.orders.packing import FramePayload, reservation
+from unisono.orders.receive_queue import Rqueue, SlotFrames
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
 
 MAX_PENDING_REQUESTS = 1 << 10

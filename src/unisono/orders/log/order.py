@@ -25,12 +25,12 @@ from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.stored_records import StoredRecords
 from unisono.net.pacer import Pacer
-from unisono.orders.base.modes import Mode
-from unisono.orders.base.over_consensus import ConsensusOrderBase
-from unisono.orders.base.packing import Packer, reservation
 from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.log.bounds import consensus_latency_bound_ns
 from unisono.orders.log.delivery import AgreedLog
+from unisono.orders.modes import Mode
+from unisono.orders.over_consensus import ConsensusOrderBase
+from unisono.orders.packing import Packer, reservation
 from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, decode_bundle, encode_bundle, encode_log_value
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind
 

@@ -24,8 +24,7 @@ from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.stored_records import StoredRecords
-from unisono.orders.base.modes import Mode
-from unisono.orders.base.over_consensus import ConsensusOrderBase
+from unisono.orders.modes import Mode
 from unisono.orders.multigroup.barrier_requests import BarrierRequests
 from unisono.orders.multigroup.barrier_retry import BarrierRetry
 from unisono.orders.multigroup.barriers import BarrierQueue
@@ -61,6 +60,7 @@ from unisono.orders.multigroup.topology_change import TopologyChangeHandler
 from unisono.orders.multigroup.topology_messages import TopologyMessage
 from unisono.orders.multigroup.unicast import GroupContacts, relay_of
 from unisono.orders.multigroup.unpacking import BundleUnpacker
+from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.wire.bundles import Bundle
 from unisono.wire.frame import Frame, Kind, addressed_to
 

@@ -10,10 +10,10 @@ from unisono.errors import MessageTooLarge
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.net.pacer import Pacer
-from unisono.orders.base.packing import Packer, reservation
 from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.multigroup.messages import CAST_BYTES, ENTRY_BYTES, STREAM_BYTES, Cast, stamp_of
 from unisono.orders.multigroup.topology_messages import TopologyControl, encode_control
+from unisono.orders.packing import Packer, reservation
 from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, encode_bundle
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS
 

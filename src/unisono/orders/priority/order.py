@@ -48,7 +48,7 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.state_holder import StateHolder
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
 from unisono.orders.priority.messages import Ack, PriorityBody, Unreadable, decode_body, encode_body

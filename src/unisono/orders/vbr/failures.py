@@ -18,8 +18,8 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.receive_queue import Rqueue, SlotFrames
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.receive_queue import Rqueue, SlotFrames
 from unisono.orders.vbr.joins import VbrJoins
 from unisono.wire.control import JoinStep
 from unisono.wire.frame import Frame, Kind

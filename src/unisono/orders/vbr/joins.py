@@ -19,8 +19,8 @@ from unisono.model.rates import Reserver
 from unisono.model.slot_schedule import Segment, SlotGrid
 from unisono.model.views import View
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import Mode
+from unisono.orders.formation import RateExchange
+from unisono.orders.modes import Mode
 from unisono.orders.vbr.expected_joins import PendingJoins
 from unisono.orders.vbr.order import Vbr
 from unisono.wire.control import Join, JoinStep, decode_join, encode_join

@@ -25,11 +25,11 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.slot_schedule import SlotGrid
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.base.clock_reports import ClockReports
-from unisono.orders.base.formation import RateExchange
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.base.packing import FramePayload, Packer
-from unisono.orders.base.receive_queue import Rqueue, SlotFrames
+from unisono.orders.clock_reports import ClockReports
+from unisono.orders.formation import RateExchange
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.packing import FramePayload, Packer
+from unisono.orders.receive_queue import Rqueue, SlotFrames
 from unisono.orders.vbr.slots import SlotOrderBase
 from unisono.wire.frame import (
     END_OF_SLOT,

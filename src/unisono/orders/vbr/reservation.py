@@ -11,7 +11,7 @@ from unisono.errors import ReservationRefused
 from unisono.model.durations import duration_text
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
-from unisono.orders.base.packing import reservation
+from unisono.orders.packing import reservation
 
 
 class SenderReservation:

@@ -13,7 +13,7 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.slot_schedule import SlotGrid
 from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS, Timing
 from unisono.net.pacer import Pacer
-from unisono.orders.base.modes import ACCEPTED_INPUTS, Input, Mode
+from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.vbr.reservation import SenderReservation
 from unisono.orders.vbr.setting_requests import REQUEST_REPEATS, SettingRequests, effective_from
 from unisono.orders.vbr.slot_change import SlotChange

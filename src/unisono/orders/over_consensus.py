@@ -11,7 +11,7 @@ from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.stored_records import Write
 from unisono.model.views import View
-from unisono.orders.base.modes import Mode
+from unisono.orders.modes import Mode
 from unisono.wire.frame import Frame
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.throttle import Throttle
 from unisono.net.clock_check import ClockDifference
-from unisono.orders.base.formation import RateExchange
+from unisono.orders.formation import RateExchange
 
 
 class ClockReports:

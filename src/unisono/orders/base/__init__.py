@@ -1,1 +1,0 @@
-"""Parts that several orders share: formation, packing, modes, receive queue, order over consensus."""
