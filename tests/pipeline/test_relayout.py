@@ -18,8 +18,8 @@ from unisono.check.verdict import Status
 from unisono.pipeline import relayout as relayout_module
 from unisono.pipeline.relayout import relayout
 from unisono.pipeline.verify import on_spark, verify
-from unisono.trace.files import find_groups, read_part, read_trace, write_end, write_part
-from unisono.trace.meta import META_NAME, TraceDamaged
+from unisono.trace.files import find_groups, read_part, read_stamps, read_trace, write_end, write_part
+from unisono.trace.meta import META_NAME, TraceDamaged, read_json
 from unisono.trace.schema import SCHEMA, VERSION_KEY
 
 if TYPE_CHECKING:
@@ -128,3 +128,14 @@ def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSes
     }
     with pytest.raises(TraceDamaged, match=problem.get(damage, "1 rows were written")):
         relayout(spark, folder, tmp_path / "out")
+
+
+def test_a_trace_of_version_1_is_written_as_version_2(spark: SparkSession, tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data" / "trace_v1" / "run=pause-seed-1" / "group=pause"
+    done = relayout(spark, source, tmp_path)
+    assert read_json(Path(done.folder) / META_NAME)["schema_version"] == 2
+    assert read_trace(done.folder).digest() == read_trace(source).digest()
+    before, after = (verify(folder)[0].verdicts for folder in (source, done.folder))
+    assert {name: verdict.status for name, verdict in after.items()} == {n: v.status for n, v in before.items()}
+    for member in Path(done.folder).glob("member=*"):
+        assert read_stamps(member).keys() == {path.name for path in member.glob("*.parquet")}

@@ -57,11 +57,11 @@ class GradedReplica:
             "open": replica.pending,
             "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
             "converged": states[0] == states[1],
-            "mistakes": _stored_mistakes(replica.mistakes),
+            "mistakes": stored_mistakes(replica.mistakes),
         }
 
 
-def _stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
+def stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
     """The counts under the names that reports carry."""
     return {
         "lost": mistakes.lost,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from unisono.model.events import Notice, QueueStep, TopologyChange, Violation
 from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, EventKind
@@ -33,10 +33,13 @@ class Extras(NamedTuple):
     group_id: str | None = None
 
 
+ExtraValues: TypeAlias = tuple[Any, ...]
+"""The first fields of an `Extras`, the rest of which are None. Plain tuples: the garbage collector forgets them."""
+
 Numbers: TypeAlias = int | Sequence[int]
 """One number for all messages of a run, or one for each."""
 
-PackedRows: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Numbers, Numbers, Extras | None]
+PackedRows: TypeAlias = tuple[int, int, int, int, int, Numbers, int, int, int, Numbers, Numbers, ExtraValues | None]
 """(kind code, sender, incarnation, first sequence, count, sizes, slot, first place, first index, real, local,
 extras): `count` rows whose sequence, place and index each go up by one."""
 
@@ -92,9 +95,9 @@ class Recorder:
         destinations: tuple[int, ...] | None = None,
     ) -> None:
         """This member multicast `count` messages; the times are when the application handed them in."""
-        extras = None
+        extras: ExtraValues | None = None
         if priority is not None or view is not None or destinations is not None:
-            extras = Extras(priority, view, None, destinations)
+            extras = (priority, view, None, destinations)
         self._put(
             (
                 _SEND,
@@ -131,9 +134,9 @@ class Recorder:
         destinations: tuple[int, ...] | None = None,
     ) -> None:
         """This member delivered `count` consecutive messages of one sender in one slot."""
-        extras = None
+        extras: ExtraValues | None = None
         if priority is not None or view is not None or grade is not None or destinations is not None:
-            extras = Extras(priority, view, grade, destinations)
+            extras = (priority, view, grade, destinations)
         self._put(
             (
                 _DELIVER,
@@ -161,7 +164,7 @@ class Recorder:
         """
         kind = EventKind.QUEUE if step.queued else EventKind.RECEIVE
         message = (kind.code, step.sender, step.incarnation, step.sequence, 1, ABSENT)
-        extras = Extras(step.priority, step.view, messages=step.detail or None)
+        extras = tuple(Extras(step.priority, step.view, messages=step.detail or None))
         self._put((*message, step.position, step.number, step.consumed, real_ns, local_ns, extras))
 
     def event(
@@ -196,7 +199,7 @@ class Recorder:
                 ABSENT,
                 real_ns,
                 local_ns,
-                None if extras == NOTHING_MORE else extras,
+                None if extras == NOTHING_MORE else tuple(extras),
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import NOTHING_MORE, Extras, MemoryTrace, Numbers, PackedRows
+from unisono.trace.recorder import Extras, MemoryTrace, Numbers, PackedRows
 
 Ints: TypeAlias = NDArray[np.signedinteger[Any]]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -208,12 +208,8 @@ def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Ro
         return np.where(first < 0, ABSENT, first + offset)
 
     # What no row has stays one value: most rows lack most columns.
-    of_extras: dict[str, Sequence[Any]] = {}
-    if any(extra is not None for extra in extras):
-        fields_of = zip(*(NOTHING_MORE if extra is None else extra for extra in extras), strict=True)
-        of_extras = {
-            name: values for name, values in zip(Extras._fields, fields_of, strict=True) if set(values) != _NONE
-        }
+    fields_of = zip_longest(*(extra or () for extra in extras)) if any(extras) else ()
+    of_extras = {name: values for name, values in zip(Extras._fields, fields_of, strict=False) if set(values) != _NONE}
     columns: dict[str, Any] = {
         "member": np.full(total, member),
         "life": np.full(total, life),

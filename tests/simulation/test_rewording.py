@@ -1,0 +1,185 @@
+"""Text is not an interface: whatever messages, notes and reasons say, verdicts stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.planted import parts_of
+from tests.recorded import record_run
+
+from unisono.check.final import accountable_runs
+from unisono.check.member_runs import excused_members
+from unisono.check.multigroup import genuineness_over_time
+from unisono.check.slot_bounds import latency_in_force
+from unisono.check.suite import check_all
+from unisono.check.verdict import Doubt, Reason, Status, Verdict, Witness
+from unisono.model.events import (
+    Blocked,
+    ClockViolation,
+    Notice,
+    Rejoining,
+    SlaCleared,
+    SlaViolation,
+    TopologyChange,
+    Violation,
+    ViolationKind,
+)
+from unisono.model.scenario import Scenario
+from unisono.model.text.scenario import parse_scenario
+from unisono.pipeline.verify import verify
+from unisono.sim import run
+from unisono.sim.swarm.final import cbr_finals, finals
+from unisono.sim.swarm.multigroup import groups_scenario
+from unisono.sim.swarm.orders import any_order
+from unisono.sim.swarm.vbr import churning, renegotiated, stormy
+from unisono.trace.files import read_part, write_part, write_trace
+from unisono.trace.kinds import EventKind
+from unisono.trace.table import Trace, concatenated
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+EVENTS = (Violation, ClockViolation, Blocked, SlaViolation, Notice, Rejoining, SlaCleared, TopologyChange)
+REWORDED = "reworded"
+FAMILIES: dict[str, Callable[[], Scenario]] = {
+    "vbr": lambda: stormy(3),
+    "vbr with failures": lambda: churning(5),
+    "slot lengths": lambda: renegotiated(4),
+    "finals": lambda: finals(2),
+    "cbr finals": lambda: cbr_finals(1),
+    "groups": lambda: groups_scenario(3),
+    **{f"order {seed}": lambda seed=seed: any_order(seed) for seed in range(9)},  # type: ignore[misc]
+    **{
+        name: lambda name=name: parse_scenario((SCENARIOS / f"{name}.toml").read_text(), name)  # type: ignore[misc]
+        for name in (
+            *("vbr_failures_pause", "vbr_grades", "cbr_renegotiation", "leader_dies", "timestamp_overtaken"),
+            *("consensus_dies", "priority_churn", "priority_return", "rmcast_causal", "quasi_genuine_topology_change"),
+        )
+    },
+}
+"""A run of every family of orders, and of what they complain about."""
+
+
+@pytest.fixture
+def reworded() -> Iterator[pytest.MonkeyPatch]:
+    """Every text that a person reads is another one each time, from when `reword` is called with this."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def reword(patch: pytest.MonkeyPatch) -> None:
+    """Replace the texts of events, doubts, reasons and witnesses as they are made."""
+    number = count()
+    fields: dict[type, str] = {**dict.fromkeys((*EVENTS, Doubt, Witness), "text"), Verdict: "reason"}
+    for made, field in fields.items():
+        original: Any = vars(made)["__init__"]
+
+        def init(self: Any, *given: Any, _original: Any = original, _field: str = field, **named: Any) -> None:
+            _original(self, *given, **named)
+            if getattr(self, _field):
+                object.__setattr__(self, _field, f"{REWORDED} {next(number) * 7919 % 10007}")
+
+        patch.setattr(made, "__init__", init)
+
+
+def facts(verdicts: dict[str, Verdict]) -> dict[str, object]:
+    """Verdicts without their texts."""
+    return {
+        key: (
+            *(verdict.name, verdict.status, verdict.count, verdict.token, dict(verdict.figures)),
+            None if (seen := verdict.witness) is None else (seen.messages, seen.members, seen.positions),
+        )
+        for key, verdict in verdicts.items()
+    }
+
+
+def found(scenario: Scenario, folder: Path) -> tuple[Trace, list[dict[str, object]]]:
+    """A run's trace, and what every way of judging it says."""
+    result = run(scenario)
+    trace = result.trace
+    judged = [check_all(trace, until_ns=result.until_ns), {"in force": latency_in_force(trace)}]
+    if scenario.multigroup is not None and result.send_times:
+        judged.append({"over time": genuineness_over_time(scenario.multigroup.topology, trace, result.send_times)})
+    write_trace(folder, trace, range_slots=64)
+    judged += [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
+    return trace, [facts(verdicts) for verdicts in judged]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_text_changes_a_verdict(family: str, tmp_path: Path, reworded: pytest.MonkeyPatch) -> None:
+    scenario = FAMILIES[family]()
+    trace, verdicts = found(scenario, tmp_path / "before")
+    reword(reworded)
+    other, again = found(scenario, tmp_path / "after")
+    assert again == verdicts
+    assert other.digest() == trace.digest()
+    assert len(other.notes) >= len(trace.notes)
+    assert all(note.startswith(REWORDED) for note in other.notes)
+
+
+def without_token(trace: Trace, kind: ViolationKind) -> Trace:
+    """The trace as it would be if the rows of this kind had no token, whatever they say."""
+    return trace.select(~((trace.kind == EventKind.VIOLATION.code) & trace.with_token(kind)))
+
+
+def of_scenario(name: str) -> Trace:
+    return run(parse_scenario((SCENARIOS / f"{name}.toml").read_text(), name)).trace
+
+
+def test_a_pause_counts_whatever_its_text_says(reworded: pytest.MonkeyPatch) -> None:
+    reword(reworded)
+    trace = run(churning(4)).trace
+    found = check_all(trace)["gaps_explained"]
+    assert found.status is Status.VALID
+    failed = check_all(without_token(trace, ViolationKind.PAUSED))["gaps_explained"].figures["failed"]
+    assert found.figures["failed"] > failed, "what a member that stood still did not send in time has a cause"
+
+
+def test_an_exclusion_counts_whatever_its_text_says(reworded: pytest.MonkeyPatch) -> None:
+    reword(reworded)
+    trace = of_scenario("priority_return")
+    assert {member for member, _ in excused_members(trace)} == {1, 4, 5}
+    assert excused_members(without_token(trace, ViolationKind.EXCLUDED)) == set()
+
+
+@pytest.mark.parametrize("kind", [ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN])
+def test_a_member_that_goes_without_final_deliveries_is_excused_by_its_token(kind: ViolationKind) -> None:
+    trace = of_scenario("vbr_grades")
+    held = {(life.member, life.incarnation) for life in accountable_runs(trace)}
+    assert (3, 1) in held
+    row = int(np.flatnonzero((trace.kind == EventKind.START.code) & (trace.member == 3))[0])
+    for token, text, excused in ((kind.value, "any words", True), (ViolationKind.LATE.value, f"{kind}: words", False)):
+        told = replace(
+            trace.select(np.array([row])),
+            kind=np.array([EventKind.VIOLATION.code], dtype=np.int8),
+            token=np.zeros(1, dtype=np.int32),
+            tokens=(token,),
+            note=np.zeros(1, dtype=np.int32),
+            notes=(text,),
+        )
+        rows = Trace.from_rows(concatenated([trace, told]), trace.meta, trace.logs)
+        assert {(life.member, life.incarnation) for life in accountable_runs(rows)} == held - (
+            {(3, 1)} if excused else set()
+        )
+
+
+def test_two_deliveries_with_one_index_are_known_whatever_the_reason_says(
+    tmp_path: Path, reworded: pytest.MonkeyPatch
+) -> None:
+    folder = record_run(tmp_path, members=3, slots=300, burst=2, range_slots=32)
+    part = parts_of(folder, 2)[0]
+    rows = read_part(part)
+    first, second = np.flatnonzero(rows.kind == EventKind.DELIVER.code)[10:12].tolist()
+    index, place = rows.index.copy(), rows.place.copy()
+    index[second] = index[first]
+    place[[first, second]] = place[[second, first]]
+    write_part(part, replace(rows, index=index, place=place), "r", "g")
+    said = [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
+    assert [verdicts["total_order"].token for verdicts in said] == [Reason.INDEX_TWICE] * 2
+    reword(reworded)
+    again = [verify(folder, max_whole_rows=rows)[0].verdicts for rows in (10**9, 0)]
+    assert [facts(verdicts) for verdicts in again] == [facts(verdicts) for verdicts in said]
