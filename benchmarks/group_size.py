@@ -20,7 +20,8 @@ import unisono
 from benchmarks.progress import Say, silence
 from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import Batch, StackEvent
+from unisono.model.effects import Effects
+from unisono.model.events import Batch
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -29,7 +30,7 @@ from unisono.sim.clocks import FixedClock
 from unisono.sim.network import network_with_model
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.world import World
-from unisono.stack import Datagram, Stack, build
+from unisono.stack import Stack, build
 
 SIZES = (2, 4, 8, 16, 32)
 MESSAGES_PER_SLOT = (1, 10, 100, 1000)
@@ -71,33 +72,26 @@ class BusyMember:
         done = time.perf_counter_ns()
         self.order_ns += done - begin
         slot = TIMING.slot_of(now)
-        if slot > self._slot and self._stack.order.running():
+        if slot > self._slot and self._stack.running():
             if self._stack.submit(now, self._batch):
                 self._slot = slot
             self.pack_ns += time.perf_counter_ns() - done
 
-    def wake_at(self) -> int | None:
-        return self._stack.wake_at()
-
-    def outgoing(self) -> Sequence[Datagram]:
+    def step(self) -> Effects:
         begin = time.perf_counter_ns()
-        datagrams = self._stack.outgoing()
+        effects = self._stack.step()
         spent = time.perf_counter_ns() - begin
-        if datagrams:
+        if effects.datagrams:
             self.pack_ns += spent
-            self.frames += len(datagrams)
+            self.frames += len(effects.datagrams)
         else:
             self.order_ns += spent
-        return datagrams
-
-    def events(self) -> Sequence[StackEvent]:
-        events = self._stack.events()
         begin = time.perf_counter_ns()
-        for event in events:
+        for event in effects.events:
             if isinstance(event, Batch):
                 self.delivered += len(event.messages)
         self.slice_ns += time.perf_counter_ns() - begin
-        return events
+        return effects
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         return 0

@@ -23,7 +23,7 @@ import simpy
 from benchmarks.progress import Say, silence
 from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import StackEvent
+from unisono.model.effects import Datagram, Effects
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -32,7 +32,7 @@ from unisono.sim.clocks import FixedClock
 from unisono.sim.network import SimulatedLink, SimulatedNetwork, network_with_model
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.world import World
-from unisono.stack import Datagram, build
+from unisono.stack import build
 
 MEMBERS = tuple(range(1, 9))
 TIMING = Timing(delta_ns=4_000_000, gamma_ns=0, theta_ns=5_000_000)
@@ -43,7 +43,7 @@ PAYLOAD = bytes(100)
 class Beacon:
     """A machine that sends one datagram per slot and folds what arrives into a checksum."""
 
-    __slots__ = ("_at", "_events", "_out", "_theta_ns", "checksum", "received")
+    __slots__ = ("_at", "_out", "_theta_ns", "checksum", "received")
 
     def __init__(self, theta_ns: int) -> None:
         self.received = 0
@@ -51,7 +51,6 @@ class Beacon:
         self._theta_ns = theta_ns
         self._at = theta_ns
         self._out: list[Datagram] = []
-        self._events: list[StackEvent] = []
 
     def receive(self, now: int, data: bytes) -> None:
         self.received += 1
@@ -60,19 +59,11 @@ class Beacon:
     def wake(self, now: int) -> None:
         if now >= self._at:
             self._at += self._theta_ns
-            self._out.append(Datagram(0, False, PAYLOAD))
+            self._out.append(Datagram(MEMBERS, PAYLOAD, to_group=True))
 
-    def wake_at(self) -> int | None:
-        return self._at
-
-    def outgoing(self) -> Sequence[Datagram]:
-        if not self._out:
-            return ()
+    def step(self) -> Effects:
         out, self._out = self._out, []
-        return out
-
-    def events(self) -> Sequence[StackEvent]:
-        return self._events
+        return Effects((), out, (), self._at)
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         return 0
@@ -114,7 +105,7 @@ def _timers(env: Any, beacon: Beacon, links: Sequence[SimulatedLink], fly: Fly) 
     while True:
         yield env.timeout(theta)
         beacon.wake(env.now)
-        for datagram in beacon.outgoing():
+        for datagram in beacon.step().datagrams:
             for link in links:
                 fly(env, link, datagram.data)
 
@@ -156,9 +147,7 @@ def by_members(slots: int) -> Run:
 
     def arrive(beacon: Beacon, clock: FixedClock, event: Any) -> None:
         beacon.receive(clock.local(event.env.now), event.value)
-        beacon.outgoing()
-        beacon.events()
-        beacon.wake_at()
+        beacon.step()
 
     def flier(_: Any, beacons: dict[int, Beacon]) -> Fly:
         receivers = {member: partial(arrive, beacon, FixedClock()) for member, beacon in beacons.items()}

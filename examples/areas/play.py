@@ -10,7 +10,8 @@ from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, Populated
 from examples.areas.rules import Area
 from unisono.model.delays import UniformDelay
 from unisono.model.durations import NS_PER_MS
-from unisono.model.events import Batch, StackEvent
+from unisono.model.effects import Effects
+from unisono.model.events import Batch
 from unisono.model.grades import Grade
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
@@ -21,7 +22,7 @@ from unisono.replica import Replica
 from unisono.sim.clocks import FixedClock
 from unisono.sim.network import DelaySource, SimulatedNetwork, delays_from_model, full_mesh
 from unisono.sim.world import World
-from unisono.stack import Datagram, build
+from unisono.stack import build
 
 TIMING = Timing(40 * NS_PER_MS, 0, 5 * NS_PER_MS)
 SETTLE_NS = 1500 * NS_PER_MS
@@ -46,7 +47,7 @@ class Server:
         self.replica = Replica(Area(self.area))
         self.stack = build(policy)
         self._outbox: deque[tuple[bytes, Sequence[str]]] = deque()
-        self.receive, self.wake, self.wake_at = self.stack.receive, self.stack.wake, self.stack.wake_at
+        self.receive, self.wake = self.stack.receive, self.stack.wake
         self.change_rate, self.leave = self.stack.change_rate, self.stack.leave
 
     def say(self, command: bytes, to: Sequence[str]) -> None:
@@ -62,20 +63,15 @@ class Server:
             self._outbox.popleft()
         return len(messages)
 
-    def outgoing(self) -> Sequence[Datagram]:
-        """The stack's datagrams; this world's servers do not come back, so what they promise is not kept."""
-        self.stack.writes()
-        return self.stack.outgoing()
-
-    def events(self) -> Sequence[StackEvent]:
-        """What was delivered runs on the replica."""
-        events = self.stack.events()
-        for event in events:
+    def step(self) -> Effects:
+        """The stack's effects; deliveries run on the replica. Servers never restart here, so no record is kept."""
+        effects = self.stack.step()
+        for event in effects.events:
             if isinstance(event, Batch):
                 run = self.replica.deliver_early if event.grade is Grade.EARLY else self.replica.deliver_final
                 for number, message in enumerate(event.messages, event.first_sequence):
                     run((event.sender, event.incarnation, number), message)
-        return events
+        return effects
 
 
 class Game(Populated):

@@ -340,7 +340,7 @@ class Group:
     @property
     def bound_ns(self) -> int:
         """The latency that no delivery exceeds while Δ and Γ hold."""
-        return self._stack.order.bound_ns()
+        return self._stack.bound_ns()
 
     def stats(self) -> Stats:
         """What has been measured so far."""
@@ -351,14 +351,14 @@ class Group:
             bound_ns=self.bound_ns,
             delays=stack.delays,
             lateness=driver.alarm.lateness,
-            gamma_ns=stack.clock_check.gamma_ns(),
-            refused={reason.value: count for reason, count in stack.door.refused.items()},
-            ignored=dict(stack.order.ignored),
+            gamma_ns=stack.gamma_ns(),
+            refused={reason.value: count for reason, count in stack.refused.items()},
+            ignored=dict(stack.ignored),
             dropped=driver.transport.dropped(),
             errors=dict(driver.transport.errors),
-            multicast=stack.order.by_multicast(),
+            multicast=stack.by_multicast(),
             order=stack.policy.order,
-            gap_free=stack.order.gap_free() or stack.policy.grades != "early",
+            gap_free=stack.gap_free() or stack.policy.grades != "early",
         )
 
     def metrics(self) -> tuple[MetricRow, ...]:
@@ -376,20 +376,20 @@ class Group:
     # -- the beginning and the end ---------------------------------------------------------------------------
 
     async def _form(self, timeout_s: float) -> None:
-        driver, order = self._driver, self._stack.order
+        driver, stack = self._driver, self._stack
         try:
             driver.start()
             async with asyncio.timeout(timeout_s):
-                while not order.running() and driver.left is None:
+                while not stack.running() and driver.left is None:
                     await driver.wait_for_change()
             driver.raise_if_failed()
-            if not order.running():
+            if not stack.running():
                 raise GroupClosed(f"this member could not join: {driver.last_violation_text()}")
-            if self._stack.policy.multicast and not order.by_multicast():
+            if stack.policy.multicast and not stack.by_multicast():
                 # Some peer cannot be reached by multicast, so each gets a copy: what the link must have room for.
                 self._link_share.set_copies(len(self._stack.policy.view.members) - 1)
         except TimeoutError:
-            missing, hints = order.waiting_for(), [order.why_not_formed(), self._refused_datagrams_text()]
+            missing, hints = stack.waiting_for(), [stack.why_not_formed(), self._refused_datagrams_text()]
             self._close()
             hint = "; ".join(filter(None, hints))
             raise FormationTimeout(self._stack.policy.group, timeout_s, missing, hint) from None
@@ -406,7 +406,7 @@ class Group:
 
     def _refused_datagrams_text(self) -> str:
         """What was not let in: another group, version or slot length at the same address shows here."""
-        refused = [f"{count} × {reason.value}" for reason, count in self._stack.door.refused.items()]
+        refused = [f"{count} × {reason.value}" for reason, count in self._stack.refused.items()]
         return f"datagrams refused here: {', '.join(refused)}" if refused else ""
 
     async def leave(self) -> bool:

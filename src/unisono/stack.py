@@ -6,13 +6,14 @@ The simulator and the asyncio driver use these and nothing else; no protocol dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
 
 from unisono.errors import InvalidOption
 from unisono.model.durations import earliest
-from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent
+from unisono.model.effects import Datagram, Effects
+from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent, ViewChange
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import Policy
@@ -21,6 +22,7 @@ from unisono.model.rates import Rate, Reserver, UnlimitedNetwork
 from unisono.model.services import SERVICE_LAYERS
 from unisono.model.settings import Settings
 from unisono.model.slot_schedule import SlotGrid
+from unisono.model.state_holder import StateHolder
 from unisono.model.stored_records import StoredRecords, Write
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
@@ -48,9 +50,11 @@ from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
 from unisono.orders.vbr.slots import SlotOrderBase
-from unisono.wire.door import Door
+from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
 from unisono.wire.setting_requests import encode_settings_with_verdict
+
+_OrderType = TypeVar("_OrderType")
 
 
 def _vbr(policy: Policy, reserver: Reserver) -> Order:
@@ -70,13 +74,34 @@ ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
 _SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": UniformDelivery}
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
-    """Bytes to send: to one member, or to everyone (`to` = 0), by IP multicast if `multicast`."""
+class Host(Protocol):
+    """What a driver offers a stack: stable storage, a network, an application and an alarm clock."""
 
-    to: int
-    multicast: bool
-    data: bytes
+    def persist(self, records: Sequence[Write]) -> None:
+        """Make records durable before this returns."""
+
+    def transmit(self, datagrams: Sequence[Datagram]) -> None:
+        """Send datagrams, in order."""
+
+    def on_event(self, event: StackEvent) -> None:
+        """Hand an event to the application, and record it."""
+
+    def set_alarm(self, at: int | None) -> None:
+        """Wake the stack when the local clock shows `at`; None cancels the alarm."""
+
+
+def carry_out(effects: Effects, host: Host) -> None:
+    """Carry out the effects of one step in the order that safety needs: no datagram or event before its records.
+
+    The simulator and the asyncio driver both use this function, so that the simulator exercises what production runs.
+    """
+    if effects.records:
+        host.persist(effects.records)
+    if effects.datagrams:
+        host.transmit(effects.datagrams)
+    for event in effects.events:
+        host.on_event(event)
+    host.set_alarm(effects.wake_at)
 
 
 class Stack:
@@ -94,6 +119,8 @@ class Stack:
         self.observer: Observer | None = None
         """Who collects metrics, if anybody does."""
         self._serial = self._now = 0
+        self._group_destinations = tuple(member for member in policy.view.members if member != policy.member)
+        """The members that a datagram to the whole group goes to."""
         self._out: list[Frame] = []
         self._receivers = {kind: self._receiver_of(kind, len(self._layers)) for kind in Kind}
         self._group = group_key(policy.group)
@@ -110,7 +137,7 @@ class Stack:
         self._multigroup_order = order if isinstance(order, QuasiGenuine) else None
         self._priority_order = order if isinstance(order, PriorityOrder) else None
         self._declared_grid = SlotGrid.of(policy.timing)
-        clock_check.next_wake = self.wake_at
+        clock_check.next_wake = self._wake_at
 
     def submit(self, now: int, messages: Sequence[bytes], priority: int = 0) -> int:
         """Take application messages; how many, from the first on. The rest is to be offered again later.
@@ -235,50 +262,52 @@ class Stack:
             self.observer.wake(now)
         self._pump(now)
 
-    def wake_at(self) -> int | None:
-        """The clock reading at which to call `wake`."""
+    def step(self) -> Effects:
+        """Process all input since the last step as one batch, and return everything that the driver has to do.
+
+        Call it after each input, or after several that arrived together.
+        """
+        records = self._flush() if self._durable_order is not None else ()
+        datagrams = self._encode_outgoing() if self._out else ()
+        events = self._pop_events()
+        if events and not self.order.keeps_sending_to_departed():
+            self._follow_view(events)
+        return Effects(records, datagrams, events, self._wake_at())
+
+    def _wake_at(self) -> int | None:
         due = [part.wake_at() for part in (self.order, *self._layers)]
         return earliest(due if self.observer is None else [*due, self.observer.due])
 
-    def outgoing(self) -> list[Datagram]:
-        """The datagrams to send, in order; they are handed out once."""
-        self._flush()
-        if not self._out:
-            return []
+    def _flush(self) -> Sequence[Write]:
+        """Let a durable order process its batched input; the records that the rest of the effects depend on."""
+        order = self._durable_order
+        if order is None:
+            return ()
+        if order.has_pending_input:
+            order.flush()
+            if order.down:
+                self._pump(order.now)
+        records, order.writes[:] = order.writes[:], []
+        return records
+
+    def _encode_outgoing(self) -> list[Datagram]:
         datagrams, group, serial, size = [], self._group, self._serial, 0
         for frame in self._out:
             if frame.to == EVERYONE:
                 serial = serial % SERIAL_MAX + 1
                 data = encode(frame, group, serial)
+                datagrams.append(Datagram(self._group_destinations, data, True, frame.multicast))
             else:
                 data = encode(frame, group)
+                datagrams.append(Datagram((frame.to,), data))
             size += len(data)
-            datagrams.append(Datagram(frame.to, frame.multicast, data))
         self._serial = serial
         self._out.clear()
         if self.observer is not None:
             self.observer.datagrams_sent(len(datagrams), size)
         return datagrams
 
-    def writes(self) -> list[Write]:
-        """What is to be durable before `outgoing` and `events` are asked for what they have now; handed out once."""
-        if self._durable_order is None:
-            return []
-        self._flush()
-        writes = self._durable_order.writes[:]
-        self._durable_order.writes.clear()
-        return writes
-
-    def _flush(self) -> None:
-        order = self._durable_order
-        if order is not None and order.has_pending_input:
-            order.flush()
-            if order.down:
-                self._pump(order.now)
-
-    def events(self) -> list[StackEvent]:
-        """What has happened for the application, in order; handed out once."""
-        self._flush()
+    def _pop_events(self) -> Sequence[StackEvent]:
         events = self._layer_events + self.order.events
         self._layer_events.clear()
         self.order.events.clear()
@@ -291,7 +320,7 @@ class Stack:
             and isinstance(events[-1], LeaveComplete)
             and self._rmcast.is_broadcasting()
         ):
-            # Whoever leaves stays until the copies of its last messages are out: nobody should have to take over.
+            # A leaving member stays until all copies of its last messages are sent, so no peer has to relay them.
             self.order.events.append(events.pop())
         self._report_settings()
         if self.observer is not None:
@@ -300,6 +329,16 @@ class Stack:
                 events += self.observer.events
                 self.observer.events.clear()
         return events
+
+    def _follow_view(self, events: Sequence[StackEvent]) -> None:
+        """Send to the members of the newest view from now on.
+
+        Datagrams of this step still go to departing members: they wait for the end-of-slot marks of their last slot.
+        """
+        for event in events:
+            if isinstance(event, ViewChange):
+                members = event.view.members
+                self._group_destinations = tuple(member for member in members if member != self.policy.member)
 
     def change_rate(self, now: int, rate: Rate) -> None:
         """Renegotiate this member's rate; raises ReservationRefused and changes nothing when there is no room."""
@@ -348,10 +387,77 @@ class Stack:
             elif isinstance(layer, Fec) and settings.fec is not None:
                 layer.change_code(settings.fec, slot)
 
+    def bound_ns(self) -> int:
+        """The latency that no delivery exceeds while the assumptions hold."""
+        return self.order.bound_ns()
+
+    def gap_free(self) -> bool:
+        """Whether the order promises deliveries without gaps (paper 000, Definition 1)."""
+        return self.order.gap_free()
+
+    def running(self) -> bool:
+        """Whether messages are accepted and delivered."""
+        return self.order.running()
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The members that the group is still waiting for before it starts; empty when it runs."""
+        return self.order.waiting_for()
+
+    def why_not_formed(self) -> str:
+        """What keeps the group from starting, beyond missing members; empty if nothing is known."""
+        return self.order.why_not_formed()
+
+    def by_multicast(self) -> bool:
+        """Whether this member's data goes by IP multicast."""
+        return self.order.by_multicast()
+
+    def peer_rate(self, peer: int) -> Rate | None:
+        """The rate that a peer declared, if it has."""
+        return self.order.peer_rate(peer)
+
+    @property
+    def window_slots(self) -> int:
+        """How many slots a sender may be ahead of its own deliveries."""
+        return self.order.window_slots
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Frames that passed the door and were not used, by reason."""
+        return self.order.ignored
+
+    @property
+    def refused(self) -> Mapping[Refusal, int]:
+        """Datagrams that the door refused, by reason."""
+        return self.door.refused
+
+    @property
+    def clock_differences(self) -> ClockCheck:
+        """The measured clock differences, for an observer."""
+        return self.clock_check
+
+    def gamma_ns(self) -> int | None:
+        """The largest clock difference measured so far; None before the first measurement."""
+        return self.clock_check.gamma_ns()
+
+    def inspect(self, kind: type[_OrderType]) -> _OrderType:
+        """The order itself, for simulations and tests that look inside it; TypeError if it is of another kind."""
+        if not isinstance(self.order, kind):
+            raise TypeError(f"member {self.policy.member} runs {type(self.order).__name__}, not {kind.__name__}")
+        return self.order
+
+    def share_application_state(self, holder: StateHolder | None) -> None:
+        """Transfer the application's state to joining members together with the order's, where the order can."""
+        if self._priority_order is not None:
+            self._priority_order.application = holder
+
     @property
     def grid(self) -> SlotGrid:
         """The slots as this member knows them."""
         return self._declared_grid if self._slot_order is None else self._slot_order.grid
+
+    def slot_of(self, local_ns: int) -> int:
+        """The slot of a local clock reading."""
+        return self.grid.slot_of(local_ns)
 
     def leave(self, now: int) -> None:
         """Depart in order; a Left event says when it is done."""

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from unisono.model.effects import Datagram
 from unisono.model.stored_records import Write
 from unisono.sim.disk import SimDisk
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
-from unisono.stack import Datagram
 from unisono.trace.kinds import ABSENT, KINDS
 from unisono.trace.table import Rows, Trace
 from unisono.wire.frame import Frame, encode
@@ -57,16 +57,21 @@ class Recording:
 
     def stored(self, disk: object, writes: Iterable[tuple[bool, bool, Sequence[bytes]]]) -> None:
         """A member stores records: (whether they replace all that is there, whether a crash may lose them, records)."""
-        number = self._disks.get(id(disk))
-        if number is None:
-            number = self._disks[id(disk)] = len(self._disks)
-            self._kept.append(disk)  # else another disk could get its id
+        number = self.disk_number(disk)
         for replaces, lazy, records in writes:
             if replaces:
                 self._add("records", b"%d replace " % number)
             for record in records:
                 self._add("records", b"%d %d %d " % (number, lazy, len(record)), record)
                 self._add("interleaving", b"r%d " % number)
+
+    def disk_number(self, disk: object) -> int:
+        """Disks are numbered in the order in which they are made, or first written to."""
+        number = self._disks.get(id(disk))
+        if number is None:
+            number = self._disks[id(disk)] = len(self._disks)
+            self._kept.append(disk)  # else another disk could get its id
+        return number
 
     def outcome(self, *values: object) -> None:
         """Anything else that a run gives, as numbers, bytes, text and tuples of these."""
@@ -100,11 +105,16 @@ def recorded() -> Iterator[Recording]:
     destination (0 for everyone), whether IP multicast may be used, and the bytes; and with each record in order.
     """
     recording = Recording()
-    transmit, apply = World.transmit, SimDisk.apply
+    transmit, apply, make_disk = World.transmit, SimDisk.apply, SimDisk.__init__
+
+    def making(self: SimDisk, *arguments: Any, **options: Any) -> None:
+        make_disk(self, *arguments, **options)
+        recording.disk_number(self)
 
     def transmitting(self: World, now: int, node: SimulatedMember, datagrams: Sequence[Datagram]) -> None:
         for datagram in datagrams:
-            recording.datagram(now, node.member, datagram.to, datagram.multicast, datagram.data)
+            to = 0 if datagram.to_group else datagram.destinations[0]
+            recording.datagram(now, node.member, to, datagram.multicast, datagram.data)
         transmit(self, now, node, datagrams)
 
     def applying(self: SimDisk, writes: Iterable[Write]) -> None:
@@ -115,6 +125,7 @@ def recorded() -> Iterator[Recording]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(World, "transmit", transmitting)
         patch.setattr(SimDisk, "apply", applying)
+        patch.setattr(SimDisk, "__init__", making)
         yield recording
 
 

@@ -13,13 +13,14 @@ from tests.behaviour.baseline import FamilyHash, RunHash
 from tests.behaviour.families import FAMILIES, ROOT
 from tests.behaviour.recording import STREAMS, Recording, played, recorded
 
+from unisono.model.effects import Effects
 from unisono.model.stored_records import Write
 from unisono.model.text.scenario import parse_scenario
 from unisono.sim import run
 from unisono.sim.disk import SimDisk
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.swarm.vbr import churning
-from unisono.stack import Datagram, Stack
+from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
 from unisono.trace.table import Trace
 
@@ -135,18 +136,18 @@ def test_records_are_hashed_with_their_disk_and_not_by_how_they_are_grouped() ->
 def test_a_changed_byte_on_the_wire_of_one_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["churning"]
     right = [RunHash.of(played(family.play, seed)) for seed in range(2)]
-    outgoing, planted = Stack.outgoing, False
+    step, planted = Stack.step, False
 
-    def changed(self: Stack) -> list[Datagram]:
+    def changed(self: Stack) -> Effects:
         nonlocal planted
-        datagrams = outgoing(self)
-        if datagrams and not planted:
+        effects = step(self)
+        if effects.datagrams and not planted:
             planted = True
-            last = datagrams[0].data[-1] ^ 1
-            datagrams[0] = replace(datagrams[0], data=datagrams[0].data[:-1] + bytes([last]))
-        return datagrams
+            first, *rest = effects.datagrams
+            effects.datagrams = [replace(first, data=first.data[:-1] + bytes([first.data[-1] ^ 1])), *rest]
+        return effects
 
-    monkeypatch.setattr(Stack, "outgoing", changed)
+    monkeypatch.setattr(Stack, "step", changed)
     wrong = [right[0], RunHash.of(played(family.play, 1))]
     assert planted
     found = baseline.differences({"churning": FamilyHash.of(right)}, {"churning": FamilyHash.of(wrong)})

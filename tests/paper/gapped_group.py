@@ -14,7 +14,8 @@ from random import Random
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, Verdict
-from unisono.model.events import Batch, LeaveComplete, StackEvent, ViewChange, Violation
+from unisono.model.effects import Effects
+from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
 from unisono.model.faults import Loss, Span
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
@@ -30,7 +31,7 @@ from unisono.sim.faults import LossFault
 from unisono.sim.member import SimulatedMember
 from unisono.sim.network import Adversary, SimulatedNetwork, adversarial_network, constant_delay, corners
 from unisono.sim.world import World
-from unisono.stack import Datagram, Stack
+from unisono.stack import Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
@@ -118,15 +119,11 @@ class RecordingStack(Stack):
             self.record.frames[frame.sender, frame.incarnation, frame.slot, frame.number] = frame
         super().receive(now, data, start, end, multicast)
 
-    def outgoing(self) -> list[Datagram]:
-        datagrams = super().outgoing()
-        self.record.joins_sent += sum(unpack_header(datagram.data, 0)[1] == Kind.JOIN for datagram in datagrams)
-        return datagrams
-
-    def events(self) -> list[StackEvent]:
-        found = super().events()
+    def step(self) -> Effects:
+        effects = super().step()
+        self.record.joins_sent += sum(unpack_header(d.data, 0)[1] == Kind.JOIN for d in effects.datagrams)
         account, now = self.record, self.world().now
-        for event in found:
+        for event in effects.events:
             match event:
                 case Batch():
                     for sequence in range(event.first_sequence, event.first_sequence + event.count):
@@ -139,7 +136,7 @@ class RecordingStack(Stack):
                     account.violations.append(event)
                 case LeaveComplete():
                     account.left = event
-        return found
+        return effects
 
 
 class GapGroup:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
+from tests.stepping import events, outgoing
 
 from unisono.model.events import Batch
 from unisono.model.policy import Policy
@@ -58,14 +59,14 @@ class Network:
             sent = []
             for member, stack in self.stacks.items():
                 stack.wake(self.now)
-                sent += [(member, datagram) for datagram in stack.outgoing()]
+                sent += [(member, datagram) for datagram in outgoing(stack)]
             for sender, datagram in sent:
                 self.multicast[Kind(unpack_header(datagram.data, 0)[KIND])] += 1
                 for member, stack in self.stacks.items():
-                    if member != sender and datagram.to in {0, member}:
+                    if member != sender and member in datagram.destinations:
                         stack.receive(self.now, datagram.data)
             for member, stack in self.stacks.items():
-                self.delivered[member] += [m for e in stack.events() if isinstance(e, Batch) for m in e.messages]
+                self.delivered[member] += [m for e in events(stack) if isinstance(e, Batch) for m in e.messages]
 
     def until_running(self) -> Stack:
         while not all(stack.order.running() for stack in self.stacks.values()):
@@ -168,7 +169,7 @@ def test_figure_7_transitions() -> None:
         "a dummy per silent slot and member"
     )
     assert stack.submit(network.now, [b"full"]) == 1
-    (datagram,) = stack.outgoing()
+    (datagram,) = outgoing(stack)
     assert unpack_header(datagram.data, 0)[FLAGS] & END_OF_SLOT, "AppMaxBurst messages need no dummy"
     for member, other in network.stacks.items():
         if member != 1:

@@ -7,6 +7,7 @@ reserved peak all of a slot has left at most one slot after the slot's end.
 from itertools import pairwise
 
 import pytest
+from tests.stepping import outgoing, wake_at
 
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
@@ -30,11 +31,11 @@ def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_
     policy = Policy("g", 1, View((1,)), TIMING, Rate(1e6, BURST), max_message=SIZE, max_frame=304, fec=fec)
     stack = build(policy)
     stack.wake(T0)
-    now = stack.wake_at() or T0
+    now = wake_at(stack) or T0
     while not stack.order.running():
         stack.wake(now)
-        now = max(now + 1, stack.wake_at() or 0)
-    stack.outgoing()
+        now = max(now + 1, wake_at(stack) or 0)
+    outgoing(stack)
     first = TIMING.slot_of(now) + 2
     sent: list[tuple[int, int, int]] = []
     """When, of which slot, how much on the wire."""
@@ -42,7 +43,7 @@ def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_
     def send(at: int) -> None:
         stack.wake(at)
         assert stack.submit(at, [bytes(SIZE)] * (BURST + 1)) == BURST, "a slot takes its burst and no more"
-        for datagram in stack.outgoing():
+        for datagram in outgoing(stack):
             header = unpack_header(datagram.data, 0)
             if header[1] == Kind.FEC:
                 sent.append((at, header[10], len(datagram.data) + UDP_IP_BYTES))

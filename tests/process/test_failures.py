@@ -14,7 +14,7 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
-from unisono.stack import Datagram
+from unisono.model.effects import Datagram
 
 PATIENCE_S = 30.0
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+from tests.stepping import events, outgoing, wake_at
 
 from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange, Violation
 from unisono.model.policy import Policy
@@ -73,7 +74,7 @@ class World:
             due = [
                 (max(self.now, at - self.offset[m]), 1, m)
                 for m, stack in self.stacks.items()
-                if m not in self._paused and (at := stack.wake_at()) is not None
+                if m not in self._paused and (at := wake_at(stack)) is not None
             ]
             if self._heap:
                 due.append((self._heap[0][0], 0, 0))
@@ -84,7 +85,7 @@ class World:
             self.now = when
             if timer:
                 self.stacks[member].wake(self.clock(member))
-                again = self.stacks[member].wake_at()
+                again = wake_at(self.stacks[member])
                 assert again is None or again > self.clock(member), "a wake makes progress"
             else:
                 _, _, member, data = heapq.heappop(self._heap)
@@ -96,15 +97,15 @@ class World:
 
     def after(self, member: int) -> None:
         stack, delta = self.stacks[member], self.timing.delta_ns
-        for datagram in stack.outgoing():
+        for datagram in outgoing(stack):
             self._note(member, datagram.data)
             for peer in self.stacks:
-                if peer != member and datagram.to in {0, peer}:
+                if peer != member and peer in datagram.destinations:
                     for _ in range(2 if self.duplicates and self.chance.random() < 0.5 else 1):
                         self._sent += 1
                         delay = self.chance.choice([0, delta, self.chance.randint(0, delta)])
                         heapq.heappush(self._heap, (self.now + delay, self._sent, peer, datagram.data))
-        for event in stack.events():
+        for event in events(stack):
             self.events[member].append(event)
             if isinstance(event, Batch):
                 for message in event.messages:

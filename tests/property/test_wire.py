@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stepping import events, outgoing, wake_at
 
 from unisono.model.events import Batch
 from unisono.model.ids import group_key
@@ -244,8 +245,8 @@ def stack_in(mode: Mode) -> tuple[Stack, int]:
             stack.receive(now, encode(Frame(Kind.DATA, sender, 1, 0, first, 0, END_OF_SLOT, 8), GROUP))
     assert isinstance(stack.order, Vbr)
     assert stack.order.mode is mode
-    stack.outgoing()
-    stack.events()
+    outgoing(stack)
+    events(stack)
     return stack, first
 
 
@@ -264,17 +265,17 @@ def test_no_datagram_raises_out_of_a_stack(mode: Mode, seed: int) -> None:
         if chance.random() < 0.1:
             now += chance.choice([1, MS, 5 * MS])
             stack.wake(now)
-            due = stack.wake_at()
+            due = wake_at(stack)
             assert due is None or due > now, "a wake makes progress"
         if chance.random() < 0.1:
             stack.submit(now, [b"own"])
-        for event in stack.events():
+        for event in events(stack):
             if isinstance(event, Batch):
                 assert [len(m) for m in event.messages] == event.sizes()
                 assert event.count == len(event.messages)
                 assert event.first_index == index, "every delivery has the next index"
                 index += event.count
-        for out in stack.outgoing():
+        for out in outgoing(stack):
             peer = Door(GROUP, 2, MEMBERS)
             got = peer.admit(out.data, 0, len(out.data), 2**63)
             assert got is not None, "what a stack sends is well-formed"

@@ -12,7 +12,8 @@ import pytest
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status, overall
-from unisono.model.events import Gap, Notice, SlaViolation, StackEvent, ViewChange, ViolationKind
+from unisono.model.effects import Effects
+from unisono.model.events import Gap, Notice, SlaViolation, ViewChange, ViolationKind
 from unisono.model.faults import Fault, Loss, Partition, Pause, Span
 from unisono.model.histogram import Histogram
 from unisono.model.scenario import Scenario
@@ -111,14 +112,15 @@ class Seen:
 
         return sent
 
-    def happening(self, ask: Callable[[], Sequence[StackEvent]]) -> Callable[[], Sequence[StackEvent]]:
-        def asked() -> Sequence[StackEvent]:
-            events = ask()
+    def stepping(self, step: Callable[[], Effects]) -> Callable[[], Effects]:
+        def stepped() -> Effects:
+            effects = step()
+            events = effects.events
             self.views += [(e.view.first_slot, e.view.members) for e in events if isinstance(e, ViewChange)]
             self.gaps |= {(e.sender, e.slot) for e in events if isinstance(e, Gap)}
-            return events
+            return effects
 
-        return asked
+        return stepped
 
     def has(self, member: int, slot: int) -> bool:
         """Whether all that a member sent in a slot was delivered here."""
@@ -171,7 +173,7 @@ class Play:
             seen = self.seen[member] = Seen()
             (layer,) = [layer for layer in stack._layers if isinstance(layer, Rmcast)]
             setattr(layer, "from_above", seen.sending(layer))  # noqa: B010
-            node._events = seen.happening(node._events)
+            node._step = seen.stepping(node._step)
 
     def notices(self, kind: str) -> dict[int, list[Notice]]:
         return {m: [n for n in node.notices if n.kind == kind] for m, node in self.nodes.items()}

@@ -19,18 +19,16 @@ from unisono.model.timing import Timing
 from unisono.orders.final import order as final
 from unisono.orders.final.bounds import background_datagrams_per_s
 from unisono.qos.plan.planner import plan
-from unisono.sim.disk import DurableStack
 from unisono.sim.run import build_world, drain_ns, run, run_meta
 from unisono.sim.world import World
+from unisono.stack import Stack
 from unisono.trace.kinds import EventKind
 
 
 def order_of(world: World, member: int) -> final.FinalOrder:
     stack = world.members[member].stack
-    assert isinstance(stack, DurableStack)
-    order = stack.stack.order
-    assert isinstance(order, final.FinalOrder)
-    return order
+    assert isinstance(stack, Stack)
+    return stack.inspect(final.FinalOrder)
 
 
 def test_without_a_majority_nothing_is_final_and_after_a_while_nothing_is_taken(

@@ -9,10 +9,10 @@ import pytest
 
 import unisono
 from unisono.cluster.supervisor import free_addresses
+from unisono.model.effects import Datagram, Effects
 from unisono.model.events import ViolationKind
-from unisono.orders.log.order import ConsensusOrder
+from unisono.model.stored_records import Write
 from unisono.runtime import driver as driver_module
-from unisono.stack import Datagram
 
 Break = Callable[[pytest.MonkeyPatch, unisono.Group], None]
 
@@ -36,9 +36,7 @@ def scene(part: Callable[[unisono.Group], Awaitable[None]], **options: Any) -> N
 
 BREAKS: dict[str, Break] = {
     "wake": lambda patch, group: patch.setattr(group._stack, "wake", planted),
-    "events": lambda patch, group: patch.setattr(group._stack, "events", planted),
-    "outgoing": lambda patch, group: patch.setattr(group._stack, "outgoing", planted),
-    "wake_at": lambda patch, group: patch.setattr(group._stack, "wake_at", planted),
+    "step": lambda patch, group: patch.setattr(group._stack, "step", planted),
     "submit": lambda patch, group: patch.setattr(group._stack, "submit", planted),
     "socket": lambda patch, group: patch.setattr(group._driver.transport, "send", planted),
 }
@@ -169,19 +167,29 @@ def test_nothing_is_said_before_what_it_rests_on_is_stored(tmp_path: Path) -> No
     """Votes and promises: no datagram goes out while the stack still has something that is to be durable first."""
 
     async def play() -> None:
-        peers, early = free_addresses((1, 2)), list[int]()
+        peers, early, saved = free_addresses((1, 2)), list[int](), list[int]()
 
         def watch(group: unisono.Group) -> None:
-            order, transport = group._stack.order, group._driver.transport
-            assert isinstance(order, ConsensusOrder)
-            send = transport.send
+            transport, storage, stack = group._driver.transport, group._driver._storage, group._stack
+            assert storage is not None
+            send, apply, step, unsaved = transport.send, storage.apply, stack.step, list[Write]()
+
+            def stepped() -> Effects:
+                effects = step()
+                unsaved.extend(effects.records)
+                return effects
+
+            def applied(writes: Sequence[Write]) -> None:
+                apply(writes)
+                unsaved.clear()
+                saved.append(group.member)
 
             def checked(datagrams: Sequence[Datagram]) -> None:
-                if datagrams and order.writes:
+                if datagrams and unsaved:
                     early.append(group.member)
                 send(datagrams)
 
-            transport.send = checked  # type: ignore[method-assign]
+            stack.step, storage.apply, transport.send = stepped, applied, checked  # type: ignore[method-assign]
 
         async with asyncio.timeout(60):
             options = {"order": "consensus", "peers": peers, "fsync": "never"}
@@ -195,6 +203,7 @@ def test_nothing_is_said_before_what_it_rests_on_is_stored(tmp_path: Path) -> No
             while any(group.stats().delivered < 10 for group in groups):
                 await asyncio.sleep(0.01)
             await asyncio.gather(*(group.leave() for group in groups))
+        assert saved
         assert not early
 
     asyncio.run(play())

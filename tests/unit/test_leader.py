@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.stepping import events, outgoing
 
 from unisono.errors import MessageTooLarge, ReservationRefused
 from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
@@ -83,12 +84,12 @@ class Bench:
         while moved:
             moved = False
             for member, stack in self.stacks.items():
-                for datagram in stack.outgoing():
-                    for other in [datagram.to] if datagram.to else list(self.stacks):
+                for datagram in outgoing(stack):
+                    for other in datagram.destinations:
                         if other != member and not {member, other} & self.deaf:
                             self.stacks[other].receive(self.now, datagram.data)
                     moved = True
-                self.events[member] += stack.events()
+                self.events[member] += events(stack)
 
     def wait(self, until: int) -> None:
         """Time goes by in steps of a quarter of a slot."""
@@ -207,7 +208,7 @@ def test_without_a_leader_senders_are_pushed_back() -> None:
 def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str) -> None:
     bench = Bench(4, order)
     bench.stacks[1].submit(bench.now, [b"first"])
-    stale = bench.stacks[1].outgoing()
+    stale = outgoing(bench.stacks[1])
     bench.deaf = {1}
     bench.wait(leader_change_bound_ns(TIMING) + 10 * MS)
     assert [bench.order(m).election.leader for m in (2, 3, 4)] == [2, 2, 2]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.stepping import events, outgoing
 
 from unisono.errors import InvalidOption, SlaError
 from unisono.model.events import SlaViolation, StackEvent
@@ -84,11 +85,11 @@ class Pair:
                 stack.wake(own_now)
                 if offered := messages(self.now, member):
                     stack.submit(own_now, offered)
-                for datagram in stack.outgoing():
+                for datagram in outgoing(stack):
                     self.sent[member] += 1
                     if not self.lose(self.now, member, self.sent[member]):
                         self._under_way.append((self.now + self.delay_ns, self.sent[member], 3 - member, datagram.data))
-                self.events[member] += stack.events()
+                self.events[member] += events(stack)
                 self.rows[member] += self.oversight(member).pop_rows()
 
     def of(self, member: int, layer: str, side: Side, metric: str) -> list[MetricRow]:
@@ -315,7 +316,7 @@ def test_a_read_with_a_refused_datagram_counts_what_was_let_in() -> None:
     sender.submit(pair.now, [b"x"])
     pair.now += 5 * MS
     sender.wake(pair.now)
-    (datagram,) = [each.data for each in sender.outgoing() if not each.to]
+    (datagram,) = [each.data for each in outgoing(sender) if each.to_group]
     alien = datagram[:8] + b"\0\0\0\0" + datagram[12:]
     read = datagram + alien
     receiver.receive_segments(pair.now, read, 0, len(read), len(datagram), multicast=False)

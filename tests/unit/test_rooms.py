@@ -208,6 +208,18 @@ def test_every_file_keeps_the_rules() -> None:
     assert not found, "\n" + "\n".join(map(str, found))
 
 
+def test_nothing_outside_the_stack_looks_inside_it() -> None:
+    inside = re.compile(r"\bstack\.(order|door|clock_check)\b")
+    found = [
+        f"{file.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if file.name != "stack.py"
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1)
+        if inside.search(line)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
 def test_every_folder_with_code_is_a_package() -> None:
     folders = sorted({file.parent for file in PACKAGE.rglob("*.py")})
     bare = [str(folder.relative_to(PROJECT)) for folder in folders if not (folder / "__init__.py").exists()]

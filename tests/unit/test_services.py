@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from tests.stepping import events, outgoing, wake_at
 
 from unisono.errors import InvalidOption, MessageTooLarge
 from unisono.model.events import Batch, LeaveComplete, ViewChange, Violation
@@ -379,10 +380,10 @@ class Group:
         while moved:
             moved = False
             for sender, stack in self.stacks.items():
-                for datagram in stack.outgoing():
+                for datagram in outgoing(stack):
                     moved = True
                     for member, other in self.stacks.items():
-                        if member != sender and datagram.to in {0, member} and (sender, member) not in self.cut:
+                        if member != sender and member in datagram.destinations and (sender, member) not in self.cut:
                             other.receive(self.now, datagram.data)
 
     def send(self, member: int, *messages: bytes) -> int:
@@ -391,7 +392,7 @@ class Group:
         return taken
 
     def delivered(self, member: int) -> list[bytes]:
-        return [m for event in self.stacks[member].events() if isinstance(event, Batch) for m in event.messages]
+        return [m for event in events(self.stacks[member]) if isinstance(event, Batch) for m in event.messages]
 
 
 @pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
@@ -409,7 +410,7 @@ def test_a_service_carries_messages_of_any_size_at_once(order: str) -> None:
 def test_a_service_holds_its_members_to_their_rates(order: str) -> None:
     group = Group(order)
     assert group.send(1, *[b"m"] * 10) == 8
-    due = group.stacks[1].wake_at()
+    due = wake_at(group.stacks[1])
     assert due is not None
     assert due <= TIMING.end_of(group.first), "whoever was turned away is told when to come back"
     group.until(TIMING.end_of(group.first))
@@ -424,10 +425,9 @@ def test_leaving_a_service(order: str) -> None:
     group.send(1, b"last words")
     group.stacks[1].leave(group.now)
     group.until(group.now + 100 * MS)
-    events = group.stacks[1].events()
-    assert isinstance(events[-1], LeaveComplete)
+    assert isinstance(events(group.stacks[1])[-1], LeaveComplete)
     for member in (2, 3):
-        seen = group.stacks[member].events()
+        seen = events(group.stacks[member])
         assert [m for e in seen if isinstance(e, Batch) for m in e.messages] == [b"last words"]
         (change,) = [e for e in seen if isinstance(e, ViewChange) and e.left]
         assert (change.left, change.view.members) == ((1,), (2, 3))
@@ -441,7 +441,7 @@ def test_who_leaves_is_gone_when_its_last_copies_are_out() -> None:
     group.stacks[1].leave(group.now)
     left_at = {}
     for step in range(40):
-        if any(isinstance(event, LeaveComplete) for event in group.stacks[1].events()):
+        if any(isinstance(event, LeaveComplete) for event in events(group.stacks[1])):
             left_at[1] = step
         group.until(group.now + MS)
     assert left_at == {1: REDUNDANCY.rho * ETA // MS}
@@ -475,10 +475,10 @@ def test_a_message_that_is_lost_in_every_copy_is_told() -> None:
     life = REDUNDANCY.message_lifetime_ns(3, TIMING.delta_ns)
     assert group.delivered(3) == []
     group.until(group.now + life + MS)
-    events = group.stacks[3].events()
-    (told,) = [event for event in events if isinstance(event, Violation)]
+    reported = events(group.stacks[3])
+    (told,) = [event for event in reported if isinstance(event, Violation)]
     assert (told.kind, told.member) == ("lost", 1)
-    assert [m for e in events if isinstance(e, Batch) for m in e.messages] == [b"found"]
+    assert [m for e in reported if isinstance(e, Batch) for m in e.messages] == [b"found"]
 
 
 @pytest.mark.parametrize(("order", "changes"), [("causal", {}), ("vbr", {}), ("vbr", {"reliable": None})])
@@ -488,7 +488,7 @@ def test_members_that_were_given_different_orders_say_so(order: str, changes: di
     group.cut, group.now = set(), T0
     group.wake()
     group.until(T0 + 50 * MS)
-    told = [event for event in group.stacks[1].events() if isinstance(event, Violation)]
+    told = [event for event in events(group.stacks[1]) if isinstance(event, Violation)]
     assert [violation.kind for violation in told] == ["policy_differs"]
     assert "here it is fifo over reliable multicast" in told[0].text
     assert not group.stacks[1].order.running()

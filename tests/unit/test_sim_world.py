@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from unisono.errors import InvalidOption
-from unisono.model.events import StackEvent
+from unisono.model.effects import Datagram, Effects
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
@@ -17,7 +17,7 @@ from unisono.sim.network import SimulatedNetwork, adversarial_network, constant_
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
-from unisono.stack import Datagram, build
+from unisono.stack import build
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.recorder import MemoryTrace
 
@@ -38,7 +38,7 @@ class Scribe:
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         taken = min(self.takes.pop(0) if self.takes else len(messages), len(messages))
         self.log.append(("submit", now, taken))
-        self.out += [Datagram(0, False, message) for message in messages[:taken]]
+        self.out += [Datagram((1, 2), message, to_group=True) for message in messages[:taken]]
         return taken
 
     def receive(self, now: int, data: bytes) -> None:
@@ -49,15 +49,9 @@ class Scribe:
         if self.alarms and now >= self.alarms[0]:
             self.alarms.pop(0)
 
-    def wake_at(self) -> int | None:
-        return self.alarms[0] if self.alarms else None
-
-    def outgoing(self) -> Sequence[Datagram]:
+    def step(self) -> Effects:
         out, self.out = self.out, []
-        return out
-
-    def events(self) -> Sequence[StackEvent]:
-        return ()
+        return Effects((), out, (), self.alarms[0] if self.alarms else None)
 
     def change_rate(self, now: int, rate: Rate) -> None:
         self.log.append(("new_rate", now, rate.burst))
@@ -167,8 +161,8 @@ def test_what_a_stack_does_not_take_is_offered_again_at_its_next_wake() -> None:
 
 def test_a_machine_that_is_never_content_does_not_stop_time() -> None:
     class Restless(Scribe):
-        def wake_at(self) -> int | None:
-            return 0
+        def step(self) -> Effects:
+            return Effects((), (), (), 0)
 
     restless = Restless()
     two(restless, Scribe()).run(20)

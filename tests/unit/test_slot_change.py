@@ -133,18 +133,18 @@ def test_who_asks_and_leaves_still_has_its_wish() -> None:
 
 def test_the_bound_is_the_larger_one_while_both_lengths_are_in_play(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
-    noted = sim_node.SimulatedMember._record
+    noted = sim_node.SimulatedMember.on_event
 
-    def note(node: sim_node.SimulatedMember, now: int, local: int, event: Any) -> None:
+    def note(node: sim_node.SimulatedMember, event: Any) -> None:
         stack = node.stack
         assert isinstance(stack, Stack)
         if node.member == 1 and isinstance(event, TimingChange):
             seen.append(("told", event.bound_ns))
         elif node.member == 1:
             seen.append(("in between", stack.order.bound_ns()))
-        noted(node, now, local, event)
+        noted(node, event)
 
-    monkeypatch.setattr(sim_node.SimulatedMember, "_record", note)
+    monkeypatch.setattr(sim_node.SimulatedMember, "on_event", note)
     played(scenario(PlannedSlotChange(2, 100 * MS, 10 * MS), PlannedSlotChange(2, 250 * MS, 5 * MS)))
     # By the order as it is when its events are taken: 17 ms, from the agreement on 22 ms, and 17 ms in the end.
     told = [bound for kind, bound in seen if kind == "told"]
@@ -160,14 +160,14 @@ def test_the_bound_is_the_larger_one_while_both_lengths_are_in_play(monkeypatch:
 
 def test_a_change_comes_between_two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slots: list[tuple[str, int]] = []
-    noted = sim_node.SimulatedMember._record
+    noted = sim_node.SimulatedMember.on_event
 
-    def note(node: sim_node.SimulatedMember, now: int, local: int, event: Any) -> None:
+    def note(node: sim_node.SimulatedMember, event: Any) -> None:
         if node.member == 3 and not isinstance(event, ViewChange | Violation):
             slots.append((type(event).__name__, event.slot))
-        noted(node, now, local, event)
+        noted(node, event)
 
-    monkeypatch.setattr(sim_node.SimulatedMember, "_record", note)
+    monkeypatch.setattr(sim_node.SimulatedMember, "on_event", note)
     played(scenario(PlannedSlotChange(2, 100 * MS, 10 * MS)))
     (at,) = [place for place, (kind, _) in enumerate(slots) if kind == "TimingChange"]
     change = slots[at][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.stepping import outgoing
 from tests.unit.test_leader import MS, START, TIMING, Bench
 
 from unisono.model.events import Batch, LeaveComplete
@@ -19,7 +20,7 @@ def stamp(bench: Bench, member: int) -> TimestampLeader:
 
 
 def kinds(bench: Bench, member: int) -> list[int]:
-    return [unpack_header(datagram.data, 0)[1] for datagram in bench.stacks[member].outgoing()]
+    return [unpack_header(datagram.data, 0)[1] for datagram in outgoing(bench.stacks[member])]
 
 
 def test_the_first_message_asks_for_a_burst_and_later_ones_do_not() -> None:
@@ -39,7 +40,7 @@ def test_a_request_stays_open_for_theta_less_gamma_and_is_released_once() -> Non
     bench.stacks[2].wake(closes - 1)
     assert Kind.DATA not in kinds(bench, 2)
     bench.stacks[2].wake(closes)
-    released = [unpack_header(datagram.data, 0) for datagram in bench.stacks[2].outgoing()]
+    released = [unpack_header(datagram.data, 0) for datagram in outgoing(bench.stacks[2])]
     assert [(fields[1], fields[2]) for fields in released if fields[1] == Kind.DATA] == [(Kind.DATA, END_OF_SLOT)]
     assert bench.stacks[2].submit(closes, [b"b"]) == 0, "the next request is made Θ after the last"
     assert bench.stacks[2].submit(START + TIMING.theta_ns, [b"b"]) == 1
@@ -48,7 +49,7 @@ def test_a_request_stays_open_for_theta_less_gamma_and_is_released_once() -> Non
 def test_a_full_burst_ends_its_request_itself() -> None:
     bench = Bench(order="timestamp")
     assert bench.stacks[2].submit(bench.now, [b"x"] * 6) == 4
-    data = [unpack_header(d.data, 0) for d in bench.stacks[2].outgoing()]
+    data = [unpack_header(d.data, 0) for d in outgoing(bench.stacks[2])]
     assert [(fields[1], fields[2]) for fields in data] == [(Kind.STAMP_REQUEST, 0), (Kind.DATA, END_OF_SLOT)]
 
 
@@ -72,13 +73,13 @@ def test_grants_are_delivered_in_their_order_and_each_to_its_end() -> None:
 def test_requests_are_granted_once_and_in_their_sender_s_order() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"a"] * 4)
-    first = bench.stacks[2].outgoing()
+    first = outgoing(bench.stacks[2])
     bench.stacks[2].submit(bench.now + 5 * MS, [b"b"] * 4)
-    second = bench.stacks[2].outgoing()
+    second = outgoing(bench.stacks[2])
     bench.now += 5 * MS
     for datagram in [*second, *first, *second, *first]:
         for member in (1, 3):
-            if not datagram.to or datagram.to == member:
+            if member in datagram.destinations:
                 bench.stacks[member].receive(bench.now, datagram.data)
     bench.pass_on()
     assert bench.texts(3) == [b"a"] * 4 + [b"b"] * 4
@@ -139,8 +140,8 @@ def test_a_new_rate_is_in_force_with_the_next_request() -> None:
 def test_a_lost_request_is_made_again() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"x"])
-    for datagram in bench.stacks[2].outgoing():
-        if not datagram.to:
+    for datagram in outgoing(bench.stacks[2]):
+        if datagram.to_group:
             bench.stacks[1].receive(bench.now, datagram.data)
             bench.stacks[3].receive(bench.now, datagram.data)
     bench.wait(80 * MS)
@@ -150,7 +151,7 @@ def test_a_lost_request_is_made_again() -> None:
 def test_lost_frames_are_asked_for() -> None:
     bench = Bench(order="timestamp")
     bench.stacks[2].submit(bench.now, [b"x"] * 4)
-    for datagram in bench.stacks[2].outgoing():
+    for datagram in outgoing(bench.stacks[2]):
         bench.stacks[1].receive(bench.now, datagram.data)
     bench.wait(80 * MS)
     assert bench.texts(3) == [b"x"] * 4

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import InvalidOption, MissingDependency
+from unisono.model.effects import Datagram
 from unisono.runtime import transport as transport_module
 from unisono.runtime.batching import MAX_UDP_PAYLOAD, Address, DatagramRun, Inbox, Outbox, split_into_runs
 from unisono.runtime.transport import UdpTransport
-from unisono.stack import Datagram
 
 GROUP = "239.77.77.77"
 Peers = dict[int, tuple[str, int]]
@@ -80,8 +80,9 @@ async def members(count: int, *, host: str = "127.0.0.1", **options: Any) -> Asy
             member.transport.close()
 
 
-def to(member: int, *payloads: bytes, multicast: bool = False) -> list[Datagram]:
-    return [Datagram(member, multicast, payload) for payload in payloads]
+def to(members: int | tuple[int, ...], *payloads: bytes, multicast: bool = False) -> list[Datagram]:
+    destinations = (members,) if isinstance(members, int) else members
+    return [Datagram(destinations, payload, multicast=multicast) for payload in payloads]
 
 
 MIXED = [
@@ -165,14 +166,13 @@ def test_offload_is_used_where_the_kernel_has_it() -> None:
 
 
 @offload
-def test_fan_out_reaches_the_active_members(offload: bool) -> None:
+def test_fan_out_reaches_the_destinations(offload: bool) -> None:
     async def scene() -> None:
         async with members(4, offload=offload) as (one, two, three, four):
-            one.transport.send(to(0, b"a", b"b", multicast=True))  # there is no multicast: fan-out
+            one.transport.send(to((2, 3, 4), b"a", b"b", multicast=True))  # there is no multicast: fan-out
             for member in (two, three, four):
                 await member.until_got(2)
-            one.transport.set_active([1, 2, 4])
-            one.transport.send([*to(0, b"c"), *to(3, b"only you"), *to(0, b"d")])
+            one.transport.send([*to((2, 4), b"c"), *to(3, b"only you"), *to((2, 4), b"d")])
             for member in (two, four):
                 await member.until_got(4)
             await three.until_got(3)
@@ -196,9 +196,8 @@ def test_multicast_round_trip(offload: bool) -> None:
                 pytest.skip(error)
             assert one.transport.multicasting
             payloads = [bytes([n]) * 1200 for n in range(30)]
-            one.transport.send(to(0, *payloads, multicast=True))
-            two.transport.set_active([])
-            two.transport.send([*to(1, b"directly"), *to(0, b"to all", multicast=True)])
+            one.transport.send(to((2, 3), *payloads, multicast=True))
+            two.transport.send([*to(1, b"directly"), *to((), b"to all", multicast=True)])
             for member in (two, three):
                 await member.until_got(31)
                 multicast = [data for data, by_multicast in member.got if by_multicast]
@@ -224,7 +223,7 @@ def test_without_multicast_it_goes_on_by_unicast(host: str, group: tuple[str, in
         async with members(2, host=host, multicast=group) as (one, two):
             assert not one.transport.multicasting
             assert why in (one.transport.multicast_error or "")
-            one.transport.send(to(0, b"hello", multicast=True))
+            one.transport.send(to(2, b"hello", multicast=True))
             await two.until_got(1)
             assert two.got == [(b"hello", False)]
 
@@ -291,10 +290,9 @@ def test_members_without_address_are_refused() -> None:
     with pytest.raises(InvalidOption, match="member 7"):
         UdpTransport(7, free_peers(1))
     transport = UdpTransport(1, free_peers(1))
-    with pytest.raises(InvalidOption, match="member 9"):
-        transport.set_active([1, 9])
-    transport.send(to(9, b"nobody", b"nobody"))
-    assert transport.errors == Counter({"NO_ADDRESS": 2})
+    transport.send(to(9, b"no address", b"no address"))
+    transport.send(to((8, 9), b"no address"))
+    assert transport.errors == Counter({"NO_ADDRESS": 4})
     transport.close()
 
 
@@ -536,9 +534,9 @@ def test_backlog_under_a_tiny_send_buffer(tmp_path: Path) -> None:
 
 datagrams = st.builds(
     Datagram,
-    st.integers(0, 2),
-    st.booleans(),
+    st.sampled_from([(1,), (2,), (1, 2)]),
     st.sampled_from([0, 1, 5, 5, 5, 1400, 1400, 30_000, 65_507]).map(bytes),
+    multicast=st.booleans(),
 )
 
 
@@ -554,5 +552,5 @@ def test_runs_keep_every_datagram_and_the_kernels_rules(given: Sequence[Datagram
             assert lengths[0] <= largest
             assert set(lengths[:-1]) == {lengths[0]}
             assert 0 < lengths[-1] <= lengths[0]
-        again += [Datagram(first.to, first.multicast, data) for data in buffers]
+        again += [Datagram(first.destinations, data, multicast=first.multicast) for data in buffers]
     assert again == list(given)

@@ -204,7 +204,7 @@ def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequen
 def _latency_bound_ns(scenario: Scenario, timing: Timing, crashed_members: Sequence[int] = ()) -> int:
     """The order's own bound with this timing, and with what these deaths cost an order with a leader."""
     stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
-    return max(stack.order.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
+    return max(stack.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
 
 
 def check_cluster_run(

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unisono.stack import Datagram
+from unisono.model.effects import Datagram
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 ReceiveCallback = Callable[[bytes, int, int, int, bool], None]
@@ -69,7 +69,7 @@ def split_into_runs(datagrams: Sequence[Datagram], largest_segment: int) -> Iter
                 following = datagrams[index]
                 length = len(following.data)
                 if (
-                    following.to != first.to
+                    following.destinations != first.destinations
                     or following.multicast != first.multicast
                     or not 0 < length <= segment
                     or size + length > MAX_UDP_PAYLOAD

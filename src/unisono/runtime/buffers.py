@@ -9,10 +9,10 @@ from unisono.stack import Stack
 
 def receive_buffer_violation(stack: Stack, granted_bytes: int) -> Violation | None:
     """What is to be said of a receive buffer of this size; nothing if it is large enough."""
-    policy, order = stack.policy, stack.order
+    policy = stack.policy
     peers = [m for m in policy.view.members if m != policy.member]
-    rates = [rate for peer in peers if (rate := order.peer_rate(peer)) is not None]
-    needed = order.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
+    rates = [rate for peer in peers if (rate := stack.peer_rate(peer)) is not None]
+    needed = stack.window_slots * sum(reservation(policy, rate).burst_bytes_per_slot for rate in rates)
     if needed <= granted_bytes:
         return None
     text = (

@@ -22,6 +22,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.model.durations import NS_PER_S, duration_text
+from unisono.model.effects import Datagram
 from unisono.model.events import (
     Batch,
     Gap,
@@ -30,6 +31,7 @@ from unisono.model.events import (
     QueueStep,
     Rejoining,
     SlaVerdict,
+    StackEvent,
     TimingChange,
     ViewChange,
     Violation,
@@ -37,15 +39,16 @@ from unisono.model.events import (
 )
 from unisono.model.metrics import MetricRow
 from unisono.model.rates import Rate
+from unisono.model.stored_records import Write
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.clock import WallClock
 from unisono.runtime.storage import Storage
 from unisono.runtime.submissions import Submission, Submissions
 from unisono.runtime.timers import Alarm
-from unisono.runtime.trace_notes import DriverRecorder
 from unisono.runtime.transport import UdpTransport
-from unisono.stack import Stack
+from unisono.stack import Stack, carry_out
+from unisono.trace.event_rows import EventRecorder
 from unisono.trace.recorder import Recorder
 
 DriverEvent = Batch | ViewChange | TimingChange | Violation | Notice
@@ -83,7 +86,9 @@ class Driver:
         self.view = stack.policy.view
         self._loop = asyncio.get_running_loop()
         self.alarm = Alarm(self._loop, clock, self._on_alarm)
-        self._recorder = None if recorder is None else DriverRecorder(recorder, stack, clock)
+        self._rows = None
+        if recorder is not None:
+            self._rows = EventRecorder(recorder, stack.policy.member, stack.slot_of, stack.declared_bound_ns)
         self.qos_observer = stack.observer = qos_observer
         self._on_metrics = on_metrics
         self._storage = storage
@@ -160,23 +165,71 @@ class Driver:
         self._clock_step_reported = bool(ahead)
 
     def _flush(self) -> None:
-        """After any input: events out, waiting messages in, datagrams out, the next alarm."""
+        """After any input: carry out its effects, then submit waiting messages, for which there may be room now."""
         if self._closed:
             return
         try:
-            self._process_events()
-            self._submit_waiting()
-            self._persist()
-            self.transport.send(self.stack.outgoing())
-            if not self._paused:
-                self.alarm.set(self.stack.wake_at())
+            self._carry_out_step()
+            if self._submissions.first is not None and self._submit_waiting():
+                self._carry_out_step()
         except Exception as error:  # noqa: BLE001 - as above; an alarm that is never set again would be a silent end
             self._fail(error)
             return
         if self.left is not None:
-            self._changed.set()  # whoever leaves waits for the last datagrams to go out
+            self._changed.set()  # a leaving application waits for the last datagrams to go out
             if not self._leaving and self.transport.writable():
-                self.close()  # thrown out: the reason is in the queue, which can still be read
+                self.close()  # excluded: the reason is in the queue, which can still be read
+
+    def _carry_out_step(self) -> None:
+        effects = self.stack.step()
+        carry_out(effects, self)
+        if effects.events:
+            self._changed.set()
+            if self._queued_messages > self._queue_limits[0] or self._queued_bytes > self._queue_limits[1]:
+                self._pause_input()
+
+    def persist(self, records: Sequence[Write]) -> None:
+        """Make records durable, if this member has storage."""
+        if self._storage is not None:
+            self._storage.apply(records)
+
+    def transmit(self, datagrams: Sequence[Datagram]) -> None:
+        """Send datagrams."""
+        self.transport.send(datagrams)
+
+    def set_alarm(self, at: int | None) -> None:
+        """Set the alarm; while input is paused there is none, so that no slot ends."""
+        if not self._paused:
+            self.alarm.set(at)
+
+    def on_event(self, event: StackEvent) -> None:
+        """Record an event, and queue it for the application."""
+        if isinstance(event, Batch):
+            self.delivered += event.count
+        if self._rows is not None:
+            now = self.clock.now()
+            self._rows.record_event(event, real_ns=self.clock.system_ns(now), local_ns=now)
+        match event:
+            case LeaveComplete():
+                self.left = event
+            case Gap() | QueueStep():
+                pass
+            case TimingChange():
+                self._resolve_slot_waiters(event.timing.theta_ns)
+                self._enqueue(event)
+                if self._exceeds_deadline(event.bound_ns):
+                    self._report_missed_deadline(event)
+            case _:
+                if isinstance(event, ViewChange):
+                    self.view = event.view
+                elif isinstance(event, Rejoining):
+                    self._sent_in_past_incarnations = self.sent
+                self._enqueue(event)
+
+    def _report_missed_deadline(self, change: TimingChange) -> None:
+        bound, deadline = duration_text(change.bound_ns), duration_text(self._deadline_ns or 0)
+        text = f"the group changed its slot length: its bound is now {bound}, more than the deadline of {deadline}"
+        self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, change.slot))
 
     # -- to and from the application -------------------------------------------------------------------------
 
@@ -193,11 +246,19 @@ class Driver:
             self.stack.destinations(groups)  # refused now, if it is
         done = self._loop.create_future()
         if self._submissions.put(Submission(messages, done, priority, groups=groups)):
-            self._flush()
+            self._flush_submissions()
         await done
 
-    def _submit_waiting(self) -> None:
-        """What waits for room, from the first on, until something does not fit."""
+    def _flush_submissions(self) -> None:
+        try:
+            if self._submit_waiting():
+                self._carry_out_step()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def _submit_waiting(self) -> bool:
+        """Submit waiting messages, from the first on, until one does not fit; whether any was accepted."""
+        before = self.sent
         while (first := self._submissions.first) is not None:
             while not first.done.done():
                 piece = first.messages[first.accepted_count : first.accepted_count + self._max_submit_messages]
@@ -210,8 +271,9 @@ class Driver:
                 if first.accepted_count == len(first.messages):
                     first.done.set_result(None)
                 elif taken < len(piece):
-                    return
+                    return self.sent > before
             self._submissions.pop()
+        return self.sent > before
 
     def _submit_to_stack(self, messages: Sequence[bytes], priority: int, groups: tuple[str, ...] | None) -> int:
         # Taking a message may end slots; while held, no slot may end, or the others would go on without limit.
@@ -223,54 +285,17 @@ class Driver:
         else:
             taken = self.stack.submit(now, messages, priority) if priority else self.stack.submit(now, messages)
         if taken:
-            if self._recorder is not None:
-                self._recorder.record_sent(
-                    self.sent - self._sent_in_past_incarnations, list(map(len, messages[:taken])), now, priority, groups
+            if self._rows is not None:
+                self._rows.record_sent(
+                    self.sent - self._sent_in_past_incarnations,
+                    list(map(len, messages[:taken])),
+                    real_ns=self.clock.system_ns(now),
+                    local_ns=now,
+                    priority=priority if priority or self.stack.application_pulls else None,
+                    destinations=None if groups is None else self.stack.destinations(groups),
                 )
             self.sent += taken
-            self._process_events()
         return taken
-
-    def _persist(self) -> None:
-        """What the stack says may rest on what it wants to be durable: that comes first."""
-        writes = self.stack.writes()
-        if self._storage is not None:
-            self._storage.apply(writes)
-
-    def _process_events(self) -> None:
-        self._persist()
-        events = self.stack.events()
-        if not events:
-            return
-        now = self.clock.now()
-        for event in events:
-            if isinstance(event, Batch):
-                self.delivered += event.count
-            if self._recorder is not None:
-                self._recorder.record_event(event, now)
-            if isinstance(event, LeaveComplete):
-                self.left = event
-                continue
-            if isinstance(event, Gap | QueueStep):
-                continue
-            if isinstance(event, ViewChange):
-                # What was said before this still goes to those who leave: they wait for the marks of their last slot.
-                self.transport.send(self.stack.outgoing())
-                self.view = event.view
-                if not self.stack.order.keeps_sending_to_departed():
-                    self.transport.set_active(event.view.members)
-            elif isinstance(event, TimingChange):
-                self._resolve_slot_waiters(event.timing.theta_ns)
-            elif isinstance(event, Rejoining):
-                self._sent_in_past_incarnations = self.sent
-            self._enqueue(event)
-            if isinstance(event, TimingChange) and self._exceeds_deadline(event.bound_ns):
-                bound, deadline = duration_text(event.bound_ns), duration_text(self._deadline_ns or 0)
-                text = f"the group's slots have changed: its bound is {bound} now, and {deadline} was asked for here"
-                self.report_violation(Violation(ViolationKind.DEADLINE, text, self.stack.policy.member, event.slot))
-        self._changed.set()
-        if self._queued_messages > self._queue_limits[0] or self._queued_bytes > self._queue_limits[1]:
-            self._pause_input()
 
     def _enqueue(self, event: DriverEvent) -> None:
         messages, size = _queue_cost(event)
@@ -302,8 +327,8 @@ class Driver:
         batch = self.stack.consume(now)
         if batch is not None:
             self.delivered += batch.count
-            if self._recorder is not None:
-                self._recorder.record_event(batch, now)
+            if self._rows is not None:
+                self._rows.record_event(batch, real_ns=self.clock.system_ns(now), local_ns=now)
             self._flush()
         return batch
 
@@ -357,10 +382,10 @@ class Driver:
         """Ask the group for slots of another length; done when this member's have it."""
         self.raise_if_closed()
         now, grid = self.clock.now(), self.stack.grid
-        bound_ns = self.stack.order.bound_ns() + theta_ns - grid.last_segment.theta_ns
+        bound_ns = self.stack.bound_ns() + theta_ns - grid.last_segment.theta_ns
         if self._deadline_ns is not None and self._exceeds_deadline(bound_ns):
             why = f"slots of {duration_text(theta_ns)} make the bound {duration_text(bound_ns)}"
-            raise Infeasible(self._deadline_ns, self.stack.order.bound_ns(), why)
+            raise Infeasible(self._deadline_ns, self.stack.bound_ns(), why)
         self.stack.change_slot(now, theta_ns, rate)
         if rate is not None:
             self._max_submit_messages = max(rate.burst, _MIN_SUBMIT_MESSAGES)

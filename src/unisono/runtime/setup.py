@@ -22,7 +22,6 @@ from unisono.model.text.sla import parse_slas
 from unisono.model.timing import SLOT_DEFAULT, Timing
 from unisono.model.topology import Multigroup
 from unisono.model.views import View
-from unisono.orders.priority.order import PriorityOrder
 from unisono.qos.plan.admission import Link
 from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
@@ -131,7 +130,7 @@ class Setup:
         """Who watches the stack, if metrics or agreements were asked for."""
         if self.slas is None and self.monitor is False:
             return None
-        return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_check, self.slas, stack)
+        return QosObserver(stack.policy, stack.order_and_service_names, stack.clock_differences, self.slas, stack)
 
     def open_storage(self) -> Storage | None:
         """This member's storage, if it is to have one."""
@@ -141,8 +140,7 @@ class Setup:
 
     def attach_application_state(self, stack: Stack) -> None:
         """Let the application's state go to newcomers with the order's, where there is one."""
-        if isinstance(stack.order, PriorityOrder):
-            stack.order.application = self.state
+        stack.share_application_state(self.state)
 
     def check(self) -> None:
         """Refuse what can be refused before there is a socket."""
@@ -156,7 +154,7 @@ class Setup:
         share = self.link.share(copies)
         stack = build(self.policy(self.max_frame or 1400), share)
         share.release()
-        bound_ns = stack.order.bound_ns()
+        bound_ns = stack.bound_ns()
         self.qos_observer(stack)
         if deadline_ns is not None and bound_ns > deadline_ns:
             raise Infeasible(

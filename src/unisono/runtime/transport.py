@@ -7,9 +7,10 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.errors import InvalidOption, MissingDependency
+from unisono.model.effects import Datagram
 from unisono.runtime.batching import Address, DatagramRun, Inbox, Outbox, ReceiveCallback, Traffic, split_into_runs
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.sockets import (
@@ -23,7 +24,6 @@ from unisono.runtime.sockets import (
     resolve_all,
     resolve_host,
 )
-from unisono.stack import Datagram
 
 BUFFER_BYTES = 32 * 1024 * 1024
 _READS_PER_WAKE = 64
@@ -77,8 +77,8 @@ class UdpTransport:
         self._inboxes = [
             Inbox(each, self.errors, multicast=each is not sock, offload=offload) for each in self._sockets
         ]
-        self._active: tuple[Address, ...] = ()
-        self.set_active(known)
+        self._routes: dict[tuple[int, ...], tuple[Address, ...]] = {}
+        """Addresses by destinations, resolved once."""
         self._largest_segment = self.max_frame()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive: ReceiveCallback | None = None
@@ -146,34 +146,27 @@ class UdpTransport:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def set_active(self, members: Iterable[int]) -> None:
-        """Who gets what is sent to everyone; at first all peers."""
-        active = [member for member in members if member != self.member]
-        unknown = [member for member in active if member not in self._addresses]
-        if unknown:
-            raise InvalidOption("peers", f"there is no address for member {', '.join(map(str, unknown))}")
-        self._active = tuple(self._addresses[member] for member in active)
-
     def send(self, datagrams: Sequence[Datagram]) -> None:
         """Send, or keep until the socket has room; never blocks, and keeps the order toward each destination."""
         outbox = self._outbox
         for first, buffers, size in split_into_runs(datagrams, self._largest_segment if outbox.gso else -1):
             segment = len(buffers[0])
-            for address in self._destinations(first, len(buffers)):
+            for address in self._addresses_of(first, len(buffers)):
                 outbox.send(DatagramRun(address, buffers, segment, size))
 
-    def _destinations(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
-        if datagram.to == 0:
-            return (
-                (self._multicast_address,)
-                if datagram.multicast and self._multicast_address is not None
-                else self._active
-            )
-        address = self._addresses.get(datagram.to)
-        if address is None:
-            self.errors["NO_ADDRESS"] += count
-            return ()
-        return (address,)
+    def _addresses_of(self, datagram: Datagram, count: int) -> tuple[Address, ...]:
+        """Where a datagram goes; `count` is how many like it, for the error count if a member has no address."""
+        if datagram.multicast and self._multicast_address is not None:
+            return (self._multicast_address,)
+        addresses = self._routes.get(datagram.destinations)
+        if addresses is None:
+            known = self._addresses
+            addresses = tuple(known[member] for member in datagram.destinations if member in known)
+            self._routes[datagram.destinations] = addresses
+        missing = len(datagram.destinations) - len(addresses)
+        if missing:
+            self.errors["NO_ADDRESS"] += count * missing
+        return addresses
 
     @property
     def backlog_bytes(self) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 
-from unisono.model.events import StackEvent
-from unisono.model.slot_schedule import SlotGrid
 from unisono.model.stored_records import StoredRecords, Write
 from unisono.sim.random_streams import random_below
-from unisono.stack import Datagram, Stack
 
 
 class SimDisk:
@@ -50,34 +47,3 @@ class SimDisk:
     def stored_records(self, storage_id: int) -> StoredRecords:
         """What a new life is given."""
         return StoredRecords(storage_id, tuple(self.records()))
-
-
-class DurableStack:
-    """A stack with a disk: what it wants to be durable is, before what it says goes out."""
-
-    def __init__(self, stack: Stack, disk: SimDisk) -> None:
-        self.stack = stack
-        self._disk = disk
-        self.submit, self.receive, self.wake = stack.submit, stack.receive, stack.wake
-        self.wake_at, self.change_rate, self.leave = stack.wake_at, stack.change_rate, stack.leave
-        self.submit_to, self.destinations = stack.submit_to, stack.destinations
-        self.change_topology = stack.change_topology
-
-    @property
-    def grid(self) -> SlotGrid:
-        """The slots as the stack knows them."""
-        return self.stack.grid
-
-    def change_slot(self, now: int, theta_ns: int) -> None:
-        """Ask the group for slots of another length."""
-        self.stack.change_slot(now, theta_ns)
-
-    def outgoing(self) -> Sequence[Datagram]:
-        """The datagrams to send, behind what they rest on."""
-        self._disk.apply(self.stack.writes())
-        return self.stack.outgoing()
-
-    def events(self) -> Sequence[StackEvent]:
-        """What has happened, behind what it rests on."""
-        self._disk.apply(self.stack.writes())
-        return self.stack.events()

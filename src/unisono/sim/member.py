@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, assert_never, runtime_checkable
+from typing import Any, Protocol, Self, assert_never, runtime_checkable
 
 from unisono.errors import UnisonoError
+from unisono.model.effects import Datagram, Effects
 from unisono.model.events import (
-    POSITIONS_PER_SENDER,
     Batch,
     Gap,
     LeaveComplete,
@@ -23,12 +24,15 @@ from unisono.model.events import (
 from unisono.model.grades import Grade
 from unisono.model.rates import Rate
 from unisono.model.slot_schedule import SlotGrid
+from unisono.model.stored_records import Write
 from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
-from unisono.stack import Datagram
+from unisono.sim.disk import SimDisk
+from unisono.stack import carry_out
+from unisono.trace.event_rows import EventRecorder
 from unisono.trace.kinds import EventKind
-from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, told_extras, view_extras
+from unisono.trace.recorder import Recorder
 
 NEVER = 1 << 63
 SUBMIT_BATCH_MESSAGES = 1024
@@ -36,14 +40,12 @@ SUBMIT_BATCH_MESSAGES = 1024
 
 
 class Machine(Protocol):
-    """The five verbs of a stack, and the two requests an application can make besides."""
+    """A stack as a driver sees it: inputs with the time, and one step that returns all effects."""
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int: ...
     def receive(self, now: int, data: bytes) -> None: ...
     def wake(self, now: int) -> None: ...
-    def wake_at(self) -> int | None: ...
-    def outgoing(self) -> Sequence[Datagram]: ...
-    def events(self) -> Sequence[StackEvent]: ...
+    def step(self) -> Effects: ...
     def change_rate(self, now: int, rate: Rate) -> None: ...
     def leave(self, now: int) -> None: ...
 
@@ -73,27 +75,43 @@ class Scheduler(Protocol):
     def transmit(self, now: int, sender: SimulatedMember, datagrams: Sequence[Datagram]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSetup:
+    """What stays the same when a simulated member restarts: its application, its storage, and its order's bound."""
+
+    timing: Timing
+    workload: ScheduledSends = field(default_factory=silent)
+    bound_ns: int | None = None
+    """The latency bound that its order declares, if any."""
+    disk: SimDisk | None = None
+    """Its stable storage, if its order is durable."""
+    consume_ns: int = 0
+    """Where the application pulls messages: how long it takes over each."""
+    priorities: Sequence[int] = (0,)
+    """Where the application pulls messages: the priorities of those that it sends, in turn."""
+    routes: Sequence[tuple[str, ...]] = ()
+    """Between groups: the destinations of its messages, in turn."""
+
+
 class SimulatedMember:
     """Turns what happens to a member into its stack's verbs, at the readings of its own clock."""
 
     __slots__ = (
         "_alarm_at",
         "_alarm_number",
-        "_events",
+        "_earliest_alarm",
         "_last_delivered_slot",
-        "_last_send_slot",
-        "_next_send_position",
-        "_outgoing",
+        "_local_now",
+        "_now",
         "_payloads_made",
         "_read_clock",
         "_receive",
+        "_rows",
         "_scheduler",
+        "_step",
         "_waiting",
-        "_wake_at",
-        "_workload",
         "_workload_start_ns",
         "accepted",
-        "bound_ns",
         "clock",
         "delivered",
         "delivered_final",
@@ -101,10 +119,9 @@ class SimulatedMember:
         "incarnation",
         "member",
         "notices",
-        "recorder",
+        "setup",
         "stack",
         "started_slot",
-        "timing",
         "violations",
     )
 
@@ -114,20 +131,16 @@ class SimulatedMember:
         member: int,
         stack: Machine,
         clock: Clock,
+        setup: MemberSetup,
         *,
-        timing: Timing,
-        workload: ScheduledSends | None = None,
         recorder: Recorder | None = None,
         incarnation: int = 1,
     ) -> None:
         self.member = member
-        self.bound_ns: int | None = None
-        """The latency bound that its order declares, if it declares one."""
+        self.setup = setup
         self.incarnation = incarnation
         self.stack = stack
         self.clock = clock
-        self.timing = timing
-        self.recorder = recorder
         self.inactive_until_ns = NEVER
         """Until when nothing reaches it: the end of its pause, or NEVER before it starts and after it has gone."""
         self.accepted = 0
@@ -140,15 +153,14 @@ class SimulatedMember:
         self.started_slot: int | None = None
         # Looked up once: these run for every datagram that arrives.
         self._read_clock = clock.local
-        self._receive, self._outgoing = stack.receive, stack.outgoing
-        self._events, self._wake_at = stack.events, stack.wake_at
+        self._receive, self._step = stack.receive, stack.step
+        self._rows = None if recorder is None else EventRecorder(recorder, member, self._slot_of, setup.bound_ns)
+        self._now = self._local_now = self._earliest_alarm = 0
+        """True and local time of the step that is being carried out, and the earliest next wake-up."""
         self._scheduler = scheduler
-        self._workload = workload or silent()
         self._workload_start_ns = 0
         self._waiting: deque[bytes] = deque()
         self._payloads_made = 0
-        self._last_send_slot = -1
-        self._next_send_position = 0
         self._last_delivered_slot: int | None = None
         self._alarm_at: int | None = None
         self._alarm_number = 0
@@ -180,15 +192,8 @@ class SimulatedMember:
             return
         local = self._read_clock(now)
         self._receive(local, data)
-        # This is _settle(now, local, 0), written out: it runs for every datagram that arrives.
-        datagrams = self._outgoing()
-        if datagrams:
-            self._scheduler.transmit(now, self, datagrams)
-        for event in self._events():
-            self._record(now, local, event)
-        at = self._wake_at()
-        if at != self._alarm_at:
-            self._set_alarm(now, at)
+        self._now, self._local_now, self._earliest_alarm = now, local, 0
+        carry_out(self._step(), self)
 
     def on_alarm(self, now: int, number: int) -> None:
         """The stack's alarm; an older number means that it has been set anew since."""
@@ -261,17 +266,11 @@ class SimulatedMember:
                 incarnation=self.incarnation,
             )
 
-    def restarted(self, stack: Machine, recorder: Recorder | None) -> SimulatedMember:
-        """The member as it comes back after a crash: the same clock and application, another life."""
-        return SimulatedMember(
-            self._scheduler,
-            self.member,
-            stack,
-            self.clock,
-            timing=self.timing,
-            workload=self._workload,
-            recorder=recorder,
-            incarnation=self.incarnation + 1,
+    def restarted(self, stack: Machine, recorder: Recorder | None) -> Self:
+        """The member after a crash: the same clock and application with a new stack, in the next incarnation."""
+        member, incarnation = self.member, self.incarnation + 1
+        return type(self)(
+            self._scheduler, member, stack, self.clock, self.setup, recorder=recorder, incarnation=incarnation
         )
 
     def pause(self, now: int, until: int) -> None:
@@ -296,7 +295,7 @@ class SimulatedMember:
         return (stamp * (size // len(stamp) + 1))[:size]
 
     def _plan_next_submission(self) -> None:
-        due = next(self._workload, None)
+        due = next(self.setup.workload, None)
         if due is not None and self._workload_start_ns + due[0] < self._scheduler.send_until_ns:
             self._scheduler.schedule(self._workload_start_ns + due[0], self.submit_and_plan_next, due[1])
 
@@ -316,28 +315,34 @@ class SimulatedMember:
 
     def _slot_of(self, local: int) -> int:
         stack = self.stack
-        return (stack.grid if isinstance(stack, SlotAwareStack) else self.timing).slot_of(local)
+        return (stack.grid if isinstance(stack, SlotAwareStack) else self.setup.timing).slot_of(local)
 
     # -- what the stack says ---------------------------------------------------------------------------------
 
     def _flush(self, now: int, local: int, earliest_alarm: int) -> None:
-        """Carry away what the stack has to say, and set its alarm."""
-        datagrams = self._outgoing()
-        if datagrams:
-            self._scheduler.transmit(now, self, datagrams)
-        for event in self._events():
-            self._record(now, local, event)
-        at = self._wake_at()
-        if at is not None and at < earliest_alarm:
-            at = earliest_alarm
-        if at != self._alarm_at:
-            self._set_alarm(now, at)
+        """Carry out the effects of the inputs since the last step."""
+        self._now, self._local_now, self._earliest_alarm = now, local, earliest_alarm
+        carry_out(self._step(), self)
 
-    def _set_alarm(self, now: int, at: int | None) -> None:
+    def persist(self, records: Sequence[Write]) -> None:
+        """Make records durable."""
+        if self.setup.disk is not None:
+            self.setup.disk.apply(records)
+
+    def transmit(self, datagrams: Sequence[Datagram]) -> None:
+        """Put datagrams on this member's links."""
+        self._scheduler.transmit(self._now, self, datagrams)
+
+    def set_alarm(self, at: int | None) -> None:
+        """Schedule the stack's next wake-up, when the local clock shows `at`."""
+        if at is not None and at < self._earliest_alarm:
+            at = self._earliest_alarm
+        if at == self._alarm_at:
+            return
         self._alarm_at = at
         self._alarm_number += 1
         if at is not None:
-            self._scheduler.schedule(max(now, self.clock.true_at(at)), self.on_alarm, self._alarm_number)
+            self._scheduler.schedule(max(self._now, self.clock.true_at(at)), self.on_alarm, self._alarm_number)
 
     def _record_sent(
         self,
@@ -347,57 +352,37 @@ class SimulatedMember:
         priority: int | None = None,
         destinations: tuple[int, ...] | None = None,
     ) -> None:
-        slot = self._slot_of(local)
-        if slot != self._last_send_slot:
-            self._last_send_slot, self._next_send_position = slot, 0
-        if self.recorder is not None:
-            self.recorder.sent(
-                first_sequence=self.accepted,
-                count=len(messages),
-                sizes=[len(message) for message in messages],
-                slot=slot,
-                first_place=self.member * POSITIONS_PER_SENDER + self._next_send_position,
-                real_ns=now,
-                local_ns=local,
-                priority=priority,
-                destinations=destinations,
+        if self._rows is not None:
+            sizes = [len(message) for message in messages]
+            self._rows.record_sent(
+                self.accepted, sizes, real_ns=now, local_ns=local, priority=priority, destinations=destinations
             )
         if self._scheduler.sent_payloads is not None:
             self._scheduler.sent_payloads.setdefault((self.member, self.incarnation), []).extend(messages)
-        self._next_send_position += len(messages)
         self.accepted += len(messages)
 
-    def _record(self, now: int, local: int, event: StackEvent) -> None:
+    def on_event(self, event: StackEvent) -> None:
+        """Act on an event as the application would, and record it."""
+        if self._rows is not None:
+            self._rows.record_event(event, real_ns=self._now, local_ns=self._local_now)
         match event:
             case Batch():
-                self._record_batch(now, local, event)
+                self._check_batch(event)
             case ViewChange():
-                self._record_view(now, local, event)
-            case TimingChange():
-                extras = Extras(theta_ns=event.timing.theta_ns, bound_ns=event.bound_ns)
-                self._record_event(EventKind.TIMING, now, local, event.slot, extras)
+                self._on_view(event)
             case Violation():
                 self.violations.append(event)
-                slot = self._slot_of(local) if event.slot is None else event.slot
-                self._record_event(EventKind.VIOLATION, now, local, slot, told_extras(event), subject=event.member)
             case Notice():
                 self.notices.append(event)
-                slot = self._slot_of(local) if event.slot is None else event.slot
-                self._record_event(EventKind.NOTICE, now, local, slot, told_extras(event), subject=event.member)
             case LeaveComplete():
                 self.inactive_until_ns = NEVER
-                self._record_event(EventKind.LEAVE, now, local, event.final_slot + 1)
-            case Gap():
-                self._record_event(
-                    EventKind.GAP, now, local, event.slot, subject=event.sender, subject_incarnation=event.incarnation
-                )
-            case QueueStep():
-                if self.recorder is not None:
-                    self.recorder.step(event, real_ns=now, local_ns=local)
+            case TimingChange() | Gap() | QueueStep():
+                pass
             case _:
                 assert_never(event)
 
-    def _record_batch(self, now: int, local: int, batch: Batch) -> None:
+    def _check_batch(self, batch: Batch) -> None:
+        """Count a delivery, and compare its bytes with those that were sent."""
         if batch.grade is Grade.FINAL:
             self.delivered_final += batch.count
         else:
@@ -407,52 +392,11 @@ class SimulatedMember:
             sent = self._scheduler.sent_payloads.get((batch.sender, batch.incarnation), [])
             if sent[batch.first_sequence : batch.first_sequence + batch.count] != batch.messages:
                 raise PayloadMismatch(f"member {self.member} delivered other bytes than were sent: {batch}")
-        if self.recorder is not None:
-            self.recorder.delivered(
-                sender=batch.sender,
-                incarnation=batch.incarnation,
-                first_sequence=batch.first_sequence,
-                count=batch.count,
-                sizes=batch.sizes(),
-                slot=batch.slot,
-                first_place=batch.first_position,
-                first_index=batch.first_index,
-                real_ns=now,
-                local_ns=local,
-                priority=batch.priority,
-                grade=None if batch.grade is None else batch.grade.value,
-            )
 
-    def _record_view(self, now: int, local: int, change: ViewChange) -> None:
-        view = change.view
-        if self.member in change.joined:
-            self._record_event(EventKind.START, now, local, view.first_slot, Extras(bound_ns=self.bound_ns))
-            if self.started_slot is None:  # else it comes back, and its application has gone on
-                self._workload_start_ns = now
-                self._plan_next_submission()
-            self.started_slot = view.first_slot
-        number = view.first_slot if change.view_id is None else change.view_id
-        extras = view_extras(number, view.members, change.incarnations)
-        self._record_event(EventKind.VIEW, now, local, view.first_slot, extras)
-
-    def _record_event(
-        self,
-        kind: EventKind,
-        now: int,
-        local: int,
-        slot: int,
-        extras: Extras = NOTHING_MORE,
-        *,
-        subject: int | None = None,
-        subject_incarnation: int | None = None,
-    ) -> None:
-        if self.recorder is not None:
-            self.recorder.event(
-                kind,
-                slot=slot,
-                real_ns=now,
-                local_ns=local,
-                subject=subject,
-                incarnation=subject_incarnation,
-                extras=extras,
-            )
+    def _on_view(self, change: ViewChange) -> None:
+        if self.member not in change.joined:
+            return
+        if self.started_slot is None:  # else it rejoins, and its application has gone on
+            self._workload_start_ns = self._now
+            self._plan_next_submission()
+        self.started_slot = change.view.first_slot

@@ -7,10 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from unisono.errors import UnisonoError
 from unisono.model.events import StackEvent, TopologyChange
-from unisono.model.timing import Timing
-from unisono.model.workloads import ScheduledSends
 from unisono.sim.clocks import Clock
-from unisono.sim.member import Machine, Scheduler, SimulatedMember
+from unisono.sim.member import Machine, MemberSetup, Scheduler, SimulatedMember
 from unisono.trace.recorder import Recorder
 
 
@@ -29,7 +27,7 @@ class RoutedMember(SimulatedMember):
     Once the topology has changed, they go to all groups that are possible, and to each of them, in turn.
     """
 
-    __slots__ = ("_configured_routes", "_multigroup_stack", "_routes")
+    __slots__ = ("_multigroup_stack", "_routes")
 
     def __init__(
         self,
@@ -37,26 +35,15 @@ class RoutedMember(SimulatedMember):
         member: int,
         stack: Machine,
         clock: Clock,
+        setup: MemberSetup,
         *,
-        timing: Timing,
-        routes: Sequence[tuple[str, ...]],
-        workload: ScheduledSends | None = None,
         recorder: Recorder | None = None,
         incarnation: int = 1,
     ) -> None:
-        super().__init__(
-            scheduler,
-            member,
-            stack,
-            clock,
-            timing=timing,
-            workload=workload,
-            recorder=recorder,
-            incarnation=incarnation,
-        )
+        super().__init__(scheduler, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
         if not isinstance(stack, MultigroupStack):
             raise UnisonoError(f"member {member}'s machine knows no groups to send to")
-        self._multigroup_stack, self._routes, self._configured_routes = stack, routes, routes
+        self._multigroup_stack, self._routes = stack, setup.routes
 
     def _submit_waiting(self, now: int, local: int) -> None:
         """Each with its destinations; what is not taken waits for the stack's next wake."""
@@ -81,22 +68,9 @@ class RoutedMember(SimulatedMember):
         self._multigroup_stack.change_topology(local, sends)
         self._flush(now, local, 0)
 
-    def _record(self, now: int, local: int, event: StackEvent) -> None:
-        super()._record(now, local, event)
+    def on_event(self, event: StackEvent) -> None:
+        """After a topology change, send to all groups that are possible now, and to each of them, in turn."""
+        super().on_event(event)
         if isinstance(event, TopologyChange):
             alone = [(name,) for name in event.sends_to]
             self._routes = [event.sends_to, *alone] if len(alone) > 1 else alone
-
-    def restarted(self, stack: Machine, recorder: Recorder | None) -> SimulatedMember:
-        """The member as it comes back after a crash."""
-        return RoutedMember(
-            self._scheduler,
-            self.member,
-            stack,
-            self.clock,
-            timing=self.timing,
-            routes=self._configured_routes,
-            workload=self._workload,
-            recorder=recorder,
-            incarnation=self.incarnation + 1,
-        )

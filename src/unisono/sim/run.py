@@ -23,7 +23,7 @@ from unisono.model.scenario import (
 from unisono.model.workloads import scheduled_sends
 from unisono.orders.priority.order import WINDOW
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
-from unisono.sim.disk import DurableStack, SimDisk
+from unisono.sim.disk import SimDisk
 from unisono.sim.faults import LinkFault, LossFault, link_fault
 from unisono.sim.member import Machine
 from unisono.sim.network import (
@@ -80,7 +80,7 @@ def run(
             break
     world.run(until if is_quiescent is None else min(until, world.now + QUIESCENCE_MARGIN_NS))
     nodes = world.members
-    declared = max((node.bound_ns for node in nodes.values() if node.bound_ns is not None), default=None)
+    declared = max((each.setup.bound_ns for each in nodes.values() if each.setup.bound_ns is not None), default=None)
     return Result(
         scenario,
         seed,
@@ -130,14 +130,13 @@ def build_world(
     bound, reliable = 0, True
     disks = {member: SimDisk(streams.stream("disk", member)) for member in scenario.members}
     for member in scenario.members:
-        machine = _build_stack(scenario, member, FIRST_INCARNATION, disks[member])
-        stack = machine.stack if isinstance(machine, DurableStack) else machine
-        bounds = [stack.order.bound_ns(), *_requested_slot_bounds(scenario, member)]
+        stack = _build_stack(scenario, member, FIRST_INCARNATION, disks[member])
+        bounds = [stack.bound_ns(), *_requested_slot_bounds(scenario, member)]
         bound = max(bound, max(bounds) + stack.outage_ns(died))
-        reliable = reliable and stack.order.gap_free()
+        reliable = reliable and stack.gap_free()
         world.add(
             member,
-            machine,
+            stack,
             _clock(scenario, member, streams, start),
             scenario.timing,
             starts_at_ns=starts.get(member, start),
@@ -147,6 +146,7 @@ def build_world(
             priorities=scenario.priorities,
             routes=scenario.routes.get(member, ()),
             bound_ns=stack.declared_bound_ns,
+            disk=disks[member] if needs_storage(scenario.order, scenario.grades) else None,
         )
     _schedule_steps_and_faults(world, scenario, start, disks)
     return world, memory, bound, reliable
@@ -168,7 +168,7 @@ def drain_ns(scenario: Scenario) -> int:
 def _requested_slot_bounds(scenario: Scenario, member: int) -> list[int]:
     """The bounds that hold while slots are as long as somebody asks for."""
     policy = scenario.policy_for(member)
-    return [build(replace(policy, timing=timing)).order.bound_ns() for timing in scenario.timings[1:]]
+    return [build(replace(policy, timing=timing)).bound_ns() for timing in scenario.timings[1:]]
 
 
 def _schedule_steps_and_faults(world: World, scenario: Scenario, start: int, disks: Mapping[int, SimDisk]) -> None:
@@ -201,11 +201,11 @@ def _schedule_steps_and_faults(world: World, scenario: Scenario, start: int, dis
             world.pause(start + fault.from_ns, start + fault.to_ns, fault.member)
 
 
-def _build_stack(scenario: Scenario, member: int, incarnation: int, disk: SimDisk) -> Stack | DurableStack:
+def _build_stack(scenario: Scenario, member: int, incarnation: int, disk: SimDisk) -> Stack:
     policy = scenario.policy_for(member, incarnation=incarnation)
     if not needs_storage(scenario.order, scenario.grades):
         return build(policy)
-    return DurableStack(build(policy, stored_records=disk.stored_records(member)), disk)
+    return build(policy, stored_records=disk.stored_records(member))
 
 
 def _rebuild_after_crash(scenario: Scenario, member: int, disks: Mapping[int, SimDisk], incarnation: int) -> Machine:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.model.durations import NS_PER_MS
-from unisono.stack import Datagram
+from unisono.model.effects import Datagram
+from unisono.model.ids import EVERYONE
 from unisono.wire.frame import KIND_AT, Kind, unpack_header
 
 _SLOT_FIELD = 10
@@ -55,7 +56,7 @@ class TrafficLedger:
         """A member sends these now."""
         when = now - now % NS_PER_MS
         for datagram in datagrams:
-            times = self.send_times.setdefault((member, datagram.to), [])
+            times = self.send_times.setdefault((member, _pair_receiver(datagram)), [])
             if not times or times[-1] != when:
                 times.append(when)
 
@@ -65,7 +66,7 @@ class TrafficLedger:
         if load is None:
             load = self.traffic[member] = MemberTraffic()
         for datagram in datagrams:
-            self.datagrams_by_pair[member, datagram.to] += 1
+            self.datagrams_by_pair[member, _pair_receiver(datagram)] += 1
             size = len(datagram.data)
             if datagram.data[KIND_AT] not in _DATA_KINDS:
                 load.control_frames += 1
@@ -74,3 +75,8 @@ class TrafficLedger:
             slot = unpack_header(datagram.data, 0)[_SLOT_FIELD]
             load.frames_by_slot[slot] = load.frames_by_slot.get(slot, 0) + 1
             load.bytes_by_slot[slot] = load.bytes_by_slot.get(slot, 0) + size
+
+
+def _pair_receiver(datagram: Datagram) -> int:
+    """The one member that a datagram goes to; 0 if it goes to the whole group."""
+    return EVERYONE if datagram.to_group else datagram.destinations[0]

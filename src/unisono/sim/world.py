@@ -7,22 +7,22 @@ inputs and faults take their turns in the order in which they were planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
 from unisono.errors import InvalidOption
-from unisono.model.ids import EVERYONE
+from unisono.model.effects import Datagram
 from unisono.model.rates import Rate
 from unisono.model.timing import Timing
-from unisono.model.workloads import ScheduledSends
+from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
-from unisono.sim.member import Machine, SimulatedMember
+from unisono.sim.disk import SimDisk
+from unisono.sim.member import Machine, MemberSetup, SimulatedMember
 from unisono.sim.network import SimulatedLink, SimulatedNetwork
 from unisono.sim.pulling_member import PullingMember
 from unisono.sim.routed_member import RoutedMember
 from unisono.sim.traffic import TrafficLedger
-from unisono.stack import Datagram, Stack
+from unisono.stack import Stack
 from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
 
@@ -78,8 +78,8 @@ class World:
         """How many datagrams were put on links; one to everyone counts once per link."""
         self._heap: list[ScheduledEvent] = []
         self._scheduled_count = 0
-        self._routes: dict[int, dict[int, tuple[_Route, ...]]] = {}
-        """By sender: the ways to each member, and under EVERYONE all of them."""
+        self._routes: dict[int, dict[tuple[int, ...], tuple[_Route, ...]]] = {}
+        """By sender and destinations: the links to take."""
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -97,6 +97,7 @@ class World:
         priorities: Sequence[int] = (0,),
         routes: Sequence[tuple[str, ...]] = (),
         bound_ns: int | None = None,
+        disk: SimDisk | None = None,
     ) -> SimulatedMember:
         """Put a member into the world; it comes up at `starts_ns`, or when its clock first shows 0 if that is later.
 
@@ -107,21 +108,18 @@ class World:
         if member in self.members:
             raise InvalidOption("members", f"member {member} is in the world already")
         recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        setup = MemberSetup(timing, workload or silent(), bound_ns, disk, consume_ns, priorities, routes)
+        kind: type[SimulatedMember] = SimulatedMember
         if isinstance(stack, Stack) and stack.application_pulls:
-            make: Callable[..., SimulatedMember] = partial(PullingMember, consume_ns=consume_ns, priorities=priorities)
+            kind = PullingMember
         elif routes:
-            make = partial(RoutedMember, routes=routes)
-        else:
-            make = SimulatedMember
-        node = make(
-            self, member, stack, clock, timing=timing, workload=workload, recorder=recorder, incarnation=incarnation
-        )
-        node.bound_ns = bound_ns
-        self.members[member] = node
+            kind = RoutedMember
+        added = kind(self, member, stack, clock, setup, recorder=recorder, incarnation=incarnation)
+        self.members[member] = added
         self._routes.clear()
         starts = max(self.start_ns if starts_at_ns is None else starts_at_ns, clock.true_at(0))
-        self.schedule(starts, node.start, None)
-        return node
+        self.schedule(starts, added.start, None)
+        return added
 
     def send(self, at: int, member: int, sizes: Sequence[int]) -> None:
         """A member's application hands in messages of these sizes."""
@@ -164,12 +162,11 @@ class World:
         old = self.members[member]
         if old.up:
             return
-        life = old.incarnation + 1
-        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=life)
-        node = self.members[member] = old.restarted(build(life), recorder)
-        node.bound_ns = old.bound_ns
+        incarnation = old.incarnation + 1
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        restarted = self.members[member] = old.restarted(build(incarnation), recorder)
         self._routes.clear()
-        node.start(now, None)
+        restarted.start(now, None)
 
     def pause(self, from_ns: int, to_ns: int, member: int) -> None:
         """A member stands still; what happens to it meanwhile is handled at the end."""
@@ -208,11 +205,7 @@ class World:
 
     def transmit(self, now: int, sender: SimulatedMember, datagrams: Sequence[Datagram]) -> None:
         """Put a member's datagrams on its links."""
-        routes = self._routes.get(sender.member)
-        if routes is None:
-            links = self.network.links_from(sender.member)
-            ways = tuple((link, self.members[link.receiver].arrive) for link in links if link.receiver in self.members)
-            routes = self._routes[sender.member] = {EVERYONE: ways, **{way[0].receiver: (way,) for way in ways}}
+        routes = self._routes.setdefault(sender.member, {})
         if self.ledger is not None:
             self.ledger.record(sender.member, datagrams)
             if self.ledger.keeps_send_times:
@@ -220,7 +213,10 @@ class World:
         heap, planned, faulty = self._heap, self._scheduled_count, bool(self.network.faults)
         for datagram in datagrams:
             data = datagram.data
-            for link, arrive in routes.get(datagram.to, ()):
+            way = routes.get(datagram.destinations)
+            if way is None:
+                way = routes[datagram.destinations] = self._links_to(sender.member, datagram.destinations)
+            for link, arrive in way:
                 self.datagrams += 1
                 if faulty:
                     for at in self.network.arrival_times(link, now):
@@ -237,3 +233,11 @@ class World:
                 planned += 1
                 heappush(heap, (at, planned, arrive, data))
         self._scheduled_count = planned
+
+    def _links_to(self, sender: int, destinations: tuple[int, ...]) -> tuple[_Route, ...]:
+        """The links from a member to these members, in the network's order; absent members have none."""
+        return tuple(
+            (link, self.members[link.receiver].arrive)
+            for link in self.network.links_from(sender)
+            if link.receiver in destinations and link.receiver in self.members
+        )

@@ -9,10 +9,10 @@ from unisono.errors import UnisonoError
 from unisono.model.scenario import Scenario
 from unisono.orders.final.bounds import report_every_ns
 from unisono.orders.final.order import FinalOrder
-from unisono.sim.disk import DurableStack
 from unisono.sim.member import SimulatedMember
 from unisono.sim.swarm.multigroup_at_rest import faults_end_ns
 from unisono.sim.world import World
+from unisono.stack import Stack
 
 
 class FinalOrderQuiescent:
@@ -35,10 +35,9 @@ class FinalOrderQuiescent:
 
 
 def _final_order(node: SimulatedMember) -> FinalOrder:
-    order = node.stack.stack.order if isinstance(node.stack, DurableStack) else None
-    if not isinstance(order, FinalOrder):
+    if not isinstance(node.stack, Stack):
         raise UnisonoError(f"member {node.member} has no final deliveries")
-    return order
+    return node.stack.inspect(FinalOrder)
 
 
 def _reported_all_final(order: FinalOrder, peer: int) -> bool:

@@ -9,9 +9,9 @@ from unisono.errors import UnisonoError
 from unisono.model.faults import Crash, Pause
 from unisono.model.scenario import Scenario
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.sim.disk import DurableStack
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
+from unisono.stack import Stack
 
 
 def faults_end_ns(scenario: Scenario) -> int:
@@ -54,11 +54,9 @@ class MultigroupQuiescent:
 
 
 def _multigroup_order(node: SimulatedMember) -> QuasiGenuine:
-    stack = node.stack
-    order = stack.stack.order if isinstance(stack, DurableStack) else None
-    if not isinstance(order, QuasiGenuine):
+    if not isinstance(node.stack, Stack):
         raise UnisonoError(f"member {node.member} is not in a quasi-genuine group")
-    return order
+    return node.stack.inspect(QuasiGenuine)
 
 
 def _last_instance(orders: list[QuasiGenuine]) -> int:

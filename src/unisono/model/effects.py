@@ -1,0 +1,33 @@
+"""What one step of a stack asks its driver to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.model.events import StackEvent
+from unisono.model.stored_records import Write
+
+
+@dataclass(frozen=True, slots=True)
+class Datagram:
+    """Bytes to send, and the members to send them to."""
+
+    destinations: tuple[int, ...]
+    data: bytes
+    to_group: bool = False
+    """Whether it goes to the whole group. The paper's net-mcast counts it once, whatever the number of destinations."""
+    multicast: bool = False
+    """Whether one IP multicast may replace the copies to each destination."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """All effects of one step, in the order in which a driver must carry them out."""
+
+    records: Sequence[Write]
+    """Make these durable first: datagrams and events may depend on them."""
+    datagrams: Sequence[Datagram]
+    events: Sequence[StackEvent]
+    wake_at: int | None
+    """The local clock reading at which to wake the stack; None if nothing is due."""
