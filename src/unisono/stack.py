@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import CAPABILITIES, capabilities_of, check_options, needs_storage, orders_with
 from unisono.model.durations import earliest
 from unisono.model.effects import Datagram, Effects
 from unisono.model.events import Batch, LeaveComplete, SlaVerdict, StackEvent, ViewChange
 from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE, group_key
 from unisono.model.policy import Policy
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate, Reserver, UnlimitedNetwork
-from unisono.model.services import SERVICE_LAYERS
 from unisono.model.settings import Settings
 from unisono.model.slot_schedule import SlotGrid
 from unisono.model.state_holder import StateHolder
@@ -34,7 +33,6 @@ from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
 from unisono.net.services.service import Service
 from unisono.net.services.uniform import UniformDelivery
-from unisono.orders.capabilities import CHANGEABLE_SLOT_ORDERS, check_capabilities
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.clock_reports import ClockReports
 from unisono.orders.final.bounds import BackgroundReserver
@@ -44,7 +42,6 @@ from unisono.orders.leader.broadcast import LeaderBroadcast
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.log.order import ConsensusOrder
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
@@ -65,13 +62,27 @@ ORDERS: dict[str, Callable[[Policy, Reserver], Order]] = {
     "cbr": Cbr,
     "consensus": ConsensusOrder,
     "leader": LeaderBroadcast,
-    **dict.fromkeys(PRIORITY_ORDERS, build_priority_order),
+    "priority": build_priority_order,
+    "priority_coordinator": build_priority_order,
     "quasi_genuine": QuasiGenuine,
     "timestamp": TimestampLeader,
     "vbr": _vbr,
-    **dict.fromkeys(SERVICE_LAYERS, Unordered),
+    **{name: Unordered for name, each in CAPABILITIES.items() if not each.total_order},
 }
 _SERVICES: dict[str, type[Service]] = {"causal": Causal, "fifo": Fifo, "uniform": UniformDelivery}
+
+
+class DurableOrder(Protocol):
+    """An order that keeps records on stable storage. It processes its input in batches, by `flush`."""
+
+    down: list[Frame]
+    writes: list[Write]
+    """Records to persist before `down` and the events may be released."""
+    has_pending_input: bool
+    now: int
+
+    def flush(self) -> None:
+        """Process all input since the last call as one batch."""
 
 
 class Host(Protocol):
@@ -129,13 +140,16 @@ class Stack:
         self._rmcast = next((layer for layer in self._layers if isinstance(layer, Rmcast)), None)
         self._layer_events: list[StackEvent] = []
         """What layers have to tell the application."""
-        below = order.inner if isinstance(order, FinalOrder) else order
-        self._slot_order = below if isinstance(below, SlotOrderBase) else None
-        if isinstance(below, ClockReports):
-            clock_check.on_clock_difference = below.on_clock_difference
-        self._durable_order = order if isinstance(order, ConsensusOrderBase | FinalOrder) else None
-        self._multigroup_order = order if isinstance(order, QuasiGenuine) else None
-        self._priority_order = order if isinstance(order, PriorityOrder) else None
+        capabilities = capabilities_of(policy.order)
+        graded = policy.grades != "early"
+        below = cast("FinalOrder", order).inner if graded else order
+        if capabilities.by_clock:
+            clock_check.on_clock_difference = cast("ClockReports", below).on_clock_difference
+        self._slot_order = cast("SlotOrderBase", below) if capabilities.resizable_slots else None
+        self._durable_order = cast("DurableOrder", order) if capabilities.durable or graded else None
+        self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
+        self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
+        self._leader_order = cast("LeaderOrderBase", order) if capabilities.led else None
         self._declared_grid = SlotGrid.of(policy.timing)
         clock_check.next_wake = self._wake_at
 
@@ -351,7 +365,7 @@ class Stack:
         A TimingChange says when it has them. ReservationRefused and InvalidOption change nothing.
         """
         if self._slot_order is None:
-            others = " and ".join(sorted(CHANGEABLE_SLOT_ORDERS))
+            others = " and ".join(orders_with("resizable_slots"))
             raise InvalidOption("slot", f"the order {self.policy.order} keeps its slot length; {others} can change it")
         if self.policy.reliable is not None:
             raise InvalidOption("slot", "over reliable multicast the slot length stays as declared")
@@ -465,8 +479,8 @@ class Stack:
         self._pump(now)
 
     def outage_ns(self, crashed: Sequence[int]) -> int:
-        """How much longer than the bound a message takes at most when these members die; nothing without a leader."""
-        return self.order.outage_ns(crashed) if isinstance(self.order, LeaderOrderBase) else 0
+        """How much longer than the bound a message takes at most when these members crash; 0 without a leader."""
+        return 0 if self._leader_order is None else self._leader_order.outage_ns(crashed)
 
     def _pump(self, now: int) -> None:
         """Carry frames on, past layers that have no business with them, until there is nothing to carry."""
@@ -517,25 +531,19 @@ class Stack:
         return self.order
 
 
-def needs_storage(order: str, grades: str = "early") -> bool:
-    """Whether an order, giving these grades, has something to keep on stable storage."""
-    return ORDERS.get(order) in (ConsensusOrder, QuasiGenuine) or grades != "early"
-
-
 def build(policy: Policy, reserver: Reserver | None = None, stored_records: StoredRecords | None = None) -> Stack:
     """The stack that a policy asks for; raises ReservationRefused if the network has no room for its rate.
 
     `memory` is what a durable order kept in earlier lives; without it, it keeps nothing.
     """
-    make = ORDERS.get(policy.order)
-    if make is None:
-        raise InvalidOption("order", f"one of {', '.join(sorted(ORDERS))} is possible, not {policy.order!r}")
-    check_capabilities(policy)
+    capabilities = capabilities_of(policy.order)
+    check_options(policy)
+    make = ORDERS[policy.order]
     skew, reserver = ClockCheck(policy), reserver or UnlimitedNetwork()
     if stored_records is not None and not needs_storage(policy.order, policy.grades):
         text = f"the order {policy.order} keeps nothing on stable storage; consensus does, and so do final deliveries"
         raise InvalidOption("storage", text)
-    if policy.order in SERVICE_LAYERS or policy.reliable is not None:
+    if not capabilities.total_order or policy.reliable is not None:
         return _build_over_rmcast(policy, make, reserver, skew)
     for keeping in (ConsensusOrder, QuasiGenuine):
         if make is keeping:
@@ -556,7 +564,7 @@ def _build_over_rmcast(
 ) -> Stack:
     if policy.reliable is None:
         raise InvalidOption("reliable", f"{policy.order} rests on reliable multicast, which needs ρ, η and ω")
-    services = SERVICE_LAYERS.get(policy.order, ())
+    services = CAPABILITIES[policy.order].services
     if policy.reliable.last_copy is None:
         policy = replace(policy, reliable=replace(policy.reliable, last_copy="uniform" in services))
     layers: list[Layer] = [Rmcast(policy), clock_check]

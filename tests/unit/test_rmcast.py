@@ -21,7 +21,7 @@ from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
 from unisono.net.services import sequence_window as numbers
-from unisono.orders.capabilities import CAPABILITIES
+from unisono.model.capabilities import CAPABILITIES
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind, encode
@@ -349,7 +349,7 @@ def test_one_remedy_against_loss_at_a_time(changes: dict[str, Any]) -> None:
 
 
 def test_the_orders_of_papers_000_and_001_can_be_had_over_it() -> None:
-    assert all("reliable" in CAPABILITIES[order] for order in ("cbr", "leader", "timestamp", "vbr"))
+    assert all("reliable" in CAPABILITIES[order].options for order in ("cbr", "leader", "timestamp", "vbr"))
     with pytest.raises(InvalidOption, match="needs"):
         Rmcast(replace(policy(1), reliable=None))
 

@@ -25,6 +25,7 @@ from typing import Any
 from unisono.cluster.grades_report import GradedReplica
 from unisono.errors import GroupClosed, MissingDependency
 from unisono.group import Group, PendingJoin, join
+from unisono.model.capabilities import needs_storage
 from unisono.model.delays import RandomSource
 from unisono.model.durations import NS_PER_S, ns_to_ms
 from unisono.model.events import Batch, Notice, Rejoining, SlaCleared, SlaViolation, Violation
@@ -40,7 +41,7 @@ from unisono.qos.plan.admission import Link
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
-from unisono.stack import build, needs_storage
+from unisono.stack import build
 from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
+from unisono.model.capabilities import CAPABILITIES
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, StackEvent, ViewChange
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
-from unisono.model.services import SERVICE_LAYERS
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.formation import RateExchange
@@ -79,7 +79,7 @@ class Unordered:
         self._timing = policy.timing
         self._reserver = reserver
         reserver.reserve(reservation(policy, policy.rate))
-        self._uniform = "uniform" in SERVICE_LAYERS[policy.order]
+        self._uniform = "uniform" in CAPABILITIES[policy.order].services
         self._multicast = False
         # Sending.
         self._packer = Packer(policy.max_frame)

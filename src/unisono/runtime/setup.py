@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import Infeasible, InvalidOption, SlaError
+from unisono.model.capabilities import capabilities_of, needs_storage, orders_with
 from unisono.model.durations import duration_ns, duration_text
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import PROBE_INTERVAL_NS, Policy
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.rates import Rate
 from unisono.model.redundancy import Redundancy
 from unisono.model.sla import SlaSet
@@ -27,7 +27,7 @@ from unisono.qos.watch.observer import QosObserver
 from unisono.runtime.discovery import BeaconDiscovery, DiscoveredGroup, DnsDiscovery, discover
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.storage import Storage, check_fsync
-from unisono.stack import Stack, build, needs_storage
+from unisono.stack import Stack, build
 
 if TYPE_CHECKING:
     from unisono.trace.recorder import Recorder
@@ -163,9 +163,9 @@ class Setup:
 
     def _check_pull_options(self) -> None:
         """What only orders whose messages are pulled can be asked for, and what they cannot."""
-        pulled = self.order in PRIORITY_ORDERS
+        pulled = capabilities_of(self.order).pulled
         if self.state is not None and not pulled:
-            text = f"the order {self.order} brings nobody up to date; {' and '.join(PRIORITY_ORDERS)} do"
+            text = f"the order {self.order} brings nobody up to date; {' and '.join(orders_with('pulled'))} do"
             raise InvalidOption("state", text)
         if self.state is not None and not isinstance(self.state, StateHolder):
             raise InvalidOption("state", f"give_state() and take_state(state) are needed, and {self.state!r} lacks one")

@@ -8,9 +8,9 @@ from functools import partial
 from typing import assert_never
 
 from unisono.errors import InvalidOption, ScenarioError
+from unisono.model.capabilities import capabilities_of, needs_storage
 from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.faults import Crash, Loss, Pause, fault_to_row
-from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import (
     Leave,
     PlannedRateChange,
@@ -39,7 +39,7 @@ from unisono.sim.random_streams import RandomStreams, random_below
 from unisono.sim.result import Result
 from unisono.sim.traffic import TrafficLedger
 from unisono.sim.world import World
-from unisono.stack import Stack, build, needs_storage
+from unisono.stack import Stack, build
 from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
 
@@ -159,7 +159,7 @@ def drain_ns(scenario: Scenario) -> int:
     """
     if scenario.multigroup is not None:
         return scenario.expect.bound_ns or 0
-    if scenario.order not in PRIORITY_ORDERS:
+    if not capabilities_of(scenario.order).pulled:
         return FINAL_DRAIN_NS if scenario.grades != "early" else 0
     most = WINDOW * len(set(scenario.priorities)) * len(scenario.members)
     return most * max(scenario.consume_ns.values(), default=0) + DRAIN_DELTAS * scenario.timing.delta_ns
@@ -272,7 +272,7 @@ def run_meta(
         delta_ns=scenario.timing.delta_ns,
         gamma_ns=scenario.timing.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
-        bound_ns=(bound_ns if scenario.order not in PRIORITY_ORDERS else None) if stated is None else stated,
+        bound_ns=(bound_ns if not capabilities_of(scenario.order).pulled else None) if stated is None else stated,
         reliable=gap_free,
         source="sim",
         faults=tuple(map(fault_to_row, scenario.faults)),
