@@ -21,10 +21,10 @@ from unisono.model.scenario import Clocks, Expectation, Network, Scenario, Send,
 from unisono.model.timing import Timing
 from unisono.model.topology import LIVENESS, Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.multigroup.barrier_requests import BarrierRequests
+from unisono.orders.multigroup.barriers import BarrierRequests
+from unisono.orders.multigroup.group_log import PendingProposals
 from unisono.orders.multigroup.messages import Cast, checked_bundle, encode_cast, stamp_of
 from unisono.orders.multigroup.order import QuasiGenuine
-from unisono.orders.multigroup.proposals import PendingProposals
 from unisono.sim.result import Result
 from unisono.sim.run import run
 from unisono.wire.bundles import Bundle, encode_bundle

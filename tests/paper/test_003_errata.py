@@ -10,14 +10,11 @@ from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.multigroup.barrier_requests import BarrierRequests
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Null, checked_bundle, decode_value, encode_value, stamp_of, time_of
-from unisono.orders.multigroup.optimistic import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.proposals import PendingProposals
-from unisono.orders.multigroup.proposer import GroupProposer
-from unisono.orders.multigroup.sender import MulticastSender
-from unisono.orders.multigroup.streams import GroupStreams
+from unisono.orders.multigroup.barriers import BarrierRequests
+from unisono.orders.multigroup.group_log import GroupLog, GroupProposer, PendingProposals
+from unisono.orders.multigroup.messages import Null, checked_bundle, encode_value, stamp_of, time_of
+from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
+from unisono.orders.multigroup.streams import MulticastSender
 
 LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
 
@@ -218,18 +215,17 @@ def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
 def leading(liveness: Liveness) -> tuple[GroupProposer, GroupLog, BarrierRequests]:
     rules = Multigroup(EVERYBODY, liveness, 10, 0)
     calls, log = BarrierRequests(EVERYBODY, "0"), GroupLog(0, (0, 1))
-    outward = GroupStreams(1, 1, 0, max_frame=1400, retry_ns=1)
-    return GroupProposer(rules, log, PendingProposals(), calls, outward), log, calls
+    return GroupProposer(rules, log, PendingProposals(), calls), log, calls
 
 
 def test_003_11_a_group_that_has_nothing_to_send_raises_its_barrier() -> None:
     leader, log, _ = leading("periodic")
     leader.start_term(1000)
-    assert leader.next_value(1009, 0, 1000) is None
+    assert leader.next_items(1009, 0, 1000) == []
     assert leader.due_at(0) == 1010
-    value = leader.next_value(1010, 0, 1000)
-    assert value is not None
-    assert log.apply(value) == []
+    items = leader.next_items(1010, 0, 1000)
+    assert len(items) == 1
+    assert log.apply(encode_value(items)) == []
     assert time_of(log.last_stamp) == 1010
 
 
@@ -278,11 +274,9 @@ def test_003_14_a_null_is_proposed_when_the_clock_has_passed_it_by_the_window() 
     leader, _, calls = leading("on_demand")
     leader.start_term(0)
     calls.request(stamp_of(100, 1))
-    assert leader.next_value(104, 5, 1000) is None
+    assert leader.next_items(104, 5, 1000) == []
     assert leader.due_at(5) == 105
-    value = leader.next_value(105, 5, 1000)
-    assert value is not None
-    assert decode_value(value) == [Null(0, stamp_of(100, 1))]
+    assert leader.next_items(105, 5, 1000) == [Null(0, stamp_of(100, 1))]
 
 
 def test_003_14_the_window_and_opt_pending_have_a_meaning() -> None:
@@ -324,11 +318,10 @@ def test_003_18_nulls_of_two_leaders_are_equivalent() -> None:
     second = leading("periodic")[0]
     first.start_term(0)
     second.start_term(0)
-    values = [leader.next_value(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
-    for value in values:
-        assert value is not None
-        assert [item.number for item in decode_value(value) or [] if isinstance(item, Null)] == [0]
-        log.apply(value)
+    proposals = [leader.next_items(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
+    for items in proposals:
+        assert [item.number for item in items if isinstance(item, Null)] == [0]
+        log.apply(encode_value(items))
     assert (log.null_count, time_of(log.last_stamp)) == (1, 50)
 
 

@@ -17,10 +17,9 @@ from unisono.model.scenario import Expectation, PlannedTopologyChange, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.orders.multigroup import group_log
 from unisono.orders.multigroup.barriers import BarrierQueue, SourceGroup
-from unisono.orders.multigroup.messages import Cast, StampedEntry, stamp_of
-from unisono.orders.multigroup.proposals import PendingProposals
-from unisono.orders.multigroup.topology_messages import TopologyControl
-from unisono.orders.multigroup.topology_state import LinkState, TopologyState
+from unisono.orders.multigroup.group_log import PendingProposals
+from unisono.orders.multigroup.messages import Cast, StampedEntry, TopologyControl, stamp_of
+from unisono.orders.multigroup.topology_change import LinkState, TopologyState
 from unisono.sim.run import run
 from unisono.wire.bundles import Bundle
 

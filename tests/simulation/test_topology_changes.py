@@ -15,7 +15,7 @@ from unisono.model.events import NoticeKind
 from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Scenario, Send, Workload
 from unisono.model.text.scenario import parse_scenario
-from unisono.orders.multigroup import topology_exchange as bonding
+from unisono.orders.multigroup import topology_change
 from unisono.sim.result import Result
 from unisono.sim.run import run
 
@@ -25,7 +25,7 @@ GONE_MS = 300
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bonding, "SKIP_SUSPECTED_AFTER_NS", GONE_MS * NS_PER_MS)
+    monkeypatch.setattr(topology_change, "SKIP_SUSPECTED_AFTER_NS", GONE_MS * NS_PER_MS)
 
 
 def stopping(fault: Fault, sends: dict[int, tuple[Send, ...]]) -> Scenario:
@@ -77,7 +77,8 @@ def test_a_member_that_only_seemed_to_be_gone_is_told_what_is_delivered_nowhere(
     result = run(stopping(apart, sends), compare_payloads=True)
     said = [violation.text for violation in result.violations[3] if violation.kind == "not_related"]
     assert said == [
-        f"message {number} of member 3 is delivered nowhere: its group sends to floor no longer" for number in (1, 2)
+        f"message {number} of member 3 is not delivered anywhere: its group no longer sends to floor"
+        for number in (1, 2)
     ]
     found = verdicts(result)
     assert {name for name, verdict in found.items() if verdict.status is not Status.VALID} == {"validity"}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from unisono.model.timing import Timing
 from unisono.orders.multigroup.barriers import BarrierQueue
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Cast, Null, StampedEntry, encode_value, stamp_of
-from unisono.orders.multigroup.optimistic import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.proposals import PendingProposals
-from unisono.orders.multigroup.stored_state import GroupState
-from unisono.orders.multigroup.topology_state import IncomingLink
+from unisono.orders.multigroup.group_log import GroupLog, PendingProposals
+from unisono.orders.multigroup.messages import Cast, GroupState, Null, StampedEntry, encode_value, stamp_of
+from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
+from unisono.orders.multigroup.topology_change import IncomingLink
 from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.packed_messages import OutgoingMessages
 

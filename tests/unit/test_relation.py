@@ -8,24 +8,22 @@ from unisono.orders.multigroup.barriers import BarrierQueue
 from unisono.orders.multigroup.group_log import GroupLog
 from unisono.orders.multigroup.messages import (
     Cast,
+    ConfirmTopology,
+    GroupState,
     Item,
     Null,
     ReceivedByAll,
-    checked_bundle,
-    encode_value,
-    stamp_of,
-    time_of,
-)
-from unisono.orders.multigroup.stored_state import GroupState
-from unisono.orders.multigroup.topology_messages import (
-    ConfirmTopology,
     SetReceivers,
     TopologyControl,
     TopologyMessage,
     TopologyStep,
+    checked_bundle,
     encode_control,
+    encode_value,
+    stamp_of,
+    time_of,
 )
-from unisono.orders.multigroup.topology_state import LinkState
+from unisono.orders.multigroup.topology_change import LinkState
 from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
 
