@@ -1,4 +1,4 @@
-"""`python -m examples.areas`: play for some seconds, and report whether all servers agree. `--watch` draws the world."""
+"""`python -m examples.areas`: play some seconds, and report whether all servers agree. `--watch` draws the world."""
 
 from __future__ import annotations
 
