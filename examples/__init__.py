@@ -1,1 +1,1 @@
-"""Small programs that show how the parts go together. Each is a package with its own `__main__`."""
+"""Small programs that show how to use unisono. Each is a package with its own `__main__`."""

@@ -1,8 +1,8 @@
-"""The game: what a command touches, and what it does to one area.
+"""The rules of the game: which objects a command touches, and its effect on one area.
 
-An area's servers know that area and no other. A bot's commands say where it believes to be, so that one that was made
-on an optimistic state that was wrong has no effect. Crossing goes to both areas at once and carries what the bot owns:
-the old area lets it go, the new one takes it in, at one place in the order of both.
+The servers of an area know only that area. A bot's command contains the position that the bot believes to have. So a
+command that was based on a wrong optimistic state has no effect. Crossing is one message to both areas and carries the
+bot's coins: the old area releases the bot and the new one accepts it, at one point of the order of both.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ WIDTH, HEIGHT = 16, 6
 Spot = tuple[int, int]
 
 
-def walk(who: str, at: Spot, to: Spot) -> bytes:
+def walk(bot: str, at: Spot, to: Spot) -> bytes:
     """Go from one spot to another."""
-    return json.dumps({"do": "walk", "who": who, "at": at, "to": to}).encode()
+    return json.dumps({"do": "walk", "who": bot, "at": at, "to": to}).encode()
 
 
-def grab(who: str, at: Spot, grows: Spot) -> bytes:
-    """Take a coin where one stands; another one grows elsewhere."""
-    return json.dumps({"do": "grab", "who": who, "at": at, "grows": grows}).encode()
+def grab(bot: str, at: Spot, grows: Spot) -> bytes:
+    """Take a coin from the bot's own spot; another coin appears at `grows`."""
+    return json.dumps({"do": "grab", "who": bot, "at": at, "grows": grows}).encode()
 
 
-def cross(who: str, area: str, into: str, *, coins: int, to: Spot) -> bytes:
-    """Leave an area for another one, with what one owns."""
-    return json.dumps({"do": "cross", "who": who, "from": area, "into": into, "coins": coins, "to": to}).encode()
+def cross(bot: str, area: str, into: str, *, coins: int, to: Spot) -> bytes:
+    """Cross from an area into another one, with all coins."""
+    return json.dumps({"do": "cross", "who": bot, "from": area, "into": into, "coins": coins, "to": to}).encode()
 
 
 def begin(bots: dict[str, Spot], coins: Sequence[Spot]) -> bytes:
-    """Lay out an area."""
+    """Place the bots and coins of an area."""
     return json.dumps({"do": "begin", "bots": bots, "coins": coins}).encode()
 
 
-def bot_key(who: str) -> Key:
-    """The object that a bot is: its spot and its coins."""
-    return ("bot", who)
+def bot_key(bot: str) -> Key:
+    """The key of a bot; its value is the bot's spot and number of coins."""
+    return ("bot", bot)
 
 
 def coin_key(spot: Spot) -> Key:
-    """The object that a spot is: how many coins lie there."""
+    """The key of a spot; its value is the number of coins there."""
     return ("coins", *spot)
 
 
 class Area:
-    """The machine of one area's servers."""
+    """The state machine of one area."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def touches(self, command: bytes) -> Sequence[Key]:
         """The bot, and the spots whose coins change."""
-        said = json.loads(command)
-        if said["do"] == "begin":
-            return [*map(bot_key, said["bots"]), *(coin_key(tuple(spot)) for spot in said["coins"])]
-        spots = [said["at"], said["grows"]] if said["do"] == "grab" else []
-        return [bot_key(said["who"]), *(coin_key(tuple(spot)) for spot in spots)]
+        fields = json.loads(command)
+        if fields["do"] == "begin":
+            return [*map(bot_key, fields["bots"]), *(coin_key(tuple(spot)) for spot in fields["coins"])]
+        spots = [fields["at"], fields["grows"]] if fields["do"] == "grab" else []
+        return [bot_key(fields["who"]), *(coin_key(tuple(spot)) for spot in spots)]
 
     def apply(self, view: ObjectView, command: bytes) -> bool:
-        """Whether it had an effect."""
-        said = json.loads(command)
-        if said["do"] == "begin":
-            for who, spot in said["bots"].items():
-                view[bot_key(who)] = (tuple(spot), 0)
-            for spot in said["coins"]:
+        """Execute a command; returns whether it had an effect."""
+        fields = json.loads(command)
+        if fields["do"] == "begin":
+            for name, spot in fields["bots"].items():
+                view[bot_key(name)] = (tuple(spot), 0)
+            for spot in fields["coins"]:
                 view[coin_key(tuple(spot))] = (view[coin_key(tuple(spot))] or 0) + 1
             return True
-        key = bot_key(said["who"])
-        if said["do"] == "cross":
-            view[key] = (tuple(said["to"]), said["coins"]) if said["into"] == self.name else None
+        key = bot_key(fields["who"])
+        if fields["do"] == "cross":
+            view[key] = (tuple(fields["to"]), fields["coins"]) if fields["into"] == self.name else None
             return True
         bot = view[key]
-        if bot is None or bot[0] != tuple(said["at"]):
+        if bot is None or bot[0] != tuple(fields["at"]):
             return False
-        if said["do"] == "walk":
-            view[key] = (tuple(said["to"]), bot[1])
+        if fields["do"] == "walk":
+            view[key] = (tuple(fields["to"]), bot[1])
             return True
-        here, there = coin_key(tuple(said["at"])), coin_key(tuple(said["grows"]))
+        here, there = coin_key(tuple(fields["at"])), coin_key(tuple(fields["grows"]))
         if not view[here]:
             return False
         view[here] = view[here] - 1 or None
@@ -93,7 +93,7 @@ class Area:
         return json.dumps(sorted((list(key), value) for key, value in state.items())).encode()  # type: ignore[call-overload]
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """What `dump` gave."""
+        """The objects that `dump` wrote."""
         return {tuple(key): _frozen(value) for key, value in json.loads(data)}
 
 

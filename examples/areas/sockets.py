@@ -1,4 +1,4 @@
-"""The same world over UDP on this machine: nine members of three groups, each with a replica that its group keeps."""
+"""The game over UDP on this machine: nine members in three groups, each with a replica of its area."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import unisono
-from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, Populated
+from examples.areas.bots import AREAS, TOPOLOGY, TURN_NS, AreaWorld
 from examples.areas.rules import Area
 from unisono.cluster.supervisor import free_addresses
 from unisono.model.durations import NS_PER_S
 from unisono.replica import Replicated
 
 
-class Table(Populated):
-    """Bots that play over sockets. A command that is sent is waited for before the world is judged."""
+class SocketGame(AreaWorld):
+    """A game over sockets."""
 
     def __init__(self, servers: dict[int, Replicated], bots: int, seed: int) -> None:
         super().__init__(servers, bots, seed)
         self._states, self._seed = servers, seed
 
     async def play(self, seconds: float) -> None:
-        """Lay out the areas, let bots have their turns for so long, and wait until all is final everywhere."""
+        """Place bots and coins, play for this many seconds, and wait until all commands are final everywhere."""
         layouts = self.layouts(self._seed).items()
         await asyncio.gather(*(self._states[AREAS[area][0]].execute(command, to=(area,)) for area, command in layouts))
         sent: list[asyncio.Task[object]] = []
@@ -33,34 +33,34 @@ class Table(Populated):
                     sent.append(asyncio.create_task(state.execute(command, to=to)))
             await asyncio.sleep(TURN_NS / NS_PER_S)
         await asyncio.gather(*sent)
-        await asyncio.gather(*(self._settled(member) for member in TOPOLOGY.members))
+        await asyncio.gather(*(self._wait_until_final(member) for member in TOPOLOGY.members))
 
-    async def _settled(self, member: int) -> None:
-        """All that anybody of the same area has executed is executed here too."""
-        state, mates = self._states[member], AREAS[TOPOLOGY.group_of(member)]
-        while state.replica.pending or state.replica.executed < max(self._states[m].replica.executed for m in mates):
+    async def _wait_until_final(self, member: int) -> None:
+        """Wait until this member has executed every command that any server of its area has executed."""
+        state, members = self._states[member], AREAS[TOPOLOGY.group_of(member)]
+        while state.replica.pending or state.replica.executed < max(self._states[m].replica.executed for m in members):
             await state.wait_for_change()
 
 
-async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int = 15) -> Table:
-    """Join nine members, play, leave; the table can be judged then."""
+async def play(seconds: float, *, bots: int = 9, seed: int = 1, window_ms: int = 15) -> SocketGame:
+    """Join nine members, play and leave. The returned game has its final state."""
     peers = free_addresses(TOPOLOGY.members)
     rules = unisono.Multigroup(TOPOLOGY, window_ns=window_ms * 1_000_000, optimistic=True)
 
-    async def joined(member: int) -> unisono.Group:
+    async def join(member: int) -> unisono.Group:
         rate = unisono.Rate(avg=2000, burst=16)
         return await unisono.join(
             "areas", member=member, peers=peers, order="quasi_genuine", topology=rules, rate=rate, max_message=1000
         )
 
-    groups = await asyncio.gather(*map(joined, TOPOLOGY.members))
+    groups = await asyncio.gather(*map(join, TOPOLOGY.members))
     states = {group.member: Replicated(group, Area(TOPOLOGY.group_of(group.member))) for group in groups}
-    table = Table(states, bots, seed)
+    game = SocketGame(states, bots, seed)
     try:
-        async with AsyncExitStack() as keeping:
+        async with AsyncExitStack() as stack:
             for state in states.values():
-                await keeping.enter_async_context(state)
-            await table.play(seconds)
+                await stack.enter_async_context(state)
+            await game.play(seconds)
     finally:
         await asyncio.gather(*(group.leave() for group in groups))
-    return table
+    return game

@@ -28,9 +28,6 @@ from unisono.net.services import uniform_messages as uniform
 from unisono.orders.final import messages as finals
 from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
-from unisono.orders.multigroup import stored_state as multigroup_state
-from unisono.orders.multigroup import topology_messages as bond
-from unisono.orders.multigroup.storage import stream_entries_write, tagged_consensus_writes
 from unisono.orders.priority import messages as priority
 from unisono.orders.priority import state_messages as priority_state
 from unisono.wire import beacon, control, door, heartbeat
@@ -318,7 +315,7 @@ def _group_frames() -> dict[str, Example]:
     cast = multigroup.Cast(1000, 0b11, PARCEL_BYTES)
     stream = multigroup.StreamSegment(2, 5, 9, STAMP, (ENTRY,))
     ack, want = multigroup.StreamAck(2, 9), multigroup.BarrierRequest(STAMP, 0b110)
-    said = bond.TopologyMessage(bond.TopologyStep.ADMIT, 2, 3, 40, STAMP)
+    said = multigroup.TopologyMessage(multigroup.TopologyStep.ADMIT, 2, 3, 40, STAMP)
     bodies: dict[str, tuple[Kind, Any, bytes]] = {
         "80 CAST": (Kind.GROUP_CAST, cast, multigroup.encode_cast(cast)),
         "81 STREAM": (
@@ -328,7 +325,7 @@ def _group_frames() -> dict[str, Example]:
         ),
         "82 APPLIED": (Kind.GROUP_STREAM_ACK, ack, multigroup.encode_stream_ack(ack)),
         "83 CALL": (Kind.BARRIER_REQUEST, want, multigroup.encode_barrier_request(want)),
-        "84 BOND": (Kind.TOPOLOGY, said, bond.encode_topology_message(said)),
+        "84 BOND": (Kind.TOPOLOGY, said, multigroup.encode_topology_message(said)),
     }
     return {label: _body(kind, value, body, multigroup.DECODERS[kind]) for label, (kind, value, body) in bodies.items()}
 
@@ -356,29 +353,29 @@ def agreement_records() -> dict[str, Example]:
 
 def group_records() -> dict[str, Example]:
     """Records of a member of a quasi-genuine group; a label begins with the letter that the record begins with."""
-    (own,) = tagged_consensus_writes([Write((consensus.encode_record(consensus.DecisionRecord(8)),))])
-    foreign = stream_entries_write(2, [(5, ENTRY)])
+    (own,) = multigroup.tagged_consensus_writes([Write((consensus.encode_record(consensus.DecisionRecord(8)),))])
+    foreign = multigroup.stream_entries_write(2, [(5, ENTRY)])
     return {
         "o own agreement": Example(
             consensus.DecisionRecord(8), own.records[0], lambda data: consensus.decode_record(data[1:])
         ),
         "f entry of another group": Example(
-            (2, 5, ENTRY), foreign.records[0], lambda data: multigroup_state.decode_stream_record(data[1:])
+            (2, 5, ENTRY), foreign.records[0], lambda data: multigroup.decode_stream_record(data[1:])
         ),
     }
 
 
-def _group_state() -> multigroup_state.GroupState:
-    return multigroup_state.GroupState(
+def _group_state() -> multigroup.GroupState:
+    return multigroup.GroupState(
         STAMP,
         3,
         {2: (5, 8)},
-        {3: multigroup_state.StreamState(9, 9, (ENTRY,))},
+        {3: multigroup.StreamState(9, 9, (ENTRY,))},
         {2: (9, STAMP)},
         ((2, 9, ENTRY),),
         (STAMP, 2),
         {(2, 5): b"piece"},
-        multigroup_state.TopologySnapshot(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
+        multigroup.TopologySnapshot(2, 0b11, {3: (1, 2, 9, 4)}, {2: (1, True, STAMP, 3)}, {2: 2}),
     )
 
 
@@ -407,7 +404,7 @@ def contents() -> dict[str, Example]:
         multigroup.Cast(1000, 0b11, PARCEL_BYTES),
         multigroup.Null(4, STAMP),
         multigroup.ReceivedByAll(3, 9),
-        bond.TopologyMessage(bond.TopologyStep.RELEASED, 2, 3),
+        multigroup.TopologyMessage(multigroup.TopologyStep.RELEASED, 2, 3),
     ]
     log_state = parcel.LogState(40, SLOT, {2: parcel.SenderState(5, 8, b"piece")})
     next_view = membership.NextView({1: 4, 3: 6}, {1: 9, 2: 8})
@@ -430,10 +427,13 @@ def contents() -> dict[str, Example]:
         f"priority {label}": Example(body, priority.encode_body(body), priority.decode_body)
         for label, body in bodies.items()
     }
-    controls: dict[str, bond.TopologyControl] = {"relate": bond.SetReceivers(0b11), "confirm": bond.ConfirmTopology(4)}
+    controls: dict[str, multigroup.TopologyControl] = {
+        "relate": multigroup.SetReceivers(0b11),
+        "confirm": multigroup.ConfirmTopology(4),
+    }
     for name, settled in controls.items():
-        data = parcel.encode_bundle(parcel.Bundle(2, 5, 7, 40, 0, bond.encode_control(settled)))
-        found[f"group control {name}"] = Example(settled, data, bond.decode_control)
+        data = parcel.encode_bundle(parcel.Bundle(2, 5, 7, 40, 0, multigroup.encode_control(settled)))
+        found[f"group control {name}"] = Example(settled, data, multigroup.decode_control)
 
     def command(data: bytes) -> Any:
         read = demand.decode_settings_with_verdict(data)
@@ -449,7 +449,7 @@ def contents() -> dict[str, Example]:
         "final value": Example(final_value, finals.encode_value(final_value), finals.decode_value),
         "final state": Example(final_state, finals.encode_state(final_state), finals.decode_state),
         "group value": Example(items, multigroup.encode_value(items), multigroup.decode_value),
-        "group state": Example(group_state, multigroup_state.encode_state(group_state), multigroup_state.decode_state),
+        "group state": Example(group_state, multigroup.encode_state(group_state), multigroup.decode_state),
         "priority state": Example(
             (queue_state, b"application"),
             priority_state.encode_handover(queue_state, b"application"),

@@ -1,8 +1,8 @@
-"""Errata 003-1 to 003-18: each counterexample to the published algorithms, and what ours does in the same schedule."""
+"""Errata 003-1 to 003-18: the counterexample to the published algorithms, and our behaviour in the same schedule."""
 
 from __future__ import annotations
 
-from tests.paper.groups_003 import EVERYBODY, CorrectedGroup, ImplementedGroup, Message, PublishedGroup, agree
+from tests.paper.multigroup_003 import TWO_GROUPS, CorrectedGroup, ImplementedGroup, Message, PublishedGroup, agree
 
 from unisono.model.durations import NS_PER_MS
 from unisono.model.policy import Policy
@@ -10,14 +10,11 @@ from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.topology import Liveness, Multigroup, Topology
 from unisono.model.views import View
-from unisono.orders.multigroup.barrier_requests import BarrierRequests
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.messages import Null, checked_bundle, decode_value, encode_value, stamp_of, time_of
-from unisono.orders.multigroup.optimistic import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.proposals import PendingProposals
-from unisono.orders.multigroup.proposer import GroupProposer
-from unisono.orders.multigroup.sender import MulticastSender
-from unisono.orders.multigroup.streams import GroupStreams
+from unisono.orders.multigroup.barriers import BarrierRequests
+from unisono.orders.multigroup.group_log import GroupLog, GroupProposer, PendingProposals
+from unisono.orders.multigroup.messages import Null, checked_bundle, encode_value, stamp_of, time_of
+from unisono.orders.multigroup.order import OptimisticDelivery, WaitWindow
+from unisono.orders.multigroup.streams import MulticastSender
 
 LATE, OTHER, X = Message("late", 10.0, 1), Message("other", 10.6, 2), Message("x", 10.3, 4)
 
@@ -30,7 +27,7 @@ def published_pair() -> tuple[PublishedGroup, PublishedGroup]:
     return PublishedGroup("0", ("0", "1")), PublishedGroup("1", ("0", "1"))
 
 
-def test_003_1_a_message_decided_behind_a_larger_time_stamp_breaks_the_barrier() -> None:
+def test_003_1_a_message_decided_after_a_larger_timestamp_breaks_the_barrier() -> None:
     zero, one = published_pair()
     one.decide(X)
     for sent in zero.decide(OTHER):
@@ -54,8 +51,8 @@ def test_003_1_a_message_decided_behind_a_larger_time_stamp_breaks_the_barrier()
     assert ours.delivered == theirs.delivered == ["x", "other", "late"]
 
 
-def test_003_2_a_slow_clock_inside_a_group() -> None:
-    """b is made at 17 by a clock that is slow, when the barrier 20 has been announced."""
+def test_003_2_a_slow_clock_inside_a_group_breaks_the_order() -> None:
+    """A slow clock gives b the timestamp 17 when the barrier 20 has been announced."""
     a, b, x = Message("a", 20, 1), Message("b", 17, 2), Message("x", 18, 4)
     zero, one = published_pair()
     one.decide(x)
@@ -78,8 +75,8 @@ def test_003_2_a_slow_clock_inside_a_group() -> None:
     assert ours.delivered == theirs.delivered == ["x", "a", "b"]
 
 
-def test_003_3_the_local_ordering_is_awaited() -> None:
-    """x (5) of the own group is not decided yet when m (7) has all barriers."""
+def test_003_3_delivery_waits_for_the_own_group() -> None:
+    """x (5) of the own group is not decided yet when all barriers have passed m (7)."""
     x, m = Message("x", 5, 1), Message("m", 7, 4)
     zero, one = published_pair()
     one.decide(m)
@@ -100,7 +97,7 @@ def test_003_3_the_local_ordering_is_awaited() -> None:
     assert ours.delivered == theirs.delivered == ["x", "m"]
 
 
-def test_003_4_a_null_of_the_same_time_stamp_lets_a_message_through() -> None:
+def test_003_4_a_null_with_the_same_timestamp_lets_a_message_pass() -> None:
     m = Message("m", 7, 4, to=("0",))
     zero, _ = published_pair()
     zero.receive("1", m)
@@ -110,15 +107,13 @@ def test_003_4_a_null_of_the_same_time_stamp_lets_a_message_through() -> None:
     theirs.decide(m)
     ours.receive_from(theirs)
     assert ours.delivered == []
-    own = Null(0, stamp_of(7000, 4))
-
-    assert ours.log.apply(encode_value([own])) == []
+    assert ours.log.apply(encode_value([Null(0, stamp_of(7000, 4))])) == []
     ours.deliver()
     assert ours.delivered == ["m"]
 
 
-def test_003_5_equal_time_stamps() -> None:
-    """A batch 5, 5, 7 has no strict minimum: nothing is sent. Ours are stamped apart, and two groups never alike."""
+def test_003_5_equal_timestamps_get_different_stamps() -> None:
+    """A batch 5, 5, 7 has no strict minimum, so as published nothing is sent. Our stamps are unique over all groups."""
     batch = Message("p", 5, 1), Message("q", 5, 2), Message("r", 7, 3)
     zero, _ = published_pair()
     assert zero.decide(*batch) == []
@@ -134,7 +129,7 @@ def test_003_5_equal_time_stamps() -> None:
     )
 
 
-def test_003_6_what_is_decided_behind_a_larger_time_stamp_is_not_discarded() -> None:
+def test_003_6_a_message_decided_after_a_larger_timestamp_is_not_discarded() -> None:
     ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     ours.decide(OTHER)
     ours.decide(LATE)
@@ -143,23 +138,23 @@ def test_003_6_what_is_decided_behind_a_larger_time_stamp_is_not_discarded() -> 
     assert ours.delivered == ["other", "late"]
 
 
-def test_003_7_the_source_group_proposes_what_is_not_for_it_and_what_is_late() -> None:
+def test_003_7_the_source_group_proposes_late_messages_and_messages_to_others() -> None:
     ours = ImplementedGroup("0")
     proposals = PendingProposals()
     away, late = Message("away", 5, 1, to=("1",)), Message("late", 1, 2)
     for message in (away, late):
         cast = ours.cast(message)
         assert proposals.add(checked_bundle(cast.bundle), cast, 0)
-    taken, _ = proposals.pop_until(horizon=9_000, max_bytes=1000)
-    assert [cast.ts for cast in taken] == [1000, 5000]
+    proposed, _ = proposals.pop_until(horizon=9_000, max_bytes=1000)
+    assert [cast.ts for cast in proposed] == [1000, 5000]
 
 
 def patched_pair() -> tuple[CorrectedGroup, CorrectedGroup]:
     return CorrectedGroup("0", ("0", "1")), CorrectedGroup("1", ("0", "1"))
 
 
-def test_003_8_with_two_patches_alone_a_window_below_the_delays_loses_messages_and_fifo_order() -> None:
-    """`late` is longer on its way than w: another one is proposed before it, and line 26 drops it."""
+def test_003_8_with_two_patches_a_window_below_the_delays_loses_messages_and_fifo_order() -> None:
+    """`late` takes longer than w to arrive: another message is proposed before it, and line 26 drops it."""
     after = Message("after", 11.0, 1, serial=1)
     zero, one = patched_pair()
     for pending in ((OTHER,), (LATE,), (after,)):
@@ -178,8 +173,8 @@ def test_003_8_with_two_patches_alone_a_window_below_the_delays_loses_messages_a
     assert ours.delivered == theirs.delivered == ["other", "late", "after"]
 
 
-def test_003_8_with_two_patches_alone_a_slow_clock_breaks_the_total_order() -> None:
-    """x, of a slow clock, waits for its window when m, with a larger time stamp, has passed all barriers."""
+def test_003_8_with_two_patches_a_slow_clock_breaks_the_total_order() -> None:
+    """x has its timestamp from a slow clock. It still waits for its window when all barriers have passed m."""
     x, m = Message("x", 5, 1), Message("m", 7, 4)
     zero, one = patched_pair()
     for sent in one.decide(*one.propose(m)):
@@ -201,11 +196,11 @@ def test_003_8_with_two_patches_alone_a_slow_clock_breaks_the_total_order() -> N
 
 
 def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
-    """Barriers count behind as many entries as they are announced with, whoever's copy comes first."""
+    """A barrier counts once as many entries are here as it was announced with, whichever copy arrives first."""
     ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
     theirs.decide(Message("m", 5, 4), Message("n", 6, 5))
     ours.decide(Message("own", 15, 1), null(20))
-    ours.gate.promise(theirs.number, 2, stamp_of(20_000, 0))
+    ours.barrier_queue.promise(theirs.number, 2, stamp_of(20_000, 0))
     assert ours.delivered == []
     ours.receive_from(theirs, upto=1)
     assert ours.delivered == ["m"]
@@ -215,25 +210,24 @@ def test_003_9_a_barrier_does_not_overtake_a_message() -> None:
     assert ours.delivered == ["m", "n", "own"]
 
 
-def leading(liveness: Liveness) -> tuple[GroupProposer, GroupLog, BarrierRequests]:
-    rules = Multigroup(EVERYBODY, liveness, 10, 0)
-    calls, log = BarrierRequests(EVERYBODY, "0"), GroupLog(0, (0, 1))
-    outward = GroupStreams(1, 1, 0, max_frame=1400, retry_ns=1)
-    return GroupProposer(rules, log, PendingProposals(), calls, outward), log, calls
+def leading_proposer(liveness: Liveness) -> tuple[GroupProposer, GroupLog, BarrierRequests]:
+    multigroup = Multigroup(TWO_GROUPS, liveness, 10, 0)
+    requests, log = BarrierRequests(TWO_GROUPS, "0"), GroupLog(0, (0, 1))
+    return GroupProposer(multigroup, log, PendingProposals(), requests), log, requests
 
 
-def test_003_11_a_group_that_has_nothing_to_send_raises_its_barrier() -> None:
-    leader, log, _ = leading("periodic")
-    leader.start_term(1000)
-    assert leader.next_value(1009, 0, 1000) is None
-    assert leader.due_at(0) == 1010
-    value = leader.next_value(1010, 0, 1000)
-    assert value is not None
-    assert log.apply(value) == []
+def test_003_11_an_idle_group_raises_its_barrier() -> None:
+    proposer, log, _ = leading_proposer("periodic")
+    proposer.start_term(1000)
+    assert proposer.next_items(1009, 0, 1000) == []
+    assert proposer.due_at(0) == 1010
+    items = proposer.next_items(1010, 0, 1000)
+    assert len(items) == 1
+    assert log.apply(encode_value(items)) == []
     assert time_of(log.last_stamp) == 1010
 
 
-def test_003_12_stamps_grow_whatever_is_decided() -> None:
+def test_003_12_stamps_always_grow() -> None:
     ours = ImplementedGroup("0")
     for number, ts in enumerate((9, 3, 7, 7, 12, 1)):
         ours.decide(Message(f"m{number}", ts, 1 + number % 3, number // 3))
@@ -242,30 +236,30 @@ def test_003_12_stamps_grow_whatever_is_decided() -> None:
     assert [time_of(stamp) for stamp in stamps][:1] == [9000]
 
 
-def test_003_13_a_barrier_does_not_go_down() -> None:
+def test_003_13_a_barrier_never_goes_down() -> None:
     ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
-    ours.gate.promise(theirs.number, 0, 50)
-    ours.gate.promise(theirs.number, 0, 40)
-    assert ours.gate.sources[theirs.number].barrier == 50
+    ours.barrier_queue.promise(theirs.number, 0, 50)
+    ours.barrier_queue.promise(theirs.number, 0, 40)
+    assert ours.barrier_queue.sources[theirs.number].barrier == 50
 
 
-def test_003_14_line_42_keeps_what_was_received_and_nulls_do_not_wait_for_barriers() -> None:
-    """m' and not some m; in Algorithm 1 a null would enter barPending. `delivered` is empty at the start."""
+def test_003_14_line_42_keeps_received_messages_and_nulls_never_wait() -> None:
+    """Line 42 means m', not any m. In Algorithm 1 a null would enter barPending. `delivered` is empty at first."""
     ours, theirs = ImplementedGroup("0"), ImplementedGroup("1")
-    assert ours.gate.last_delivered == (0, 0)
+    assert ours.barrier_queue.last_delivered == (0, 0)
     theirs.decide(Message("first", 5, 4), Message("second", 6, 5), null(7))
     ours.decide(null(9))
-    assert ours.gate.pending == []
+    assert ours.barrier_queue.pending == []
     ours.receive_from(theirs)
     assert ours.delivered == ["first", "second"]
-    assert ours.gate.pending == []
+    assert ours.barrier_queue.pending == []
 
 
-def test_003_14_a_barrier_is_that_of_the_sender_for_the_receiver() -> None:
-    """barrier(G', G), where G' is in sendersTo(G): who sends waits for nobody that only receives from it."""
+def test_003_14_a_group_waits_only_for_groups_that_send_to_it() -> None:
+    """barrier(G', G) with G' in sendersTo(G): a sending group does not wait for groups that only receive from it."""
     one_way = Topology({"0": (1,), "1": (4,)}, {"0": ("0", "1"), "1": ("1",)})
     ours, theirs = ImplementedGroup("0", one_way), ImplementedGroup("1", one_way)
-    assert (list(ours.gate.sources), list(theirs.gate.sources)) == ([], [ours.number])
+    assert (list(ours.barrier_queue.sources), list(theirs.barrier_queue.sources)) == ([], [ours.number])
     ours.decide(Message("m", 5, 1), null(6))
     theirs.decide(Message("n", 5.5, 4, to=("1",)), null(6))
     assert (ours.delivered, theirs.delivered) == (["m"], [])
@@ -273,20 +267,18 @@ def test_003_14_a_barrier_is_that_of_the_sender_for_the_receiver() -> None:
     assert theirs.delivered == ["m", "n"]
 
 
-def test_003_14_a_null_is_proposed_when_the_clock_has_passed_it_by_the_window() -> None:
-    """As in line 19; the prose has null.ts > now - w(p), which would be before."""
-    leader, _, calls = leading("on_demand")
-    leader.start_term(0)
-    calls.request(stamp_of(100, 1))
-    assert leader.next_value(104, 5, 1000) is None
-    assert leader.due_at(5) == 105
-    value = leader.next_value(105, 5, 1000)
-    assert value is not None
-    assert decode_value(value) == [Null(0, stamp_of(100, 1))]
+def test_003_14_a_null_is_proposed_at_the_end_of_its_window() -> None:
+    """As in line 19. The prose says null.ts > now - w(p), which would be earlier."""
+    proposer, _, requests = leading_proposer("on_demand")
+    proposer.start_term(0)
+    requests.request(stamp_of(100, 1))
+    assert proposer.next_items(104, 5, 1000) == []
+    assert proposer.due_at(5) == 105
+    assert proposer.next_items(105, 5, 1000) == [Null(0, stamp_of(100, 1))]
 
 
-def test_003_14_the_window_and_opt_pending_have_a_meaning() -> None:
-    """w(p) is declared, or the longest of the last delays and a quarter more; optPending delivers at its end."""
+def test_003_14_the_window_is_measured_and_opt_pending_delivers_at_its_end() -> None:
+    """w(p) is declared, or a quarter more than the longest recent delay. optPending delivers at its end."""
     window = WaitWindow(None, 10_000)
     assert window.ns == 10_000
     window.record_delay(4_000)
@@ -298,42 +290,41 @@ def test_003_14_the_window_and_opt_pending_have_a_meaning() -> None:
     assert [batch.messages for batch in early.pop_due(13_001)] == [[b"m"]]
 
 
-def test_003_15_time_stamps_grow_though_the_clock_stands_still_or_goes_back() -> None:
+def test_003_15_timestamps_grow_even_if_the_clock_stops_or_goes_back() -> None:
     policy = Policy("g", 1, View((1,)), Timing(NS_PER_MS, 0, NS_PER_MS), Rate(1000, 100))
-    sending = MulticastSender(policy, UnlimitedNetwork(), 1000)
+    sender = MulticastSender(policy, UnlimitedNetwork(), 1000)
     for now in (5_000_000, 5_000_000, 4_000_000):
-        assert sending.submit(now, [b"m"], 1) == 1
-    assert [unsettled.cast.ts for unsettled in sending.undecided] == [5_000_000, 5_000_001, 5_000_002]
+        assert sender.submit(now, [b"m"], 1) == 1
+    assert [undecided.cast.ts for undecided in sender.undecided] == [5_000_000, 5_000_001, 5_000_002]
 
 
-def test_003_17_what_comes_late_is_left_to_its_final_delivery() -> None:
-    """Late messages are not delivered early, so nothing stays behind in a replica's queue."""
+def test_003_17_a_late_message_is_only_delivered_finally() -> None:
+    """Late messages are not delivered early, so none of them stays in a replica's queue."""
     ours = ImplementedGroup("0")
     early = OptimisticDelivery(WaitWindow(5_000, 0), Timing(NS_PER_MS, 0, NS_PER_MS))
     late, fresh = ours.cast(Message("late", 1, 1)), ours.cast(Message("fresh", 8, 2))
     for cast in (late, fresh):
-        parcel = checked_bundle(cast.bundle)
-        early.add(9_000, stamp_of(cast.ts, parcel.sender), parcel, cast.bundle)
+        bundle = checked_bundle(cast.bundle)
+        early.add(9_000, stamp_of(cast.ts, bundle.sender), bundle, cast.bundle)
     assert early.late_bundles == 1
     assert [batch.messages for batch in early.pop_due(13_001)] == [[b"fresh"]]
 
 
 def test_003_18_nulls_of_two_leaders_are_equivalent() -> None:
-    """Both propose the next null; the one that is decided second does not count."""
-    first, log, _ = leading("periodic")
-    second = leading("periodic")[0]
+    """Both propose the next null. The one that is decided second does not count."""
+    first, log, _ = leading_proposer("periodic")
+    second = leading_proposer("periodic")[0]
     first.start_term(0)
     second.start_term(0)
-    values = [leader.next_value(now, 0, 1000) for leader, now in ((first, 50), (second, 60))]
-    for value in values:
-        assert value is not None
-        assert [item.number for item in decode_value(value) or [] if isinstance(item, Null)] == [0]
-        log.apply(value)
+    proposals = [proposer.next_items(now, 0, 1000) for proposer, now in ((first, 50), (second, 60))]
+    for items in proposals:
+        assert [item.number for item in items if isinstance(item, Null)] == [0]
+        log.apply(encode_value(items))
     assert (log.null_count, time_of(log.last_stamp)) == (1, 50)
 
 
-def test_003_10_a_cycle_of_groups_does_not_wait_for_itself() -> None:
-    """a sends to b, b to c, c to a: each delivers with nulls, which wait for no delivery."""
+def test_003_10_groups_in_a_cycle_do_not_deadlock() -> None:
+    """a sends to b, b to c, c to a. Each delivers thanks to nulls, which do not wait for deliveries."""
     names = ("a", "b", "c")
     ring = Topology(
         {name: (number + 1,) for number, name in enumerate(names)},

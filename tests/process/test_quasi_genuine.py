@@ -1,4 +1,4 @@
-"""Several groups on real sockets: messages to one or more of them, one order over all, a member that comes back."""
+"""Several groups on real sockets: messages to one or more groups, one order over all, a member that restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.cluster.supervisor import free_addresses
 from unisono.model.grades import Grade
 from unisono.replica import Dict, Replicated
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 TOPOLOGY = unisono.Topology(
     {"north": (1, 2, 3), "south": (4, 5, 6)}, {"north": ("north", "south"), "south": ("north", "south")}
 )
@@ -47,8 +47,10 @@ async def join_all(
     return dict(zip(members, joined, strict=True))
 
 
-async def finals(group: unisono.Group, count: int, seen: list[unisono.Delivery] | None = None) -> list[Message]:
-    """The next deliveries that are for good."""
+async def final_deliveries(
+    group: unisono.Group, count: int, seen: list[unisono.Delivery] | None = None
+) -> list[Message]:
+    """The next final deliveries; `seen` collects every delivery on the way."""
     found: list[Message] = []
     async with aclosing(group.__aiter__()) as events:
         async for event in events:
@@ -62,26 +64,26 @@ async def finals(group: unisono.Group, count: int, seen: list[unisono.Delivery] 
     raise AssertionError(f"the group ended after {len(found)} of {count} deliveries")
 
 
-async def send_some(groups: dict[int, unisono.Group], rounds: int) -> None:
+async def send_rounds(groups: dict[int, unisono.Group], rounds: int) -> None:
     for number in range(rounds):
         for member, group in groups.items():
             await group.send(b"%d of %d" % (number, member), to=("north", "south"))
 
 
-def play(part: Coroutine[None, None, None]) -> None:
+def run_test(steps: Coroutine[None, None, None]) -> None:
     async def timed() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await part
+        async with asyncio.timeout(TIMEOUT_S):
+            await steps
 
     asyncio.run(timed())
 
 
 def test_two_groups_deliver_in_one_order() -> None:
-    async def scene() -> None:
+    async def part() -> None:
         groups = await join_all(TOPOLOGY, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
         try:
-            waiting = [asyncio.create_task(finals(group, 60)) for group in groups.values()]
-            await send_some(groups, 10)
+            waiting = [asyncio.create_task(final_deliveries(group, 60)) for group in groups.values()]
+            await send_rounds(groups, 10)
             first, *others = await asyncio.gather(*waiting)
             assert all(other == first for other in others)
             for member in TOPOLOGY.members:
@@ -89,11 +91,11 @@ def test_two_groups_deliver_in_one_order() -> None:
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())
 
 
-def test_a_group_that_may_not_send_there_is_told_at_once() -> None:
-    async def scene() -> None:
+def test_a_destination_that_is_not_allowed_is_refused_at_once() -> None:
+    async def part() -> None:
         one_way = unisono.Topology(TOPOLOGY.groups, {"north": ("north", "south"), "south": ("south",)})
         groups = await join_all(one_way, one_way.members, free_addresses(one_way.members))
         try:
@@ -101,21 +103,21 @@ def test_a_group_that_may_not_send_there_is_told_at_once() -> None:
                 await groups[5].send(b"no", to=("south", "north"))
             await groups[1].send(b"yes", to=("south",))
             await groups[5].send(b"yes", to=("south",))
-            assert sorted(await finals(groups[4], 2)) == [(1, 0), (5, 0)]
+            assert sorted(await final_deliveries(groups[4], 2)) == [(1, 0), (5, 0)]
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())
 
 
 def test_early_and_final_deliveries() -> None:
-    async def scene() -> None:
-        rules = unisono.Multigroup(TOPOLOGY, window_ns=200_000_000, optimistic=True)
-        groups = await join_all(rules, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+    async def part() -> None:
+        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=200_000_000, optimistic=True)
+        groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
         try:
             seen: list[unisono.Delivery] = []
-            waiting = asyncio.create_task(finals(groups[6], 12, seen))
-            await send_some(groups, 2)
+            waiting = asyncio.create_task(final_deliveries(groups[6], 12, seen))
+            await send_rounds(groups, 2)
             await waiting
             assert sum(event.grade is Grade.FINAL for event in seen) == 12
             assert {event.id for event in seen if event.grade is Grade.EARLY} <= {
@@ -124,37 +126,37 @@ def test_early_and_final_deliveries() -> None:
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())
 
 
-def test_a_member_comes_back_with_its_storage_and_has_all(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_a_restarted_member_with_storage_delivers_all_messages(tmp_path: Path) -> None:
+    async def part() -> None:
         peers = free_addresses(TOPOLOGY.members)
         groups = await join_all(TOPOLOGY, TOPOLOGY.members, peers, tmp_path)
         try:
-            before = [asyncio.create_task(finals(group, 12)) for group in groups.values()]
-            await send_some(groups, 2)
-            whole, *_ = await asyncio.gather(*before)
-            groups[5]._close()  # as a crash does: nobody is told
-            gone = groups.pop(5)
-            more = [asyncio.create_task(finals(group, 5)) for group in groups.values()]
-            await send_some(groups, 1)
-            whole += (await asyncio.gather(*more))[0]
-            assert gone.member == 5
+            before = [asyncio.create_task(final_deliveries(group, 12)) for group in groups.values()]
+            await send_rounds(groups, 2)
+            expected, *_ = await asyncio.gather(*before)
+            groups[5]._close()  # like a crash: no peer is notified
+            crashed = groups.pop(5)
+            more = [asyncio.create_task(final_deliveries(group, 5)) for group in groups.values()]
+            await send_rounds(groups, 1)
+            expected += (await asyncio.gather(*more))[0]
+            assert crashed.member == 5
             groups |= await join_all(TOPOLOGY, (5,), peers, tmp_path)
-            assert await finals(groups[5], 17) == whole
+            assert await final_deliveries(groups[5], 17) == expected
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())
 
 
-def test_replicas_of_two_groups_agree_though_a_member_dies_in_a_burst() -> None:
-    """Each group has what is its own, and both have what went to both; commands of several members meet in it."""
+def test_replicas_of_two_groups_agree_after_a_crash_in_a_burst() -> None:
+    """Members send to their own group and to both groups at once; each group agrees on its own and on shared keys."""
 
-    async def scene() -> None:
-        rules = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
-        groups = await join_all(rules, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
+    async def part() -> None:
+        multigroup = unisono.Multigroup(TOPOLOGY, window_ns=20_000_000, optimistic=True)
+        groups = await join_all(multigroup, TOPOLOGY.members, free_addresses(TOPOLOGY.members))
         states = {member: Replicated(group, Dict()) for member, group in groups.items()}
 
         async def burst(member: int) -> None:
@@ -165,13 +167,13 @@ def test_replicas_of_two_groups_agree_though_a_member_dies_in_a_burst() -> None:
                 await state.execute(Dict.put(b"own", b"%d/%d" % (member, number)), grade=Grade.EARLY, to=(home,))
             await state.execute(Dict.put(b"done %d" % member, b"yes"), to=("north", "south"))
 
-        async with AsyncExitStack() as keeping:
+        async with AsyncExitStack() as stack:
             for state in states.values():
-                await keeping.enter_async_context(state)
+                await stack.enter_async_context(state)
             bursts = {member: asyncio.create_task(burst(member)) for member in states}
             while states[1].conservative(b"shared") is None:
                 await states[1].wait_for_change()
-            groups.pop(5)._close()  # as if it were killed: nothing is said to anybody
+            groups.pop(5)._close()  # like a kill: no peer is notified
             with pytest.raises(unisono.GroupClosed):
                 await bursts.pop(5)
             await asyncio.gather(*bursts.values())
@@ -188,22 +190,22 @@ def test_replicas_of_two_groups_agree_though_a_member_dies_in_a_burst() -> None:
             assert all(state.optimistic(b"shared") == north[0][b"shared"] for state in alive)
         await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())
 
 
 def test_the_example_world_over_sockets() -> None:
-    async def scene() -> None:
-        table = await areas.play(1.0, bots=6)
-        assert table.problems() == []
-        assert all(server.replica.executed > 5 for server in table.servers.values())
+    async def part() -> None:
+        game = await areas.play(1.0, bots=6)
+        assert game.problems() == []
+        assert all(server.replica.executed > 5 for server in game.servers.values())
 
-    play(scene())
+    run_test(part())
 
 
 def test_the_topology_changes_while_groups_run() -> None:
-    """South is refused, may then send to north, and then not any more; north delivers what came in between."""
+    """South may not send to north, then it may, then it may not again; north delivers the messages in between."""
 
-    async def scene() -> None:
+    async def part() -> None:
         one_way = unisono.Topology(TOPOLOGY.groups, {"north": ("north", "south"), "south": ("south",)})
         groups = await join_all(one_way, one_way.members, free_addresses(one_way.members))
         try:
@@ -212,7 +214,7 @@ def test_the_topology_changes_while_groups_run() -> None:
             await groups[4].change_topology(("north", "south"))
             await groups[4].send(b"now it may", to=("north", "south"))
             await groups[1].send(b"as before", to=("north", "south"))
-            orders = await asyncio.gather(*(finals(group, 2) for group in groups.values()))
+            orders = await asyncio.gather(*(final_deliveries(group, 2) for group in groups.values()))
             assert all(order == orders[0] for order in orders)
             assert sorted(orders[0]) == [(1, 0), (4, 0)]
             await groups[6].change_topology(("south",))
@@ -220,9 +222,9 @@ def test_the_topology_changes_while_groups_run() -> None:
                 await groups[6].send(b"no", to=("north",))
             with pytest.raises(unisono.InvalidOption, match="'west' is none of the groups"):
                 await groups[6].change_topology(("west",))
-            await groups[1].send(b"waits for nobody", to=("north",))
-            assert await finals(groups[2], 1) == [(1, 1)]
+            await groups[1].send(b"does not wait for south", to=("north",))
+            assert await final_deliveries(groups[2], 1) == [(1, 1)]
         finally:
             await asyncio.gather(*(group.leave() for group in groups.values()))
 
-    play(scene())
+    run_test(part())

@@ -1,4 +1,4 @@
-"""Messages between quasi-genuine groups: what is encoded is decoded again, and what is damaged is refused or other."""
+"""Messages of quasi-genuine groups: encoding and decoding round trips; damaged bytes never raise."""
 
 from __future__ import annotations
 
@@ -9,46 +9,42 @@ from unisono.orders.multigroup.messages import (
     DECODERS,
     BarrierRequest,
     Cast,
+    ConfirmTopology,
+    GroupState,
     Item,
     Null,
     ReceivedByAll,
+    SetReceivers,
     StampedEntry,
     StreamAck,
     StreamSegment,
+    StreamState,
+    TopologyControl,
+    TopologyMessage,
+    TopologySnapshot,
+    TopologyStep,
     decode_barrier_request,
     decode_cast,
+    decode_control,
+    decode_state,
     decode_stream_ack,
+    decode_stream_record,
     decode_stream_segment,
+    decode_topology_message,
     decode_value,
     encode_barrier_request,
     encode_cast,
+    encode_control,
     encode_entry,
+    encode_state,
     encode_stream_ack,
+    encode_stream_record,
     encode_stream_segment,
+    encode_topology_message,
     encode_value,
     stamp_after,
     stamp_of,
     time_of,
-)
-from unisono.orders.multigroup.stored_state import (
-    GroupState,
-    StreamState,
-    TopologySnapshot,
-    decode_state,
-    decode_stream_record,
-    encode_state,
-    encode_stream_record,
-)
-from unisono.orders.multigroup.topology_messages import (
-    ConfirmTopology,
-    SetReceivers,
-    TopologyControl,
-    TopologyMessage,
-    TopologyStep,
-    decode_control,
-    decode_topology_message,
-    encode_control,
-    encode_topology_message,
 )
 from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.frame import Kind
@@ -58,18 +54,18 @@ numbers = st.integers(0, 2**40)
 members = st.integers(1, 65_535)
 stamps = st.integers(0, 2**79)
 masks = st.integers(1, 2**64 - 1)
-parcels = st.builds(
-    lambda sender, life, serial, body: encode_bundle(
-        Bundle(sender, life, serial, serial, 0, b"".join(OutgoingMessages([body], same_size=True).parts()))
+bundles = st.builds(
+    lambda sender, incarnation, serial, body: encode_bundle(
+        Bundle(sender, incarnation, serial, serial, 0, b"".join(OutgoingMessages([body], same_size=True).parts()))
     ),
     members,
     st.integers(0, 2**32 - 1),
     numbers,
     st.binary(max_size=60),
 )
-casts = st.builds(Cast, numbers, masks, parcels)
-entries = st.builds(StampedEntry, stamps, masks, parcels)
-bonds = st.builds(
+casts = st.builds(Cast, numbers, masks, bundles)
+entries = st.builds(StampedEntry, stamps, masks, bundles)
+topology_messages = st.builds(
     TopologyMessage,
     st.sampled_from(TopologyStep),
     st.integers(0, 63),
@@ -79,9 +75,9 @@ bonds = st.builds(
 )
 controls = st.one_of(st.builds(SetReceivers, st.integers(0, 2**64 - 1)), st.builds(ConfirmTopology, numbers))
 items: st.SearchStrategy[Item] = st.one_of(
-    casts, st.builds(Null, numbers, stamps), st.builds(ReceivedByAll, st.integers(0, 63), numbers), bonds
+    casts, st.builds(Null, numbers, stamps), st.builds(ReceivedByAll, st.integers(0, 63), numbers), topology_messages
 )
-relations = st.builds(
+topologies = st.builds(
     TopologySnapshot,
     numbers,
     st.integers(0, 2**64 - 1),
@@ -107,7 +103,7 @@ states = st.builds(
     st.lists(st.tuples(st.integers(0, 63), numbers, entries), max_size=3).map(tuple),
     st.tuples(stamps, st.integers(0, 63)),
     st.dictionaries(st.tuples(members, st.integers(0, 2**32 - 1)), st.binary(max_size=20), max_size=2),
-    relations,
+    topologies,
 )
 
 
@@ -117,22 +113,22 @@ def test_casts(cast: Cast) -> None:
 
 
 @given(controls, members, numbers)
-def test_controls_travel_as_messages_to_nobody(control: TopologyControl, sender: int, ts: int) -> None:
-    parcel = encode_bundle(Bundle(sender, 1, 0, 0, 0, encode_control(control)))
-    cast = decode_cast(encode_cast(Cast(ts, 0, parcel)))
+def test_controls_travel_as_casts_without_destinations(control: TopologyControl, sender: int, ts: int) -> None:
+    bundle = encode_bundle(Bundle(sender, 1, 0, 0, 0, encode_control(control)))
+    cast = decode_cast(encode_cast(Cast(ts, 0, bundle)))
     assert cast is not None
     assert decode_control(cast.bundle) == control
 
 
-@given(parcels)
-def test_any_other_message_to_nobody_is_refused(parcel: bytes) -> None:
-    assert (decode_cast(encode_cast(Cast(1, 0, parcel))) is None) is (decode_control(parcel) is None)
+@given(bundles)
+def test_any_other_cast_without_destinations_is_refused(bundle: bytes) -> None:
+    assert (decode_cast(encode_cast(Cast(1, 0, bundle))) is None) is (decode_control(bundle) is None)
 
 
-@given(bonds)
-def test_bonds(bond: TopologyMessage) -> None:
-    assert decode_topology_message(encode_topology_message(bond)) == bond
-    assert decode_topology_message(encode_topology_message(bond)[:-1]) is None
+@given(topology_messages)
+def test_topology_messages(message: TopologyMessage) -> None:
+    assert decode_topology_message(encode_topology_message(message)) == message
+    assert decode_topology_message(encode_topology_message(message)[:-1]) is None
 
 
 @given(st.lists(items, max_size=5))
@@ -141,15 +137,15 @@ def test_values(value: list[Item]) -> None:
 
 
 @given(st.integers(0, 63), st.lists(entries, max_size=4), numbers, stamps)
-def test_streams(source: int, carried: list[StampedEntry], more: int, last: int) -> None:
-    stream = StreamSegment(source, 1, len(carried) + more, last, tuple(carried))
-    assert decode_stream_segment(encode_stream_segment(stream, list(map(encode_entry, carried)))) == stream
+def test_stream_segments(source: int, carried: list[StampedEntry], more: int, last_stamp: int) -> None:
+    segment = StreamSegment(source, 1, len(carried) + more, last_stamp, tuple(carried))
+    assert decode_stream_segment(encode_stream_segment(segment, list(map(encode_entry, carried)))) == segment
 
 
 @given(st.builds(StreamAck, st.integers(0, 63), numbers), st.builds(BarrierRequest, stamps, masks))
-def test_acknowledgments_and_wishes(ack: StreamAck, want: BarrierRequest) -> None:
+def test_acknowledgments_and_barrier_requests(ack: StreamAck, request: BarrierRequest) -> None:
     assert decode_stream_ack(encode_stream_ack(ack)) == ack
-    assert decode_barrier_request(encode_barrier_request(want)) == want
+    assert decode_barrier_request(encode_barrier_request(request)) == request
 
 
 @given(states)
@@ -158,7 +154,7 @@ def test_states(state: GroupState) -> None:
 
 
 @given(st.integers(0, 63), numbers, entries)
-def test_records(source: int, number: int, entry: StampedEntry) -> None:
+def test_stream_records(source: int, number: int, entry: StampedEntry) -> None:
     assert decode_stream_record(encode_stream_record(source, number, entry)) == (source, number, entry)
 
 
@@ -166,7 +162,7 @@ def test_records(source: int, number: int, entry: StampedEntry) -> None:
     st.sampled_from([Kind.GROUP_CAST, Kind.GROUP_STREAM, Kind.GROUP_STREAM_ACK, Kind.BARRIER_REQUEST, Kind.TOPOLOGY]),
     st.binary(max_size=200),
 )
-def test_anything_is_decoded_or_refused(kind: Kind, data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(kind: Kind, data: bytes) -> None:
     DECODERS[kind](data)
     decode_value(data)
     decode_state(data)
@@ -174,8 +170,8 @@ def test_anything_is_decoded_or_refused(kind: Kind, data: bytes) -> None:
 
 
 @given(stamps, numbers, members)
-def test_a_stamp_follows_the_last_and_is_not_before_its_time(last: int, ts: int, sender: int) -> None:
-    """Erratum 003-12: max(ts, last+1), and nobody else's: the sender's number is in it."""
+def test_a_stamp_is_after_the_last_one_and_not_before_its_timestamp(last: int, ts: int, sender: int) -> None:
+    """Erratum 003-12: max(ts, last+1), unique because it contains the sender's number."""
     stamp = stamp_after(last, ts, sender)
     assert stamp > last
     assert stamp >= stamp_of(ts, sender)

@@ -1,4 +1,4 @@
-"""Planted defects in stamps and barriers: each is found out by the checkers, with a witness."""
+"""Planted defects in stamps and barriers: the checkers find each of them, with a witness."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ from unisono.model.scenario import Expectation, PlannedTopologyChange, Workload
 from unisono.model.text.scenario import parse_scenario
 from unisono.orders.multigroup import group_log
 from unisono.orders.multigroup.barriers import BarrierQueue, SourceGroup
-from unisono.orders.multigroup.messages import Cast, StampedEntry, stamp_of
-from unisono.orders.multigroup.proposals import PendingProposals
-from unisono.orders.multigroup.topology_messages import TopologyControl
-from unisono.orders.multigroup.topology_state import LinkState, TopologyState
+from unisono.orders.multigroup.group_log import PendingProposals
+from unisono.orders.multigroup.messages import Cast, StampedEntry, TopologyControl, stamp_of
+from unisono.orders.multigroup.topology_change import LinkState, TopologyState
 from unisono.sim.run import run
 from unisono.wire.bundles import Bundle
 
 SEEDS = range(1, 8)
 
 
-def open_without(own: bool, first: bool) -> Callable[[BarrierQueue, int], list[tuple[int, StampedEntry]]]:
-    """Line 28 without the own group's stamps (003-3), or without one sender's barrier."""
-    right = BarrierQueue.pop_deliverable
+def delivering_without(own: bool, first: bool) -> Callable[[BarrierQueue, int], list[tuple[int, StampedEntry]]]:
+    """Line 28 without waiting for the own group's stamps (003-3), or for one sender's barrier."""
+    original = BarrierQueue.pop_deliverable
 
-    def wrong(gate: BarrierQueue, own_last: int) -> list[tuple[int, StampedEntry]]:
+    def defective(queue: BarrierQueue, own_last_stamp: int) -> list[tuple[int, StampedEntry]]:
         if own:
-            return right(gate, 1 << 79)
-        kept = dict(gate.sources)
-        if first and gate.sources:
-            del gate.sources[next(iter(gate.sources))]
-        found = right(gate, own_last)
-        gate.sources = kept
-        return found
+            return original(queue, 1 << 79)
+        sources = dict(queue.sources)
+        if first and queue.sources:
+            del queue.sources[next(iter(queue.sources))]
+        deliverable = original(queue, own_last_stamp)
+        queue.sources = sources
+        return deliverable
 
-    return wrong
+    return defective
 
 
-def contended(seed: int) -> dict[str, Verdict]:
-    """Three groups that all send to each other, over a network that loses a tenth."""
+def run_contended(seed: int) -> dict[str, Verdict]:
+    """Three groups that all send to each other, over a network that loses a tenth of the datagrams."""
     path = Path(__file__).parents[2] / "scenarios" / "quasi_genuine_crash.toml"
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
     lossy = replace(scenario, faults=(Loss(Span(), 0.1),), steps=(), run_ns=500_000_000)
@@ -53,18 +52,18 @@ def contended(seed: int) -> dict[str, Verdict]:
     return check_all(result.trace, until_ns=result.until_ns)
 
 
-def changing(seed: int) -> dict[str, Verdict]:
-    """Three groups of which one begins to send to another, and stops, and begins again, under load."""
+def run_changing(seed: int) -> dict[str, Verdict]:
+    """Three groups under load; one of them starts to send to others, stops, and starts again."""
     path = Path(__file__).parents[2] / "scenarios" / "quasi_genuine_topology_change.toml"
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
-    turns = (("market",), ("market", "floor", "archive"))
+    receivers = (("market",), ("market", "floor", "archive"))
     steps = tuple(
-        PlannedTopologyChange(2 + turn % 2, (turn + 1) * 40 * NS_PER_MS, turns[turn % 2]) for turn in range(8)
+        PlannedTopologyChange(2 + step % 2, (step + 1) * 40 * NS_PER_MS, receivers[step % 2]) for step in range(8)
     )
-    loads = dict.fromkeys(scenario.members, Workload("poisson", rate=150.0))
+    workloads = dict.fromkeys(scenario.members, Workload("poisson", rate=150.0))
     busy = replace(
         scenario,
-        workloads=loads,
+        workloads=workloads,
         faults=(Loss(Span(), 0.05),),
         steps=steps,
         run_ns=400 * NS_PER_MS,
@@ -76,81 +75,83 @@ def changing(seed: int) -> dict[str, Verdict]:
     return check_all(result.trace, until_ns=result.until_ns) | {"genuineness": over_time}
 
 
-def found(names: tuple[str, ...], play: Callable[[int], dict[str, Verdict]] = contended) -> Verdict:
+def violation(names: tuple[str, ...], run_seed: Callable[[int], dict[str, Verdict]] = run_contended) -> Verdict:
     for seed in SEEDS:
-        for name, verdict in play(seed).items():
+        for name, verdict in run_seed(seed).items():
             if name in names and verdict.status is Status.VIOLATED:
                 return verdict
-    pytest.fail(f"{len(SEEDS)} runs with a planted defect, and none was found out")
+    pytest.fail(f"{len(SEEDS)} runs with a planted defect, and the checkers found none")
 
 
-def test_without_a_planted_defect_all_is_well() -> None:
-    assert {verdict.status for verdict in contended(SEEDS[0]).values()} == {Status.VALID}
+def test_without_a_defect_every_check_is_valid() -> None:
+    assert {verdict.status for verdict in run_contended(SEEDS[0]).values()} == {Status.VALID}
 
 
-def test_the_local_ordering_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BarrierQueue, "pop_deliverable", open_without(own=True, first=False))
-    verdict = found(("total_order", "uniform_agreement"))
+def test_delivery_without_waiting_for_the_own_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BarrierQueue, "pop_deliverable", delivering_without(own=True, first=False))
+    verdict = violation(("total_order", "uniform_agreement"))
     assert verdict.witness is not None
 
 
-def test_a_sender_s_barrier_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BarrierQueue, "pop_deliverable", open_without(own=False, first=True))
-    assert found(("total_order", "uniform_agreement")).witness is not None
+def test_delivery_without_waiting_for_a_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BarrierQueue, "pop_deliverable", delivering_without(own=False, first=True))
+    assert violation(("total_order", "uniform_agreement")).witness is not None
 
 
-def test_a_barrier_counts_before_the_entries_that_it_was_announced_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    def promise(gate: BarrierQueue, source: int, head: int, last: int) -> None:
-        gate.sources[source].barrier = max(gate.sources[source].barrier, last)
+def test_a_barrier_that_counts_before_its_entries_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def promise(queue: BarrierQueue, source: int, head: int, last_stamp: int) -> None:
+        queue.sources[source].barrier = max(queue.sources[source].barrier, last_stamp)
 
     monkeypatch.setattr(BarrierQueue, "promise", promise)
-    assert found(("total_order", "uniform_agreement")).witness is not None
+    assert violation(("total_order", "uniform_agreement")).witness is not None
 
 
-def test_messages_keep_their_time_stamps_whatever_was_decided_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """003-1: the larger of the time stamp and what follows the last stamp, without the second part."""
+def test_stamps_that_do_not_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """003-1: each message keeps its timestamp as its stamp, whatever was decided before."""
     monkeypatch.setattr(group_log, "stamp_after", lambda _last, ts, sender: stamp_of(ts, sender))
-    assert found(("total_order", "fifo")).witness is not None
+    assert violation(("total_order", "fifo")).witness is not None
 
 
-def test_without_a_planted_defect_the_topology_changes_well() -> None:
-    assert {verdict.status for verdict in changing(SEEDS[0]).values()} == {Status.VALID}
+def test_without_a_defect_every_check_of_a_changing_topology_is_valid() -> None:
+    assert {verdict.status for verdict in run_changing(SEEDS[0]).values()} == {Status.VALID}
 
 
-def test_a_new_sender_s_barrier_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SourceGroup.blocks
-    monkeypatch.setattr(SourceGroup, "blocks", lambda its, stamp: its.epoch == 1 and right(its, stamp))
-    assert found(("total_order", "uniform_agreement"), changing).witness is not None
+def test_delivery_without_waiting_for_a_new_sender_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SourceGroup.blocks
+    monkeypatch.setattr(SourceGroup, "blocks", lambda source, stamp: source.epoch == 1 and original(source, stamp))
+    assert violation(("total_order", "uniform_agreement"), run_changing).witness is not None
 
 
-def test_a_stream_ends_before_all_members_have_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = TopologyState.apply_control
+def test_a_stream_that_ends_before_all_members_have_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TopologyState.apply_control
 
-    def control(relation: TopologyState, sender: int, said: TopologyControl) -> None:
-        right(relation, sender, said)
-        for tied in relation.outgoing.values():
-            tied.state = LinkState.CLOSED if tied.state is LinkState.CLOSING else tied.state
+    def apply_control(topology: TopologyState, sender: int, control: TopologyControl) -> None:
+        original(topology, sender, control)
+        for link in topology.outgoing.values():
+            link.state = LinkState.CLOSED if link.state is LinkState.CLOSING else link.state
 
-    monkeypatch.setattr(TopologyState, "apply_control", control)
-    assert found(("validity", "uniform_agreement"), changing).witness is not None
-
-
-def test_a_sender_that_stops_is_let_go_before_its_last_messages_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SourceGroup.blocks
-    monkeypatch.setattr(SourceGroup, "blocks", lambda its, stamp: its.ends_after is None and right(its, stamp))
-    assert found(("total_order", "uniform_agreement", "validity"), changing).witness is not None
+    monkeypatch.setattr(TopologyState, "apply_control", apply_control)
+    assert violation(("validity", "uniform_agreement"), run_changing).witness is not None
 
 
-def test_what_is_late_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releasing_a_sender_before_its_last_messages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SourceGroup.blocks
+    monkeypatch.setattr(
+        SourceGroup, "blocks", lambda source, stamp: source.ends_after is None and original(source, stamp)
+    )
+    assert violation(("total_order", "uniform_agreement", "validity"), run_changing).witness is not None
+
+
+def test_discarding_late_messages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """003-6: Algorithm 3 line 26 as printed."""
-    right = PendingProposals.add
-    top = [0]
+    original = PendingProposals.add
+    latest = [0]
 
-    def add(proposals: PendingProposals, parcel: Bundle, cast: Cast, settled: int) -> bool:
-        if cast.ts + 1_000_000 < top[0]:
+    def add(proposals: PendingProposals, bundle: Bundle, cast: Cast, next_serial: int) -> bool:
+        if cast.ts + 1_000_000 < latest[0]:
             return False
-        top[0] = max(top[0], cast.ts)
-        return right(proposals, parcel, cast, settled)
+        latest[0] = max(latest[0], cast.ts)
+        return original(proposals, bundle, cast, next_serial)
 
     monkeypatch.setattr(PendingProposals, "add", add)
-    assert found(("validity",)).witness is not None
+    assert violation(("validity",)).witness is not None

@@ -1,4 +1,4 @@
-"""Groups stop sending somewhere while a member is gone, or only seems to be: nobody is waited for for ever."""
+"""A group stops sending to another while one of its members is dead or suspected: the change still completes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from unisono.model.events import NoticeKind
 from unisono.model.faults import Crash, Fault, Partition, Span
 from unisono.model.scenario import Expectation, PlannedTopologyChange, Scenario, Send, Workload
 from unisono.model.text.scenario import parse_scenario
-from unisono.orders.multigroup import topology_exchange as bonding
+from unisono.orders.multigroup import topology_change
 from unisono.sim.result import Result
 from unisono.sim.run import run
 
-GONE_MS = 300
-"""So long a member is waited for here."""
+SKIP_AFTER_MS = 300
+"""In these tests a member suspected for this long no longer blocks a change."""
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bonding, "SKIP_SUSPECTED_AFTER_NS", GONE_MS * NS_PER_MS)
+def _skip_suspected_members_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology_change, "SKIP_SUSPECTED_AFTER_NS", SKIP_AFTER_MS * NS_PER_MS)
 
 
-def stopping(fault: Fault, sends: dict[int, tuple[Send, ...]]) -> Scenario:
+def market_stops_sending(fault: Fault, sends: dict[int, tuple[Send, ...]]) -> Scenario:
     """At 200 ms the market stops sending to the floor."""
     path = Path(__file__).parents[2] / "scenarios" / "quasi_genuine_topology_change.toml"
     return replace(
@@ -50,34 +50,35 @@ def verdicts(result: Result) -> dict[str, Verdict]:
     }
 
 
-def told(result: Result, member: int) -> list[str]:
-    """What a member has been told of the topology, in order."""
+def topology_notices(result: Result, member: int) -> list[str]:
+    """The topology notices that a member has received, in order."""
     rows = result.trace
     mine = rows.select(rows.with_token(NoticeKind.TOPOLOGY) & (rows.member == member))
     return [mine.notes[note] for note in mine.note.tolist()]
 
 
-def at(*times_ms: int) -> tuple[Send, ...]:
+def sends_at(*times_ms: int) -> tuple[Send, ...]:
     return tuple(Send(ms * NS_PER_MS, (50,)) for ms in times_ms)
 
 
-def test_a_member_that_has_crashed_for_good_is_not_waited_for() -> None:
-    sends = {2: at(50, 120), 3: at(150, 190), 5: at(60, 210, 400, 1_200)}
-    result = run(stopping(Crash(1, 100 * NS_PER_MS), sends), compare_payloads=True)
+def test_a_crashed_member_does_not_block_the_change() -> None:
+    sends = {2: sends_at(50, 120), 3: sends_at(150, 190), 5: sends_at(60, 210, 400, 1_200)}
+    result = run(market_stops_sending(Crash(1, 100 * NS_PER_MS), sends), compare_payloads=True)
     assert {verdict.status for verdict in verdicts(result).values()} == {Status.VALID}
     for member in (4, 5, 6):
-        assert told(result, member)[-1].startswith("sends to floor, market; receives from floor;")
-    assert told(result, 3)[-1] == "sends to market; receives from floor, market; talks with floor, market"
+        assert topology_notices(result, member)[-1].startswith("sends to floor, market; receives from floor;")
+    assert topology_notices(result, 3)[-1] == "sends to market; receives from floor, market; talks with floor, market"
 
 
-def test_a_member_that_only_seemed_to_be_gone_is_told_what_is_delivered_nowhere() -> None:
-    """Member 3 is cut off, accepts two messages for a group that its own stops sending to, and comes back."""
-    sends = {2: at(50, 120), 3: at(60, 400, 450), 5: at(70, 210, 1_200)}
-    apart = Partition(Span(100 * NS_PER_MS, 1_000 * NS_PER_MS), ((3,),))
-    result = run(stopping(apart, sends), compare_payloads=True)
-    said = [violation.text for violation in result.violations[3] if violation.kind == "not_related"]
-    assert said == [
-        f"message {number} of member 3 is delivered nowhere: its group sends to floor no longer" for number in (1, 2)
+def test_a_suspected_member_that_is_alive_learns_of_its_refused_messages() -> None:
+    """Member 3 is cut off, accepts two messages for a group that its own group stops sending to, and reconnects."""
+    sends = {2: sends_at(50, 120), 3: sends_at(60, 400, 450), 5: sends_at(70, 210, 1_200)}
+    partition = Partition(Span(100 * NS_PER_MS, 1_000 * NS_PER_MS), ((3,),))
+    result = run(market_stops_sending(partition, sends), compare_payloads=True)
+    texts = [violation.text for violation in result.violations[3] if violation.kind == "not_related"]
+    assert texts == [
+        f"message {number} of member 3 is not delivered anywhere: its group no longer sends to floor"
+        for number in (1, 2)
     ]
     found = verdicts(result)
     assert {name for name, verdict in found.items() if verdict.status is not Status.VALID} == {"validity"}

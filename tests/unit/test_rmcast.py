@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from unisono.errors import InvalidOption
+from unisono.model.capabilities import CAPABILITIES
 from unisono.model.ids import group_key
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate
@@ -21,7 +22,6 @@ from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
 from unisono.net.services import sequence_window as numbers
-from unisono.model.capabilities import CAPABILITIES
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind, encode

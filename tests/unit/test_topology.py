@@ -1,4 +1,4 @@
-"""Topologies (paper 003 §3): what assumption A1 says, and what is refused."""
+"""Topologies (paper 003 §3): assumption A1, and the topologies and destinations that are refused."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def test_senders_receivers_and_blockers() -> None:
     assert RING.group_of(4) == "c"
 
 
-def test_a_relation_in_one_direction_relates() -> None:
+def test_groups_are_connected_if_one_may_send_to_the_other() -> None:
     line = Topology({"a": (1,), "b": (2,), "c": (3,)}, {"a": ("b",), "b": ("c",)})
     assert line.connected("b", "a")
     assert not line.connected("a", "c")
     assert line.neighbours("a") == ("a", "b")
 
 
-def test_sets_of_groups_travel_as_numbers() -> None:
+def test_a_set_of_groups_is_encoded_as_a_mask() -> None:
     assert RING.names_in_mask(RING.mask(("c", "a"))) == ("a", "c")
 
 
-def test_sending_outside_the_relation_is_refused_with_what_is_possible() -> None:
+def test_a_refused_destination_lists_the_allowed_ones() -> None:
     RING.check_destinations("a", ("a", "b"))
     with pytest.raises(DestinationNotAllowed, match="may not send to c; the topology lets it send to a, b"):
         RING.check_destinations("a", ("b", "c"))
@@ -53,7 +53,9 @@ def test_sending_outside_the_relation_is_refused_with_what_is_possible() -> None
         ({"a": (1,), "b": (2,)}, {"a": "b"}, r"such as \('b',\), not the text 'b'"),
     ],
 )
-def test_what_is_no_topology(groups: dict[str, tuple[int, ...]], sends: dict[str, Sequence[str]], problem: str) -> None:
+def test_an_invalid_topology_is_refused(
+    groups: dict[str, tuple[int, ...]], sends: dict[str, Sequence[str]], problem: str
+) -> None:
     with pytest.raises(InvalidOption, match=problem):
         Topology(groups, sends)
 
@@ -65,14 +67,14 @@ def test_optimistic_delivery_needs_a_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("options", "problem"),
     [
         ({"topology": {"a": (1,)}}, "a Topology or a Multigroup is needed, not dict"),
         ({"topology": RING, "order": "vbr"}, "^topology: the order vbr does not do that; possible with quasi_genuine"),
         ({"topology": RING, "grades": "both"}, "optimistic=True, window_ns=.* delivers early and finally"),
     ],
 )
-def test_join_says_what_is_wrong_with_what_it_is_given(given: dict[str, Any], problem: str) -> None:
+def test_join_explains_a_wrong_topology_option(options: dict[str, Any], problem: str) -> None:
     peers = {member: ("127.0.0.1", 9000 + member) for member in RING.members}
     with pytest.raises(InvalidOption, match=problem):
-        unisono.join("g", member=1, peers=peers, **{"order": "quasi_genuine", **given})
+        unisono.join("g", member=1, peers=peers, **{"order": "quasi_genuine", **options})

@@ -1,48 +1,62 @@
-"""barPending and the barriers (paper 003, Algorithm 1 lines 8-13 and 28-31, as erratum 003-12 has them).
+"""Barriers between groups (paper 003, §3.1.1 and Algorithm 1 lines 8-13 and 28-31, as corrected by erratum 003-12).
 
-A decided message waits here until its group's and every sending group's stamps have come as far as its own. Entries of
-another group are applied in that group's numbering, the first copy of each; its barrier is what it has promised behind
-as many entries as have been applied. Then the smallest (stamp, group) is delivered.
+The barrier of a group is a stamp: every message of that group with a smaller or equal stamp is already here.
+
+- `BarrierQueue` is the paper's barPending. A decided message waits here until the stamps of its own group and the
+  barriers of all sending groups have reached its stamp. Then messages are delivered by (stamp, group).
+- `BarrierRequests` keeps which groups wait for which barriers. On demand (Algorithm 3) the sender of a message m tells
+  the groups that may block it, blockers(m), at once. The destination groups only ask for barriers that the sender
+  could not ask for: those up to a stamp larger than m's timestamp, and those of groups that the sender's group is not
+  linked to.
+- `BarrierRetry` repeats requests while a message is blocked, because requests and barriers may be lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right, insort
+from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 
-from unisono.orders.multigroup.messages import StampedEntry
-from unisono.orders.multigroup.stored_state import GroupState
-from unisono.orders.multigroup.topology_state import IncomingLink
+from unisono.model.topology import Topology
+from unisono.orders.multigroup.messages import GroupState, StampedEntry, time_of
+from unisono.orders.multigroup.topology_change import IncomingLink
 
 OUT_OF_ORDER_MAX = 1 << 10
-"""So many entries that came before their turn are kept."""
+"""Keep entries of a stream that arrive out of order up to this many numbers ahead."""
 PROMISES_MAX = 16
 PENDING_MAX = 1 << 16
-"""With so many messages waiting, no more are taken from groups that nothing waits for."""
+"""With this many messages pending, accept no more from groups that do not block the first of them."""
+REQUESTS_MAX = 256
+BACKOFF_DOUBLINGS_MAX = 4
 
 
 class SourceGroup:
-    """Another group, as far as it has been heard."""
+    """The state of another group's stream, as received here."""
 
     __slots__ = ("applied", "barrier", "ends_after", "epoch", "out_of_order", "promised_barriers")
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
         self.ends_after: int | None = None
-        """After so many entries nothing comes any more."""
+        """The number of the last entry, once the group has stopped sending."""
         self.applied = 0
+        """The number of entries received without a gap."""
         self.barrier = 0
         self.out_of_order: dict[int, StampedEntry] = {}
         self.promised_barriers: dict[int, int] = {}
-        """By number of entries, the barrier that whoever has them has."""
+        """By number of entries, the barrier that holds once these entries are here."""
 
     def blocks(self, stamp: int) -> bool:
-        """Whether something with an earlier stamp may come."""
+        """Whether a message with an earlier stamp may still come."""
         return self.barrier < stamp and (self.ends_after is None or self.applied < self.ends_after)
 
 
 class BarrierQueue:
-    """What one member's deliveries wait for."""
+    """barPending: one member's decided messages that wait for barriers.
+
+    Entries of another group's stream are applied in that group's numbering, the first copy of each. A barrier counts
+    once as many entries are here as it was announced with (erratum 003-9).
+    """
 
     def __init__(self, own_group: int, senders: tuple[int, ...]) -> None:
         self.own_group = own_group
@@ -50,23 +64,13 @@ class BarrierQueue:
         self.pending: list[tuple[int, int, int, StampedEntry]] = []
         """A heap of (stamp, group, number, entry)."""
         self.last_delivered = (0, 0)
+        """The (stamp, group) of the last delivered message."""
         self.largest_stamp = 0
-        """The largest stamp that has waited here."""
+        """The largest stamp that has ever waited here."""
         self.awaiting_admission: dict[int, list[tuple[int, StampedEntry]]] = {}
-        """Entries of an earlier life, whose groups have not been admitted yet in this one."""
+        """Stored entries of an earlier incarnation whose groups this one has not admitted yet."""
 
-    def update_sources(self, incoming: Mapping[int, IncomingLink]) -> None:
-        """These groups send here, or have until now; whoever begins has no smaller stamps than were used up here."""
-        for source, came in incoming.items():
-            its = self.sources.get(source)
-            if its is None:
-                its = self.sources[source] = SourceGroup(0)
-            if its.epoch != came.epoch:
-                its.epoch = came.epoch
-                for number, entry in self.awaiting_admission.pop(source, ()):
-                    self.restore_entry(source, number, entry)
-                self.promise(source, came.head, came.stamp)
-            its.ends_after = None if came.open else came.head
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def add_own(self, entry: StampedEntry) -> None:
         """A message of the own group has been decided."""
@@ -74,96 +78,289 @@ class BarrierQueue:
         self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
     def receive(self, source: int, first: int, entries: tuple[StampedEntry, ...]) -> list[tuple[int, StampedEntry]]:
-        """Entries of another group's stream, from number `first` on: those that are new and in turn, with numbers."""
-        its = self.sources[source]
-        if len(self.pending) >= PENDING_MAX and its.barrier >= self.pending[0][0]:
+        """Receive entries of another group's stream, from number `first` on.
+
+        Returns the entries that are applied now, with their numbers: they are new and leave no gap.
+        """
+        group = self.sources[source]
+        if len(self.pending) >= PENDING_MAX and group.barrier >= self.pending[0][0]:
             return []
         for number, entry in enumerate(entries, first):
-            if its.applied < number <= its.applied + OUT_OF_ORDER_MAX:
-                its.out_of_order[number] = entry
+            if group.applied < number <= group.applied + OUT_OF_ORDER_MAX:
+                group.out_of_order[number] = entry
         fresh: list[tuple[int, StampedEntry]] = []
-        while (following := its.out_of_order.pop(its.applied + 1, None)) is not None:
-            its.applied += 1
-            fresh.append((its.applied, following))
-            self._apply(source, its, its.applied, following)
-        self._raise_barrier(its)
+        while (following := group.out_of_order.pop(group.applied + 1, None)) is not None:
+            group.applied += 1
+            fresh.append((group.applied, following))
+            self._apply(source, group, group.applied, following)
+        self._raise_barrier(group)
         return fresh
 
-    def _apply(self, source: int, source_group: SourceGroup, number: int, entry: StampedEntry) -> None:
-        source_group.barrier = max(source_group.barrier, entry.stamp)
+    def _apply(self, source: int, group: SourceGroup, number: int, entry: StampedEntry) -> None:
+        group.barrier = max(group.barrier, entry.stamp)
         if (entry.stamp, source) > self.last_delivered:
             heappush(self.pending, (entry.stamp, source, number, entry))
             self.largest_stamp = max(self.largest_stamp, entry.stamp)
 
     def promise(self, source: int, head: int, last_stamp: int) -> None:
-        """Of what this group stamps up to `last` there are `head` entries."""
-        its = self.sources[source]
-        if head > its.applied and len(its.promised_barriers) >= PROMISES_MAX:
-            del its.promised_barriers[min(its.promised_barriers)]
-        its.promised_barriers[head] = max(last_stamp, its.promised_barriers.get(head, 0))
-        self._raise_barrier(its)
+        """A group announces that `head` entries of its stream are all those with stamps up to `last_stamp`."""
+        group = self.sources[source]
+        if head > group.applied and len(group.promised_barriers) >= PROMISES_MAX:
+            del group.promised_barriers[min(group.promised_barriers)]
+        group.promised_barriers[head] = max(last_stamp, group.promised_barriers.get(head, 0))
+        self._raise_barrier(group)
 
-    def _raise_barrier(self, source_group: SourceGroup) -> None:
-        for head in [head for head in source_group.promised_barriers if head <= source_group.applied]:
-            source_group.barrier = max(source_group.barrier, source_group.promised_barriers.pop(head))
+    def _raise_barrier(self, group: SourceGroup) -> None:
+        for head in [head for head in group.promised_barriers if head <= group.applied]:
+            group.barrier = max(group.barrier, group.promised_barriers.pop(head))
 
-    def restore_entry(self, source: int, number: int, entry: StampedEntry) -> None:
-        """An entry that was applied in an earlier life."""
-        its = self.sources.get(source)
-        if its is None:
-            self.awaiting_admission.setdefault(source, []).append((number, entry))
-        elif number == its.applied + 1:
-            its.applied = number
-            self._apply(source, its, number, entry)
+    # -- delivering ------------------------------------------------------------------------------------------
 
     def pop_deliverable(self, own_last_stamp: int) -> list[tuple[int, StampedEntry]]:
-        """What can be delivered now, in order, with the groups that it comes from."""
+        """The messages that can be delivered now, in order, with their source groups."""
         if not self.pending:
             return []
         limit = own_last_stamp
-        for its in self.sources.values():
-            if its.blocks(limit):
-                limit = its.barrier
-        out: list[tuple[int, StampedEntry]] = []
+        for group in self.sources.values():
+            if group.blocks(limit):
+                limit = group.barrier
+        deliverable: list[tuple[int, StampedEntry]] = []
         pending = self.pending
         while pending and pending[0][0] <= limit:
             stamp, source, _, entry = heappop(pending)
             self.last_delivered = (stamp, source)
-            out.append((source, entry))
-        return out
+            deliverable.append((source, entry))
+        return deliverable
 
     def blockers(self) -> list[int]:
-        """The groups whose barrier the first message waits for."""
+        """The groups whose barrier the first pending message waits for."""
         if not self.pending:
             return []
         stamp = self.pending[0][0]
-        return [source for source, its in self.sources.items() if its.blocks(stamp)]
+        return [source for source, group in self.sources.items() if group.blocks(stamp)]
+
+    # -- topology changes and snapshots ----------------------------------------------------------------------
+
+    def update_sources(self, incoming: Mapping[int, IncomingLink]) -> None:
+        """Set the groups that send here or have sent here. A new one starts with the barrier it was admitted with."""
+        for source, link in incoming.items():
+            group = self.sources.get(source)
+            if group is None:
+                group = self.sources[source] = SourceGroup(0)
+            if group.epoch != link.epoch:
+                group.epoch = link.epoch
+                for number, entry in self.awaiting_admission.pop(source, ()):
+                    self.restore_entry(source, number, entry)
+                self.promise(source, link.head, link.stamp)
+            group.ends_after = None if link.open else link.head
+
+    def restore_entry(self, source: int, number: int, entry: StampedEntry) -> None:
+        """Apply an entry that an earlier incarnation stored."""
+        group = self.sources.get(source)
+        if group is None:
+            self.awaiting_admission.setdefault(source, []).append((number, entry))
+        elif number == group.applied + 1:
+            group.applied = number
+            self._apply(source, group, number, entry)
 
     def save(self, state: GroupState) -> None:
-        """Put what has been heard and not delivered into a state."""
-        state.barriers = {source: (its.applied, its.barrier) for source, its in self.sources.items()}
+        """Write received and undelivered messages into a snapshot."""
+        state.barriers = {source: (group.applied, group.barrier) for source, group in self.sources.items()}
         state.pending = tuple((source, number, entry) for _, source, number, entry in sorted(self.pending))
         state.last_delivered = self.last_delivered
 
     def restore(self, state: GroupState) -> bool:
-        """Go on from another state, and from what was heard here beyond it; whether deliveries are left out."""
-        kept = [
+        """Continue from a snapshot, plus the messages received here beyond it.
+
+        Returns whether the snapshot skips messages that are not delivered here.
+        """
+        pending = [
             waiting
             for waiting in self.pending
             if waiting[1] != self.own_group and waiting[2] > state.barriers.get(waiting[1], (0, 0))[0]
         ]
-        behind = state.last_delivered > self.last_delivered
-        for source, entry_number, entry in state.pending:
+        skips_messages = state.last_delivered > self.last_delivered
+        for source, number, entry in state.pending:
             if (entry.stamp, source) > self.last_delivered:
-                kept.append((entry.stamp, source, entry_number, entry))
+                pending.append((entry.stamp, source, number, entry))
         self.last_delivered = max(self.last_delivered, state.last_delivered)
-        self.pending = [waiting for waiting in kept if waiting[:2] > self.last_delivered]
+        self.pending = [waiting for waiting in pending if waiting[:2] > self.last_delivered]
         heapify(self.pending)
         self.largest_stamp = max([self.largest_stamp, *(waiting[0] for waiting in self.pending)])
         for source, (applied, barrier) in state.barriers.items():
-            its = self.sources.get(source)
-            if its is not None:
-                its.applied, its.barrier = max(its.applied, applied), max(its.barrier, barrier)
-                its.out_of_order = {number: entry for number, entry in its.out_of_order.items() if number > its.applied}
-                self._raise_barrier(its)
-        return behind
+            group = self.sources.get(source)
+            if group is not None:
+                group.applied, group.barrier = max(group.applied, applied), max(group.barrier, barrier)
+                group.out_of_order = {
+                    number: entry for number, entry in group.out_of_order.items() if number > group.applied
+                }
+                self._raise_barrier(group)
+        return skips_messages
+
+
+class BarrierRequests:
+    """Which groups wait for which barriers, and which requests are open, as one member knows it."""
+
+    def __init__(self, topology: Topology, own_group_name: str) -> None:
+        index = topology.index
+        self.own_group = index(own_group_name)
+        self.receivers = tuple(map(index, topology.receivers_from(own_group_name)))
+        self.senders = tuple(map(index, topology.senders_to(own_group_name)))
+        self._linked_groups = {index(name): frozenset(map(index, topology.neighbours(name))) for name in topology.names}
+        self._senders_to = {index(name): tuple(map(index, topology.senders_to(name))) for name in topology.names}
+        self._new_senders: frozenset[int] = frozenset()
+        """Senders admitted while the groups run: other groups may not know that these can block messages here."""
+        self._requested_stamps: list[int] = []
+        """The stamps that the own group is to reach, ascending."""
+        self._pending: dict[int, list[int]] = {}
+        """By receiving group, the barriers that it waits for."""
+        self._announced: dict[int, int] = {}
+        """By receiving group, the last barrier that this group announced to it."""
+        self._requested_from: dict[int, int] = {}
+        """By sending group, the largest barrier that any member has requested from it."""
+
+    def set_links(self, receivers: tuple[int, ...], senders: tuple[int, ...], new_senders: frozenset[int]) -> None:
+        """Change the groups that the own group sends to and receives from; other links stay as declared."""
+        own_group = self.own_group
+        for group in senders:
+            if group not in self.senders:
+                self._requested_from.pop(group, None)
+        self.receivers, self.senders, self._new_senders = receivers, senders, new_senders
+        linked = frozenset({own_group, *receivers, *senders})
+        for group, others in self._linked_groups.items():
+            self._linked_groups[group] = others | {own_group} if group in linked else others - {own_group}
+            other_senders = [sender for sender in self._senders_to[group] if sender != own_group]
+            self._senders_to[group] = tuple(
+                sorted([*other_senders, own_group] if group in receivers else other_senders)
+            )
+        self._linked_groups[own_group], self._senders_to[own_group] = linked, senders
+        self._pending = {group: stamps for group, stamps in self._pending.items() if group in receivers}
+
+    # -- requests for this group's barrier -------------------------------------------------------------------
+
+    def groups_to_notify(self, mask: int) -> list[int]:
+        """The groups to notify of a message to these destinations: destinations and blockers that are linked here."""
+        linked = self._linked_groups[self.own_group]
+        concerned = {group for receiver in _bits(mask) for group in (receiver, *self._senders_to[receiver])}
+        return sorted(group for group in concerned if group in linked and group != self.own_group)
+
+    def requested(self, source: int, stamp: int, mask: int) -> list[int]:
+        """Group `source` announces that the groups in `mask` need barriers up to `stamp`.
+
+        Returns the groups to forward this to, because `source` is not linked to them.
+        """
+        waiting_groups = [group for group in self.receivers if mask >> group & 1 and group != self.own_group]
+        for group in waiting_groups:
+            stamps = self._pending.setdefault(group, [])
+            if len(stamps) >= REQUESTS_MAX:
+                stamps[:] = [max(stamps)]
+            stamps.append(stamp)
+        is_destination = bool(mask >> self.own_group & 1)
+        if waiting_groups or is_destination:
+            self.request(stamp)
+        if not is_destination:
+            return []
+        unreached = []
+        for group in self.senders:
+            if group != self.own_group and self._requested_from.get(group, 0) < stamp:
+                self._requested_from[group] = stamp
+                if group not in self._linked_groups[source] or (group in self._new_senders and group != source):
+                    unreached.append(group)
+        return unreached
+
+    def request(self, stamp: int) -> None:
+        """The own group's last stamp is to reach `stamp`."""
+        if len(self._requested_stamps) >= REQUESTS_MAX:
+            del self._requested_stamps[: REQUESTS_MAX // 2]
+        if not self._requested_stamps or stamp > self._requested_stamps[-1]:
+            self._requested_stamps.append(stamp)
+        elif stamp not in self._requested_stamps:
+            insort(self._requested_stamps, stamp)
+
+    def largest_requested(self, last_stamp: int, covered: int, limit: int | None = None) -> int | None:
+        """The largest requested stamp beyond `covered` and up to `limit`; requests up to `last_stamp` are fulfilled."""
+        del self._requested_stamps[: bisect_right(self._requested_stamps, last_stamp)]
+        end = len(self._requested_stamps) if limit is None else bisect_right(self._requested_stamps, limit)
+        return self._requested_stamps[end - 1] if end and self._requested_stamps[end - 1] > covered else None
+
+    def first_requested(self, covered: int) -> int | None:
+        """The smallest requested stamp beyond `covered`."""
+        at = bisect_right(self._requested_stamps, covered)
+        return self._requested_stamps[at] if at < len(self._requested_stamps) else None
+
+    def due_receivers(self, last_stamp: int, ready: Container[int]) -> list[int]:
+        """On demand: the groups in `ready` that wait for a barrier which this group's last stamp has reached."""
+        due = []
+        for group, stamps in self._pending.items():
+            if group not in ready:
+                continue
+            reached = max((stamp for stamp in stamps if stamp <= last_stamp), default=0)
+            if reached:
+                stamps[:] = [stamp for stamp in stamps if stamp > last_stamp]
+            if self._announced.get(group, 0) < reached:
+                self._announced[group] = last_stamp
+                due.append(group)
+        return due
+
+    def stale_receivers(self, last_stamp: int, threshold_ns: int, ready: Container[int]) -> list[int]:
+        """Periodic: the groups in `ready` whose last announced barrier is older than the threshold."""
+        oldest = time_of(last_stamp) - threshold_ns
+        stale = [
+            group for group in self.receivers if group in ready and oldest >= time_of(self._announced.get(group, 0))
+        ]
+        for group in stale:
+            self._announced[group] = last_stamp
+        return stale
+
+    def reset(self) -> None:
+        """There is a new leader: the barriers that an earlier leader announced are not known."""
+        self._announced.clear()
+
+    # -- requests for the barriers of other groups -----------------------------------------------------------
+
+    def on_own_message(self, stamp: int, mask: int) -> None:
+        """A message of the own group; its sender has notified all groups that may block it here."""
+        if mask >> self.own_group & 1:
+            for group in self.senders:
+                self._requested_from[group] = max(stamp, self._requested_from.get(group, 0))
+
+    def mark_unrequested(self, blockers: list[int], stamp: int) -> list[int]:
+        """The blockers from which this barrier has not been requested yet; they now count as requested."""
+        unrequested = [group for group in blockers if self._requested_from.get(group, 0) < stamp]
+        for group in unrequested:
+            self._requested_from[group] = stamp
+        return unrequested
+
+
+def _bits(mask: int) -> list[int]:
+    return [group for group in range(mask.bit_length()) if mask >> group & 1]
+
+
+class BarrierRetry:
+    """When to request again the barriers that the first pending message waits for, with exponential backoff."""
+
+    def __init__(self, wait_ns: int) -> None:
+        self._wait_ns = wait_ns
+        self._blocked_stamp: int | None = None
+        self._last_attempt_at = 0
+        self.attempts = 0
+        """How many times the barriers for this message have been requested again."""
+
+    def set_blocked(self, now: int, stamp: int | None) -> None:
+        """The message with this stamp is blocked now, or none is."""
+        if stamp != self._blocked_stamp:
+            self._blocked_stamp, self._last_attempt_at, self.attempts = stamp, now, 0
+
+    def retry_at(self) -> int | None:
+        """When the next attempt is due."""
+        if self._blocked_stamp is None:
+            return None
+        return self._last_attempt_at + (self._wait_ns << min(self.attempts, BACKOFF_DOUBLINGS_MAX))
+
+    def start_attempt_if_due(self, now: int) -> bool:
+        """Whether an attempt is due; if so it counts as made."""
+        at = self.retry_at()
+        if at is None or now < at:
+            return False
+        self._last_attempt_at, self.attempts = now, self.attempts + 1
+        return True

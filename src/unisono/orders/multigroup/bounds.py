@@ -1,4 +1,4 @@
-"""What the quasi-genuine order offers: its bound and what it costs, in both ways of liveness."""
+"""The latency bound of the quasi-genuine order, and its offer to the planner, with either kind of barriers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BARRIER_THRESHOLD_NS = 20_000_000
 
 
 def quasi_genuine_latency_bound_ns(timing: Timing, multigroup: Multigroup) -> int:
-    """While nobody fails and nothing is lost.
+    """The latency bound while no member fails and no datagram is lost.
 
-    To the leader, two ways of votes and on to the other groups are 4Δ, in groups of three one less. A message that was
-    decided behind one with a larger time stamp needs barriers that nobody has asked for: on demand another 4Δ, to ask,
-    agree and answer; periodically the threshold, and what clocks differ, and 3Δ. A window comes on top, and what
-    clocks differ.
+    A message takes 4Δ: to the leader, two delays for the votes, and on to the other groups. In groups of three it takes
+    one Δ less. A message that is decided after one with a larger timestamp needs barriers that were not requested yet.
+    On demand that takes another 4Δ, to request them, agree and answer; periodically it takes the threshold, the clock
+    difference and 3Δ. A window adds its length and the clock difference.
     """
     window_ns = timing.delta_ns if multigroup.window_ns is None else multigroup.window_ns
     held_ns = window_ns + timing.gamma_ns if window_ns or multigroup.optimistic else 0
@@ -30,50 +30,52 @@ def quasi_genuine_latency_bound_ns(timing: Timing, multigroup: Multigroup) -> in
 
 
 def offer_quasi_genuine_on_demand(ask: Ask) -> Offer:
-    """Barriers as they are needed: nothing is sent while nobody sends, and each multicast calls for barriers."""
+    """Barriers on demand: an idle system sends nothing, and each multicast requests barriers."""
     return _quasi_genuine_offer(ask, "on_demand")
 
 
 def offer_quasi_genuine_periodic(ask: Ask) -> Offer:
-    """A null for each threshold: the same cost whatever is sent, and a wait for the next null."""
+    """Periodic barriers: a null per threshold costs the same whatever is sent, and messages wait for the next null."""
     return _quasi_genuine_offer(ask, "periodic")
 
 
 def _quasi_genuine_offer(ask: Ask, liveness: Liveness) -> Offer:
-    """For two groups of so many members that send to each other; every message goes to both."""
+    """The offer for two groups, each of `ask.members` members, that send to each other; every message goes to both."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     pair = Topology({"a": range(1, n + 1), "b": range(n + 1, 2 * n + 1)}, {"a": ("a", "b"), "b": ("a", "b")})
     bound = quasi_genuine_latency_bound_ns(timing, Multigroup(pair, liveness, BARRIER_THRESHOLD_NS))
-    beats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
-    # A leader's datagrams for a message of anybody's: two ways of votes at n-1 mates, and entries for n receivers,
-    # which in groups of three are its herald's.
-    agreed = 2 * (n - 1) + n
-    called = agreed if liveness == "on_demand" else 0
-    nulls = 0.0 if liveness == "on_demand" else agreed * NS_PER_S / BARRIER_THRESHOLD_NS
+    heartbeats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
+    # The datagrams of a leader for one message: two rounds of votes with n-1 members, and entries for n receivers. In
+    # groups of three the relay sends the entries.
+    per_message = 2 * (n - 1) + n
+    per_barrier = per_message if liveness == "on_demand" else 0
+    nulls = 0.0 if liveness == "on_demand" else per_message * NS_PER_S / BARRIER_THRESHOLD_NS
     against = []
     if ask.failures and 2 * ask.failures >= n:
-        against.append(f"a majority of each group must survive, and {ask.failures} of {n} is half or more")
+        against.append(
+            f"a majority of each group must survive, but {ask.failures} failures of {n} members are half or more"
+        )
     if ask.failures and ask.deadline_ns is not None:
-        against.append("how long a new leader takes follows from what is measured: no bound is promised when one dies")
+        against.append("no bound holds while a crashed leader is replaced: that time depends on measured delays")
     if ask.loss or ask.loss_burst or ask.fec is not None:
-        against.append("a lost datagram is sent again, later than the bound")
+        against.append("lost datagrams are retransmitted, and arrive later than the bound")
     extra = f" + threshold {duration_text(BARRIER_THRESHOLD_NS)} + 2Γ" if nulls else ""
-    alone = "" if nulls else f"; {3 if n <= 3 else 4}Δ where nothing contends"
+    alone = "" if nulls else f"; {3 if n <= 3 else 4}Δ without contention"
     why = (
-        f"latency 8Δ{extra} = {duration_text(bound)} while nobody fails{alone}",
-        f"two groups of {n}: a leader sends {agreed + called} datagrams per multicast"
-        + (", its barriers included" if called else f" and {nulls:g}/s for nulls"),
-        "members in several groups, messages to any of them; only related groups talk",
+        f"latency 8Δ{extra} = {duration_text(bound)} while no member fails{alone}",
+        f"two groups of {n}: a leader sends {per_message + per_barrier} datagrams per multicast"
+        + (", its barriers included" if per_barrier else f" and {nulls:g}/s for nulls"),
+        "members in several groups, messages to any of them; only linked groups exchange datagrams",
     )
     return Offer(
         f"quasi_genuine ({'on demand' if liveness == 'on_demand' else 'periodic'})",
         not against,
         bound,
-        (agreed + called) * rate.avg + nulls + beats,
-        (agreed + called) * rate.burst + 2,
+        (per_message + per_barrier) * rate.avg + nulls + heartbeats,
+        (per_message + per_barrier) * rate.burst + 2,
         HEADER_BYTES + STREAM_BYTES + ENTRY_BYTES + BUNDLE_OVERHEAD_BYTES + UDP_IP_BYTES,
         True,
-        "what is lost is sent again, late",
+        "lost datagrams are retransmitted, and late",
         1.0,
         (*against, *why),
         outage_ns=None,

@@ -1,58 +1,80 @@
-"""What a group makes of the values that it agrees on (erratum 003-12): stamps, and a stream for every other group.
+"""The log of one group and the proposals of its leader (paper 003, Algorithm 1 lines 14-27, erratum 003-12).
 
-A function of the decided sequence alone, so every member has the same. The messages of a decided batch are sorted by
-(time stamp, sender, number) and stamped with the larger of their time stamp and what follows the last stamp; so a stamp
-never comes too late for a barrier that was announced. Decided messages are numbered per destination group. Whom the
-group sends to is decided in the same sequence (see `relation`).
+`GroupLog` reads the values that the group decides. It is a function of the decided sequence alone, so every member
+computes the same. It sorts the messages of a decided value by (timestamp, sender, serial) and gives each the larger of
+its timestamp and the successor of the last stamp. So no stamp falls behind a barrier that was announced. It numbers
+decided messages per destination group: these are the entries of the stream to that group. Topology changes are decided
+in the same sequence.
+
+`PendingProposals` is the paper's propPending: messages of the own group that are not decided yet. `GroupProposer` makes
+the leader's next proposal from it, and adds a null where a barrier is needed:
+
+- on demand (Algorithm 3 lines 9-14), up to the largest stamp that any group has requested;
+- periodically (Algorithm 2), when the group has stamped nothing for `barrierThreshold`. `lastBarrierCreated` starts
+  with the first clock reading (erratum 003-11) and is the last stamp, which all members share (erratum 003-18).
+
+Nulls are numbered, and the first decided null of each number counts. So the nulls of two leaders are equivalent.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from unisono.model.topology import Multigroup
+from unisono.orders.multigroup.barriers import BarrierRequests
 from unisono.orders.multigroup.messages import (
+    ITEM_BYTES,
     Cast,
+    GroupState,
     Item,
     Null,
     StampedEntry,
+    StreamState,
+    TopologyMessage,
+    TopologyStep,
     checked_bundle,
+    control_in_bundle,
     decode_value,
     stamp_after,
     stamp_of,
+    time_of,
 )
-from unisono.orders.multigroup.stored_state import GroupState, StreamState
-from unisono.orders.multigroup.topology_messages import TopologyMessage, TopologyStep, control_in_bundle
-from unisono.orders.multigroup.topology_state import SENDING_STATES, LinkState, TopologyState
+from unisono.orders.multigroup.topology_change import SENDING_STATES, LinkState, TopologyState
+from unisono.wire.bundles import Bundle
 
 RETAINED_ENTRIES = 1 << 14
-"""So many entries are kept for members of another group that have not said that they have them."""
+"""Keep this many entries for members of another group that have not acknowledged them."""
+AHEAD_MAX = 1 << 8
+"""Accept a sender's bundles up to this many serials ahead of its first undecided one."""
+RESERVED_VALUE_BYTES = 64
+"""Space in a value for a null and for `ReceivedByAll` items."""
 
 
 class OutgoingStream:
-    """What this group has decided for one other group."""
+    """The messages that this group has decided for one other group."""
 
     def __init__(self) -> None:
         self.head = 0
-        """How many entries there have been."""
+        """The number of entries so far."""
         self.entries: deque[StampedEntry] = deque(maxlen=RETAINED_ENTRIES)
-        """The last ones, up to number `head`."""
+        """The last entries, up to number `head`."""
 
     @property
     def first(self) -> int:
-        """The number of the first entry that is still here."""
+        """The number of the first retained entry."""
         return self.head - len(self.entries) + 1
 
     def append(self, entry: StampedEntry) -> None:
-        """The next entry."""
+        """Add the next entry."""
         self.entries.append(entry)
         self.head += 1
 
     def entry(self, number: int) -> StampedEntry:
-        """The entry of a number that is still here."""
+        """The retained entry with this number."""
         return self.entries[number - self.first]
 
     def drop(self, upto: int) -> None:
-        """Everybody has these."""
+        """Drop the entries up to this number: every receiver has them."""
         while self.entries and self.first <= upto:
             self.entries.popleft()
 
@@ -60,8 +82,8 @@ class OutgoingStream:
 class GroupLog:
     """One member's reading of its group's decisions.
 
-    `me` is the group's number, `receivers` those it may send to and `senders` those it gets from, at first; `mates` are
-    its members.
+    `receivers` and `senders` are the groups that the own group sends to and receives from at first; `group_members` are
+    the members of the own group.
     """
 
     def __init__(
@@ -74,25 +96,26 @@ class GroupLog:
         self.own_group = own_group
         self.topology = TopologyState(own_group, receivers, senders, group_members)
         self.last_stamp = 0
-        """The last stamp: everything that is decided later has a larger one."""
+        """Everything that is decided later has a larger stamp."""
         self.null_count = 0
         self.streams = {receiver: OutgoingStream() for receiver in receivers if receiver != own_group}
-        """By receiver; also those that have ended, until everybody has all of them."""
+        """By receiving group; a closed stream stays until every receiver has all of it."""
         self._open_streams = dict(self.streams)
         self._reachable_mask = self._open_mask()
         self.refused: list[tuple[int, int, int, int]] = []
-        """Messages to groups that this one sends to no longer: sender, life, first number, and those groups."""
+        """Messages to groups that this one no longer sends to: sender, incarnation, first sequence, those groups."""
         self._next_serials: dict[int, tuple[int, int]] = {}
+        """By sender, its incarnation and the serial of its next bundle."""
 
     def next_serial(self, sender: int, incarnation: int) -> int:
-        """How many parcels of a sender's life have counted; all that there will be, if another life has begun."""
-        life, serial = self._next_serials.get(sender, (-1, 0))
-        if life < incarnation:
+        """The number of this incarnation's bundles decided so far; all there can be, if a later one has started."""
+        latest_incarnation, serial = self._next_serials.get(sender, (-1, 0))
+        if latest_incarnation < incarnation:
             return 0
-        return serial if life == incarnation else 1 << 63
+        return serial if latest_incarnation == incarnation else 1 << 63
 
     def apply(self, value: bytes) -> list[StampedEntry] | None:
-        """Decide(k, value): what of it is for the own group; None if it is not a value of a group."""
+        """Decide(k, value). Returns the messages for the own group, or None if the value is malformed."""
         items = decode_value(value)
         if items is None:
             return None
@@ -101,7 +124,7 @@ class GroupLog:
             if isinstance(item, Cast):
                 self._stamp_and_route(item, own)
             elif isinstance(item, Null):
-                # Nulls of one number are equivalent: the first counts (footnote 6).
+                # Nulls with the same number are equivalent: the first one counts (footnote 6).
                 if item.number == self.null_count:
                     self.null_count += 1
                     self.last_stamp = max(self.last_stamp, item.stamp)
@@ -112,51 +135,23 @@ class GroupLog:
                 self._update_streams()
         return own
 
-    def _apply_topology_message(self, message: TopologyMessage) -> None:
-        if message.step is TopologyStep.ADMITTED and self.topology.would_change(message):
-            # What the receiver has delivered has stamps up to this: all that is decided for it has larger ones.
-            self.last_stamp = max(self.last_stamp, message.stamp)
-        self.topology.apply(message, self.last_stamp)
-        self._update_streams()
-
-    def _update_streams(self) -> None:
-        """Streams begin and end as the relation has it."""
-        for receiver, tied in self.topology.outgoing.items():
-            stream = self.streams.get(receiver)
-            if tied.state in SENDING_STATES:
-                if stream is None:
-                    stream = self.streams[receiver] = OutgoingStream()
-                    stream.head = tied.head
-                self._open_streams[receiver] = stream
-                continue
-            self._open_streams.pop(receiver, None)
-            if stream is not None:
-                tied.head = stream.head
-                if tied.state is LinkState.UNLINKED and not stream.entries:
-                    del self.streams[receiver]
-                    self.topology.change_count += 1
-        self._reachable_mask = self._open_mask()
-
-    def _open_mask(self) -> int:
-        """The groups that messages of this one can go to."""
-        return 1 << self.own_group | sum(1 << receiver for receiver in self._open_streams)
-
     def _stamp_and_route(self, cast: Cast, own: list[StampedEntry]) -> None:
-        parcel = checked_bundle(cast.bundle)
-        sender, life = parcel.sender, parcel.incarnation
-        if parcel.serial != self.next_serial(sender, life):
+        bundle = checked_bundle(cast.bundle)
+        sender, incarnation = bundle.sender, bundle.incarnation
+        if bundle.serial != self.next_serial(sender, incarnation):
             return
-        self._next_serials[sender] = (life, parcel.serial + 1)
+        self._next_serials[sender] = (incarnation, bundle.serial + 1)
         self.last_stamp = stamp_after(self.last_stamp, cast.ts, sender)
         if not cast.destination_mask:
-            control = control_in_bundle(parcel)
+            control = control_in_bundle(bundle)
             if control is not None:
                 self.topology.apply_control(sender, control)
                 self._update_streams()
             return
-        if cast.destination_mask & ~self._reachable_mask:
-            # It goes to all its destinations or to none.
-            self.refused.append((sender, life, parcel.first_sequence, cast.destination_mask & ~self._reachable_mask))
+        unreachable = cast.destination_mask & ~self._reachable_mask
+        if unreachable:
+            # A message goes to all its destinations or to none.
+            self.refused.append((sender, incarnation, bundle.first_sequence, unreachable))
             return
         entry = StampedEntry(self.last_stamp, cast.destination_mask, cast.bundle)
         for receiver, stream in self._open_streams.items():
@@ -165,13 +160,38 @@ class GroupLog:
         if cast.destination_mask >> self.own_group & 1:
             own.append(entry)
 
+    def _apply_topology_message(self, message: TopologyMessage) -> None:
+        if message.step is TopologyStep.ADMITTED and self.topology.would_change(message):
+            # The receiver has delivered messages with stamps up to this one: entries for it need larger stamps.
+            self.last_stamp = max(self.last_stamp, message.stamp)
+        self.topology.apply(message, self.last_stamp)
+        self._update_streams()
+
+    def _update_streams(self) -> None:
+        """Start and end streams as the topology says."""
+        for receiver, link in self.topology.outgoing.items():
+            stream = self.streams.get(receiver)
+            if link.state in SENDING_STATES:
+                if stream is None:
+                    stream = self.streams[receiver] = OutgoingStream()
+                    stream.head = link.head
+                self._open_streams[receiver] = stream
+                continue
+            self._open_streams.pop(receiver, None)
+            if stream is not None:
+                link.head = stream.head
+                if link.state is LinkState.UNLINKED and not stream.entries:
+                    del self.streams[receiver]
+                    self.topology.change_count += 1
+        self._reachable_mask = self._open_mask()
+
+    def _open_mask(self) -> int:
+        return 1 << self.own_group | sum(1 << receiver for receiver in self._open_streams)
+
     def save(self, state: GroupState) -> None:
-        """Put what stands for all that was decided into a state."""
-        state.last_stamp, state.null_count, state.next_serials = (
-            self.last_stamp,
-            self.null_count,
-            dict(self._next_serials),
-        )
+        """Write the result of all decisions so far into a snapshot."""
+        state.last_stamp, state.null_count = self.last_stamp, self.null_count
+        state.next_serials = dict(self._next_serials)
         state.streams = {
             receiver: StreamState(stream.head, stream.first, tuple(stream.entries))
             for receiver, stream in self.streams.items()
@@ -179,12 +199,9 @@ class GroupLog:
         state.topology = self.topology.save()
 
     def restore(self, state: GroupState) -> None:
-        """Go on from what stands for a prefix of the decisions."""
-        self.last_stamp, self.null_count, self._next_serials = (
-            state.last_stamp,
-            state.null_count,
-            dict(state.next_serials),
-        )
+        """Continue from a snapshot of a prefix of the decisions."""
+        self.last_stamp, self.null_count = state.last_stamp, state.null_count
+        self._next_serials = dict(state.next_serials)
         self.topology.restore(state.topology)
         self.streams, self._open_streams = {}, {}
         for receiver, saved in state.streams.items():
@@ -195,8 +212,160 @@ class GroupLog:
 
 
 def _sort_key(item: Item) -> tuple[int, int]:
-    """Messages by time stamp, sender and number; a null behind what it closes off."""
+    """Messages by timestamp, sender and serial; a null after the messages that it closes off; the rest last."""
     if isinstance(item, Cast):
-        parcel = checked_bundle(item.bundle)
-        return stamp_of(item.ts, parcel.sender), parcel.serial
+        bundle = checked_bundle(item.bundle)
+        return stamp_of(item.ts, bundle.sender), bundle.serial
     return (item.stamp, 1 << 63) if isinstance(item, Null) else (1 << 90, 0)
+
+
+class _SenderQueue:
+    """One sender's undecided messages."""
+
+    __slots__ = ("casts", "incarnation", "next_to_propose")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.next_to_propose = 0
+        """The serial of the next message to propose."""
+        self.casts: dict[int, Cast] = {}
+        """By serial."""
+
+
+class PendingProposals:
+    """propPending: messages of the own group that are not decided yet. Each sender's are proposed in their order.
+
+    With a window w(p) a message is proposed when the clock has passed its timestamp by w(p) (Algorithm 3 lines 19-24),
+    so that messages with earlier timestamps arrive first. Unlike the paper, a message that arrives later is still
+    proposed (errata 003-6, 003-7).
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, _SenderQueue] = {}
+
+    def add(self, bundle: Bundle, cast: Cast, next_serial: int) -> bool:
+        """Add a message of the own group; `next_serial` of its sender's are decided. Returns whether it is new."""
+        queue = self._queues.get(bundle.sender)
+        if queue is None or queue.incarnation < bundle.incarnation:
+            queue = self._queues[bundle.sender] = _SenderQueue(bundle.incarnation)
+        if bundle.incarnation < queue.incarnation or not next_serial <= bundle.serial < next_serial + AHEAD_MAX:
+            return False
+        queue.next_to_propose = max(queue.next_to_propose, next_serial)
+        if bundle.serial in queue.casts:
+            return False
+        queue.casts[bundle.serial] = cast
+        return True
+
+    def discard_decided(self, sender: int, incarnation: int, next_serial: int) -> None:
+        """Remove the messages below `next_serial`: propPending minus decided."""
+        queue = self._queues.get(sender)
+        if queue is None or queue.incarnation > incarnation:
+            return
+        for serial in [serial for serial in queue.casts if serial < next_serial]:
+            del queue.casts[serial]
+        queue.next_to_propose = max(queue.next_to_propose, next_serial)
+
+    def senders(self) -> list[tuple[int, int]]:
+        """The (sender, incarnation) pairs with messages here."""
+        return [(sender, queue.incarnation) for sender, queue in self._queues.items()]
+
+    def propose_again_from(self, sender: int, next_serial: int) -> None:
+        """Propose a sender's undecided messages again: an earlier leader's proposals may be lost."""
+        self._queues[sender].next_to_propose = next_serial
+
+    def first_timestamp(self) -> int | None:
+        """The timestamp of the first message that could be proposed."""
+        first = self._first()
+        return None if first is None else first[1].ts
+
+    def _first(self) -> tuple[int, Cast, _SenderQueue] | None:
+        first = None
+        for sender, queue in self._queues.items():
+            cast = queue.casts.get(queue.next_to_propose)
+            if cast is not None and (first is None or stamp_of(cast.ts, sender) < first[0]):
+                first = (stamp_of(cast.ts, sender), cast, queue)
+        return first
+
+    def pop_until(self, horizon: int, max_bytes: int) -> tuple[list[Cast], int]:
+        """The messages with timestamps up to `horizon` that fit, by timestamp, and the largest of their stamps."""
+        casts: list[Cast] = []
+        largest_stamp = 0
+        while (first := self._first()) is not None and first[1].ts <= horizon:
+            stamp, cast, queue = first
+            size = ITEM_BYTES + len(cast.bundle)
+            if casts and size > max_bytes:
+                break
+            queue.next_to_propose += 1
+            casts.append(cast)
+            max_bytes -= size
+            largest_stamp = max(largest_stamp, stamp)
+        return casts, largest_stamp
+
+
+class GroupProposer:
+    """One member's proposals of messages and nulls, while it leads."""
+
+    def __init__(
+        self, multigroup: Multigroup, log: GroupLog, proposals: PendingProposals, barrier_requests: BarrierRequests
+    ) -> None:
+        self._multigroup, self._log = multigroup, log
+        self._proposals, self._barrier_requests = proposals, barrier_requests
+        self._covered_stamp = 0
+        """The last stamp once all proposals are decided."""
+        self._next_null_number = 0
+        self._null_undecided = False
+        self._leading_since = 0
+
+    def start_term(self, now: int) -> None:
+        """There is a new leader: undecided messages are proposed again."""
+        self._leading_since = now
+        for sender, incarnation in self._proposals.senders():
+            self._proposals.propose_again_from(sender, self._log.next_serial(sender, incarnation))
+        self.on_all_decided()
+
+    def on_all_decided(self) -> None:
+        """No proposal is in progress: the log shows how far the stamps have come."""
+        self._covered_stamp, self._next_null_number = self._log.last_stamp, self._log.null_count
+        self._null_undecided = False
+
+    def next_items(self, now: int, window_ns: int, max_bytes: int) -> list[Item]:
+        """The messages whose window is over, then a null if one is needed."""
+        horizon = now - window_ns
+        casts, largest_stamp = self._proposals.pop_until(horizon, max_bytes - RESERVED_VALUE_BYTES)
+        items: list[Item] = list(casts)
+        self._covered_stamp = max(self._covered_stamp, largest_stamp, self._log.last_stamp)
+        null = self._null_if_needed(horizon, window_ns)
+        if null is not None:
+            items.append(null)
+            self._next_null_number, self._null_undecided = null.number + 1, True
+            self._covered_stamp = max(self._covered_stamp, null.stamp)
+        return items
+
+    def _null_if_needed(self, horizon: int, window_ns: int) -> Null | None:
+        number = max(self._next_null_number, self._log.null_count)
+        if self._multigroup.liveness == "on_demand":
+            limit = stamp_of(horizon + 1, 0) - 1 if window_ns else None
+            stamp = self._barrier_requests.largest_requested(self._log.last_stamp, self._covered_stamp, limit)
+            return None if stamp is None else Null(number, stamp)
+        if self._awaits_null():
+            return None
+        if horizon < self._last_barrier_time() + self._multigroup.barrier_threshold_ns:
+            return None
+        return Null(number, stamp_of(horizon + 1, 0) - 1)
+
+    def _awaits_null(self) -> bool:
+        return self._null_undecided and self._log.null_count < self._next_null_number
+
+    def _last_barrier_time(self) -> int:
+        return time_of(self._covered_stamp) if self._covered_stamp else self._leading_since
+
+    def due_at(self, window_ns: int) -> int | None:
+        """When there will be something to propose, if nothing arrives before."""
+        first = self._proposals.first_timestamp()
+        times = [] if first is None else [first + window_ns]
+        if self._multigroup.liveness == "periodic":
+            if not self._awaits_null():
+                times.append(self._last_barrier_time() + self._multigroup.barrier_threshold_ns + window_ns)
+        elif (stamp := self._barrier_requests.first_requested(self._covered_stamp)) is not None:
+            times.append(time_of(stamp) + window_ns)
+        return min(times, default=None)

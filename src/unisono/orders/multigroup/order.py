@@ -1,76 +1,102 @@
-"""Quasi-genuine FIFO total order multicast between groups (paper 003, as corrected by erratum 003-12).
+"""Quasi-genuine FIFO total order multicast between groups (paper 003 Algorithms 1 to 3, errata 003-1 to 003-18).
 
 Every member belongs to one group. A message goes to one or several groups that its sender's group may send to
-(assumption A1): the sender hands it to its own group, which agrees on its place and stamp by consensus, and sends it on
-to the other groups. A group delivers a message when its own stamps and the barriers of all groups that may send to it
-have come as far; so any two groups deliver what they both get in one order, and only related groups ever talk.
+(assumption A1). Any two groups deliver the messages that both receive in the same order. Only groups that are linked,
+because one may send to the other, ever exchange datagrams. No message is discarded; duplicates are.
 
-One leader per group proposes, as consensus has it; instances are pipelined, which takes T_cons of waiting off the
-paper's δ + 2·T_cons. Nothing is discarded but duplicates.
+Sending: `submit_to` gives messages timestamps and forwards them to the leader of the own group. With barriers on demand
+it also asks the groups that may block a message for their barriers. The leader proposes batches of messages; several
+consensus instances run at once, which saves one T_cons of the paper's δ + 2·T_cons. The group gives each decided
+message a stamp (erratum 003-12) and sends it on to the other destination groups.
+
+Receiving: `from_below` takes casts of the own group's members, streams of decided messages and barriers from other
+groups, acknowledgments, barrier requests and topology messages. `flush` processes all input since the last call as one
+batch: it proposes, applies decisions, delivers, and queues the replies.
+
+Delivering: a message is delivered when the stamps of the own group and the barriers of all groups that may send here
+have reached its stamp. With `optimistic`, members also get a message directly from its sender and deliver it early, at
+the end of its window w(p) (Algorithm 3).
+
+The parts: `group_log` (decided sequence, proposals), `barriers` (messages that wait, barrier requests), `streams` (own
+messages, entries for other groups), `topology_change` (links that open and close), `messages` (wire form and storage).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 
-from unisono.agreement.membership.from_policy import retry_interval_ns
+from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.decisions import ConsensusOutput, RestoredState
-from unisono.errors import InvalidOption
+from unisono.errors import DestinationNotAllowed, InvalidOption, StorageError
 from unisono.model.durations import earliest
-from unisono.model.events import LeaveComplete, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, PackedMessages, TopologyChange, Violation, ViolationKind
 from unisono.model.grades import Grade
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.stored_records import StoredRecords
+from unisono.model.timing import Timing
 from unisono.orders.modes import Mode
-from unisono.orders.multigroup.barrier_requests import BarrierRequests
-from unisono.orders.multigroup.barrier_retry import BarrierRetry
-from unisono.orders.multigroup.barriers import BarrierQueue
+from unisono.orders.multigroup.barriers import BarrierQueue, BarrierRequests, BarrierRetry
 from unisono.orders.multigroup.bounds import quasi_genuine_latency_bound_ns
-from unisono.orders.multigroup.group_log import GroupLog
+from unisono.orders.multigroup.group_log import (
+    AHEAD_MAX,
+    RESERVED_VALUE_BYTES,
+    GroupLog,
+    GroupProposer,
+    PendingProposals,
+)
 from unisono.orders.multigroup.messages import (
     DECODERS,
     ITEM_BYTES,
+    STAMP_SENDERS,
     BarrierRequest,
     Cast,
+    ConfirmTopology,
+    GroupState,
+    Item,
+    SetReceivers,
     StreamAck,
     StreamSegment,
+    TopologyMessage,
     checked_bundle,
+    consensus_records,
+    decode_state,
+    encode_barrier_request,
     encode_cast,
+    encode_state,
     encode_stream_ack,
+    encode_topology_message,
+    encode_value,
     stamp_of,
-    time_of,
-)
-from unisono.orders.multigroup.optimistic import OptimisticDelivery, WaitWindow
-from unisono.orders.multigroup.proposals import AHEAD_MAX, PendingProposals
-from unisono.orders.multigroup.proposer import RESERVED_VALUE_BYTES, GroupProposer
-from unisono.orders.multigroup.sender import MulticastSender
-from unisono.orders.multigroup.storage import (
-    build_group_consensus,
-    encode_snapshot,
-    restore_snapshot,
-    restore_stream_entries,
+    stored_stream_entries,
     stream_entries_write,
     tagged_consensus_writes,
+    time_of,
 )
-from unisono.orders.multigroup.streams import GroupStreams
-from unisono.orders.multigroup.topology_change import TopologyChangeHandler
-from unisono.orders.multigroup.topology_messages import TopologyMessage
-from unisono.orders.multigroup.unicast import GroupContacts, relay_of
-from unisono.orders.multigroup.unpacking import BundleUnpacker
+from unisono.orders.multigroup.streams import GroupStreams, MulticastSender, relay_of
+from unisono.orders.multigroup.topology_change import TopologyExchange
 from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.wire.bundles import Bundle
-from unisono.wire.frame import Frame, Kind, addressed_to
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, MORE_FRAGMENTS, Frame, Kind, addressed_to
+from unisono.wire.packed_messages import ReassembledMessage, read_packed_messages
 
 WINDOW = 64
-"""Instances under way at once."""
+"""The number of consensus instances that may be in progress at once."""
 RETRANSMIT_AT_ONCE = 8
 COMPACT_EVERY_INSTANCES = 4096
-"""So many instances are kept before the log is cut."""
+"""A snapshot replaces the log after this many instances."""
 BLOCKED_AFTER_REQUESTS = 4
-"""Having asked for a barrier so often, a member says that it is held up."""
+"""A member reports that it is held up after requesting the same barriers again this many times."""
+POSITIONS_PER_STAMP = 1 << 16
+"""No bundle holds more messages."""
+DELAY_SAMPLES = 256
+WINDOW_FACTOR_MAX = 8
+"""The measured window is at most this many times the initial one."""
 
 
 class QuasiGenuine(ConsensusOrderBase):
@@ -78,106 +104,94 @@ class QuasiGenuine(ConsensusOrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver, stored_records: StoredRecords | None = None) -> None:
         if policy.multigroup is None:
-            raise InvalidOption("topology", "a quasi-genuine order has to know which group may send to which")
+            raise InvalidOption("topology", "order quasi_genuine needs the groups and which of them may send to which")
         self.multigroup = policy.multigroup
         topology = self.multigroup.topology
         self.own_group_name = topology.group_of(policy.member)
+        self.own_group = topology.index(self.own_group_name)
+        self._members_of = {group: tuple(topology.groups[name]) for group, name in enumerate(topology.names)}
         self._group_of_member = {member: topology.index(topology.group_of(member)) for member in topology.members}
-        self.barrier_requests = BarrierRequests(topology, self.own_group_name)
-        self.own_group = self.barrier_requests.own_group
-        self._group_members = self.barrier_requests.members_of(self.own_group)
-        consensus = build_group_consensus(
-            policy, self._group_members, stored_records, window=WINDOW, retain=COMPACT_EVERY_INSTANCES
-        )
+        group_members = self._members_of[self.own_group]
+        consensus = _build_consensus(policy, group_members, stored_records)
         super().__init__(policy, consensus)
-        self.contacts = GroupContacts(policy, self.barrier_requests.members_of, self.down)
-        self._unicast = self.contacts.unicast
-        self.log = GroupLog(
-            self.own_group, self.barrier_requests.receivers, self.barrier_requests.senders, self._group_members
-        )
-        self.barrier_queue = BarrierQueue(self.own_group, self.barrier_requests.senders)
+        retry_ns = retry_interval_ns(policy.timing)
+        self._on_demand = self.multigroup.liveness == "on_demand"
+
+        self.barrier_requests = BarrierRequests(topology, self.own_group_name)
+        receivers, senders = self.barrier_requests.receivers, self.barrier_requests.senders
+        self.barrier_queue = BarrierQueue(self.own_group, senders)
+        self.barrier_retry = BarrierRetry(retry_ns if self._on_demand else max(retry_ns, self.bound_ns()))
+        self.log = GroupLog(self.own_group, receivers, senders, group_members)
         self.proposals = PendingProposals()
+        self.proposer = GroupProposer(self.multigroup, self.log, self.proposals, self.barrier_requests)
         self.message_sender = MulticastSender(
             policy, reserver, consensus.max_value_bytes - ITEM_BYTES - RESERVED_VALUE_BYTES
         )
         self.group_streams = GroupStreams(
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            max_frame=policy.max_frame,
-            retry_ns=retry_interval_ns(policy.timing),
+            policy.member, policy.incarnation, policy.epoch, max_frame=policy.max_frame, retry_ns=retry_ns
         )
+        self.topology_exchange = TopologyExchange(self.log.topology, retry_ns=retry_ns)
         self.wait_window = WaitWindow(self.multigroup.window_ns, policy.timing.delta_ns + policy.timing.gamma_ns)
         self.optimistic_delivery = (
             OptimisticDelivery(self.wait_window, policy.timing) if self.multigroup.optimistic else None
         )
         self.unpacker = BundleUnpacker(policy.timing, None if self.optimistic_delivery is None else Grade.FINAL)
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
+
         self._forwarded_at = self._leader_changes_seen = 0
         self._leaving_since: int | None = None
-        self.proposer = GroupProposer(
-            self.multigroup, self.log, self.proposals, self.barrier_requests, self.group_streams
-        )
-        self.topology_changes = TopologyChangeHandler(
-            policy,
-            self.log,
-            self.barrier_queue,
-            self.barrier_requests,
-            message_sender=self.message_sender,
-            unicast=self._unicast,
-        )
-        self.proposer.topology_messages = self.topology_changes.exchange.to_propose
+        self._known_leaders: dict[int, int] = {}
+        """By other group, the member that seems to lead it."""
         self._pending_acks: dict[tuple[int, int], None] = {}
-        periodic = self.multigroup.liveness == "periodic"
-        self.barrier_retry = BarrierRetry(max(retry_interval_ns(policy.timing), self.bound_ns() if periodic else 0))
+        """The (member, group) pairs to acknowledge a group's stream to at the next flush, in order."""
+        self._allowed_mask = self.log.topology.allowed_mask()
+        """The groups that this member may send to now."""
+        self._applied_topology_changes = self._confirmed_version = 0
+        self._restarted = False
         self._first_slot = 0
-        """From here on this member delivers everything."""
-        if consensus.decisions and isinstance(consensus.decisions[0], RestoredState):
-            self._restore(consensus.decisions[0])
-            del consensus.decisions[0]
-        restore_stream_entries(stored_records, self.barrier_queue)
-        self.events += self.topology_changes.restore(stored_records)
+        """From this slot on this member delivers everything."""
+        self._restore_stored_records(stored_records)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """To the own group alone."""
+        """Send to the own group alone."""
         return self.submit_to(now, messages, (self.own_group_name,))
 
     def submit_to(self, now: int, messages: Sequence[bytes], destinations: Sequence[str]) -> int:
-        """QGFTO-Mcast; DestinationNotAllowed if the topology does not let this group send there."""
-        mask = self.topology_changes.checked_mask(destinations)
-        if (
-            self.mode is not Mode.DELIVER_MESSAGES
-            or self._leaving_since is not None
-            or self.topology_changes.catching_up()
-        ):
+        """QGFTO-Mcast. Raises DestinationNotAllowed if the topology does not let this group send there."""
+        mask = self._checked_mask(destinations)
+        if self.mode is not Mode.DELIVER_MESSAGES or self._leaving_since is not None or self._topology_unknown():
             return 0
-        begins = not self.message_sender.undecided
+        none_undecided = not self.message_sender.undecided
         count = self.message_sender.submit(now, messages, mask)
-        if begins:
+        if none_undecided:
             self._forwarded_at = now
         self.now, self.has_pending_input = now, True
         self._forward(now)
         return count
 
     def destinations(self, groups: Sequence[str]) -> tuple[int, ...]:
-        """The members of these groups; DestinationNotAllowed if this group may not send there now."""
-        self.topology_changes.checked_mask(groups)
+        """The members of these groups. Raises DestinationNotAllowed if this group may not send there now."""
+        self._checked_mask(groups)
         return self.multigroup.topology.members_of(groups)
 
     def change_topology(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
-        """Have the own group send to these groups and no others; the result says whether it does."""
-        done = self.topology_changes.request_change(now, sends)
+        """Let the own group send to these groups and no others. The result tells whether all groups have followed."""
+        topology = self.multigroup.topology
+        for name in sends:
+            if name not in topology.groups:
+                raise InvalidOption("topology.sends", f"{name!r} is none of the groups {', '.join(topology.names)}")
+        serial = self.message_sender.send_control(now, SetReceivers(topology.mask(sends)))
         self.now, self.has_pending_input = now, True
         self._forward(now)
-        return done
+        return lambda: self._own_next_serial() > serial and self.log.topology.is_settled()
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if self.mode is Mode.LEFT:
             return
-        if frame.kind is not Kind.HEARTBEAT:  # nothing follows from one before the next wake
+        if frame.kind is not Kind.HEARTBEAT:  # a heartbeat has no effect before the next wake
             self.now, self.has_pending_input = now, True
         if frame.kind not in DECODERS:
             self.consensus.from_below(now, frame)
@@ -188,20 +202,22 @@ class QuasiGenuine(ConsensusOrderBase):
             return
         match DECODERS[frame.kind](bytes(frame.body)):
             case Cast() as cast:
-                parcel = checked_bundle(cast.bundle)
-                if (parcel.sender, parcel.incarnation) == (frame.sender, frame.incarnation):
+                bundle = checked_bundle(cast.bundle)
+                if (bundle.sender, bundle.incarnation) == (frame.sender, frame.incarnation):
                     self.wait_window.record_delay(now - frame.sent_ns)
-                    self._on_cast(now, group, parcel, cast)
+                    self._on_cast(now, group, bundle, cast)
                 else:
                     self.ignored["malformed"] += 1
-            case StreamSegment() as stream:
-                self._on_stream(frame, group, stream)
+            case StreamSegment() as segment:
+                self._on_stream_segment(frame, group, segment)
             case StreamAck() as ack if ack.source == self.own_group:
                 self.group_streams.on_ack(now, frame.sender, frame.incarnation, group, ack.applied)
-            case BarrierRequest() as want:
-                self._on_barrier_request(now, frame.sender, group, want)
-            case TopologyMessage() as bond if bond.group == group:
-                self.topology_changes.exchange.receive(now, frame.sender, bond, leads=self.consensus.is_leader)
+            case BarrierRequest() as request:
+                self._on_barrier_request(now, frame.sender, group, request)
+            case TopologyMessage() as message if message.group == group:
+                answer = self.topology_exchange.receive(message, leads=self.consensus.is_leader)
+                if answer is not None:
+                    self._unicast(now, Kind.TOPOLOGY, encode_topology_message(answer), frame.sender)
             case _:
                 self.ignored["malformed"] += 1
 
@@ -215,11 +231,11 @@ class QuasiGenuine(ConsensusOrderBase):
         self.consensus.wake(now)
         if self.consensus.is_leader:
             self.group_streams.wake(now, self.log)
-            self.topology_changes.exchange.wake(now, self.consensus.detector.suspected)
+            self._send_topology_requests(now)
         self._retransmit_overdue(now)
 
     def wake_at(self) -> int | None:
-        """The consensus's alarm, and those for what is held back, late or unanswered."""
+        """The next time at which the consensus, a retransmission, a proposal or an early delivery is due."""
         if self.mode is Mode.LEFT:
             return None
         times = [self.consensus.wake_at(), self.barrier_retry.retry_at()]
@@ -228,7 +244,7 @@ class QuasiGenuine(ConsensusOrderBase):
         if self.optimistic_delivery is not None:
             times.append(self.optimistic_delivery.due_at())
         if self.consensus.is_leader:
-            times += [self.group_streams.wake_at(), self.topology_changes.exchange.due_at()]
+            times += [self.group_streams.wake_at(), self.topology_exchange.due_at()]
             if self._has_free_instance():
                 times.append(self.proposer.due_at(self.wait_window.ns))
         return earliest(times)
@@ -238,76 +254,32 @@ class QuasiGenuine(ConsensusOrderBase):
         self.message_sender.change_rate(rate)
 
     def leave(self, now: int) -> None:
-        """Depart when all that was accepted has its place; those who stay still need a majority of all there were."""
+        """Depart once all accepted messages are decided. The group still needs a majority of all its members."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
             self.has_pending_input = True
 
-    # -- what others say -------------------------------------------------------------------------------------
-
-    def _on_cast(self, now: int, group: int, bundle: Bundle, cast: Cast) -> None:
-        """FR-Deliver(m)."""
-        stamp = stamp_of(cast.ts, bundle.sender)
-        if self.optimistic_delivery is not None and cast.destination_mask >> self.own_group & 1:
-            self.optimistic_delivery.add(now, stamp, bundle, cast.bundle)
-        if group == self.own_group:
-            settled = self.log.next_serial(bundle.sender, bundle.incarnation)
-            if self.proposals.add(bundle, cast, settled):
-                self.barrier_requests.on_own_message(stamp, cast.destination_mask)
-        else:
-            self._record_barrier_request(now, group, stamp, cast.destination_mask)
-
-    def _record_barrier_request(self, now: int, group: int, stamp: int, mask: int) -> None:
-        unreached = self.barrier_requests.requested(group, stamp, mask)
-        if self.consensus.is_leader:
-            for other in unreached:
-                self.contacts.request_barrier(now, other, BarrierRequest(stamp, 1 << self.own_group))
-
-    def _on_barrier_request(self, now: int, sender: int, group: int, request: BarrierRequest) -> None:
-        if self.multigroup.liveness != "on_demand":
-            self.ignored["not on demand"] += 1
-            return
-        self._record_barrier_request(now, group, request.stamp, request.group_mask)
-        # Who asks for itself may have lost what the others got.
-        if request.group_mask >> group & 1 and group in self.log.streams and self.log.last_stamp >= request.stamp:
-            self.group_streams.send_barrier(now, self.log, group, sender)
-
-    def _on_stream(self, frame: Frame, group: int, segment: StreamSegment) -> None:
-        """Decided messages of another group, and its barrier."""
-        if segment.source != group or group not in self.barrier_queue.sources:
-            self.ignored["not a sender to this group"] += 1
-            return
-        leader = self.contacts.update_leader(group, frame)
-        fresh = self.barrier_queue.receive(group, segment.first, segment.entries)
-        self.barrier_queue.promise(group, segment.head, segment.last_stamp)
-        if fresh:
-            self.writes.append(stream_entries_write(group, fresh))
-            if self.multigroup.liveness == "on_demand":
-                self.barrier_requests.request(fresh[-1][1].stamp)
-        if frame.number:
-            self._pending_acks[leader, group] = None
-
-    # -- what this member says -------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def _forward(self, now: int) -> None:
-        """Send messages to whoever leads, and tell the groups that they concern."""
-        leader, sending = self.consensus.leader, self.message_sender
-        if leader is None or sending.forwarded >= min(len(sending.undecided), AHEAD_MAX):
+        """Send undecided messages to the leader, and notify the groups that they concern."""
+        leader, sender = self.consensus.leader, self.message_sender
+        if leader is None or sender.forwarded >= min(len(sender.undecided), AHEAD_MAX):
             return
         hints: dict[int, tuple[int, int]] = {}
-        for unsettled in islice(sending.undecided, sending.forwarded, AHEAD_MAX):
-            self._forward_cast(now, leader, unsettled.cast)
-            if self.optimistic_delivery is not None and not unsettled.announced:
-                self._send_to_destinations(now, leader, unsettled.cast)
-            told, unsettled.announced, mask = unsettled.announced, True, unsettled.cast.destination_mask
-            if not told and self.multigroup.liveness == "on_demand":
+        for undecided in islice(sender.undecided, sender.forwarded, AHEAD_MAX):
+            self._forward_cast(now, leader, undecided.cast)
+            if self.optimistic_delivery is not None and not undecided.announced:
+                self._send_to_destinations(now, leader, undecided.cast)
+            announced, undecided.announced, mask = undecided.announced, True, undecided.cast.destination_mask
+            if not announced and self._on_demand:
                 for group in self.barrier_requests.groups_to_notify(mask):
                     if self.optimistic_delivery is not None and mask >> group & 1:
                         continue
-                    hints[group] = (sending.expected_stamp(unsettled), hints.get(group, (0, 0))[1] | mask)
-        sending.forwarded = min(len(sending.undecided), AHEAD_MAX)
+                    hints[group] = (sender.expected_stamp(undecided), hints.get(group, (0, 0))[1] | mask)
+        sender.forwarded = min(len(sender.undecided), AHEAD_MAX)
         for group, (stamp, mask) in hints.items():
-            self.contacts.request_barrier(now, group, BarrierRequest(stamp, mask))
+            self._request_barrier(now, group, BarrierRequest(stamp, mask))
 
     def _send_to_destinations(self, now: int, leader: int, cast: Cast) -> None:
         """FR-MCast to all destinations, which deliver early."""
@@ -324,10 +296,72 @@ class QuasiGenuine(ConsensusOrderBase):
         else:
             self._unicast(now, Kind.GROUP_CAST, encode_cast(cast), leader)
 
-    # -- the log ---------------------------------------------------------------------------------------------
+    def _request_barrier(self, now: int, group: int, request: BarrierRequest, *, all_members: bool = False) -> None:
+        """Ask a group's leader and its relay for a barrier; all its members if its leader is unknown."""
+        leader, members = self._known_leaders.get(group), self._members_of[group]
+        for member in members:
+            if leader is None or all_members or member in {leader, relay_of(members, leader)}:
+                self._unicast(now, Kind.BARRIER_REQUEST, encode_barrier_request(request), member)
+
+    def _request_own_barrier(self, now: int, group: int, *, all_members: bool = False) -> None:
+        """Ask a group for the barrier that every message waiting here needs."""
+        request = BarrierRequest(self.barrier_queue.largest_stamp, 1 << self.own_group)
+        self._request_barrier(now, group, request, all_members=all_members)
+
+    def _unicast(self, now: int, kind: Kind, body: bytes, to: int) -> None:
+        me = self._policy
+        self.down.append(Frame(kind, me.member, me.incarnation, me.epoch, 0, 0, sent_ns=now, body=body, to=to))
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def _on_cast(self, now: int, group: int, bundle: Bundle, cast: Cast) -> None:
+        """FR-Deliver(m)."""
+        stamp = stamp_of(cast.ts, bundle.sender)
+        if self.optimistic_delivery is not None and cast.destination_mask >> self.own_group & 1:
+            self.optimistic_delivery.add(now, stamp, bundle, cast.bundle)
+        if group == self.own_group:
+            next_serial = self.log.next_serial(bundle.sender, bundle.incarnation)
+            if self.proposals.add(bundle, cast, next_serial):
+                self.barrier_requests.on_own_message(stamp, cast.destination_mask)
+        else:
+            self._record_barrier_request(now, group, stamp, cast.destination_mask)
+
+    def _on_barrier_request(self, now: int, sender: int, group: int, request: BarrierRequest) -> None:
+        if not self._on_demand:
+            self.ignored["not on demand"] += 1
+            return
+        self._record_barrier_request(now, group, request.stamp, request.group_mask)
+        # A member that asks for its own group may have lost the barrier that the others received.
+        if request.group_mask >> group & 1 and group in self.log.streams and self.log.last_stamp >= request.stamp:
+            self.group_streams.send_barrier(now, self.log, group, sender)
+
+    def _record_barrier_request(self, now: int, group: int, stamp: int, mask: int) -> None:
+        unreached = self.barrier_requests.requested(group, stamp, mask)
+        if self.consensus.is_leader:
+            for other in unreached:
+                self._request_barrier(now, other, BarrierRequest(stamp, 1 << self.own_group))
+
+    def _on_stream_segment(self, frame: Frame, group: int, segment: StreamSegment) -> None:
+        """Decided messages of another group, and its barrier."""
+        if segment.source != group or group not in self.barrier_queue.sources:
+            self.ignored["not a sender to this group"] += 1
+            return
+        if frame.burst:  # the sender leads its group
+            self._known_leaders[group] = frame.sender
+        leader = self._known_leaders.get(group, frame.sender)
+        fresh = self.barrier_queue.receive(group, segment.first, segment.entries)
+        self.barrier_queue.promise(group, segment.head, segment.last_stamp)
+        if fresh:
+            self.writes.append(stream_entries_write(group, fresh))
+            if self._on_demand:
+                self.barrier_requests.request(fresh[-1][1].stamp)
+        if frame.number:  # the sender wants an acknowledgment
+            self._pending_acks[leader, group] = None
+
+    # -- agreeing --------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Say what there is to say to all that has happened since the last time: what came together counts together."""
+        """Process all input since the last call as one batch, and queue the replies."""
         now, consensus = self.now, self.consensus
         if self.mode is Mode.LEFT or not self.has_pending_input:
             return
@@ -335,35 +369,28 @@ class QuasiGenuine(ConsensusOrderBase):
         if consensus.leader_changes != self._leader_changes_seen:
             self._leader_changes_seen = consensus.leader_changes
             self._on_leader_change(now)
-        moved = True
-        while moved:
-            moved = consensus.is_leader and self._propose(now)
+        progress = True
+        while progress:
+            progress = consensus.is_leader and self._propose(now)
             consensus.flush(now)
             if consensus.decisions:
                 decisions, consensus.decisions[:] = consensus.decisions[:], []
                 self._apply_decisions(now, decisions)
-                moved = True
+                progress = True
         self._deliver(now)
-        herald = relay_of(consensus.members, consensus.leader)
+        relay = relay_of(consensus.members, consensus.leader)
         if consensus.is_leader:
-            self.topology_changes.exchange.wake(now, self.consensus.detector.suspected)
-            self._send_streams(now, relayed=herald is not None and consensus.decisions_known_by((herald,)))
-        elif herald == consensus.me:
+            self._send_topology_requests(now)
+            self._send_streams(now, relayed=relay is not None and consensus.decisions_known_by((relay,)))
+        elif relay == consensus.me:
             self._send_streams(now)
-        for member, group in self._pending_acks:
-            self._unicast(
-                now,
-                Kind.GROUP_STREAM_ACK,
-                encode_stream_ack(StreamAck(group, self.barrier_queue.sources[group].applied)),
-                member,
-            )
-        self._pending_acks.clear()
+        self._send_acks(now)
         for frame in consensus.down:
-            # "Everyone" is the own group here; nobody else is to hear of its votes.
-            to = consensus.peers if frame.to == EVERYONE else (frame.to,)
-            self.down += [addressed_to(frame, mate) for mate in to]
-        self.down += self.group_streams.down
+            # Consensus addresses "everyone", which means the own group: no other group sees its votes.
+            receivers = consensus.peers if frame.to == EVERYONE else (frame.to,)
+            self.down += [addressed_to(frame, member) for member in receivers]
         consensus.down.clear()
+        self.down += self.group_streams.down
         self.group_streams.down.clear()
         self.writes += tagged_consensus_writes(consensus.writes)
         consensus.writes.clear()
@@ -371,25 +398,27 @@ class QuasiGenuine(ConsensusOrderBase):
             self._depart_if_done(now)
 
     def _propose(self, now: int) -> bool:
+        """Propose the next value, if there is one; topology messages get a value of their own."""
+        if not self._has_free_instance():
+            return False
         consensus = self.consensus
-        value = (
-            self.proposer.next_value(now, self.wait_window.ns, consensus.max_value_bytes)
-            if self._has_free_instance()
-            else None
-        )
-        return value is not None and consensus.propose(now, consensus.next_free, value)
+        items: list[Item] = [*self.topology_exchange.pop_to_propose()]
+        if not items:
+            items = self.proposer.next_items(now, self.wait_window.ns, consensus.max_value_bytes)
+            # Trims alone are not worth a proposal, unless they free a closed stream.
+            items += self.group_streams.trims_to_propose(self.log, self._members_of, closed_only=not items)
+        return bool(items) and consensus.propose(now, consensus.next_free, encode_value(items))
 
     def _has_free_instance(self) -> bool:
         return self.consensus.next_free <= self.consensus.decided + self.consensus.window
 
     def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
         """When Decide(k, msgSet)."""
-        log, me = self.log, self._policy
+        log = self.log
         for decision in decisions:
             if isinstance(decision, RestoredState):
-                if self._restore(decision) and self.mode is Mode.DELIVER_MESSAGES:
-                    text = f"what was decided up to {decision.k} is not kept any more: some of it is not delivered here"
-                    self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, me.member, self.unpacker.slot))
+                if self._restore_snapshot(decision) and self.mode is Mode.DELIVER_MESSAGES:
+                    self._report_skipped_messages(decision.k)
                 continue
             own = log.apply(decision.value)
             if own is None:
@@ -398,17 +427,29 @@ class QuasiGenuine(ConsensusOrderBase):
             for entry in own:
                 self.barrier_queue.add_own(entry)
             if decision.k % COMPACT_EVERY_INSTANCES == 0 and not self.barrier_queue.awaiting_admission:
-                self.consensus.compact(decision.k, encode_snapshot(log, self.barrier_queue, self.unpacker))
-        for sender, life in self.proposals.senders():
-            self.proposals.discard_decided(sender, life, log.next_serial(sender, life))
-        if self.message_sender.discard_decided(log.next_serial(me.member, me.incarnation)):
+                self.consensus.compact(decision.k, self._encode_snapshot())
+        for sender, incarnation in self.proposals.senders():
+            self.proposals.discard_decided(sender, incarnation, log.next_serial(sender, incarnation))
+        if self.message_sender.discard_decided(self._own_next_serial()):
             self._forwarded_at = now
         if self.consensus.next_free == self.consensus.decided + 1:
             self.proposer.on_all_decided()
-        self.events += self.topology_changes.apply_changes(now, leads=self.consensus.is_leader)
+        self._apply_topology_changes(now, leads=self.consensus.is_leader)
         self._forward(now)
 
+    def _own_next_serial(self) -> int:
+        return self.log.next_serial(self._policy.member, self._policy.incarnation)
+
+    def _report_skipped_messages(self, upto: int) -> None:
+        text = f"decisions up to instance {upto} are no longer retained: this member misses some of their messages"
+        self.events.append(
+            Violation(ViolationKind.TOO_FAR_BEHIND, text, self._policy.member, self.unpacker.slot),
+        )
+
+    # -- delivering ------------------------------------------------------------------------------------------
+
     def _deliver(self, now: int) -> None:
+        """Deliver every message that all barriers have passed, and ask for the barriers that the others need."""
         for _, entry in self.barrier_queue.pop_deliverable(self.log.last_stamp):
             if self.optimistic_delivery is not None:
                 self.optimistic_delivery.mark_final(entry.bundle)
@@ -417,78 +458,135 @@ class QuasiGenuine(ConsensusOrderBase):
                 self.events.append(batch)
         if self.optimistic_delivery is not None:
             self.events += self.optimistic_delivery.pop_due(now)
-        pending = self.barrier_queue.pending
+        pending, largest_stamp = self.barrier_queue.pending, self.barrier_queue.largest_stamp
         self.barrier_retry.set_blocked(now, pending[0][0] if pending else None)
-        if pending and self.consensus.is_leader and self.multigroup.liveness == "on_demand":
-            if self.log.last_stamp < self.barrier_queue.largest_stamp:
-                self.barrier_requests.request(self.barrier_queue.largest_stamp)
-            for group in self.barrier_requests.mark_unrequested(
-                self.barrier_queue.blockers(), self.barrier_queue.largest_stamp
-            ):
-                self.contacts.request_barrier(
-                    now, group, BarrierRequest(self.barrier_queue.largest_stamp, 1 << self.own_group)
-                )
+        if pending and self.consensus.is_leader and self._on_demand:
+            if self.log.last_stamp < largest_stamp:
+                self.barrier_requests.request(largest_stamp)
+            for group in self.barrier_requests.mark_unrequested(self.barrier_queue.blockers(), largest_stamp):
+                self._request_own_barrier(now, group)
+
+    # -- sending to other groups -----------------------------------------------------------------------------
 
     def _send_streams(self, now: int, *, relayed: bool = False) -> None:
-        """Send(m, 'cons') to the destinations, and barriers to who needs them."""
-        log, calls = self.log, self.barrier_requests
-        on_demand = self.multigroup.liveness == "on_demand"
-        threshold_ns, ready = self.multigroup.barrier_threshold_ns, log.streams
-        due = (
-            calls.due_receivers(log.last_stamp, ready)
-            if on_demand
-            else calls.stale_receivers(log.last_stamp, threshold_ns, ready)
-        )
+        """Send(m, 'cons') to the destinations, and barriers to the groups that need them."""
+        log, requests = self.log, self.barrier_requests
+        if self._on_demand:
+            due = requests.due_receivers(log.last_stamp, log.streams)
+        else:
+            due = requests.stale_receivers(log.last_stamp, self.multigroup.barrier_threshold_ns, log.streams)
         for receiver in log.streams:
             self.group_streams.send_missing_to_all(
-                now, log, receiver, calls.members_of(receiver), barrier=receiver in due, relayed=relayed
+                now, log, receiver, self._members_of[receiver], barrier=receiver in due, relayed=relayed
             )
         self.events += self.group_streams.report_too_far_behind()
 
-    def _restore(self, restored: RestoredState) -> bool:
-        upto = restore_snapshot(restored, self.log, self.barrier_queue, self.unpacker)
-        if upto is not None:
-            self._first_slot = self._timing.slot_of(time_of(upto)) + 1
-        return upto is not None
+    def _send_acks(self, now: int) -> None:
+        for member, group in self._pending_acks:
+            ack = StreamAck(group, self.barrier_queue.sources[group].applied)
+            self._unicast(now, Kind.GROUP_STREAM_ACK, encode_stream_ack(ack), member)
+        self._pending_acks.clear()
 
-    # -- leaders ---------------------------------------------------------------------------------------------
+    # -- topology changes ------------------------------------------------------------------------------------
+
+    def _checked_mask(self, destinations: Sequence[str]) -> int:
+        """These groups as a mask. Raises DestinationNotAllowed if the own group may not send to all of them now."""
+        topology = self.multigroup.topology
+        outside = tuple(name for name in destinations if name not in topology.groups)
+        mask = 0 if outside else topology.mask(destinations)
+        if not mask or mask & ~self._allowed_mask:
+            outside = outside or topology.names_in_mask(mask & ~self._allowed_mask)
+            raise DestinationNotAllowed(self.own_group_name, outside, topology.names_in_mask(self._allowed_mask))
+        return mask
+
+    def _topology_unknown(self) -> bool:
+        """Whether this member has restarted and not yet caught up to the current topology."""
+        return self._restarted and not self._own_next_serial()
+
+    def _apply_topology_changes(self, now: int, *, leads: bool) -> None:
+        """Follow the topology as the log has it, confirm it if needed, and report it to the application."""
+        self._report_refused_messages()
+        topology, own_group = self.log.topology, self.own_group
+        if topology.change_count == self._applied_topology_changes:
+            return
+        self._applied_topology_changes, self._allowed_mask = topology.change_count, topology.allowed_mask()
+        self.barrier_queue.update_sources(topology.incoming)
+        own_mask = topology.wanted_mask & 1 << own_group
+        receivers, senders = topology.receivers(), topology.senders()
+        itself = (own_group,) if own_mask else ()
+        new_senders = frozenset(group for group in senders if topology.incoming[group].epoch > 1)
+        self.barrier_requests.set_links((*itself, *receivers), (*itself, *senders), new_senders)
+        if topology.awaits_confirmation_of(self._policy.member) and self._confirmed_version < topology.version:
+            self._confirmed_version = topology.version
+            self.message_sender.send_control(now, ConfirmTopology(topology.version))
+        new_answers = self.topology_exchange.on_topology_changed(now)
+        if leads:
+            self._send_topology_messages(now, new_answers)
+        names = self.multigroup.topology.names_in_mask
+        sends_to = names(self._allowed_mask)
+        receives_from = names(own_mask | sum(1 << group for group in senders))
+        linked = {own_group, *receivers, *senders, *self.log.streams}
+        talks_with = names(sum(1 << group for group in linked))
+        complete = topology.is_settled()
+        self.events.append(
+            TopologyChange.of(self._policy.member, sends_to, receives_from, talks_with, complete=complete)
+        )
+
+    def _report_refused_messages(self) -> None:
+        for sender, incarnation, first_sequence, mask in self.log.refused:
+            if (sender, incarnation) == (self._policy.member, self._policy.incarnation):
+                groups = ", ".join(self.multigroup.topology.names_in_mask(mask))
+                text = (
+                    f"message {first_sequence} of member {sender} is not delivered anywhere: "
+                    f"its group no longer sends to {groups}"
+                )
+                self.events.append(Violation(ViolationKind.NOT_RELATED, text, sender))
+        self.log.refused.clear()
+
+    def _send_topology_requests(self, now: int) -> None:
+        self._send_topology_messages(now, self.topology_exchange.wake(now, self.consensus.detector.suspected))
+
+    def _send_topology_messages(self, now: int, messages: Sequence[tuple[int, TopologyMessage]]) -> None:
+        for group, message in messages:
+            for member in self._members_of[group]:
+                self._unicast(now, Kind.TOPOLOGY, encode_topology_message(message), member)
+
+    # -- leader changes and retries --------------------------------------------------------------------------
 
     def _on_leader_change(self, now: int) -> None:
-        """Hand everything in again; what an earlier leader was doing is void."""
+        """Forward all undecided messages again, and forget the plans of an earlier leader."""
         self.consensus.withdraw()
         self.barrier_requests.reset()
         self.group_streams.reset(self.log, leads=self.consensus.is_leader)
         self.proposer.start_term(now)
-        self.topology_changes.exchange.start_term(now)
+        self.topology_exchange.start_term(now)
         self.adopt_leader(now, self._first_slot)
         self.message_sender.forwarded, self._forwarded_at = 0, now
         self._forward(now)
 
     def _retransmit_overdue(self, now: int) -> None:
-        """Say again what has waited too long: to the leader, and to groups that hold this one up."""
-        leader, sending = self.consensus.leader, self.message_sender
-        if sending.undecided and leader is not None and now >= self._forwarded_at + self._forward_timeout_ns():
+        """Retransmit overdue messages to the leader, and overdue barrier requests to the groups that block this one."""
+        leader, sender = self.consensus.leader, self.message_sender
+        if sender.undecided and leader is not None and now >= self._forwarded_at + self._forward_timeout_ns():
             self._forwarded_at = now
-            for unsettled in islice(sending.undecided, min(sending.forwarded, RETRANSMIT_AT_ONCE)):
-                self._forward_cast(now, leader, unsettled.cast)
+            for undecided in islice(sender.undecided, min(sender.forwarded, RETRANSMIT_AT_ONCE)):
+                self._forward_cast(now, leader, undecided.cast)
         if self.barrier_retry.start_attempt_if_due(now):
             blockers = self.barrier_queue.blockers()
-            if self.multigroup.liveness == "on_demand":
+            if self._on_demand:
                 for group in blockers:
-                    self.contacts.request_barrier(
-                        now,
-                        group,
-                        BarrierRequest(self.barrier_queue.largest_stamp, 1 << self.own_group),
-                        all_members=True,
-                    )
+                    self._request_own_barrier(now, group, all_members=True)
             if self.barrier_retry.attempts == BLOCKED_AFTER_REQUESTS and blockers:
                 names = ", ".join(self.multigroup.topology.names[group] for group in blockers)
-                text = f"deliveries wait for barriers of {names}, asked for {self.barrier_retry.attempts} times"
+                text = f"deliveries wait for barriers of {names}, requested {self.barrier_retry.attempts} times"
                 self.events.append(Violation(ViolationKind.HELD_UP, text, self._policy.member))
         self.report_consensus_problems(now)
 
     def _depart_if_done(self, now: int) -> None:
-        """All is in its place, and sent on; a leader stays until the others know, for as long as that can take."""
+        """Leave once all own messages are decided; a leader also waits until the others have all it knows.
+
+        After four latency bounds the member leaves in any case.
+        """
         overdue = now > (self._leaving_since or 0) + 4 * self.bound_ns()
         if self.message_sender.undecided and self.mode is Mode.DELIVER_MESSAGES:
             return
@@ -500,5 +598,197 @@ class QuasiGenuine(ConsensusOrderBase):
             self.events.append(LeaveComplete(self.unpacker.slot))
 
     def bound_ns(self) -> int:
-        """While nobody fails and nothing is lost."""
+        """The latency bound while no member fails and no datagram is lost."""
         return quasi_genuine_latency_bound_ns(self._timing, self.multigroup)
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    def _encode_snapshot(self) -> bytes:
+        """The result of all decisions and of all messages received so far."""
+        state = GroupState()
+        self.log.save(state)
+        self.barrier_queue.save(state)
+        state.fragments = {sender_run: b"".join(fragments) for sender_run, fragments in self.unpacker.fragments.items()}
+        return encode_state(state)
+
+    def _restore_snapshot(self, restored: RestoredState) -> bool:
+        """Continue from a snapshot. Returns whether it skips messages that this member has not delivered."""
+        state = decode_state(restored.state)
+        if state is None:
+            raise StorageError(
+                f"the snapshot of the group's log up to instance {restored.k} is malformed; "
+                "restore the storage file that it was read from"
+            )
+        self.log.restore(state)
+        self.barrier_queue.update_sources(self.log.topology.incoming)
+        if not self.barrier_queue.restore(state):
+            return False
+        self.unpacker.fragments = {sender_run: [fragments] for sender_run, fragments in state.fragments.items()}
+        self._first_slot = self._timing.slot_of(time_of(state.last_delivered[0])) + 1
+        return True
+
+    def _restore_stored_records(self, stored_records: StoredRecords | None) -> None:
+        """Continue from stable storage: the snapshot, then the entries of other groups received after it."""
+        decisions = self.consensus.decisions
+        if decisions and isinstance(decisions[0], RestoredState):
+            self._restore_snapshot(decisions[0])
+            del decisions[0]
+        for source, number, entry in stored_stream_entries(stored_records):
+            self.barrier_queue.restore_entry(source, number, entry)
+        if stored_records is not None and stored_records.records:
+            # The earlier incarnation may have confirmed a topology that this one has not read yet.
+            self._restarted = True
+            self.message_sender.send_control(0, ConfirmTopology(self.log.topology.version))
+            self._apply_topology_changes(0, leads=False)
+
+
+def _build_consensus(policy: Policy, group_members: tuple[int, ...], stored_records: StoredRecords | None) -> Consensus:
+    """The consensus of the own group, continued from its stored records."""
+    return Consensus(
+        policy.member,
+        group_members,
+        every_ns=heartbeat_interval_ns(policy.timing),
+        retry_ns=retry_interval_ns(policy.timing),
+        max_frame=policy.max_frame,
+        incarnation=policy.incarnation,
+        epoch=policy.epoch,
+        window=WINDOW,
+        retain=COMPACT_EVERY_INSTANCES,
+        stored_records=consensus_records(stored_records),
+        batch_replies=True,
+    )
+
+
+class BundleUnpacker:
+    """Turns decided bundles into deliveries of one grade."""
+
+    def __init__(self, timing: Timing, grade: Grade | None) -> None:
+        self.slot = 0
+        """The slot of the last delivered message."""
+        self.fragments: dict[tuple[int, int], list[bytes]] = {}
+        """By (sender, incarnation), the fragments received of an incomplete message."""
+        self._timing, self._grade = timing, grade
+        self._index = 0
+        """The index of this member's next delivery. Every other field of a batch is the same at all members."""
+
+    def batch(self, stamp: int, data: bytes) -> Batch | None:
+        """The messages of a bundle, or None if its message is incomplete."""
+        bundle = checked_bundle(data)
+        packed = self._packed_messages(bundle)
+        if packed is None:
+            return None
+        self.slot = slot = self._timing.slot_of(time_of(stamp))
+        position = (stamp - slot * self._timing.theta_ns * STAMP_SENDERS) * POSITIONS_PER_STAMP
+        batch = Batch(
+            bundle.sender,
+            bundle.incarnation,
+            slot,
+            bundle.first_sequence,
+            position,
+            self._index,
+            packed.count,
+            [packed],
+            grade=self._grade,
+        )
+        self._index += packed.count
+        return batch
+
+    def _packed_messages(self, bundle: Bundle) -> PackedMessages | None:
+        if not bundle.flags & FRAGMENT:
+            return read_packed_messages(bundle.body, 0, len(bundle.body))
+        sender_run = (bundle.sender, bundle.incarnation)
+        if bundle.flags & FIRST_FRAGMENT:
+            self.fragments[sender_run] = []
+        elif sender_run not in self.fragments:
+            return None
+        self.fragments[sender_run].append(bundle.body)
+        return None if bundle.flags & MORE_FRAGMENTS else ReassembledMessage(self.fragments.pop(sender_run))
+
+
+class WaitWindow:
+    """w(p): how long a message waits before it is proposed and delivered early.
+
+    It is the declared value, or a quarter more than the longest of the last measured delays: `initial_ns` until a delay
+    is measured, and at most `WINDOW_FACTOR_MAX` times that, so that one member that stalled does not slow down the
+    others for long. The delay is that of a single datagram: the delay of a retransmitted message would include the
+    window itself.
+    """
+
+    def __init__(self, declared_ns: int | None, initial_ns: int) -> None:
+        self._declared_ns, self._initial_ns = declared_ns, initial_ns
+        self._delays_ns: deque[int] = deque(maxlen=DELAY_SAMPLES)
+        self._longest_ns = 0
+
+    @property
+    def ns(self) -> int:
+        """The current window."""
+        if self._declared_ns is not None:
+            return self._declared_ns
+        if not self._delays_ns:
+            return self._initial_ns
+        return min(self._longest_ns + self._longest_ns // 4, WINDOW_FACTOR_MAX * self._initial_ns)
+
+    def record_delay(self, delay_ns: int) -> None:
+        """Record the delay of a datagram, as the clocks show it."""
+        if self._declared_ns is not None:
+            return
+        dropped_ns = self._delays_ns[0] if len(self._delays_ns) == DELAY_SAMPLES else 0
+        self._delays_ns.append(max(0, delay_ns))
+        if dropped_ns == self._longest_ns:
+            self._longest_ns = max(self._delays_ns)
+        else:
+            self._longest_ns = max(self._longest_ns, delay_ns)
+
+
+class OptimisticDelivery:
+    """optPending: one member's messages that wait for early delivery (Algorithm 3).
+
+    A message is delivered early when the clock has passed its timestamp by w(p), in timestamp order. A message is late
+    if it arrives after that, or after one with a larger timestamp was delivered early. A late message is only delivered
+    finally (errata 003-6, 003-7), as is a message that becomes final before its early delivery is due.
+    """
+
+    def __init__(self, window: WaitWindow, timing: Timing) -> None:
+        self._window = window
+        self._unpacker = BundleUnpacker(timing, Grade.EARLY)
+        self._pending: list[tuple[int, int, Bundle, bytes]] = []
+        """A heap of (stamp of the timestamp, serial, bundle, encoded bundle)."""
+        self._received_serials: dict[tuple[int, int], int] = {}
+        """By (sender, incarnation), the number of bundles received."""
+        self._final_serials: dict[tuple[int, int], int] = {}
+        """By (sender, incarnation), the number of final bundles."""
+        self._last_stamp = 0
+        """The stamp of the last early delivery."""
+        self.late_bundles = 0
+        """The number of bundles that were not delivered early: they were late or held a fragment."""
+
+    def add(self, now: int, stamp: int, bundle: Bundle, data: bytes) -> None:
+        """A message for this group has arrived from its sender."""
+        sender_run = (bundle.sender, bundle.incarnation)
+        if bundle.serial < max(self._received_serials.get(sender_run, 0), self._final_serials.get(sender_run, 0)):
+            return
+        self._received_serials[sender_run] = bundle.serial + 1
+        if time_of(stamp) < now - self._window.ns or stamp <= self._last_stamp or bundle.flags & FRAGMENT:
+            self.late_bundles += 1
+            return
+        heappush(self._pending, (stamp, bundle.serial, bundle, data))
+
+    def mark_final(self, data: bytes) -> None:
+        """A message has been delivered finally."""
+        bundle = checked_bundle(data)
+        self._final_serials[bundle.sender, bundle.incarnation] = bundle.serial + 1
+
+    def pop_due(self, now: int) -> list[Batch]:
+        """The messages to deliver early now, in timestamp order."""
+        batches: list[Batch] = []
+        while self._pending and time_of(self._pending[0][0]) + self._window.ns < now:
+            stamp, serial, bundle, data = heappop(self._pending)
+            if serial >= self._final_serials.get((bundle.sender, bundle.incarnation), 0):
+                self._last_stamp = stamp
+                batch = self._unpacker.batch(stamp, data)
+                batches += [] if batch is None else [batch]
+        return batches
+
+    def due_at(self) -> int | None:
+        """When the first early delivery is due."""
+        return time_of(self._pending[0][0]) + self._window.ns + 1 if self._pending else None

@@ -1,121 +1,256 @@
-"""What a group's leader and its herald send to other groups: decided entries until everybody has them, and barriers.
+"""How the messages of one member leave it: to its own group, and from its group to the other groups (paper 003).
 
-In the paper every member sends every decided message (Algorithm 1 line 24). Here the herald does, once, which is the
-first to know; what is not answered the leader sends again, and whatever the herald has not said that it knows. A new
-leader goes on from what the receivers say that they have. Entries are numbered, so it does not matter who sends them
-(erratum 003-9).
+`MulticastSender` is the first half of QGFTO-Mcast. It gives messages their timestamps, packs them into bundles, and
+keeps every bundle until the own group has decided it.
+
+`GroupStreams` sends decided entries and barriers to other groups until every member there has acknowledged them. In the
+paper every member sends every decided message (Algorithm 1 line 24). Here the relay sends each entry once: of a small
+group it is the member that learns of a decision first, see `relay_of`. The leader retransmits entries that are not
+acknowledged, and sends those that the relay is not known to have. A new leader continues from the acknowledgments of
+the receivers. Entries are numbered, so any member may send them (erratum 003-9).
 """
 
 from __future__ import annotations
 
-from unisono.model.events import Violation, ViolationKind
-from unisono.orders.multigroup.group_log import GroupLog, OutgoingStream
-from unisono.orders.multigroup.messages import STREAM_BYTES, StreamSegment, encode_entry, encode_stream_segment
-from unisono.wire.frame import HEADER_BYTES, Frame, Kind
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from unisono.errors import MessageTooLarge
+from unisono.model.events import Violation, ViolationKind
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate, Reserver
+from unisono.net.pacer import Pacer
+from unisono.orders.leader.base import count_fitting_messages
+from unisono.orders.multigroup.group_log import GroupLog, OutgoingStream
+from unisono.orders.multigroup.messages import (
+    CAST_BYTES,
+    ENTRY_BYTES,
+    STREAM_BYTES,
+    Cast,
+    ReceivedByAll,
+    StreamSegment,
+    TopologyControl,
+    encode_control,
+    encode_entry,
+    encode_stream_segment,
+    stamp_of,
+)
+from unisono.orders.multigroup.topology_change import LinkState
+from unisono.orders.packing import Packer, reservation
+from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, encode_bundle
+from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, Frame, Kind
+
+BUNDLES_MAX = 1 << 10
+"""Accept no more messages while this many of a member's bundles are undecided."""
 WINDOW = 512
-"""So many entries may be on their way to one member."""
+"""At most this many entries are in flight to one member of another group."""
 RELAYED_MAX = 256
-"""More than these come to a herald only when it catches up: then the leader has sent them."""
+"""A relay that catches up sends only its last entries; the leader has sent the others."""
 BACKOFF_DOUBLINGS_MAX = 5
 TRIM_EVERY_ENTRIES = 512
-"""After so many more entries that all have, the group agrees to forget them."""
+"""When every receiver has this many more entries, the group agrees to drop them."""
+TRIMS_AT_ONCE = 2
+"""At most this many streams are trimmed by one proposal."""
+
+
+@dataclass(slots=True)
+class UndecidedCast:
+    """A bundle that the own group has not decided yet."""
+
+    serial: int
+    cast: Cast
+    announced: bool = False
+    """Whether the groups that it concerns have been notified of it."""
+
+
+class MulticastSender:
+    """One member's own messages, until its group has decided them."""
+
+    def __init__(self, policy: Policy, reserver: Reserver, value_max_bytes: int) -> None:
+        self._policy, self._reserver = policy, reserver
+        reserver.reserve(reservation(policy, policy.rate))
+        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
+        self._pending_rate: Rate | None = None
+        self._paced_slot = 0
+        cast_max_bytes = min(value_max_bytes, policy.max_frame - HEADER_BYTES - STREAM_BYTES - ENTRY_BYTES)
+        self._packer = Packer(cast_max_bytes - BUNDLE_OVERHEAD_BYTES - CAST_BYTES + HEADER_BYTES)
+        self._member, self._incarnation = policy.member, policy.incarnation
+        self._next_serial = self._next_sequence = 0
+        self._last_timestamp = 0
+        self.undecided: deque[UndecidedCast] = deque()
+        self.forwarded = 0
+        """The number of undecided bundles that have been sent to the leader."""
+
+    def change_rate(self, rate: Rate) -> None:
+        """Change the rate from the next slot on."""
+        self._policy.check_rate(rate)
+        self._reserver.reserve(reservation(self._policy, rate))
+        self._pending_rate = rate
+
+    def submit(self, now: int, messages: Sequence[bytes], mask: int) -> int:
+        """Accept messages for these groups, as many as the rate allows; none while too many bundles are undecided."""
+        sizes = list(map(len, messages))
+        largest = max(sizes, default=0)
+        if largest > self._policy.max_message:
+            raise MessageTooLarge(largest, self._policy.max_message)
+        slot = self._policy.timing.slot_of(now)
+        if slot > self._paced_slot:
+            self._paced_slot = slot
+            self._pacer.open_slot(slot, self._pending_rate)
+            self._pending_rate = None
+        if not sizes or len(self.undecided) >= BUNDLES_MAX:
+            return 0
+        count = count_fitting_messages(self._pacer, sizes)
+        if count:
+            self._pacer.record_sent(count, sum(sizes[:count]))
+            self._pack(now, messages[:count], sizes[:count], mask)
+        return count
+
+    def _pack(self, now: int, messages: Sequence[bytes], sizes: list[int], mask: int) -> None:
+        """Pack messages into as few bundles as possible, each with its own timestamp."""
+        payloads = self._packer.add(messages, sizes)
+        last = self._packer.flush()
+        for payload in payloads if last is None else [*payloads, last]:
+            flags, body = 0, b""
+            if payload.packed_messages is not None:
+                body = b"".join(payload.packed_messages.parts())
+            elif payload.fragment is not None:
+                body = bytes(payload.fragment)
+                flags = (
+                    FRAGMENT
+                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
+                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
+                )
+            self._enqueue(now, mask, flags, body)
+            self._next_sequence += payload.messages_completed
+
+    def send_control(self, now: int, control: TopologyControl) -> int:
+        """Send a control to the own group, behind all messages so far; returns its serial."""
+        self._enqueue(now, 0, 0, encode_control(control))
+        return self._next_serial - 1
+
+    def _enqueue(self, now: int, mask: int, flags: int, body: bytes) -> None:
+        # Timestamps grow even if the clock stands still or goes back: a later message must not overtake an earlier
+        # one (erratum 003-15).
+        self._last_timestamp = ts = max(now, self._last_timestamp + 1)
+        bundle = Bundle(self._member, self._incarnation, self._next_serial, self._next_sequence, flags, body)
+        self.undecided.append(UndecidedCast(self._next_serial, Cast(ts, mask, encode_bundle(bundle))))
+        self._next_serial += 1
+
+    def discard_decided(self, next_serial: int) -> bool:
+        """Remove the bundles below `next_serial`: they are decided. Returns whether there were any."""
+        removed = False
+        while self.undecided and self.undecided[0].serial < next_serial:
+            self.undecided.popleft()
+            self.forwarded = max(0, self.forwarded - 1)
+            removed = True
+        return removed
+
+    def expected_stamp(self, undecided: UndecidedCast) -> int:
+        """The stamp that a bundle gets unless one with a later timestamp is decided before it."""
+        return stamp_of(undecided.cast.ts, self._member)
+
+
+def relay_of(members: Iterable[int], leader: int | None) -> int | None:
+    """The member that sends decided entries to other groups: in a group of two or three, a follower.
+
+    There, two members are a majority. A follower that accepts a proposal knows that it is decided, because the leader
+    accepted it before. The leader itself learns it one round trip after its proposal. Larger groups have no relay.
+    """
+    followers = [member for member in members if member != leader]
+    return None if leader is None or not 1 <= len(followers) <= 2 else min(followers)
 
 
 class _ReceiverProgress:
-    """One member of another group."""
+    """The progress of one member of another group."""
 
     __slots__ = ("acked", "attempts", "due_at", "has_reported", "incarnation", "sent", "was_asked")
 
     def __init__(self) -> None:
         self.incarnation = -1
         self.acked = self.sent = 0
+        """The number of the last acknowledged entry, and of the last one sent."""
         self.has_reported = False
-        """Whether it has said, to this leader, what it has."""
+        """Whether it has told this leader which entries it has."""
         self.was_asked = False
         self.due_at = 0
+        """When to retransmit; 0 if nothing is unacknowledged."""
         self.attempts = 0
 
 
 class GroupStreams:
-    """The sending side of one member, while it leads."""
+    """One member's sending of decided entries and barriers to other groups, while it leads its group or relays.
+
+    The owner drains `down`.
+    """
 
     def __init__(self, me: int, incarnation: int, epoch: int, *, max_frame: int, retry_ns: int) -> None:
         self.down: list[Frame] = []
-        self._entries_missed: dict[int, int] = {}
-        self._reported_too_far: set[int] = set()
         self._frame_identity = (me, incarnation, epoch)
         self._max_entries_bytes = max_frame - HEADER_BYTES - STREAM_BYTES
         self._retry_ns = retry_ns
+        self._is_leader = False
         self._progress: dict[tuple[int, int], _ReceiverProgress] = {}
-        self._proposed_trims: dict[int, int] = {}
+        """By (receiving group, member)."""
         self._sent_to_all: dict[int, int] = {}
         """By receiving group, the number of entries that have been sent to all of its members."""
-        self._is_leader = False
+        self._proposed_trims: dict[int, int] = {}
+        """By receiving group, the number of entries that this leader has proposed to drop."""
+        self._entries_missed: dict[int, int] = {}
+        """By receiving member, the number of entries that it lacks and that are no longer retained."""
+        self._reported_too_far: set[int] = set()
 
     def reset(self, log: GroupLog, *, leads: bool) -> None:
-        """A new reign: nobody has told this leader what it has; a herald leaves what there is to the leader."""
+        """There is a new leader. It asks all receivers which entries they have; a relay starts after the last entry."""
         self._is_leader = leads
-        for link in self._progress.values():
-            link.has_reported = link.was_asked = False
-            link.due_at = link.attempts = 0
+        for progress in self._progress.values():
+            progress.has_reported = progress.was_asked = False
+            progress.due_at = progress.attempts = 0
         self._proposed_trims.clear()
         self._sent_to_all = {} if leads else {receiver: stream.head for receiver, stream in log.streams.items()}
 
-    def on_ack(self, now: int, member: int, incarnation: int, group: int, applied: int) -> None:
-        """A member of another group has these."""
-        link = self._progress.setdefault((group, member), _ReceiverProgress())
-        if incarnation < link.incarnation:
-            return
-        if incarnation > link.incarnation or not link.has_reported:
-            self._sent_to_all.pop(group, None)
-            link.incarnation, link.acked, link.sent, link.has_reported = incarnation, applied, applied, True
-        elif applied > link.acked:
-            link.acked, link.sent = applied, max(link.sent, applied)
-        else:
-            return
-        # Where something had to be sent again, the next that is missing need not wait for its time.
-        wait_ns = 0 if link.attempts else self._retry_ns
-        link.due_at, link.attempts = now + wait_ns if link.sent > link.acked else 0, 0
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def send_missing_to_all(
         self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...], *, barrier: bool, relayed: bool
     ) -> None:
-        """Send what each of these members lacks; with `barrier`, tell all of them how far stamps have come.
+        """Send each of these members the entries that it lacks; with `barrier`, also announce the last stamp.
 
-        A leader whose herald knows as much has nothing to send, but waits for the answers.
+        With `relayed`, the relay has every decided entry and sends it: the leader only waits for acknowledgments.
         """
-        stream, through, before = log.streams[receiver], True, self._sent_to_all.get(receiver)
-        if not barrier and before == stream.head:
+        stream, sent_to_all = log.streams[receiver], self._sent_to_all.get(receiver)
+        if not barrier and sent_to_all == stream.head:
             return
         if not self._is_leader:
             self._relay(now, log, receiver, members)
             return
-        if relayed and before is not None:
+        if relayed and sent_to_all is not None:
             for member in members:
-                link = self._progress[receiver, member]
-                if link.sent < stream.head:
-                    link.sent, link.due_at = stream.head, link.due_at or now + self._retry_ns
+                progress = self._progress[receiver, member]
+                if progress.sent < stream.head:
+                    progress.sent, progress.due_at = stream.head, progress.due_at or now + self._retry_ns
             self._sent_to_all[receiver] = stream.head
             return
+        all_sent = True
         for member in members:
-            link = self._progress.get((receiver, member)) or self._progress.setdefault(
-                (receiver, member), _ReceiverProgress()
-            )
-            if link.has_reported and link.sent >= stream.head and not barrier:
+            progress = self._progress.setdefault((receiver, member), _ReceiverProgress())
+            if progress.has_reported and progress.sent >= stream.head and not barrier:
                 continue
-            if not link.has_reported and stream.head == 0:
-                link.has_reported = True
+            if not progress.has_reported and stream.head == 0:
+                progress.has_reported = True
             sent = (
-                link.has_reported and link.sent < stream.head and self._send_missing(now, log, receiver, member, link)
+                progress.has_reported
+                and progress.sent < stream.head
+                and self._send_missing(now, log, receiver, member, progress)
             )
-            if not link.has_reported and not link.was_asked:
-                link.was_asked, link.due_at = True, now + self._retry_ns
+            if not progress.has_reported and not progress.was_asked:
+                progress.was_asked, progress.due_at = True, now + self._retry_ns
                 self.send_barrier(now, log, receiver, member, wants_ack=True)
             elif barrier and not sent:
                 self.send_barrier(now, log, receiver, member)
-            through = through and link.has_reported and link.sent >= stream.head
-        if through:
+            all_sent = all_sent and progress.has_reported and progress.sent >= stream.head
+        if all_sent:
             self._sent_to_all[receiver] = stream.head
 
     def _relay(self, now: int, log: GroupLog, receiver: int, members: tuple[int, ...]) -> None:
@@ -142,88 +277,126 @@ class GroupStreams:
         return sent
 
     def _send_segment(self, now: int, log: GroupLog, receiver: int, member: int, first: int) -> int:
-        """A frame of entries from `first` on; the number of its last one."""
-        stream, room, number = log.streams[receiver], self._max_entries_bytes, first
-        parts: list[bytes] = []
+        """Send one frame of entries from number `first` on; returns the number of its last entry."""
+        stream, free_bytes, number = log.streams[receiver], self._max_entries_bytes, first
+        entries: list[bytes] = []
         while number <= stream.head:
-            part = encode_entry(stream.entry(number))
-            if parts and len(part) > room:
+            entry = encode_entry(stream.entry(number))
+            if entries and len(entry) > free_bytes:
                 break
-            parts.append(part)
-            room -= len(part)
+            entries.append(entry)
+            free_bytes -= len(entry)
             number += 1
-        self._send_frame(
-            now, member, StreamSegment(log.own_group, first, stream.head, log.last_stamp, ()), parts, wants_ack=True
-        )
+        segment = StreamSegment(log.own_group, first, stream.head, log.last_stamp, ())
+        self._send_frame(now, member, segment, entries, wants_ack=True)
         return number - 1
 
     def send_barrier(self, now: int, log: GroupLog, receiver: int, member: int, *, wants_ack: bool = False) -> None:
-        """Tell one member how far stamps have come, behind how many entries; `answer` asks what it has."""
+        """Announce the last stamp and the number of entries to one member; `wants_ack` asks which entries it has."""
         head = log.streams[receiver].head
-        self._send_frame(
-            now, member, StreamSegment(log.own_group, head + 1, head, log.last_stamp, ()), [], wants_ack=wants_ack
-        )
+        segment = StreamSegment(log.own_group, head + 1, head, log.last_stamp, ())
+        self._send_frame(now, member, segment, [], wants_ack=wants_ack)
 
     def _send_frame(
-        self, now: int, member: int, segment: StreamSegment, parts: list[bytes], *, wants_ack: bool
+        self, now: int, member: int, segment: StreamSegment, entries: list[bytes], *, wants_ack: bool
     ) -> None:
-        me, life, epoch = self._frame_identity
-        body = encode_stream_segment(segment, parts)
-        marks = (int(wants_ack), 0, int(self._is_leader))
-        self.down.append(Frame(Kind.GROUP_STREAM, me, life, epoch, 0, *marks, sent_ns=now, body=body, to=member))
+        me, incarnation, epoch = self._frame_identity
+        body = encode_stream_segment(segment, entries)
+        # In a stream's frame, `number` asks for an acknowledgment and `burst` says that the sender leads its group.
+        fields = (int(wants_ack), 0, int(self._is_leader))
+        self.down.append(
+            Frame(Kind.GROUP_STREAM, me, incarnation, epoch, 0, *fields, sent_ns=now, body=body, to=member)
+        )
+
+    # -- acknowledgments and retransmission ------------------------------------------------------------------
+
+    def on_ack(self, now: int, member: int, incarnation: int, group: int, applied: int) -> None:
+        """A member of another group has the first `applied` entries."""
+        progress = self._progress.setdefault((group, member), _ReceiverProgress())
+        if incarnation < progress.incarnation:
+            return
+        if incarnation > progress.incarnation or not progress.has_reported:
+            self._sent_to_all.pop(group, None)
+            progress.incarnation, progress.has_reported = incarnation, True
+            progress.acked = progress.sent = applied
+        elif applied > progress.acked:
+            progress.acked, progress.sent = applied, max(progress.sent, applied)
+        else:
+            return
+        # After a retransmission the next missing entry is sent at once.
+        wait_ns = 0 if progress.attempts else self._retry_ns
+        progress.due_at, progress.attempts = now + wait_ns if progress.sent > progress.acked else 0, 0
 
     def wake(self, now: int, log: GroupLog) -> None:
-        """Send again what was not answered: the first of it, until there is an answer."""
-        for (receiver, member), link in self._progress.items():
-            if not link.due_at or now < link.due_at:
+        """Retransmit to members that have not acknowledged in time: the first missing entries, with backoff."""
+        for (receiver, member), progress in self._progress.items():
+            if not progress.due_at or now < progress.due_at:
                 continue
             if receiver not in log.streams:
-                link.due_at = 0
+                progress.due_at = 0
                 continue
-            link.attempts += 1
-            link.due_at = now + (self._retry_ns << min(link.attempts, BACKOFF_DOUBLINGS_MAX))
+            progress.attempts += 1
+            progress.due_at = now + (self._retry_ns << min(progress.attempts, BACKOFF_DOUBLINGS_MAX))
             stream = log.streams[receiver]
-            if link.has_reported and stream.first <= link.acked + 1 <= stream.head:
-                link.sent = max(link.sent, self._send_segment(now, log, receiver, member, link.acked + 1))
-            elif not link.has_reported or link.acked < stream.head:
+            if progress.has_reported and stream.first <= progress.acked + 1 <= stream.head:
+                last_sent = self._send_segment(now, log, receiver, member, progress.acked + 1)
+                progress.sent = max(progress.sent, last_sent)
+            elif not progress.has_reported or progress.acked < stream.head:
                 self.send_barrier(now, log, receiver, member, wants_ack=True)
             else:
-                link.due_at = 0
+                progress.due_at = 0
 
     def wake_at(self) -> int | None:
-        """When something will have waited too long for an answer."""
-        return min([link.due_at for link in self._progress.values() if link.due_at], default=None)
+        """When the next retransmission is due."""
+        return min([progress.due_at for progress in self._progress.values() if progress.due_at], default=None)
+
+    def all_acknowledged(self) -> bool:
+        """Whether all entries that were sent have been acknowledged."""
+        return all(progress.acked >= progress.sent for progress in self._progress.values())
 
     def report_too_far_behind(self) -> list[Violation]:
-        """Members of other groups lack entries which are not kept any more; each is named once."""
-        found = [
+        """Report members of other groups that lack entries which are no longer retained; each once."""
+        violations = [
             Violation(
                 ViolationKind.TOO_FAR_BEHIND,
-                f"{entries} messages that member {member} lacks are not kept any more: it cannot catch up",
+                f"member {member} cannot catch up: {entries} messages that it lacks are no longer retained",
                 member,
             )
             for member, entries in self._entries_missed.items()
             if member not in self._reported_too_far
         ]
         self._reported_too_far.update(self._entries_missed)
-        return found
+        return violations
 
-    def all_acknowledged(self) -> bool:
-        """Whether all that was sent has been answered."""
-        return all(link.acked >= link.sent for link in self._progress.values())
+    # -- dropping entries that every receiver has ------------------------------------------------------------
 
-    def trimmable_entries(
-        self, receiver: int, members: tuple[int, ...], stream: OutgoingStream, *, ended: bool = False
+    def trims_to_propose(
+        self, log: GroupLog, members_of: Mapping[int, tuple[int, ...]], *, closed_only: bool
+    ) -> list[ReceivedByAll]:
+        """Items that let the group drop entries which all receivers have; with `closed_only`, of closed streams."""
+        trims: list[ReceivedByAll] = []
+        for receiver, stream in log.streams.items():
+            closed = log.topology.outgoing[receiver].state is LinkState.UNLINKED
+            if closed_only and not closed:
+                continue
+            upto = self._trimmable_entries(receiver, members_of[receiver], stream, closed=closed)
+            if upto is not None and len(trims) < TRIMS_AT_ONCE:
+                trims.append(ReceivedByAll(receiver, upto))
+        return trims
+
+    def _trimmable_entries(
+        self, receiver: int, members: tuple[int, ...], stream: OutgoingStream, *, closed: bool
     ) -> int | None:
-        """How many entries of a stream all members have, if that is worth agreeing on; of one that has ended, all."""
-        links = [self._progress.get((receiver, member)) for member in members]
-        if any(link is None or not link.has_reported for link in links):
-            return None
-        upto = min(link.acked for link in links if link is not None)
-        if ended and upto == stream.head > self._proposed_trims.get(receiver, 0):
-            self._proposed_trims[receiver] = upto
-            return upto
-        if upto < max(stream.first - 1, self._proposed_trims.get(receiver, 0)) + TRIM_EVERY_ENTRIES:
+        """The number of entries to drop, if enough for a proposal; a closed stream is dropped as a whole."""
+        acked = []
+        for member in members:
+            progress = self._progress.get((receiver, member))
+            if progress is None or not progress.has_reported:
+                return None
+            acked.append(progress.acked)
+        upto, proposed = min(acked), self._proposed_trims.get(receiver, 0)
+        whole_stream = closed and upto == stream.head > proposed
+        if not whole_stream and upto < max(stream.first - 1, proposed) + TRIM_EVERY_ENTRIES:
             return None
         self._proposed_trims[receiver] = upto
         return upto

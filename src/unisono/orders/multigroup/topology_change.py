@@ -1,116 +1,324 @@
-"""One member in a relation that changes: what it may send now, what it confirms, and what its application is told."""
+"""Links between groups that open and close while the groups run (paper 003, assumption A1 over time).
+
+The paper fixes sendersTo(G) and receiversFrom(G). Here a group may change the groups that it sends to. Every group
+concerned agrees on each step by consensus, so all members of a group switch at the same point of their log.
+
+Opening a link: the sending group asks the receiver to admit it (ADMIT). The receiver agrees at a point of its log. All
+that it delivered before has stamps up to its last stamp there; beyond that stamp it waits for the sender's barriers.
+Its answer (ADMITTED) carries that stamp. The sending group agrees to use only larger stamps, and only then accepts
+messages for the receiver.
+
+Closing a link: all members of the sending group confirm, behind the messages that they have submitted, that they
+submit no more for the receiver. Then the stream has an end. The receiver agrees to stop waiting once it has all
+entries up to there (RELEASE, RELEASED). A member that has been suspected for a while does not block this
+(SKIP_MEMBER). If it is alive after all, its later messages to that receiver are refused as a whole, and it gets a
+violation.
+
+`TopologyState` is the agreed state, a function of the decided sequence alone. `TopologyExchange` repeats requests to
+other groups until the answer is known here, so any message may be lost and a new leader can continue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
 
-from unisono.agreement.membership.from_policy import retry_interval_ns
-from unisono.errors import DestinationNotAllowed, InvalidOption
-from unisono.model.events import TopologyChange, Violation, ViolationKind
-from unisono.model.policy import Policy
-from unisono.model.stored_records import StoredRecords
-from unisono.orders.multigroup.barrier_requests import BarrierRequests
-from unisono.orders.multigroup.barriers import BarrierQueue
-from unisono.orders.multigroup.group_log import GroupLog
-from unisono.orders.multigroup.sender import MulticastSender
-from unisono.orders.multigroup.topology_exchange import TopologyExchange, UnicastFunction
-from unisono.orders.multigroup.topology_messages import ConfirmTopology, SetReceivers
+from unisono.model.durations import NS_PER_S
+from unisono.orders.multigroup.messages import (
+    ConfirmTopology,
+    SetReceivers,
+    TopologyControl,
+    TopologyMessage,
+    TopologySnapshot,
+    TopologyStep,
+)
+
+SKIP_SUSPECTED_AFTER_NS = 2 * NS_PER_S
+"""A member suspected for this long no longer blocks its group from closing a link."""
+PROPOSED_AT_ONCE = 8
+"""At most this many topology messages go into one proposal."""
 
 
-class TopologyChangeHandler:
-    """Carries what the log has of the relation to those who go by it."""
+class LinkState(IntEnum):
+    """The state of sending to one other group."""
+
+    UNLINKED = 0
+    OPENING = 1
+    """Asks the receiver to admit this group."""
+    OPEN = 2
+    CLOSING = 3
+    """Accepts no new messages; waits until all members have confirmed that."""
+    CLOSED = 4
+    """The stream has an end; asks the receiver to release this group."""
+
+
+SENDING_STATES = frozenset({LinkState.OPEN, LinkState.CLOSING})
+"""In these states a message decided for the other group becomes an entry of its stream."""
+
+
+@dataclass(slots=True)
+class OutgoingLink:
+    """The link to one other group."""
+
+    state: LinkState = LinkState.UNLINKED
+    epoch: int = 0
+    head: int = 0
+    """The number of entries when the link closed last."""
+    closing_version: int = 0
+    """The version of the topology since which the link closes."""
+
+
+@dataclass(slots=True)
+class IncomingLink:
+    """The link from one other group; `head` is the number of entries before it opened, or in all once it has closed."""
+
+    epoch: int
+    open: bool = True
+    stamp: int = 0
+    """The own group's last stamp when the link opened: all entries have larger stamps."""
+    head: int = 0
+
+
+class TopologyState:
+    """The own group's links, as one member reads them from the decided sequence."""
 
     def __init__(
-        self,
-        policy: Policy,
-        log: GroupLog,
-        barrier_queue: BarrierQueue,
-        barrier_requests: BarrierRequests,
-        *,
-        message_sender: MulticastSender,
-        unicast: UnicastFunction,
+        self, own_group: int, receivers: tuple[int, ...], senders: tuple[int, ...], group_members: tuple[int, ...]
     ) -> None:
-        self._policy, self._topology = policy, barrier_requests.topology
-        self._log, self._barrier_queue, self._barrier_requests, self._message_sender = (
-            log,
-            barrier_queue,
-            barrier_requests,
-            message_sender,
-        )
-        self.exchange = TopologyExchange(
-            log.topology, barrier_requests.members_of, unicast, retry_ns=retry_interval_ns(policy.timing)
-        )
-        self._allowed_mask = log.topology.allowed_mask()
-        self._applied_changes = self._confirmed_version = 0
-        self._restarted = False
+        self._own_group, self._group_members = own_group, group_members
+        self.version = 0
+        """The number of topology changes so far."""
+        self.change_count = 0
+        """Grows with every change of any field here."""
+        self.wanted_mask = sum(1 << receiver for receiver in receivers)
+        """The groups that the own group is to send to, by the last change."""
+        self.outgoing = {receiver: OutgoingLink(LinkState.OPEN, 1) for receiver in receivers if receiver != own_group}
+        self.incoming = {sender: IncomingLink(1) for sender in senders if sender != own_group}
+        self.confirmed_versions: dict[int, int] = {}
+        """By member of the own group, the version that it has confirmed last."""
 
-    def restore(self, stored_records: StoredRecords | None) -> list[TopologyChange | Violation]:
-        """Begin; in a later life, an earlier one may have confirmed what this one has not read yet."""
-        if stored_records is None or not stored_records.records:
-            return []
-        self._restarted = True
-        self._message_sender.send_control(0, ConfirmTopology(self._log.topology.version))
-        return self.apply_changes(0, leads=False)
+    # -- decisions -------------------------------------------------------------------------------------------
 
-    def catching_up(self) -> bool:
-        """Whether it is not known yet how the relation is, so that nothing can be accepted."""
-        return self._restarted and not self._own_next_serial()
+    def apply_control(self, sender: int, control: TopologyControl) -> None:
+        """A control of a member of the own group has been decided."""
+        if isinstance(control, ConfirmTopology):
+            self.confirmed_versions[sender] = max(control.version, self.confirmed_versions.get(sender, 0))
+        else:
+            self._set_receivers(control)
+        self._close_confirmed_links()
 
-    def _own_next_serial(self) -> int:
-        return self._log.next_serial(self._policy.member, self._policy.incarnation)
+    def _close_confirmed_links(self) -> None:
+        for link in self.outgoing.values():
+            if link.state is LinkState.CLOSING and all(
+                self.confirmed_versions.get(member, 0) >= link.closing_version for member in self._group_members
+            ):
+                link.state = LinkState.CLOSED
+                self.change_count += 1
 
-    def checked_mask(self, destinations: Sequence[str]) -> int:
-        """These groups as a number; DestinationNotAllowed if the own group may not send to all of them now."""
-        topology = self._topology
-        outside = tuple(name for name in destinations if name not in topology.groups)
-        mask = 0 if outside else topology.mask(destinations)
-        if not mask or mask & ~self._allowed_mask:
-            outside = outside or topology.names_in_mask(mask & ~self._allowed_mask)
-            raise DestinationNotAllowed(
-                topology.names[self._log.own_group], outside, topology.names_in_mask(self._allowed_mask)
+    def _set_receivers(self, request: SetReceivers) -> None:
+        self.version += 1
+        self.change_count += 1
+        self.wanted_mask = request.receiver_mask
+        for group in range(request.receiver_mask.bit_length()):
+            if request.receiver_mask >> group & 1 and group != self._own_group:
+                link = self.outgoing.setdefault(group, OutgoingLink())
+                if link.state is LinkState.UNLINKED:
+                    link.state, link.epoch = LinkState.OPENING, link.epoch + 1
+                elif link.state is LinkState.CLOSING:
+                    link.state = LinkState.OPEN
+        for group, link in self.outgoing.items():
+            if link.state is LinkState.OPEN and not request.receiver_mask >> group & 1:
+                link.state, link.closing_version = LinkState.CLOSING, self.version
+
+    def would_change(self, message: TopologyMessage) -> bool:
+        """Whether deciding this message would change the state."""
+        if message.step is TopologyStep.SKIP_MEMBER:
+            return (
+                message.group == self._own_group
+                and message.epoch == self.version
+                and self.awaits_confirmation_of(message.head)
             )
+        if message.step in {TopologyStep.ADMIT, TopologyStep.RELEASE}:
+            incoming = self.incoming.get(message.group)
+            if message.step is TopologyStep.ADMIT:
+                return incoming is None or incoming.epoch < message.epoch
+            return incoming is not None and incoming.open and incoming.epoch == message.epoch
+        outgoing = self.outgoing.get(message.group)
+        awaited = LinkState.OPENING if message.step is TopologyStep.ADMITTED else LinkState.CLOSED
+        return outgoing is not None and outgoing.state is awaited and outgoing.epoch == message.epoch
+
+    def apply(self, message: TopologyMessage, last_stamp: int) -> None:
+        """A topology message has been decided here, when the group's last stamp was `last_stamp`."""
+        if not self.would_change(message):
+            return
+        self.change_count += 1
+        match message.step:
+            case TopologyStep.ADMIT:
+                self.incoming[message.group] = IncomingLink(message.epoch, stamp=last_stamp, head=message.head)
+            case TopologyStep.RELEASE:
+                incoming = self.incoming[message.group]
+                incoming.open, incoming.head = False, message.head
+            case TopologyStep.ADMITTED:
+                # No member has been allowed to send there yet. If the link is no longer wanted, it closes at once.
+                wanted = self.wanted_mask >> message.group & 1
+                self.outgoing[message.group].state = LinkState.OPEN if wanted else LinkState.CLOSED
+            case TopologyStep.SKIP_MEMBER:
+                self.confirmed_versions[message.head] = message.epoch
+                self._close_confirmed_links()
+            case TopologyStep.RELEASED:
+                outgoing = self.outgoing[message.group]
+                outgoing.state = LinkState.UNLINKED
+                if self.wanted_mask >> message.group & 1:
+                    outgoing.state, outgoing.epoch = LinkState.OPENING, outgoing.epoch + 1
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def allowed_mask(self) -> int:
+        """The groups for which messages are accepted now."""
+        mask = self.wanted_mask & 1 << self._own_group
+        for group, link in self.outgoing.items():
+            if link.state is LinkState.OPEN:
+                mask |= 1 << group
         return mask
 
-    def request_change(self, now: int, sends: Sequence[str]) -> Callable[[], bool]:
-        """Ask the own group to send to these groups and no others; the result says whether all groups follow."""
-        for name in sends:
-            if name not in self._topology.groups:
-                names = ", ".join(self._topology.names)
-                raise InvalidOption("topology.sends", f"{name!r} is none of the groups {names}")
-        serial = self._message_sender.send_control(now, SetReceivers(self._topology.mask(sends)))
-        return lambda: self._own_next_serial() > serial and self._log.topology.is_settled()
-
-    def apply_changes(self, now: int, *, leads: bool) -> list[TopologyChange | Violation]:
-        """Go by the relation as the log has it; what the application is to be told."""
-        relation, me, names = self._log.topology, self._policy, self._topology.names_in_mask
-        told = self._report_refused()
-        if relation.change_count == self._applied_changes:
-            return told
-        self._applied_changes, self._allowed_mask = relation.change_count, relation.allowed_mask()
-        self._barrier_queue.update_sources(relation.incoming)
-        own, receivers, senders = (
-            relation.wanted_mask & 1 << self._log.own_group,
-            relation.receivers(),
-            relation.senders(),
+    def awaits_confirmation_of(self, member: int) -> bool:
+        """Whether a closing link waits for this member's confirmation."""
+        return any(
+            link.state is LinkState.CLOSING and self.confirmed_versions.get(member, 0) < link.closing_version
+            for link in self.outgoing.values()
         )
-        itself = (self._log.own_group,) if own else ()
-        fresh = frozenset(group for group in senders if relation.incoming[group].epoch > 1)
-        self._barrier_requests.set_links((*itself, *receivers), (*itself, *senders), fresh)
-        if relation.awaits_confirmation_of(me.member) and self._confirmed_version < relation.version:
-            self._confirmed_version = relation.version
-            self._message_sender.send_control(now, ConfirmTopology(relation.version))
-        self.exchange.on_topology_changed(now, leads=leads)
-        talks = {self._log.own_group, *receivers, *senders, *self._log.streams}
-        from_all, with_all = own | sum(1 << group for group in senders), sum(1 << group for group in talks)
-        found = (names(self._allowed_mask), names(from_all), names(with_all))
-        return [*told, TopologyChange.of(me.member, *found, complete=relation.is_settled())]
 
-    def _report_refused(self) -> list[TopologyChange | Violation]:
-        told: list[TopologyChange | Violation] = []
-        for sender, life, first, mask in self._log.refused:
-            if (sender, life) == (self._policy.member, self._policy.incarnation):
-                groups = ", ".join(self._topology.names_in_mask(mask))
-                text = f"message {first} of member {sender} is delivered nowhere: its group sends to {groups} no longer"
-                told.append(Violation(ViolationKind.NOT_RELATED, text, sender))
-        self._log.refused.clear()
-        return told
+    def skip_member_proposals(self) -> list[TopologyMessage]:
+        """A SKIP_MEMBER message for each member that closing links wait for, to propose if that member is dead."""
+        return [
+            TopologyMessage(TopologyStep.SKIP_MEMBER, self._own_group, self.version, member)
+            for member in self._group_members
+            if self.awaits_confirmation_of(member)
+        ]
+
+    def is_settled(self) -> bool:
+        """Whether every change is complete, here and in the other groups."""
+        return all(link.state in {LinkState.UNLINKED, LinkState.OPEN} for link in self.outgoing.values())
+
+    def receivers(self) -> tuple[int, ...]:
+        """The groups that wait for this one's barriers, or are about to."""
+        return tuple(group for group, link in sorted(self.outgoing.items()) if link.state is not LinkState.UNLINKED)
+
+    def senders(self) -> tuple[int, ...]:
+        """The groups whose barriers this one waits for."""
+        return tuple(group for group, link in sorted(self.incoming.items()) if link.open)
+
+    def requests(self) -> list[tuple[int, TopologyMessage]]:
+        """Requests to other groups that are not answered yet, by receiving group."""
+        found = []
+        for group, link in self.outgoing.items():
+            if link.state is LinkState.OPENING:
+                found.append((group, TopologyMessage(TopologyStep.ADMIT, self._own_group, link.epoch, link.head)))
+            elif link.state is LinkState.CLOSED:
+                found.append((group, TopologyMessage(TopologyStep.RELEASE, self._own_group, link.epoch, link.head)))
+        return found
+
+    def answer(self, group: int) -> TopologyMessage | None:
+        """The answer to another group's request, from the state of its link; None if it never sent here."""
+        link = self.incoming.get(group)
+        if link is None:
+            return None
+        if link.open:
+            return TopologyMessage(TopologyStep.ADMITTED, self._own_group, link.epoch, stamp=link.stamp)
+        return TopologyMessage(TopologyStep.RELEASED, self._own_group, link.epoch)
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    def save(self) -> TopologySnapshot:
+        """The state as a snapshot."""
+        return TopologySnapshot(
+            self.version,
+            self.wanted_mask,
+            {group: (link.state, link.epoch, link.head, link.closing_version) for group, link in self.outgoing.items()},
+            {group: (link.epoch, link.open, link.stamp, link.head) for group, link in self.incoming.items()},
+            dict(self.confirmed_versions),
+        )
+
+    def restore(self, snapshot: TopologySnapshot) -> None:
+        """Continue from a snapshot."""
+        self.change_count += snapshot != self.save()
+        self.version, self.wanted_mask = snapshot.version, snapshot.wanted_mask
+        self.confirmed_versions = dict(snapshot.confirmed_versions)
+        self.outgoing = {
+            group: OutgoingLink(LinkState(state), *fields) for group, (state, *fields) in snapshot.outgoing.items()
+        }
+        self.incoming = {group: IncomingLink(*fields) for group, fields in snapshot.incoming.items()}
+
+
+class TopologyExchange:
+    """One member's part in the exchange of topology messages between groups."""
+
+    def __init__(self, topology: TopologyState, *, retry_ns: int) -> None:
+        self._topology, self._retry_ns = topology, retry_ns
+        self._due_at = 0
+        self._requests, self._skip_member_proposals = topology.requests(), topology.skip_member_proposals()
+        self._suspected_since: dict[int, int] = {}
+        """By suspected member of the own group that a closing link waits for."""
+        self._to_propose: dict[tuple[TopologyStep, int], TopologyMessage] = {}
+        """Messages that the own group is to agree on; the other groups repeat them until it has."""
+        self._answers: dict[int, TopologyMessage | None] = {
+            group: topology.answer(group) for group in topology.incoming
+        }
+        """By sending group, the latest answer."""
+
+    def receive(self, message: TopologyMessage, *, leads: bool) -> TopologyMessage | None:
+        """A message of another group: a leader proposes it; a request that was decided here is answered."""
+        if message.step is TopologyStep.SKIP_MEMBER:
+            return None
+        if self._topology.would_change(message):
+            if leads:
+                self._to_propose[message.step, message.group] = message
+            return None
+        if message.step not in {TopologyStep.ADMIT, TopologyStep.RELEASE}:
+            return None
+        answer = self._topology.answer(message.group)
+        return answer if answer is not None and answer.epoch >= message.epoch else None
+
+    def pop_to_propose(self) -> list[TopologyMessage]:
+        """The next messages that the own group is to agree on."""
+        first = list(self._to_propose)[:PROPOSED_AT_ONCE]
+        return [self._to_propose.pop(key) for key in first]
+
+    def start_term(self, now: int) -> None:
+        """There is a new leader."""
+        self._due_at = now
+        self._suspected_since.clear()
+        self._to_propose.clear()
+
+    def on_topology_changed(self, now: int) -> list[tuple[int, TopologyMessage]]:
+        """The topology has changed. Returns the answers that are new, by group, for a leader to send."""
+        new_answers: list[tuple[int, TopologyMessage]] = []
+        for group in self._topology.incoming:
+            answer = self._topology.answer(group)
+            if answer is not None and answer != self._answers.get(group):
+                self._answers[group] = answer
+                new_answers.append((group, answer))
+        self._due_at = now
+        self._requests = self._topology.requests()
+        self._skip_member_proposals = self._topology.skip_member_proposals()
+        return new_answers
+
+    def wake(self, now: int, is_suspected: Callable[[int], bool]) -> list[tuple[int, TopologyMessage]]:
+        """The requests that a leader sends now, by group; it also proposes to skip members suspected for long."""
+        if now < self._due_at or not (self._requests or self._skip_member_proposals):
+            return []
+        self._due_at = now + self._retry_ns
+        for proposal in self._skip_member_proposals:
+            member = proposal.head
+            if not is_suspected(member):
+                self._suspected_since.pop(member, None)
+                continue
+            since = self._suspected_since.setdefault(member, now)
+            if now >= since + SKIP_SUSPECTED_AFTER_NS and self._topology.would_change(proposal):
+                self._to_propose[proposal.step, member] = proposal
+        return self._requests
+
+    def due_at(self) -> int | None:
+        """When to repeat the open requests."""
+        return self._due_at if self._requests or self._skip_member_proposals else None

@@ -70,7 +70,7 @@ def _nothing_pending(groups: dict[int, list[QuasiGenuine]]) -> bool:
         and not any(
             order.message_sender.undecided
             or order.barrier_queue.pending
-            or (order.consensus.is_leader and order.topology_changes.exchange.due_at() is not None)
+            or (order.consensus.is_leader and order.topology_exchange.due_at() is not None)
             or (order.consensus.is_leader and order.proposals.first_timestamp() is not None)
             or any(
                 its.applied < _stream_head(groups, source, order.own_group)

@@ -1,6 +1,7 @@
-"""Two models for the tests of paper 003: Algorithm 1 as it is printed, and ours, each with an ideal consensus.
+"""Two models for the tests of paper 003: the published algorithms and our implementation, with an ideal consensus.
 
-A test says who decides what, and what reaches whom when. In both, one value stands for a group whose members agree.
+A test states which group decides which messages, and when each group receives them. In both models one object stands
+for a whole group, because its members have decided the same.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from unisono.orders.multigroup.messages import Cast, Null, checked_bundle, encod
 from unisono.wire.bundles import Bundle, encode_bundle
 from unisono.wire.packed_messages import OutgoingMessages, read_packed_messages
 
-EVERYBODY = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
+TWO_GROUPS = Topology({"0": (1, 2, 3), "1": (4, 5, 6)}, {"0": ("0", "1"), "1": ("0", "1")})
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """m: its name, m.ts, who sent it, its number there, and m.dst."""
+    """m: its name, m.ts, its sender, its serial there, and m.dst."""
 
     name: str
     ts: float
@@ -31,7 +32,7 @@ class Message:
 
 
 class PublishedGroup:
-    """Algorithm 1 as printed, line by line, for a group whose members have decided the same."""
+    """Algorithm 1 as printed, line by line."""
 
     def __init__(self, name: str, senders: Sequence[str]) -> None:
         self.name = name
@@ -40,12 +41,12 @@ class PublishedGroup:
         self.delivered: list[str] = []
 
     def decide(self, *batch: Message) -> list[Message]:
-        """Lines 19-27; what is sent to other groups, which is as much as a strict minimum can be found (23-25)."""
+        """Lines 19-27. Returns the messages sent to other groups: while a strict minimum exists (lines 23-25)."""
         self.bar_pending += [m for m in batch if self.name in m.to and not m.null]
-        rest, sent = list(batch), []
-        while (smallest := [m for m in rest if all(m == n or m.ts < n.ts for n in rest)]) != []:
+        remaining, sent = list(batch), []
+        while (smallest := [m for m in remaining if all(m == n or m.ts < n.ts for n in remaining)]) != []:
             sent.append(smallest[0])
-            rest.remove(smallest[0])
+            remaining.remove(smallest[0])
         self.deliver()
         return sent
 
@@ -66,19 +67,19 @@ class PublishedGroup:
             self.delivered.append(m.name)
 
     def passes(self, ts: float, barrier: float) -> bool:
-        """Line 28: strictly."""
+        """Line 28: a strict comparison."""
         return ts < barrier
 
 
 class CorrectedGroup(PublishedGroup):
-    """Algorithm 3 with two patches and no more (erratum 003-8): '<=' in line 44, no discarding in the source group."""
+    """Algorithm 3 with only two patches (erratum 003-8): '<=' in line 44, no discarding in the source group."""
 
     def __init__(self, name: str, senders: Sequence[str]) -> None:
         super().__init__(name, senders)
         self.decided: list[Message] = []
 
     def propose(self, *pending: Message) -> list[Message]:
-        """Lines 25-29: what of propPending is proposed, which line 26 takes everything from that is late."""
+        """Lines 25-29: the messages of propPending that are proposed; line 26 removes late ones."""
         return [m for m in pending if m.null or not any(m.ts < decided.ts for decided in self.decided)]
 
     def decide(self, *batch: Message) -> list[Message]:
@@ -99,19 +100,19 @@ class CorrectedGroup(PublishedGroup):
 
 
 class ImplementedGroup:
-    """The group log and the gate, as every member has them."""
+    """Our group log and barrier queue, which are the same at every member."""
 
-    def __init__(self, name: str, topology: Topology = EVERYBODY) -> None:
-        number = topology.index
-        self.topology, self.number = topology, number(name)
-        self.log = GroupLog(self.number, tuple(map(number, topology.receivers_from(name))))
-        self.gate = BarrierQueue(self.number, tuple(map(number, topology.senders_to(name))))
+    def __init__(self, name: str, topology: Topology = TWO_GROUPS) -> None:
+        index = topology.index
+        self.topology, self.number = topology, index(name)
+        self.log = GroupLog(self.number, tuple(map(index, topology.receivers_from(name))))
+        self.barrier_queue = BarrierQueue(self.number, tuple(map(index, topology.senders_to(name))))
         self.delivered: list[str] = []
 
     def cast(self, m: Message) -> Cast:
-        run = OutgoingMessages([m.name.encode()], same_size=True)
-        parcel = Bundle(m.sender, 1, m.serial, m.serial, 0, b"".join(run.parts()))
-        return Cast(round(m.ts * 1000), self.topology.mask(m.to), encode_bundle(parcel))
+        packed = OutgoingMessages([m.name.encode()], same_size=True)
+        bundle = Bundle(m.sender, 1, m.serial, m.serial, 0, b"".join(packed.parts()))
+        return Cast(round(m.ts * 1000), self.topology.mask(m.to), encode_bundle(bundle))
 
     def decide(self, *batch: Message) -> None:
         """Decide(k, msgSet)."""
@@ -119,26 +120,26 @@ class ImplementedGroup:
         own = self.log.apply(encode_value(items))
         assert own is not None
         for entry in own:
-            self.gate.add_own(entry)
+            self.barrier_queue.add_own(entry)
         self.deliver()
 
     def receive_from(self, other: ImplementedGroup, upto: int | None = None) -> None:
-        """All that the other group has decided for this one, or its first entries, and the barrier behind them."""
+        """Receive the entries of the other group's stream: the first `upto`, or all of them with its barrier."""
         stream = other.log.streams[self.number]
         entries = tuple(stream.entries)[:upto]
-        self.gate.receive(other.number, stream.first, entries)
+        self.barrier_queue.receive(other.number, stream.first, entries)
         if upto is None:
-            self.gate.promise(other.number, stream.head, other.log.last_stamp)
+            self.barrier_queue.promise(other.number, stream.head, other.log.last_stamp)
         self.deliver()
 
     def deliver(self) -> None:
-        for _, entry in self.gate.pop_deliverable(self.log.last_stamp):
-            parcel = checked_bundle(entry.bundle)
-            run = read_packed_messages(parcel.body, 0, len(parcel.body))
-            assert run is not None
-            self.delivered += [message.decode() for message in run.messages()]
+        for _, entry in self.barrier_queue.pop_deliverable(self.log.last_stamp):
+            bundle = checked_bundle(entry.bundle)
+            packed = read_packed_messages(bundle.body, 0, len(bundle.body))
+            assert packed is not None
+            self.delivered += [message.decode() for message in packed.messages()]
 
 
 def agree(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two groups have what both delivered in one order."""
+    """Whether two groups deliver the messages that both have in the same order."""
     return [name for name in one if name in other] == [name for name in other if name in one]
