@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.check.consensus import DecisionReported, Proposed, consensus
 from unisono.check.verdict import Verdict
 from unisono.model.stored_records import StoredRecords

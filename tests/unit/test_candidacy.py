@@ -1,6 +1,6 @@
 """A promise that comes in parts, from several answers, in any order."""
 
-from unisono.agreement.paxos.candidate import Candidacy
+from unisono.agreement.paxos.consensus import CandidateState
 from unisono.agreement.paxos.messages import CHOSEN, Promise
 
 BALLOT = 7
@@ -11,7 +11,7 @@ def part(at: int, last: int, *entries: tuple[int, bytes]) -> Promise:
 
 
 def test_what_is_before_something_decided_is_decided_though_an_earlier_answer_did_not_say_so() -> None:
-    candidacy = Candidacy(BALLOT, 1, 0)
+    candidacy = CandidateState(BALLOT, 1, 0)
     candidacy.add_promise_part(2, part(1, 3, (5, b"a"), (5, b"b")))
     assert candidacy.complete_promises() == 0
     candidacy.add_promise_part(2, part(3, 3, (CHOSEN, b"c")))
@@ -21,7 +21,7 @@ def test_what_is_before_something_decided_is_decided_though_an_earlier_answer_di
 
 
 def test_a_promise_that_has_grown_is_not_whole_without_what_it_has_grown_by() -> None:
-    candidacy = Candidacy(BALLOT, 1, 0)
+    candidacy = CandidateState(BALLOT, 1, 0)
     candidacy.add_promise_part(2, part(3, 3, (CHOSEN, b"c")))
     candidacy.add_promise_part(2, part(1, 1, (5, b"a")))
     assert candidacy.complete_promises() == 0

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.simulation.consensus_world import HEARTBEAT_NS, MS, RETRY_NS, ConsensusWorld
 
-from unisono.agreement.paxos.acceptor import RECORD_DECIDED_EVERY, Acceptor
-from unisono.agreement.paxos.candidate import Candidacy, Role
-from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import Decision, ForwardedValue, RestoredState
+from unisono.agreement.paxos.consensus import CandidateState, Consensus, Role
+from unisono.agreement.paxos.log import RECORD_DECIDED_EVERY, Acceptor, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.messages import (
     CHOSEN,
     Accept,
@@ -200,7 +198,7 @@ def test_where_two_are_a_majority_a_follower_decides_what_it_accepts(members: tu
 
 def test_what_is_before_a_decided_value_is_decided() -> None:
     """Half of a promise comes from a life that knew what was decided, half from the next one, which does not."""
-    candidacy = Candidacy(ballot_after(0, 1), 1, 0)
+    candidacy = CandidateState(ballot_after(0, 1), 1, 0)
     candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 2, 1, 2, 2, ((CHOSEN, b"second"),)))
     candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 0, 1, 3, 1, ((7, b"first"),)))
     candidacy.add_promise_part(2, Promise(candidacy.ballot, False, 0, 1, 3, 3, ((7, b"third"),)))

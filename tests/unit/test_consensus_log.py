@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.errors import InvalidOption, MessageTooLarge, StorageError

@@ -42,7 +42,7 @@ from unisono.agreement.membership.past_views import PastViews
 from unisono.agreement.membership.requests import MembershipRequests
 from unisono.agreement.membership.state_transfer import StateReceiver, StateSender, encode_view_description
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import Decision
+from unisono.agreement.paxos.log import Decision
 from unisono.errors import UnisonoError
 from unisono.model.durations import earliest
 from unisono.model.events import Violation

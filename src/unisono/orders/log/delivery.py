@@ -6,7 +6,7 @@ all of its sender's before it have counted.
 
 from __future__ import annotations
 
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import StorageError
 from unisono.model.events import Batch, PackedMessages
 from unisono.wire.bundles import (

@@ -17,7 +17,7 @@ from itertools import islice
 
 from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import ConsensusOutput, ForwardedValue, RestoredState
+from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
 from unisono.errors import MessageTooLarge
 from unisono.model.durations import NS_PER_S
 from unisono.model.events import LeaveComplete, Violation, ViolationKind

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from unisono.agreement.membership.from_policy import retry_interval_ns
-from unisono.agreement.paxos.decisions import ConsensusOutput, RestoredState
+from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.errors import InvalidOption
 from unisono.model.durations import earliest
 from unisono.model.events import LeaveComplete, Violation, ViolationKind

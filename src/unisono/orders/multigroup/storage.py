@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import StorageError
 from unisono.model.policy import Policy
 from unisono.model.stored_records import StoredRecords, Write
