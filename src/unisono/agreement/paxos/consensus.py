@@ -18,8 +18,8 @@ Sending: `propose` stores a value and either proposes it (leader) or forwards it
 frames. Receiving: `from_below` handles one frame. Unless `batch_replies` is set, every input flushes by itself.
 
 Safety needs no assumption about delays or clocks: every promise and accepted value is in `writes`, which the owner
-makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that falls silent or
-loses its majority steps down, and the next member that is not suspected becomes a candidate.
+makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that falls
+silent or loses its majority is replaced: the next member that is not suspected becomes a candidate.
 
 Each frame names the storage that holds its sender's promises: the storage id, or the incarnation if the member has no
 storage. A member that returns with another storage than before has forgotten its promises, so its frames are ignored
