@@ -6,15 +6,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-from unisono.agreement.membership.contract import (
-    NewView,
-    NoLongerMember,
-    Receive,
-    ReceiveUnicast,
-    StateReceived,
-    StateRequested,
-)
-from unisono.agreement.membership.views import Membership
+from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
+from unisono.agreement.membership.views import Membership, NewView, NoLongerMember, StateReceived, StateRequested
 from unisono.check.fifo import fifo
 from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity

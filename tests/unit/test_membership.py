@@ -8,12 +8,16 @@ import pytest
 from tests.simulation.membership_world import HEARTBEAT_NS, MS, RETRY_NS, MembershipWorld
 
 from unisono.agreement.failure_detector import FailureDetector
-from unisono.agreement.membership.contract import NewView, NoLongerMember, Receive, ViewSynchrony
 from unisono.agreement.membership.messages import Acks, MembershipMessage, MembershipRequest, Multicast, encode
-from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, ViewMulticast
-from unisono.agreement.membership.past_views import DECISIONS_KEPT
-from unisono.agreement.membership.requests import MembershipRequests
-from unisono.agreement.membership.views import Membership
+from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, Receive, ViewMulticast
+from unisono.agreement.membership.views import (
+    DECISIONS_KEPT,
+    Membership,
+    MembershipRequests,
+    NewView,
+    NoLongerMember,
+    ViewSynchrony,
+)
 from unisono.errors import UnisonoError
 from unisono.wire.frame import Frame
 
@@ -243,7 +247,7 @@ def test_what_may_wait_is_bounded() -> None:
     for _ in range(WAITING_MAX):
         membership.multicast(0, b"")
     assert membership.free_capacity() == 0
-    with pytest.raises(UnisonoError, match="room"):
+    with pytest.raises(UnisonoError, match="free_capacity"):
         membership.multicast(0, b"")
 
 

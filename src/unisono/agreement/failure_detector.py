@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from math import exp, inf, log, log10
 
 from unisono.errors import InvalidOption
-from unisono.model.durations import NS_PER_S
+from unisono.model.durations import NS_PER_MS, NS_PER_S
 from unisono.model.histogram import Histogram, bucket_middle
+from unisono.model.timing import Timing
 from unisono.wire.frame import Frame, Kind
 from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
@@ -28,8 +29,19 @@ GENERATION_SAMPLES = 500
 """So many times make a generation; the last two are what counts, so that old times are forgotten."""
 FIT_EVERY_SAMPLES = 8
 CHANGES_KEPT = 256
+HEARTBEAT_INTERVAL_MIN_NS = 20 * NS_PER_MS
 MISTAKES_PER_S = 1 / 3600
 """Unless told: one wrong suspicion of each peer per hour."""
+
+
+def heartbeat_interval_ns(timing: Timing) -> int:
+    """How often members send heartbeats: at most once per slot, per network delay and per 20 ms."""
+    return max(timing.theta_ns, timing.delta_ns, HEARTBEAT_INTERVAL_MIN_NS)
+
+
+def retry_interval_ns(timing: Timing) -> int:
+    """How long to wait for an answer: a round trip, plus the difference that two clocks can make."""
+    return 2 * timing.delta_ns + 2 * timing.gamma_ns + NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
 from unisono.errors import MessageTooLarge

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from unisono.agreement.membership.from_policy import retry_interval_ns
+from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.errors import InvalidOption
 from unisono.model.durations import earliest

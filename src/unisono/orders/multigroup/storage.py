@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import StorageError

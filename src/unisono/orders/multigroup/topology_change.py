@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unisono.agreement.membership.from_policy import retry_interval_ns
+from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.errors import DestinationNotAllowed, InvalidOption
 from unisono.model.events import TopologyChange, Violation, ViolationKind
 from unisono.model.policy import Policy
