@@ -17,8 +17,7 @@ from unisono.model.stored_records import StoredRecords
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.log.delivery import AgreedLog
-from unisono.orders.log.order import BUNDLES_MAX, ConsensusOrder
+from unisono.orders.log.order import BUNDLES_MAX, AgreedLog, ConsensusOrder
 from unisono.sim import run
 from unisono.stack import build
 from unisono.wire.bundles import Bundle, decode_bundle, decode_log_value, encode_bundle, encode_log_value

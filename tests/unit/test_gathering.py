@@ -157,7 +157,7 @@ def test_who_comes_late_learns_the_table_and_that_it_is_full() -> None:
     net.run(2)
     assert late.table is None
     assert late.table_without_me == next(iter(net.processes.values())).table
-    assert "the group has its members already: 1 at 10.0.0.1:9000" in late.why_incomplete()
+    assert "the group is complete without this process: 1 at 10.0.0.1:9000" in late.why_incomplete()
 
 
 def test_numbers_that_are_insisted_on_are_had_and_a_second_claim_is_passed_over() -> None:
@@ -190,6 +190,6 @@ def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_v
 def test_another_size_is_a_complaint() -> None:
     process = Gathering(GROUP, applicant(0), 3)
     process.on_beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
-    assert "expects 4 members, here it is 3" in process.why_incomplete()
+    assert "expects 4 members, this one 3" in process.why_incomplete()
     process.wake(0)
     assert process.wake_at() == BEACON_INTERVAL_NS
