@@ -127,7 +127,7 @@ class HeartbeatIntervals:
 
 
 class _PeerState:
-    """What the detector knows about one peer."""
+    """The state of one peer."""
 
     __slots__ = ("incarnation", "intervals", "last_received_ns", "serial", "suspected")
 

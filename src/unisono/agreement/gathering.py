@@ -1,4 +1,4 @@
-"""Gathering: n processes that know only the group's name agree on who is member 1, 2, … n (paper 002 §4.2).
+"""Gathering: n processes that know only the group's name agree on their member numbers 1, 2, … n (paper 002 §4.2).
 
 This replaces the paper's group manager. There is no registry that could fail.
 

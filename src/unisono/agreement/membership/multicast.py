@@ -196,7 +196,7 @@ class ViewMulticast:
         self.send_waiting(now)
 
     def acks(self) -> Acks:
-        """What this member has received."""
+        """The acknowledgment of all that this member has received."""
         return Acks(dict(self.received), {peer: channel.received for peer, channel in self._unicasts.items()})
 
     def has_unstable(self) -> bool:
@@ -285,7 +285,7 @@ def _split_body(body: bytes, max_body_bytes: int) -> list[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """What a newcomer needs to enter its first view."""
+    """All that a newcomer needs to enter its first view."""
 
     view_id: int
     members: Vector

@@ -575,7 +575,7 @@ class CandidateState:
 
 
 class LeaderState:
-    """What a leader has proposed under its ballot, from instance `base` on, and what each peer has accepted of it.
+    """The values that a leader proposes under its ballot from instance `base` on, and how far each peer has accepted.
 
     All instances before `base` were decided before this member became the leader.
     """
@@ -660,7 +660,7 @@ class LeaderState:
 
 
 class FollowerState:
-    """What a follower has accepted under its leader's ballot. `accepted_upto` is the last instance without a gap.
+    """The values that a follower has accepted under its leader's ballot. Up to `accepted_upto` there is no gap.
 
     In a group of two or three, two members are a majority, so a follower decides alone: the leader accepted the value
     before it sent it, and with the follower's own acceptance the majority is complete. The follower therefore decides

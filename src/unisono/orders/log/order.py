@@ -348,7 +348,7 @@ class ConsensusOrder(ConsensusOrderBase):
         self.events.append(LeaveComplete(self.log.slot))
 
     def _is_refused(self) -> bool:
-        """Whether the leader, or so many members that no majority is left, refuse this member's storage."""
+        """Whether this member's storage is refused by the leader, or by too many members to leave a majority."""
         consensus, refused_by = self.consensus, self.consensus.storage_identity.refused_by
         return consensus.leader in refused_by or len(consensus.members) - len(refused_by) < consensus.majority
 
