@@ -240,7 +240,7 @@ class MembershipWorld:
     def cannot_recover(self) -> bool:
         """Whether too many members have crashed for good.
 
-        That is a majority of the last view, all members with its state, or, without a view, half of the founders.
+        That is half of the last view, all members with its state, or, without a view, half of the founders.
         """
         alive = {(n, m.incarnation) for n, m in self.members.items() if m.automaton is not None}
         views = [view for member in self.members.values() for view in member.views]

@@ -38,6 +38,7 @@ FIT_EVERY_SAMPLES = 8
 CHANGES_KEPT = 256
 """Keep this many of the latest suspicion changes."""
 HEARTBEAT_INTERVAL_MIN_NS = 20 * NS_PER_MS
+"""Members send heartbeats at most this often."""
 MISTAKES_PER_S = 1 / 3600
 """The default: one wrong suspicion of each peer per hour."""
 

@@ -3,7 +3,7 @@
 A subclass (`log/order.py`, `multigroup/order.py`) owns a log of messages that `Consensus` decides, and keeps this
 contract:
 
-- Each input sets `now` and `has_pending_input`. Only `flush` creates frames, records and deliveries.
+- Each input sets `now` and `has_pending_input`. The stack calls `flush` before it takes `writes`, `down` or `events`.
 - On its first `wake` it enters the mode DET_RATE: it waits for a leader.
 - When `consensus.leader_changes` has grown, `flush` calls `adopt_leader`, which forms the group the first time.
 - `wake` calls `report_consensus_problems`.

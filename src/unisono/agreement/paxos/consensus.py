@@ -15,7 +15,8 @@ consensus among the services of a group. This is Paxos with a stable leader:
    FETCH (`log.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
 
 Sending: `propose` stores a value and either proposes it (leader) or forwards it to the leader. `flush` creates the
-frames. Receiving: `from_below` handles one frame. Unless `batch_replies` is set, every input flushes by itself.
+ACCEPT and ACCEPTED frames and reports decisions. Receiving: `from_below` handles one frame. Unless `batch_replies` is
+set, every input flushes by itself.
 
 Safety needs no assumption about delays or clocks: every promise and accepted value is in `writes`, which the owner
 makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that falls
@@ -70,7 +71,7 @@ _NOT_ACCEPTED = (0, b"")
 
 
 class Role(StrEnum):
-    """The role that a member plays."""
+    """The role of a member. A candidate is first in TRIAL, then PREPARING."""
 
     FOLLOWER = "following"
     TRIAL = "trying"
@@ -104,8 +105,8 @@ class Consensus:
 
         A leader sends a heartbeat every `every_ns`. Unanswered frames are retransmitted after `retry_ns`, a round trip.
         If the caller passes a `detector`, the caller also drives it; otherwise this automaton owns one and sends its
-        heartbeats. With `batch_replies`, no frame is created before the owner calls `flush`, so that one reply answers
-        all frames that arrived together.
+        heartbeats. With `batch_replies`, inputs do not flush by themselves: the owner calls `flush` after several of
+        them, so that one reply answers all frames that arrived together.
         """
         if me not in members:
             raise InvalidOption("member", f"member {me} is not among the members {tuple(members)}; add it to the list")

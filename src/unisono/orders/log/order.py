@@ -5,8 +5,8 @@ groups. The order rests on no clock and on no bound on delays: there is one log 
 while a majority can communicate in time. With storage, a member that restarts after a crash keeps its promises.
 
 Sending: `submit` packs messages into bundles, which carry a serial number per sender, and forwards them to the leader.
-Only `flush` creates frames. A bundle stays in `_undecided` until it is in the log. It is forwarded again when nothing
-gets decided for too long, and to each new leader.
+`flush` passes the frames on to the stack. A bundle stays in `_undecided` until it is in the log. It is forwarded again
+when no own bundle gets decided for too long, and to each new leader.
 
 Leading: the leader sorts forwarded bundles by serial number per sender, and puts as many as fit into the value of the
 next instance. Several instances are in progress at a time.
