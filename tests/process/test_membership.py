@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.process.member_process import Process
@@ -22,11 +23,19 @@ from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
 from unisono.trace.kinds import OBSERVER, EventKind
 from unisono.trace.meta import RunMeta
-from unisono.trace.recorder import MemoryTrace
+from unisono.trace.recorder import Extras, MemoryTrace
 
 PATIENCE_S = 90.0
 SCRIPT = Path(__file__).with_name("priority_member.py")
 CHECKED = ("total_order", "integrity", "fifo", "priority_accounting", "view_atomicity", "gap_freedom")
+
+
+def read_extras(fields: list[Any] | None) -> Extras | None:
+    """The extra columns of a row. JSON turns tuples into lists."""
+    if fields is None:
+        return None
+    values: list[Any] = [tuple(field) if isinstance(field, list) else field for field in fields]
+    return Extras(*values)
 
 
 class PriorityGroup:
@@ -102,8 +111,8 @@ class PriorityGroup:
         memory = MemoryTrace("run", "table")
         for path in sorted(self.folder.glob("*.jsonl")):
             member, incarnation = map(int, path.stem.split("."))
-            runs = [json.loads(line) for line in path.read_text().splitlines()]
-            memory.packed_rows[member, incarnation] = [(*run[:-1], run[-1] and tuple(run[-1])) for run in runs]
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            memory.packed_rows[member, incarnation] = [(*row[:-1], read_extras(row[-1])) for row in rows]
         for process in self.processes:
             # A member that could not leave in time counts as crashed.
             ended_ns = process.killed_ns if process.lines_of("left") != [["left", False]] else process.times[-1]
