@@ -1,7 +1,8 @@
-"""A member of a group by consensus, as a process: sends numbered messages, and says what it sends and what it delivers.
+"""A process that is a member of a consensus group: it sends numbered messages and reports its sends and deliveries.
 
 Configuration is one line of JSON on standard input. Each line out is one JSON list: ["sent", sequence] as soon as a
-message was taken, ["got", sender, incarnation, sequence, slot, place, index], ["said", kind], ["up"], ["error", text].
+message was accepted, ["delivered", sender, incarnation, sequence, slot, position, index], ["violation", kind], ["up"],
+["error", text].
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ async def run(setup: dict[str, Any]) -> None:
             rate=unisono.Rate(avg=200, burst=8),
             storage=setup["storage"],
             fsync=setup.get("fsync", "never"),
-            incarnation=setup["life"],
+            incarnation=setup["incarnation"],
             timeout="60s",
         )
     except UnisonoError as error:
@@ -42,7 +43,7 @@ async def run(setup: dict[str, Any]) -> None:
     async def send() -> None:
         sequence = 0
         while True:
-            await group.send(b"%d/%d/%d" % (setup["member"], setup["life"], sequence))
+            await group.send(b"%d/%d/%d" % (setup["member"], setup["incarnation"], sequence))
             emit("sent", sequence)
             sequence += 1
             await asyncio.sleep(setup["every_s"])
@@ -54,10 +55,10 @@ async def run(setup: dict[str, Any]) -> None:
                 for number, message in enumerate(event.messages):
                     sequence = event.first_sequence + number
                     assert message == b"%d/%d/%d" % (event.sender, event.incarnation, sequence)
-                    place, index = event.first_position + number, event.first_index + number
-                    emit("got", event.sender, event.incarnation, sequence, event.slot, place, index)
+                    position, index = event.first_position + number, event.first_index + number
+                    emit("delivered", event.sender, event.incarnation, sequence, event.slot, position, index)
             elif isinstance(event, Violation):
-                emit("said", event.kind)
+                emit("violation", event.kind)
     except UnisonoError as error:
         emit("error", f"{type(error).__name__}: {error}")
     finally:

@@ -1,5 +1,7 @@
-"""Consensus among real processes: killed at any moment, paused for longer than anybody waits, started again with the
-same number and the same storage, or with storage that is bad. The checkers judge what the processes say they did."""
+"""Consensus among real processes that are killed, paused for a long time, and restarted, also with damaged storage.
+
+The checkers judge the sends and deliveries that the processes report.
+"""
 
 from __future__ import annotations
 
@@ -27,76 +29,77 @@ PATIENCE_S = 60.0
 SCRIPT = Path(__file__).with_name("consensus_member.py")
 
 
-class Table:
-    """Three members, each with a file of its own."""
+class ConsensusGroup:
+    """Three members, each with its own storage file."""
 
     def __init__(self, folder: Path, *, fsync: str = "never", every_s: float = 0.02) -> None:
         self.folder, self.fsync, self.every_s = folder, fsync, every_s
         self.peers = free_addresses((1, 2, 3))
-        self.lives: dict[int, list[Process]] = {member: [] for member in self.peers}
+        self.runs: dict[int, list[Process]] = {member: [] for member in self.peers}
 
     def storage(self, member: int) -> Path:
         return self.folder / f"member-{member}"
 
     def start(self, member: int) -> Process:
-        life = len(self.lives[member]) + 1
+        incarnation = len(self.runs[member]) + 1
         setup = {
             "member": member,
-            "life": life,
+            "incarnation": incarnation,
             "peers": self.peers,
             "storage": str(self.storage(member)),
             "fsync": self.fsync,
             "every_s": self.every_s,
         }
-        process = Process(SCRIPT, member, life, setup)
-        self.lives[member].append(process)
+        process = Process(SCRIPT, member, incarnation, setup)
+        self.runs[member].append(process)
         return process
 
-    def now(self, member: int) -> Process:
-        return self.lives[member][-1]
+    def current(self, member: int) -> Process:
+        return self.runs[member][-1]
 
-    def wait(self, what: Callable[[], bool], why: str) -> None:
+    def wait(self, condition: Callable[[], bool], problem: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not what():
-            last = [process.lines[-3:] for lives in self.lives.values() for process in lives]
-            assert time.monotonic() < deadline, f"{why}: {last}"
+        while not condition():
+            last = [process.lines[-3:] for runs in self.runs.values() for process in runs]
+            assert time.monotonic() < deadline, f"{problem}: {last}"
             time.sleep(0.02)
 
     def progress(self, members: tuple[int, ...], more: int = 20) -> None:
-        """Until each of these has delivered so many more."""
-        before = {member: self.now(member).count("got") for member in members}
+        """Wait until each of these members has delivered this many more messages."""
+        before = {member: self.current(member).count("delivered") for member in members}
         self.wait(
-            lambda: all(self.now(m).count("got") >= before[m] + more for m in members), f"no progress of {members}"
+            lambda: all(self.current(m).count("delivered") >= before[m] + more for m in members),
+            f"members {members} make no progress",
         )
 
-    def judged(self) -> dict[str, Status]:
-        """What the checkers say of all that was sent and delivered in all lives."""
-        memory = MemoryTrace("process", "table")
-        for member, lives in self.lives.items():
-            for process in lives:
-                recorder = memory.recorder(member, life=process.incarnation)
+    def verdicts(self) -> dict[str, Status]:
+        """The checkers' verdicts on all messages sent and delivered by all incarnations."""
+        trace_in_memory = MemoryTrace("process", "table")
+        for member, runs in self.runs.items():
+            for process in runs:
+                recorder = trace_in_memory.recorder(member, life=process.incarnation)
                 for at, line in zip(process.times, process.lines, strict=True):
                     if line[0] == "sent":
                         recorder.sent(
                             first_sequence=line[1], count=1, sizes=1, slot=0, first_place=0, real_ns=at, local_ns=at
                         )
-                    elif line[0] == "got":
-                        _, sender, life, sequence, slot, place, index = line
+                    elif line[0] == "delivered":
+                        _, sender, incarnation, sequence, slot, position, index = line
                         recorder.delivered(
                             sender=sender,
-                            incarnation=life,
+                            incarnation=incarnation,
                             first_sequence=sequence,
                             count=1,
                             sizes=1,
                             slot=slot,
-                            first_place=place,
+                            first_place=position,
                             first_index=index,
                             real_ns=at,
                             local_ns=at,
                         )
                 if process.killed_ns is not None:
-                    last = max((line[4] for line in process.lines if line[0] == "got"), default=0)
-                    memory.recorder(OBSERVER).event(
+                    last = max((line[4] for line in process.lines if line[0] == "delivered"), default=0)
+                    trace_in_memory.recorder(OBSERVER).event(
                         EventKind.CRASH,
                         slot=last,
                         real_ns=process.killed_ns,
@@ -116,18 +119,18 @@ class Table:
             reliable=True,
             source="process",
         )
-        # One that is killed may have sent a message and not have said so yet: its log ends before its life does.
-        killed = {(p.member, p.incarnation) for lives in self.lives.values() for p in lives if p.killed_ns is not None}
-        trace = memory.trace(meta)
+        # A killed process may have sent a message without reporting it, so its log may be incomplete at the end.
+        killed = {(p.member, p.incarnation) for runs in self.runs.values() for p in runs if p.killed_ns is not None}
+        trace = trace_in_memory.trace(meta)
         logs = tuple(replace(log, closed=(log.member, log.life) not in killed) for log in trace.logs)
         return {name: verdict.status for name, verdict in check_all(replace(trace, logs=logs)).items()}
 
     def one_log(self) -> list[tuple[int, int, int]]:
-        """The longest log; every life of every member has delivered a beginning of it."""
+        """The longest log. Asserts that every incarnation of every member delivered a prefix of it."""
         logs = [
-            [(line[1], line[2], line[3]) for line in process.lines if line[0] == "got"]
-            for lives in self.lives.values()
-            for process in lives
+            [(line[1], line[2], line[3]) for line in process.lines if line[0] == "delivered"]
+            for runs in self.runs.values()
+            for process in runs
         ]
         longest = max(logs, key=len)
         for log in logs:
@@ -136,41 +139,41 @@ class Table:
 
 
 @contextmanager
-def table(folder: Path, **options: Any) -> Iterator[Table]:
-    made = Table(folder, **options)
+def running_group(folder: Path, **options: Any) -> Iterator[ConsensusGroup]:
+    group = ConsensusGroup(folder, **options)
     try:
-        for member in made.peers:
-            made.start(member)
-        made.wait(lambda: all(made.now(m).count("up") for m in made.peers), "the group did not form")
-        yield made
+        for member in group.peers:
+            group.start(member)
+        group.wait(lambda: all(group.current(m).count("up") for m in group.peers), "the group did not form")
+        yield group
     finally:
-        for lives in made.lives.values():
-            for process in lives:
+        for runs in group.runs.values():
+            for process in runs:
                 if process.popen.poll() is None:
                     process.signal(signal.SIGCONT)
                 process.end()
 
 
-def test_killed_at_random_moments_and_back_with_the_same_number(tmp_path: Path) -> None:
+def test_members_killed_at_random_moments_return_with_the_same_number(tmp_path: Path) -> None:
     chance = Random(5)
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
         for member in (1, 3, 2, chance.choice((1, 2, 3))):
             time.sleep(chance.random() * 0.3)
-            made.now(member).end()
-            others = tuple(m for m in made.peers if m != member)
-            made.progress(others)
-            made.start(member)
-            made.wait(lambda m=member: made.now(m).count("up") == 1, f"member {member} did not come back")  # type: ignore[misc]
-            made.progress((1, 2, 3))
-    log = made.one_log()
+            group.current(member).end()
+            others = tuple(m for m in group.peers if m != member)
+            group.progress(others)
+            group.start(member)
+            group.wait(lambda m=member: group.current(m).count("up") == 1, f"member {member} did not return")  # type: ignore[misc]
+            group.progress((1, 2, 3))
+    log = group.one_log()
     assert {sender for sender, _, _ in log} == {1, 2, 3}
     assert len(log) == len(set(log)), "delivered twice"
-    for lives in made.lives.values():
-        for process in lives:
-            mine = [entry[2] for entry in log if entry[:2] == (process.member, process.incarnation)]
-            assert mine == list(range(len(mine))), "a sender's messages are not in order without gaps"
-    verdicts = made.judged()
+    for runs in group.runs.values():
+        for process in runs:
+            own = [entry[2] for entry in log if entry[:2] == (process.member, process.incarnation)]
+            assert own == list(range(len(own))), "a sender's messages are not in order without gaps"
+    verdicts = group.verdicts()
     assert {name: verdicts[name] for name in ("total_order", "fifo")} == {
         "total_order": Status.VALID,
         "fifo": Status.VALID,
@@ -178,108 +181,110 @@ def test_killed_at_random_moments_and_back_with_the_same_number(tmp_path: Path) 
     assert Status.VIOLATED not in verdicts.values()
 
 
-def test_paused_for_longer_than_anybody_waits(tmp_path: Path) -> None:
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
+def test_members_paused_for_longer_than_the_timeout_return(tmp_path: Path) -> None:
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
         for member in (1, 2):
-            others = tuple(m for m in made.peers if m != member)
-            made.now(member).signal(signal.SIGSTOP)
-            made.progress(others, 60)
-            made.now(member).signal(signal.SIGCONT)
-            made.progress((1, 2, 3))
-        assert any(line[:2] == ["said", "leader_lost"] for m in made.peers for line in made.now(m).lines)
-    made.one_log()
-    assert Status.VIOLATED not in made.judged().values()
+            others = tuple(m for m in group.peers if m != member)
+            group.current(member).signal(signal.SIGSTOP)
+            group.progress(others, 60)
+            group.current(member).signal(signal.SIGCONT)
+            group.progress((1, 2, 3))
+        assert any(line[:2] == ["violation", "leader_lost"] for m in group.peers for line in group.current(m).lines)
+    group.one_log()
+    assert Status.VIOLATED not in group.verdicts().values()
 
 
-def test_without_a_majority_nothing_is_delivered_and_it_is_said(tmp_path: Path) -> None:
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
-        made.now(2).end()
-        made.now(3).end()
-        made.wait(lambda: ["said", "blocked"] in made.now(1).lines, "the minority said nothing")
-        delivered = made.now(1).count("got")
-        made.start(2)
-        made.wait(lambda: made.now(1).count("got") > delivered, "no progress with a majority back")
-        made.progress((1, 2))
-    made.one_log()
+def test_without_a_majority_nothing_is_delivered_and_the_member_reports_it(tmp_path: Path) -> None:
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
+        group.current(2).end()
+        group.current(3).end()
+        group.wait(lambda: ["violation", "blocked"] in group.current(1).lines, "the minority reported nothing")
+        delivered = group.current(1).count("delivered")
+        group.start(2)
+        group.wait(lambda: group.current(1).count("delivered") > delivered, "no progress with a majority back")
+        group.progress((1, 2))
+    group.one_log()
 
 
-@pytest.mark.parametrize("harm", ["corrupted", "cut short", "another member's", "a folder", "no folder"])
-def test_bad_storage_is_refused_and_does_not_vote(tmp_path: Path, harm: str) -> None:
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
-        made.now(3).end()
-        path = made.storage(3)
-        if harm == "corrupted":
+@pytest.mark.parametrize("damage", ["corrupted", "truncated", "another member's", "a folder", "no folder"])
+def test_a_member_with_damaged_storage_does_not_start(tmp_path: Path, damage: str) -> None:
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
+        group.current(3).end()
+        path = group.storage(3)
+        if damage == "corrupted":
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
-        elif harm == "cut short":
+        elif damage == "truncated":
             path.write_bytes(path.read_bytes()[:-3])
-        elif harm == "another member's":
-            path.write_bytes(made.storage(1).read_bytes())
-        elif harm == "a folder":
+        elif damage == "another member's":
+            path.write_bytes(group.storage(1).read_bytes())
+        elif damage == "a folder":
             path.unlink()
             path.mkdir()
         else:
-            made.storage = lambda member: tmp_path / "gone" / str(member)  # type: ignore[method-assign]
-        back = made.start(3)
-        made.wait(lambda: back.count("error") == 1, "bad storage was not refused")
-        text = back.lines[0][1]
+            group.storage = lambda member: tmp_path / "missing" / str(member)  # type: ignore[method-assign]
+        restarted = group.start(3)
+        group.wait(lambda: restarted.count("error") == 1, "the damaged storage was not refused")
+        text = restarted.lines[0][1]
         assert text.startswith("StorageError: "), text
-        assert str(made.storage(3)) in text
-        made.progress((1, 2))
-    made.one_log()
+        assert str(group.storage(3)) in text
+        group.progress((1, 2))
+    group.one_log()
 
 
-def test_a_torn_end_is_cut_and_the_member_is_back(tmp_path: Path) -> None:
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
-        made.now(3).end()
-        with made.storage(3).open("ab") as file:
+def test_a_torn_last_record_is_dropped_and_the_member_returns(tmp_path: Path) -> None:
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
+        group.current(3).end()
+        with group.storage(3).open("ab") as file:
             file.write(b"\xa7rec\0\0\1\0 a record that was being written")
-        made.start(3)
-        made.wait(lambda: made.now(3).count("up") == 1, "it did not come back")
-        made.progress((1, 2, 3))
-    made.one_log()
+        group.start(3)
+        group.wait(lambda: group.current(3).count("up") == 1, "it did not return")
+        group.progress((1, 2, 3))
+    group.one_log()
 
 
-def test_who_has_lost_its_storage_does_not_count_and_everybody_is_told_so(tmp_path: Path) -> None:
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3))
-        made.now(3).end()
-        made.storage(3).unlink()
-        made.start(3)
-        told = ["said", "memory_lost"]
-        made.wait(lambda: any(told in made.now(m).lines for m in (1, 2)), "nobody said that a memory is lost")
-        made.wait(lambda: made.now(3).popen.poll() is not None, "the member itself goes on as if nothing were")
-        assert told in made.now(3).lines or "not the storage that member 3 had" in made.now(3).lines[-1][1]
-        made.progress((1, 2))
-        assert made.now(3).count("got") == 0
-    made.one_log()
+def test_a_member_that_lost_its_storage_is_refused_and_this_is_reported(tmp_path: Path) -> None:
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3))
+        group.current(3).end()
+        group.storage(3).unlink()
+        group.start(3)
+        lost = ["violation", "memory_lost"]
+        group.wait(lambda: any(lost in group.current(m).lines for m in (1, 2)), "no member reported the lost storage")
+        group.wait(lambda: group.current(3).popen.poll() is not None, "the member itself keeps running")
+        assert (
+            lost in group.current(3).lines or "the storage of member 3 does not match" in group.current(3).lines[-1][1]
+        )
+        group.progress((1, 2))
+        assert group.current(3).count("delivered") == 0
+    group.one_log()
 
 
-def test_fsync_always_over_a_kill(tmp_path: Path) -> None:
-    with table(tmp_path, fsync="always", every_s=0.05) as made:
-        made.progress((1, 2, 3), 10)
-        made.now(1).end()
-        made.progress((2, 3), 10)
-        made.start(1)
-        made.wait(lambda: made.now(1).count("up") == 1, "it did not come back")
-        made.progress((1, 2, 3), 10)
-    made.one_log()
+def test_a_killed_member_returns_with_fsync_always(tmp_path: Path) -> None:
+    with running_group(tmp_path, fsync="always", every_s=0.05) as group:
+        group.progress((1, 2, 3), 10)
+        group.current(1).end()
+        group.progress((2, 3), 10)
+        group.start(1)
+        group.wait(lambda: group.current(1).count("up") == 1, "it did not return")
+        group.progress((1, 2, 3), 10)
+    group.one_log()
 
 
-def test_a_disk_that_is_full_ends_the_member_with_its_reason(tmp_path: Path) -> None:
-    """A file-size limit stands for the full disk: the write fails in the same call."""
+def test_a_full_disk_ends_the_member_with_a_storage_error(tmp_path: Path) -> None:
+    """A file-size limit simulates the full disk: the write fails in the same call."""
 
-    with table(tmp_path) as made:
-        made.progress((1, 2, 3), 5)
-        pid = made.now(3).popen.pid
-        size = made.storage(3).stat().st_size
+    with running_group(tmp_path) as group:
+        group.progress((1, 2, 3), 5)
+        pid = group.current(3).popen.pid
+        size = group.storage(3).stat().st_size
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + 200, size + 200))
-        made.wait(lambda: made.now(3).count("error") == 1, "the full disk was not noticed")
-        assert made.now(3).lines[-1][1].startswith("StorageError: ")
-        made.progress((1, 2))
-    made.one_log()
+        group.wait(lambda: group.current(3).count("error") == 1, "the full disk was not noticed")
+        assert group.current(3).lines[-1][1].startswith("StorageError: ")
+        group.progress((1, 2))
+    group.one_log()

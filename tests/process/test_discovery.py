@@ -125,7 +125,7 @@ async def _late(at: str) -> None:
     joins = [unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s") for _ in range(2)]
     groups = await asyncio.gather(*joins)
     try:
-        with pytest.raises(MissingDependency, match=r"the group has its members already: 1 at 127\.0\.0\.1"):
+        with pytest.raises(MissingDependency, match=r"the group is complete without this process: 1 at 127\.0\.0\.1"):
             await unisono.join("full", members=2, beacon=at, interface=LOOPBACK, timeout="20s")
     finally:
         await asyncio.gather(*(group.leave() for group in groups))

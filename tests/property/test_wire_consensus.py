@@ -1,4 +1,4 @@
-"""What members of an agreement say and write down: all of it round trip, and no bytes make a decoder fail."""
+"""Frames and stored records of consensus: all of them round-trip, and no bytes make a decoder raise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from unisono.wire.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 numbers = st.integers(1, 2**63 - 1)
 ballots = st.integers(1, CHOSEN - 1)
 values = st.binary(max_size=40)
-some = st.lists(values, max_size=5).map(tuple)
+value_lists = st.lists(values, max_size=5).map(tuple)
 
 
 @st.composite
@@ -52,7 +52,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 messages = st.one_of(
     st.builds(Prepare, ballots, numbers, st.booleans()),
     promises(),
-    st.builds(Accept, ballots, numbers, numbers, numbers, some),
+    st.builds(Accept, ballots, numbers, numbers, numbers, value_lists),
     st.builds(Accepted, numbers, numbers, numbers),
     st.builds(Fetch, numbers, numbers, st.integers(0, 2**32 - 1)),
     st.builds(Learn, numbers, numbers, st.lists(values, min_size=1, max_size=5).map(tuple)),
@@ -60,7 +60,7 @@ messages = st.one_of(
     snapshots(),
     st.builds(StorageMismatch, st.integers(0, 2**32 - 1)),
 )
-notes = st.one_of(
+records = st.one_of(
     st.builds(PromiseRecord, numbers),
     st.builds(ValueRecord, numbers, numbers, values),
     st.builds(DecisionRecord, numbers),
@@ -76,31 +76,29 @@ def test_messages_round_trip(message: wire.ConsensusMessage) -> None:
 
 
 @given(messages, st.data())
-def test_a_body_that_was_cut_or_grew_is_another_message_or_none(
-    message: wire.ConsensusMessage, data: st.DataObject
-) -> None:
+def test_a_changed_body_decodes_to_another_message_or_none(message: wire.ConsensusMessage, data: st.DataObject) -> None:
     kind, body = wire.encode(message)
-    cut = data.draw(st.integers(0, len(body)))
-    for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):
-        read = wire.DECODERS[kind](changed)
-        assert read is None or wire.encode(read) == (kind, changed)
+    at = data.draw(st.integers(0, len(body)))
+    for changed in (body[:at], body + b"\x00", body[:at] + b"\xff" + body[at + 1 :]):
+        decoded = wire.DECODERS[kind](changed)
+        assert decoded is None or wire.encode(decoded) == (kind, changed)
 
 
 @given(st.sampled_from(sorted(wire.DECODERS)), st.binary(max_size=200))
-def test_no_bytes_make_a_decoder_fail(kind: Kind, body: bytes) -> None:
-    read = wire.DECODERS[kind](body)
-    assert read is None or wire.encode(read) == (kind, body)
+def test_no_bytes_make_a_decoder_raise(kind: Kind, body: bytes) -> None:
+    decoded = wire.DECODERS[kind](body)
+    assert decoded is None or wire.encode(decoded) == (kind, body)
 
 
-@given(notes)
-def test_notes_round_trip(note: ConsensusRecord) -> None:
-    assert wire.decode_record(wire.encode_record(note)) == note
+@given(records)
+def test_records_round_trip(record: ConsensusRecord) -> None:
+    assert wire.decode_record(wire.encode_record(record)) == record
 
 
 @given(st.binary(max_size=60))
-def test_no_record_makes_the_reader_fail(record: bytes) -> None:
-    note = wire.decode_record(record)
-    assert note is None or wire.encode_record(note) == record
+def test_no_bytes_make_the_record_decoder_raise(data: bytes) -> None:
+    record = wire.decode_record(data)
+    assert record is None or wire.encode_record(record) == data
 
 
 @given(st.builds(Heartbeat, numbers, numbers))

@@ -1,4 +1,4 @@
-"""What members of a view say: all of it round trip, and no bytes make a decoder fail."""
+"""Frames of membership: all of them round-trip, and no bytes make a decoder raise."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from unisono.wire.frame import Kind
 members = st.integers(1, 0xFFFF)
 numbers = st.integers(1, 2**63 - 1)
 vectors = st.dictionaries(members, st.integers(0, 2**63 - 1), max_size=5)
-lives = st.dictionaries(members, st.integers(0, 2**32 - 1), min_size=1, max_size=5)
+incarnations = st.dictionaries(members, st.integers(0, 2**32 - 1), min_size=1, max_size=5)
 bodies = st.binary(max_size=40)
 counts = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> LastMessages:
+def last_messages(draw: st.DrawFn) -> LastMessages:
     received = draw(vectors)
     return LastMessages(draw(counts), received, {member: draw(members) for member in received})
 
 
 @st.composite
-def needs(draw: st.DrawFn) -> MessageRequest:
+def message_requests(draw: st.DrawFn) -> MessageRequest:
     first = draw(st.integers(1, 2**62))
     return MessageRequest(draw(members), first, first + draw(st.integers(0, 9)))
 
 
 @st.composite
-def states(draw: st.DrawFn) -> StateChunk:
+def state_chunks(draw: st.DrawFn) -> StateChunk:
     part, offset = draw(bodies), draw(st.integers(0, 2**31))
     return StateChunk(draw(numbers), offset + len(part) + draw(st.integers(0, 9)), offset, draw(members), part)
 
@@ -54,14 +54,14 @@ messages = st.one_of(
     st.builds(Multicast, numbers, st.integers(0, 1), bodies),
     st.builds(Unicast, numbers, st.integers(0, 1), bodies),
     st.builds(Acks, vectors, vectors),
-    st.builds(Flush, counts, lives),
+    st.builds(Flush, counts, incarnations),
     st.builds(Flushed, counts, st.booleans(), vectors),
-    cuts(),
+    last_messages(),
     st.builds(MembershipRequest, st.booleans(), counts, numbers, members, counts),
-    needs(),
+    message_requests(),
     st.builds(Relayed, members, numbers, st.integers(0, 1), bodies),
     st.builds(NextViewDecided, numbers, st.binary(min_size=1, max_size=40)),
-    states(),
+    state_chunks(),
 )
 
 
@@ -72,22 +72,22 @@ def test_messages_round_trip(message: wire.MembershipMessage) -> None:
 
 
 @given(messages, st.data())
-def test_a_body_that_was_cut_does_not_make_a_decoder_fail(message: wire.MembershipMessage, data: st.DataObject) -> None:
+def test_a_changed_body_does_not_make_a_decoder_raise(message: wire.MembershipMessage, data: st.DataObject) -> None:
     kind, body = wire.encode(message)
-    cut = data.draw(st.integers(0, len(body)))
-    for changed in (body[:cut], body + b"\x00", body[:cut] + b"\xff" + body[cut + 1 :]):
-        read = wire.DECODERS[kind](changed)
-        assert read is None or wire.DECODERS[kind](wire.encode(read)[1]) == read
+    at = data.draw(st.integers(0, len(body)))
+    for changed in (body[:at], body + b"\x00", body[:at] + b"\xff" + body[at + 1 :]):
+        decoded = wire.DECODERS[kind](changed)
+        assert decoded is None or wire.DECODERS[kind](wire.encode(decoded)[1]) == decoded
 
 
 @given(st.sampled_from(sorted(wire.DECODERS)), st.binary(max_size=120))
-def test_no_bytes_make_a_decoder_fail(kind: Kind, body: bytes) -> None:
-    read = wire.DECODERS[kind](body)
-    assert read is None or wire.DECODERS[kind](wire.encode(read)[1]) == read
+def test_no_bytes_make_a_decoder_raise(kind: Kind, body: bytes) -> None:
+    decoded = wire.DECODERS[kind](body)
+    assert decoded is None or wire.DECODERS[kind](wire.encode(decoded)[1]) == decoded
 
 
-@given(st.builds(NextView, lives, vectors), bodies)
-def test_next_views_round_trip(following: NextView, junk: bytes) -> None:
-    assert decode_next_view(encode_next_view(following)) == following
-    read = decode_next_view(junk)
-    assert read is None or decode_next_view(encode_next_view(read)) == read
+@given(st.builds(NextView, incarnations, vectors), bodies)
+def test_next_views_round_trip(next_view: NextView, junk: bytes) -> None:
+    assert decode_next_view(encode_next_view(next_view)) == next_view
+    decoded = decode_next_view(junk)
+    assert decoded is None or decode_next_view(encode_next_view(decoded)) == decoded

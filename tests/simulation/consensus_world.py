@@ -1,6 +1,6 @@
-"""A small world for consensus alone: bare automata, a network that does anything, disks that lose what was not synced.
+"""A simulated world for consensus alone: bare automata, an unreliable network, disks that lose unsynced records.
 
-Frames go over with their encoded bodies; the headers are the stack's matter and are tried elsewhere.
+Frames carry their encoded bodies. The headers belong to the stack, and other tests cover them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.check.consensus import DecisionReported, Proposed, consensus
 from unisono.check.verdict import Verdict
 from unisono.model.stored_records import StoredRecords
@@ -25,7 +25,7 @@ FAULT_PHASE_NS = 400 * MS
 
 
 class Member:
-    """One member: its disk outlives its lives."""
+    """One member, with the disk that survives its crashes."""
 
     def __init__(self, number: int, disk: SimDisk) -> None:
         self.number = number
@@ -40,7 +40,7 @@ class Member:
 
 
 class ConsensusWorld:
-    """Members 1 to n; time is true time, and each clock is off by what its leaps have left."""
+    """Members 1 to n. `now` is real time; each member's clock is off by the steps it has made."""
 
     def __init__(self, seed: int, members: int = 3, *, loses_synced_records: bool = False, window: int = 8) -> None:
         self.chance = Random(seed)
@@ -60,12 +60,12 @@ class ConsensusWorld:
         self.compact_every = 0
         self.frames = 0
         self.crash_at_step: int | None = None
-        """Crash whoever takes this step: a write, or a frame put on the network."""
+        """Crash the member that takes the step with this number. A step is a write or a frame sent."""
         self.step_count = 0
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._scheduled_count = 0
 
-    # -- planning --------------------------------------------------------------------------------------------
+    # -- events and inputs --------------------------------------------------------------------------------------------
 
     def schedule(self, at: int, callback: Callable[..., None], *arguments: object) -> None:
         self._scheduled_count += 1
@@ -73,8 +73,8 @@ class ConsensusWorld:
 
     def run(self, until: int) -> None:
         while self._heap and self._heap[0][0] <= until:
-            self.now, _, act, what = heappop(self._heap)
-            act(*what)
+            self.now, _, callback, arguments = heappop(self._heap)
+            callback(*arguments)
         self.now = until
 
     def start(self, number: int) -> None:
@@ -110,7 +110,7 @@ class ConsensusWorld:
         self.members[number].paused_until = until
 
     def propose(self, number: int, ahead: int) -> None:
-        """For the next instance and some that follow, if the window has room."""
+        """Propose values for the next instance and for `ahead` more."""
         automaton = self.members[number].automaton
         if automaton is None:
             return
@@ -143,7 +143,7 @@ class ConsensusWorld:
         self.flush(member)
 
     def survives_step(self, member: Member) -> bool:
-        """Whether the member lives through its next step."""
+        """Count one step of a member. Returns False if it crashes at this step."""
         self.step_count += 1
         if self.step_count - 1 == self.crash_at_step:
             self.crash(member.number)
@@ -151,7 +151,7 @@ class ConsensusWorld:
         return True
 
     def flush(self, member: Member) -> None:
-        """Writes, then frames, then decisions."""
+        """Apply writes, then send frames, then handle decisions."""
         automaton = member.automaton
         assert automaton is not None
         writes, frames = automaton.writes[:], automaton.down[:]
@@ -172,7 +172,7 @@ class ConsensusWorld:
         for decision in decisions:
             if isinstance(decision, RestoredState):
                 self.reported.append(DecisionReported(member.number, member.incarnation, decision.k, None))
-                assert decision.state == self.states[decision.k], "another state than was compacted"
+                assert decision.state == self.states[decision.k], "the restored state differs from the compacted one"
                 member.state = decision.state
             else:
                 self.reported.append(DecisionReported(member.number, member.incarnation, decision.k, decision.value))
@@ -199,19 +199,19 @@ class ConsensusWorld:
                 low, high = self.delay
                 self.schedule(self.now + low + int(self.chance.random() * (high - low)), self.arrive, receiver, frame)
 
-    # -- judging ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
         return consensus(self.proposed, self.reported)
 
     def lagging(self) -> list[int]:
-        """Members that are not as far as somebody is."""
-        furthest = max((told.instance for told in self.reported), default=0)
-        return [n for n, member in self.members.items() if member.last_decided < furthest]
+        """Members that have not reached the last decision of any member."""
+        last = max((report.instance for report in self.reported), default=0)
+        return [n for n, member in self.members.items() if member.last_decided < last]
 
 
 def faulty_world(seed: int, *, loses_synced_records: bool = False) -> ConsensusWorld:
-    """A while of anything, then quiet: safety all the way, and progress in the end."""
+    """A world with random faults until FAULT_PHASE_NS. `recovers_after_faults` runs it."""
     chance = Random(seed ^ 0x5EED)
     world = ConsensusWorld(
         seed,
@@ -223,35 +223,37 @@ def faulty_world(seed: int, *, loses_synced_records: bool = False) -> ConsensusW
     world.loss = chance.choice((0.0, 0.02, 0.2, 0.4))
     world.duplication = chance.choice((0.0, 0.1, 0.5))
     world.delay = chance.choice(((0, 2 * MS), (0, 12 * MS), (MS, 40 * MS)))
-    trouble = FAULT_PHASE_NS
     for number in world.numbers:
         world.schedule(chance.randrange(20 * MS), world.start, number)
         for _ in range(chance.randrange(12)):
-            world.schedule(chance.randrange(trouble), world.propose, number, chance.choice((0, 0, 1, 3)))
+            world.schedule(chance.randrange(FAULT_PHASE_NS), world.propose, number, chance.choice((0, 0, 1, 3)))
         if chance.random() < 0.5:
             for _ in range(chance.randrange(1, 4)):
-                at = chance.randrange(trouble)
+                at = chance.randrange(FAULT_PHASE_NS)
                 world.schedule(at, world.crash, number)
                 world.schedule(at + chance.choice((0, 1, chance.randrange(150 * MS))), world.start, number)
         if chance.random() < 0.3:
-            at = chance.randrange(trouble)
+            at = chance.randrange(FAULT_PHASE_NS)
             world.schedule(at, world.pause, number, at + chance.randrange(200 * MS))
         if chance.random() < 0.3:
             world.schedule(
-                chance.randrange(trouble), world.step_clock, number, chance.choice((MS, 100 * MS, 3_600_000 * MS))
+                chance.randrange(FAULT_PHASE_NS),
+                world.step_clock,
+                number,
+                chance.choice((MS, 100 * MS, 3_600_000 * MS)),
             )
     for _ in range(chance.randrange(3)):
         sides = {number: chance.randrange(2) for number in world.numbers}
-        at = chance.randrange(trouble)
+        at = chance.randrange(FAULT_PHASE_NS)
         world.schedule(at, world.partition.update, sides)
-        world.schedule(min(trouble, at + chance.randrange(300 * MS)), world.partition.clear)
+        world.schedule(min(FAULT_PHASE_NS, at + chance.randrange(300 * MS)), world.partition.clear)
     if chance.random() < 0.5:
         world.crash_at_step = chance.randrange(400)
     return world
 
 
 def recovers_after_faults(world: ConsensusWorld) -> bool:
-    """Let a stormy world run, then mend everything; whether all that is proposed then is decided everywhere."""
+    """Run a faulty world, then end all faults. Returns whether all values proposed then are decided everywhere."""
     world.run(FAULT_PHASE_NS)
     world.partition.clear()
     world.loss, world.duplication, world.delay, world.crash_at_step = 0.0, 0.0, (0, 2 * MS), None
@@ -262,7 +264,7 @@ def recovers_after_faults(world: ConsensusWorld) -> bool:
     while world.now < FAULT_PHASE_NS + 3000 * MS:
         world.run(world.now + 50 * MS)
         if world.now > asked_at and not world.lagging():
-            decided = max((told.instance for told in world.reported), default=0)
+            decided = max((report.instance for report in world.reported), default=0)
             if all(proposal.instance <= decided for proposal in world.proposed[-len(world.numbers) :]):
                 return True
     return False

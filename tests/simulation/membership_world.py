@@ -1,4 +1,4 @@
-"""A small world for membership alone: bare automata, a network that does anything, crashes, pauses, joins, leaves."""
+"""A simulated world for membership alone: bare automata, an unreliable network, crashes, pauses, joins, leaves."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-from unisono.agreement.membership.contract import (
-    NewView,
-    NoLongerMember,
-    Receive,
-    ReceiveUnicast,
-    StateReceived,
-    StateRequested,
-)
-from unisono.agreement.membership.views import Membership
+from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
+from unisono.agreement.membership.views import Membership, NewView, NoLongerMember, StateReceived, StateRequested
 from unisono.check.fifo import fifo
 from unisono.check.verdict import Status, Verdict
 from unisono.check.view_atomicity import view_atomicity
@@ -30,7 +23,7 @@ FAULT_PHASE_NS = 600 * MS
 
 
 class Member:
-    """One member through its lives."""
+    """One member, in all its incarnations."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -47,7 +40,7 @@ class Member:
 
 
 class MembershipWorld:
-    """Members 1 to n; the founders begin the group."""
+    """Members 1 to n. The founders create the group."""
 
     def __init__(self, seed: int, members: int = 3, founders: int | None = None, max_frame: int = 256) -> None:
         self.chance = Random(seed)
@@ -61,7 +54,7 @@ class MembershipWorld:
         self.partition: dict[int, int] = {}
         self.memory_trace = MemoryTrace("membership", "swarm")
         self.states: dict[int, frozenset[tuple[int, int, int]]] = {}
-        """By view, what everybody who comes from the view before has seen at its beginning."""
+        """By view, the messages that all its members have received when it begins."""
         self.state_problems: list[str] = []
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._scheduled_count = 0
@@ -72,11 +65,11 @@ class MembershipWorld:
 
     def run(self, until: int) -> None:
         while self._heap and self._heap[0][0] <= until:
-            self.now, _, act, what = heappop(self._heap)
-            act(*what)
+            self.now, _, callback, arguments = heappop(self._heap)
+            callback(*arguments)
         self.now = until
 
-    # -- what happens to members -----------------------------------------------------------------------------
+    # -- inputs -----------------------------------------------------------------------------
 
     def start(self, number: int) -> None:
         member = self.members[number]
@@ -154,42 +147,42 @@ class MembershipWorld:
         assert automaton is not None
         recorder = self.memory_trace.recorder(member.number, life=member.incarnation)
         while automaton.stream:
-            happening = automaton.stream.pop(0)
-            match happening:
+            event = automaton.stream.pop(0)
+            match event:
                 case Receive():
-                    sequence = int(happening.body.rstrip(b"."))
+                    sequence = int(event.body.rstrip(b"."))
                     recorder.delivered(
-                        sender=happening.sender,
-                        incarnation=happening.incarnation,
+                        sender=event.sender,
+                        incarnation=event.incarnation,
                         first_sequence=sequence,
                         count=1,
                         sizes=1,
-                        slot=happening.view_id,
+                        slot=event.view_id,
                         first_place=0,
                         first_index=member.index,
                         real_ns=self.now,
                         local_ns=self.now,
-                        view=happening.view_id,
+                        view=event.view_id,
                     )
                     member.index += 1
-                    member.received.add((happening.sender, happening.incarnation, sequence))
+                    member.received.add((event.sender, event.incarnation, sequence))
                 case NewView():
-                    view = happening.view_id
-                    extras = view_extras(view, happening.members, happening.incarnations)
+                    view = event.view_id
+                    extras = view_extras(view, event.members, event.incarnations)
                     recorder.event(EventKind.VIEW, slot=view, real_ns=self.now, local_ns=self.now, extras=extras)
-                    member.views.append(happening)
+                    member.views.append(event)
                     if self.states.setdefault(view, frozenset(member.received)) != member.received:
-                        self.state_problems.append(f"member {member.number} begins view {view} with another state")
+                        self.state_problems.append(f"member {member.number} begins view {view} with a different state")
                 case StateRequested():
-                    state = b";".join(b"%d,%d,%d" % seen for seen in sorted(member.received))
-                    automaton.provide_state(self.now, happening.view_id, state)
+                    state = b";".join(b"%d,%d,%d" % message for message in sorted(member.received))
+                    automaton.provide_state(self.now, event.view_id, state)
                 case StateReceived():
-                    rows = [row.split(b",") for row in happening.state.split(b";") if row]
+                    rows = [row.split(b",") for row in event.state.split(b";") if row]
                     member.received = {(int(a), int(b), int(c)) for a, b, c in rows}
                 case ReceiveUnicast():
-                    member.unicasts.append(happening)
+                    member.unicasts.append(event)
                 case NoLongerMember():
-                    member.exclusion_reasons.append(happening.reason)
+                    member.exclusion_reasons.append(event.reason)
                     member.automaton = None
                     if member.rejoin:
                         self.schedule(self.now + 5 * MS, self.start, member.number)
@@ -211,7 +204,7 @@ class MembershipWorld:
                 low, high = self.delay
                 self.schedule(self.now + low + int(self.chance.random() * (high - low)), self.arrive, receiver, frame)
 
-    # -- judging ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def verdicts(self) -> list[Verdict]:
         meta = RunMeta(
@@ -234,27 +227,33 @@ class MembershipWorld:
         return [*self.state_problems, *texts]
 
     def all_in_one_view(self) -> bool:
-        """Whether everybody who is up is in one view with all others that are up, and nobody waits."""
-        up = [member for member in self.members.values() if member.automaton is not None]
-        if not up or any(not member.views or member.automaton is None or member.automaton.blocked() for member in up):
+        """Whether exactly the running members are in one view, and none of them is blocked."""
+        running = [m for m in self.members.values() if m.automaton is not None]
+        if not running or any(not m.views or m.automaton is None or m.automaton.blocked() for m in running):
             return False
-        views = {(m.automaton.view_id, tuple(m.automaton.incarnations.items())) for m in up if m.automaton is not None}
-        return len(views) == 1 and up[0].automaton is not None and len(up[0].automaton.incarnations) == len(up)
+        views = {
+            (m.automaton.view_id, tuple(m.automaton.incarnations.items())) for m in running if m.automaton is not None
+        }
+        first = running[0].automaton
+        return len(views) == 1 and first is not None and len(first.incarnations) == len(running)
 
     def cannot_recover(self) -> bool:
-        """Whether a majority of the last view is gone for good, or all who had its state, or the founders never met."""
+        """Whether too many members have crashed for good.
+
+        That is half of the last view, all members with its state, or, without a view, half of the founders.
+        """
         alive = {(n, m.incarnation) for n, m in self.members.items() if m.automaton is not None}
         views = [view for member in self.members.values() for view in member.views]
         if not views:
             return 2 * len([n for n in self.founders if (n, 1) in alive]) <= len(self.founders)
         last = max(views, key=lambda view: view.view_id)
-        there = [life for life in zip(last.members, last.incarnations, strict=True) if life in alive]
+        left = [run for run in zip(last.members, last.incarnations, strict=True) if run in alive]
         inside = [m for m in self.members.values() if m.automaton is not None and m.automaton.view_id == last.view_id]
-        return 2 * len(there) <= len(last.members) or not inside
+        return 2 * len(left) <= len(last.members) or not inside
 
 
 def faulty_world(seed: int) -> MembershipWorld:
-    """A while of anything: members come, go, crash, come back, stand still, and the network divides."""
+    """A world with random faults until FAULT_PHASE_NS: joins, leaves, crashes, restarts, pauses and a partition."""
     chance = Random(seed ^ 0xBEEF)
     count = chance.choice((2, 3, 3, 4, 5))
     founders = chance.randrange(1, count + 1)
@@ -267,15 +266,15 @@ def faulty_world(seed: int) -> MembershipWorld:
         world.schedule(first, world.start, number)
         for _ in range(chance.randrange(20)):
             world.schedule(chance.randrange(FAULT_PHASE_NS), world.multicast, number, chance.choice((1, 1, 5)))
-        what = chance.random()
+        fault = chance.random()
         at = chance.randrange(FAULT_PHASE_NS)
-        if what < 0.3:
+        if fault < 0.3:
             world.schedule(at, world.crash, number)
             if chance.random() < 0.7:
                 world.schedule(at + chance.choice((0, 1, chance.randrange(200 * MS))), world.start, number)
-        elif what < 0.45:
+        elif fault < 0.45:
             world.schedule(at, world.pause, number, at + chance.randrange(400 * MS))
-        elif what < 0.55:
+        elif fault < 0.55:
             world.schedule(at, world.leave, number)
     if chance.random() < 0.4:
         sides = {number: chance.randrange(2) for number in world.numbers}
@@ -286,9 +285,9 @@ def faulty_world(seed: int) -> MembershipWorld:
 
 
 def recovers_after_faults(world: MembershipWorld) -> bool:
-    """Let a stormy world run, then mend everything; whether all who are up end in one view, and talk in it.
+    """Run a faulty world, then end all faults. Returns whether all running members end up in one view.
 
-    A group whose majority has crashed for good cannot: then only safety can be asked for.
+    A group whose majority has crashed for good cannot recover; then only safety can be checked.
     """
     world.run(FAULT_PHASE_NS)
     world.partition.clear()
@@ -298,7 +297,8 @@ def recovers_after_faults(world: MembershipWorld) -> bool:
     for number in world.numbers:
         world.multicast(number)
     world.run(world.now + 300 * MS)
-    # Who stood still since before the calm is noticed only now, and who leaves may have had to wait.
+    # A member that has been paused since before the faults ended is detected only now, and a leaving member may have
+    # had to wait.
     return _reaches_one_view(world) or world.cannot_recover()
 
 

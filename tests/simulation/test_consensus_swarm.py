@@ -1,6 +1,6 @@
-"""Consensus through loss, repetition, reordering, partitions, crashes with recovery, pauses and leaps of clocks.
+"""Consensus under loss, duplication, reordering, partitions, crashes with recovery, pauses and clock steps.
 
-A range of seeds runs by
+To run a range of seeds:
     .venv/bin/python tests/simulation/test_consensus_swarm.py 0..49999
 """
 
@@ -21,62 +21,62 @@ CHUNK = 1000
 
 
 def problems(seed: int) -> list[str]:
-    """What is wrong with one run."""
+    """The problems found in one run."""
     world = faulty_world(seed)
     live = recovers_after_faults(world)
     verdict = world.verdict()
-    found = [] if live else [f"not everything was decided after the trouble, {world.lagging()} lag"]
+    found = [] if live else [f"not all values were decided after the faults ended; members {world.lagging()} lag"]
     if verdict.status is not Status.VALID:
         found.append(verdict.witness.text if verdict.witness is not None else verdict.reason)
     return found
 
 
-def judge(seed: int) -> None:
+def check(seed: int) -> None:
     found = problems(seed)
     assert not found, f"{found}\nreplay: .venv/bin/python tests/simulation/test_consensus_swarm.py {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
-def test_safe_always_and_live_in_the_end(first: int) -> None:
+def test_always_safe_and_finally_live(first: int) -> None:
     for seed in range(first, first + 50):
-        judge(seed)
+        check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", range(0, 50_000, CHUNK))
-def test_safe_always_and_live_in_the_end_at_length(first: int) -> None:
+def test_always_safe_and_finally_live_for_many_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        judge(seed)
+        check(seed)
 
 
 @pytest.mark.parametrize("seed", [99, 222, 255, 24543, 100651])
-def test_past_failures(seed: int) -> None:
-    """99: a promise of much that was accepted but not known to be decided; 222, 255: learned values after a restart.
+def test_seeds_that_failed_once(seed: int) -> None:
+    """99: a promise with many accepted values not known to be decided. 222, 255: learned values after a restart.
 
-    24543, 100651: of a promise in parts, the one that said what is decided came from a later answer than another.
+    24543, 100651: a promise in parts, in which the part with the decisions came from a later answer than the others.
     """
-    judge(seed)
+    check(seed)
 
 
-def test_a_disk_that_forgets_what_it_has_synced_is_found_out() -> None:
-    """What must survive is on disk before it is promised: with that taken away, somebody decides otherwise."""
+def test_a_disk_that_loses_synced_records_is_detected() -> None:
+    """Safety rests on records that are durable before a promise is sent. Without that, members decide differently."""
     found = 0
     for seed in range(400):
         world = faulty_world(seed, loses_synced_records=True)
         try:
             recovers_after_faults(world)
-        except (AssertionError, KeyError):  # a state that nobody else has
+        except (AssertionError, KeyError):  # a state that no other member has
             found += 1
             continue
         found += world.verdict().status is Status.VIOLATED
         if found >= 3:
             return
-    pytest.fail(f"only {found} of 400 runs with forgetful disks were found out")
+    pytest.fail(f"only {found} of 400 runs with lost records were detected")
 
 
 def scripted() -> ConsensusWorld:
-    """A start, proposals of two members, a leader's end and the next one's beginning."""
+    """Three members start and propose values."""
     world = ConsensusWorld(11, 3)
     world.delay = (MS, MS)
     for number in world.numbers:
@@ -87,12 +87,12 @@ def scripted() -> ConsensusWorld:
 
 
 def test_a_crash_at_every_step() -> None:
-    """Before each write and before each frame, one member crashes, and comes back with what its disk has."""
-    whole = scripted()
-    whole.run(120 * MS)
-    assert whole.verdict().status is Status.VALID
-    assert whole.step_count > 100
-    for step in range(whole.step_count):
+    """For every write and every frame, a run in which the member crashes just before it, and restarts from its disk."""
+    undisturbed = scripted()
+    undisturbed.run(120 * MS)
+    assert undisturbed.verdict().status is Status.VALID
+    assert undisturbed.step_count > 100
+    for step in range(undisturbed.step_count):
         world = scripted()
         world.crash_at_step = step
         world.run(120 * MS)
@@ -103,7 +103,7 @@ def test_a_crash_at_every_step() -> None:
         world.run(world.now + 400 * MS)
         assert world.verdict().status is Status.VALID, f"crash at step {step}: {world.verdict()}"
         assert not world.lagging(), f"crash at step {step}"
-        assert max(told.instance for told in world.reported) >= 2, f"crash at step {step}"
+        assert max(report.instance for report in world.reported) >= 2, f"crash at step {step}"
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -1,7 +1,7 @@
-"""Membership through crashes, restarts, joins, leaves, pauses, partitions and a network that loses and repeats.
+"""Membership under crashes, restarts, joins, leaves, pauses, partitions, loss and duplication.
 
-View atomicity (paper 004 §3.2), FIFO and the states of newcomers are judged in every run; so is that all who are up end
-in one view, wherever a majority of the last one is left. A range of seeds runs by
+Every run is checked for view atomicity (paper 004 §3.2), FIFO and the states of newcomers. All running members must end
+up in one view if a majority of the last view is left. To run a range of seeds:
     .venv/bin/python tests/simulation/test_membership_swarm.py 0..4999
 """
 
@@ -23,55 +23,57 @@ CHUNK = 500
 
 
 def outcome(seed: int) -> tuple[list[str], bool]:
-    """What is wrong with one run, and whether it could end well."""
+    """The problems found in one run, and whether the group could recover."""
     world = faulty_world(seed)
     live = recovers_after_faults(world)
-    found = world.problems() if live else [*world.problems(), "not all who are up are in one view"]
+    found = world.problems() if live else [*world.problems(), "not all running members are in one view"]
     return found, not world.cannot_recover()
 
 
-def judge(seed: int) -> bool:
-    found, hopeful = outcome(seed)
+def check(seed: int) -> bool:
+    found, can_recover = outcome(seed)
     assert not found, f"{found}\nreplay: .venv/bin/python tests/simulation/test_membership_swarm.py {seed}"
-    return hopeful
+    return can_recover
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_view_atomic_always_and_together_in_the_end(first: int) -> None:
-    assert sum(judge(seed) for seed in range(first, first + 20)) >= 8, "too few of these runs can end well to say much"
+def test_always_view_atomic_and_finally_in_one_view(first: int) -> None:
+    assert sum(check(seed) for seed in range(first, first + 20)) >= 8, "too few of these runs can recover to say much"
 
 
 @pytest.mark.parametrize("seed", [406, 607, 4091])
-def test_what_failed_once_holds(seed: int) -> None:
-    """406: of three newcomers one has the state when its giver crashes; it has to pass it on to the other two.
+def test_seeds_that_failed_once(seed: int) -> None:
+    """406: one of three newcomers has the state when its source crashes; it has to pass the state on to the other two.
 
-    607: who has said that it goes, and was not heard, says so again though it has something to multicast by then; else
-    nobody coordinates.
+    607: a request to leave is lost; the member must repeat it although it has messages to multicast by then, otherwise
+    no member coordinates.
 
-    4091: the only one who knew what was agreed on crashes when two newcomers are in the new view; who was in the old
-    one, and will be in the new one, can hear of it from them alone.
+    4091: the only member that knew the decision crashes when two newcomers are in the new view; a member of both views
+    can get the decision only from the newcomers.
     """
-    assert judge(seed), "this run can end well"
+    assert check(seed), "this run can recover"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", range(0, 5000, CHUNK))
-def test_view_atomic_always_and_together_in_the_end_at_length(first: int) -> None:
+def test_always_view_atomic_and_finally_in_one_view_for_many_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        judge(seed)
+        check(seed)
 
 
-def test_without_the_standstill_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members that go on handing out while a view is being agreed on do not receive the same messages in it."""
+def test_delivering_during_a_view_change_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that keep delivering while the next view is decided do not receive the same messages in the old one."""
 
-    def hand_out_all(self: ViewMulticast, cut: Vector | None = None) -> None:
+    def deliver_all(self: ViewMulticast, last_messages: Vector | None = None) -> None:
         frozen, self.frozen = self.frozen, False
-        original(self, None if cut is None else {m: max(n, self._delivered[m]) for m, n in cut.items()})
+        if last_messages is not None:
+            last_messages = {m: max(n, self._delivered[m]) for m, n in last_messages.items()}
+        original(self, last_messages)
         self.frozen = frozen
 
     original = ViewMulticast._deliver
-    monkeypatch.setattr(ViewMulticast, "_deliver", hand_out_all)
+    monkeypatch.setattr(ViewMulticast, "_deliver", deliver_all)
     found = 0
     for seed in range(300):
         world = faulty_world(seed)
@@ -79,7 +81,7 @@ def test_without_the_standstill_it_is_found_out(monkeypatch: pytest.MonkeyPatch)
         found += bool(world.problems())
         if found:
             return
-    pytest.fail("300 runs without the standstill, and nothing was found")
+    pytest.fail("no problem was found in 300 runs")
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -1,4 +1,4 @@
-"""The failure detector: its time-out follows what is measured, and its mistakes keep to the stated rate."""
+"""The failure detector: its time-out follows measured delays, and its mistakes stay within the stated rate."""
 
 from __future__ import annotations
 
@@ -17,78 +17,78 @@ MS = 1_000_000
 EVERY = 10 * MS
 
 
-def beat(sender: int, serial: int, incarnation: int = 1) -> Frame:
+def heartbeat(sender: int, serial: int, incarnation: int = 1) -> Frame:
     body = encode_heartbeat(Heartbeat(serial, EVERY))
     return Frame(Kind.HEARTBEAT, sender, incarnation, 0, 0, 0, body=body)
 
 
-def detector(mistakes_per_s: float = 1 / 3600) -> FailureDetector:
-    made = FailureDetector(1, (1, 2), every_ns=EVERY, mistakes_per_s=mistakes_per_s)
-    made.wake(0)
-    return made
+def started_detector(mistakes_per_s: float = 1 / 3600) -> FailureDetector:
+    detector = FailureDetector(1, (1, 2), every_ns=EVERY, mistakes_per_s=mistakes_per_s)
+    detector.wake(0)
+    return detector
 
 
-def hear(
-    watching: FailureDetector, until: int, jitter: Callable[[], int], serial: int = 0, start: int = 0
+def feed(
+    detector: FailureDetector, until: int, jitter: Callable[[], int], serial: int = 0, start: int = 0
 ) -> tuple[int, int]:
-    """Heartbeats of member 2 until then, each late by some jitter; (when the last came, its serial)."""
+    """Feed heartbeats of member 2 up to a time, each late by some jitter. Returns (last arrival, last serial)."""
     at = start
     while at < until:
         serial += 1
         at = start + serial * EVERY + jitter()
-        while (due := watching.wake_at()) is not None and due < at:
-            watching.wake(due)
-        watching.from_below(at, beat(2, serial))
+        while (due := detector.wake_at()) is not None and due < at:
+            detector.wake(due)
+        detector.from_below(at, heartbeat(2, serial))
     return at, serial
 
 
 def test_a_silent_peer_is_suspected_at_its_timeout_and_not_before() -> None:
-    watching = detector()
-    at, _ = hear(watching, 500 * MS, lambda: 0)
-    timeout = watching.timeout_ns(2)
-    while (due := watching.wake_at() or 0) < at + timeout:
-        watching.wake(due)
-    watching.wake(at + timeout)
-    assert not watching.suspected(2)
-    watching.wake(at + timeout + 1)
-    assert watching.suspected(2)
-    (change,) = watching.changes
+    detector = started_detector()
+    at, _ = feed(detector, 500 * MS, lambda: 0)
+    timeout = detector.timeout_ns(2)
+    while (due := detector.wake_at() or 0) < at + timeout:
+        detector.wake(due)
+    detector.wake(at + timeout)
+    assert not detector.suspected(2)
+    detector.wake(at + timeout + 1)
+    assert detector.suspected(2)
+    (change,) = detector.changes
     assert (change.peer, change.suspected, change.unresponsive_ns, change.timeout_ns) == (2, True, timeout + 1, timeout)
 
 
-def test_the_level_reaches_the_threshold_where_the_timeout_is() -> None:
-    watching, chance = detector(), Random(1)
-    at, _ = hear(watching, 2000 * MS, lambda: chance.randrange(3 * MS))
-    timeout = watching.timeout_ns(2)
-    levels = [watching.suspicion_level(2, at + silent) for silent in range(0, 3 * timeout, timeout // 50)]
+def test_the_suspicion_level_reaches_the_threshold_at_the_timeout() -> None:
+    detector, chance = started_detector(), Random(1)
+    at, _ = feed(detector, 2000 * MS, lambda: chance.randrange(3 * MS))
+    timeout = detector.timeout_ns(2)
+    levels = [detector.suspicion_level(2, at + silent) for silent in range(0, 3 * timeout, timeout // 50)]
     assert levels == sorted(levels)
-    assert watching.suspicion_level(2, at + timeout) == pytest.approx(watching.threshold, abs=0.01)
-    assert watching.suspicion_level(2, at) == 0
+    assert detector.suspicion_level(2, at + timeout) == pytest.approx(detector.threshold, abs=0.01)
+    assert detector.suspicion_level(2, at) == 0
 
 
-def test_a_smaller_mistake_rate_costs_a_longer_timeout() -> None:
+def test_a_smaller_mistake_rate_means_a_longer_timeout() -> None:
     timeouts = []
     for rate in (1.0, 1 / 60, 1 / 3600, 1 / 86400):
-        watching, chance = detector(rate), Random(2)
-        hear(watching, 3000 * MS, lambda chance=chance: chance.randrange(3 * MS))  # type: ignore[misc]
-        timeouts.append(watching.timeout_ns(2))
+        detector, chance = started_detector(rate), Random(2)
+        feed(detector, 3000 * MS, lambda chance=chance: chance.randrange(3 * MS))  # type: ignore[misc]
+        timeouts.append(detector.timeout_ns(2))
     assert timeouts == sorted(timeouts)
     assert timeouts[0] < timeouts[-1]
 
 
-def test_the_timeout_follows_the_network_while_it_runs() -> None:
-    watching, chance = detector(), Random(3)
-    at, serial = hear(watching, 12_000 * MS, lambda: chance.randrange(MS))
-    calm = watching.timeout_ns(2)
-    at, serial = hear(watching, 24_000 * MS, lambda: chance.randrange(40 * MS), serial)
-    rough = watching.timeout_ns(2)
+def test_the_timeout_follows_changes_of_the_network() -> None:
+    detector, chance = started_detector(), Random(3)
+    at, serial = feed(detector, 12_000 * MS, lambda: chance.randrange(MS))
+    calm = detector.timeout_ns(2)
+    at, serial = feed(detector, 24_000 * MS, lambda: chance.randrange(40 * MS), serial)
+    rough = detector.timeout_ns(2)
     assert rough > 1.5 * calm
-    hear(watching, at + 3 * GENERATION_SAMPLES * EVERY, lambda: chance.randrange(MS), serial)
-    assert watching.timeout_ns(2) == pytest.approx(calm, rel=0.3)
+    feed(detector, at + 3 * GENERATION_SAMPLES * EVERY, lambda: chance.randrange(MS), serial)
+    assert detector.timeout_ns(2) == pytest.approx(calm, rel=0.3)
 
 
 def gaps(chance: Random, jitter: Callable[[], float], loss: float, count: int) -> list[int]:
-    """Times between arrivals of heartbeats that are each late by some jitter, or lost."""
+    """Times between arrivals of heartbeats, each of which is late by some jitter, or lost."""
     arrivals = [i * EVERY + jitter() for i in range(count) if chance.random() >= loss]
     arrivals = sorted(arrivals)
     return [int(later - earlier) for earlier, later in itertools.pairwise(arrivals)]
@@ -96,8 +96,8 @@ def gaps(chance: Random, jitter: Callable[[], float], loss: float, count: int) -
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("kind", ["constant", "uniform", "exponential", "lognormal"])
-def test_mistakes_keep_to_the_stated_rate(kind: str, loss: float) -> None:
-    """At one mistake per 1000 heartbeats, which a run of 20,000 can show; twice that is within chance."""
+def test_mistakes_stay_within_the_stated_rate(kind: str, loss: float) -> None:
+    """20,000 heartbeats at a stated rate of one mistake per 1000; twice the rate is within chance."""
     chance = Random(f"{kind} {loss}")
     jitters: dict[str, Callable[[], float]] = {
         "constant": lambda: 0.0,
@@ -112,58 +112,57 @@ def test_mistakes_keep_to_the_stated_rate(kind: str, loss: float) -> None:
     assert mistakes <= 40
 
 
-def test_a_paused_peer_is_suspected_and_trusted_again_when_it_comes_back() -> None:
-    watching = detector()
-    at, serial = hear(watching, 500 * MS, lambda: 0)
-    before = watching.timeout_ns(2)
-    while not watching.suspected(2):
-        watching.wake(watching.wake_at() or 0)
-    watching.from_below(at + 5000 * MS, beat(2, serial + 1))
-    assert not watching.suspected(2)
-    assert [change.suspected for change in watching.changes] == [True, False]
-    assert watching.timeout_ns(2) <= 5 * before, "one long pause must not blind the detector"
+def test_a_paused_peer_is_suspected_and_trusted_again_when_it_returns() -> None:
+    detector = started_detector()
+    at, serial = feed(detector, 500 * MS, lambda: 0)
+    before = detector.timeout_ns(2)
+    while not detector.suspected(2):
+        detector.wake(detector.wake_at() or 0)
+    detector.from_below(at + 5000 * MS, heartbeat(2, serial + 1))
+    assert not detector.suspected(2)
+    assert [change.suspected for change in detector.changes] == [True, False]
+    assert detector.timeout_ns(2) <= 5 * before, "one long pause must not make the time-out much longer"
 
 
-def test_an_overtaken_or_repeated_heartbeat_says_nothing() -> None:
-    watching = detector()
-    watching.from_below(10 * MS, beat(2, 5))
-    watching.from_below(20 * MS, beat(2, 5))
-    watching.from_below(30 * MS, beat(2, 4))
-    assert watching.suspicion_level(2, 40 * MS) == watching.suspicion_level(2, 40 * MS)
-    assert watching._peer_states[2] is not None
-    assert watching._peer_states[2].last_received_ns == 10 * MS
+def test_a_late_or_repeated_heartbeat_is_ignored() -> None:
+    detector = started_detector()
+    detector.from_below(10 * MS, heartbeat(2, 5))
+    detector.from_below(20 * MS, heartbeat(2, 5))
+    detector.from_below(30 * MS, heartbeat(2, 4))
+    assert detector._peer_states[2] is not None
+    assert detector._peer_states[2].last_received_ns == 10 * MS
 
 
-def test_a_new_incarnation_begins_anew_and_an_old_one_is_not_heard() -> None:
-    watching = detector()
-    hear(watching, 500 * MS, lambda: 0)
-    watching.from_below(600 * MS, beat(2, 1, incarnation=2))
-    watching.from_below(900 * MS, beat(2, 99, incarnation=1))
-    assert watching._peer_states[2] is not None
-    assert watching._peer_states[2].last_received_ns == 600 * MS
+def test_heartbeats_of_an_old_incarnation_are_ignored() -> None:
+    detector = started_detector()
+    feed(detector, 500 * MS, lambda: 0)
+    detector.from_below(600 * MS, heartbeat(2, 1, incarnation=2))
+    detector.from_below(900 * MS, heartbeat(2, 99, incarnation=1))
+    assert detector._peer_states[2] is not None
+    assert detector._peer_states[2].last_received_ns == 600 * MS
 
 
-def test_who_was_asleep_itself_does_not_blame_the_others() -> None:
-    watching = detector()
-    at, serial = hear(watching, 500 * MS, lambda: 0)
-    watching.wake(at + 3000 * MS)
-    assert not watching.suspected(2)
-    watching.from_below(at + 3001 * MS, beat(2, serial + 1))
-    assert not watching.suspected(2)
+def test_a_detector_that_was_paused_itself_suspects_no_peer() -> None:
+    detector = started_detector()
+    at, serial = feed(detector, 500 * MS, lambda: 0)
+    detector.wake(at + 3000 * MS)
+    assert not detector.suspected(2)
+    detector.from_below(at + 3001 * MS, heartbeat(2, serial + 1))
+    assert not detector.suspected(2)
 
 
-def test_strangers_are_suspected_and_watching_can_change() -> None:
-    watching = detector()
-    assert watching.suspected(7)
-    watching.set_peers(MS, (2, 7))
-    assert not watching.suspected(7)
-    watching.set_peers(MS, (7,))
-    assert watching.suspected(2)
+def test_unwatched_members_are_suspected_and_the_watched_peers_can_change() -> None:
+    detector = started_detector()
+    assert detector.suspected(7)
+    detector.set_peers(MS, (2, 7))
+    assert not detector.suspected(7)
+    detector.set_peers(MS, (7,))
+    assert detector.suspected(2)
 
 
 @pytest.mark.parametrize(
     ("every", "rate", "field"), [(0, 1.0, "every"), (EVERY, 0.0, "mistakes"), (EVERY, 101, "mist")]
 )
-def test_senseless_figures_are_refused(every: int, rate: float, field: str) -> None:
+def test_invalid_options_are_refused(every: int, rate: float, field: str) -> None:
     with pytest.raises(InvalidOption, match=field):
         FailureDetector(1, (1, 2), every_ns=every, mistakes_per_s=rate)

@@ -1,4 +1,4 @@
-"""Finding each other without a registry: whatever is lost and whenever whoever comes, there is one table."""
+"""Gathering without a registry: there is one table, whatever beacons are lost and whenever processes start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEACON = st.builds(
     proposal=st.integers(0, 2**64 - 1),
     voted=st.booleans(),
     decided=st.booleans(),
-    known=st.lists(APPLICANT, max_size=6, unique_by=lambda who: who.nonce).map(tuple),
+    known=st.lists(APPLICANT, max_size=6, unique_by=lambda each: each.nonce).map(tuple),
 )
 
 
@@ -40,7 +40,7 @@ def test_a_beacon_survives_the_wire(beacon: Beacon) -> None:
 
 
 @given(BEACON, st.data())
-def test_a_broken_beacon_is_refused_or_another_one(beacon: Beacon, data: st.DataObject) -> None:
+def test_a_damaged_beacon_is_refused_or_decodes_to_another_one(beacon: Beacon, data: st.DataObject) -> None:
     raw = bytearray(encode_beacon(beacon))
     assert decode_beacon(bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])) is None
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -48,7 +48,7 @@ def test_a_broken_beacon_is_refused_or_another_one(beacon: Beacon, data: st.Data
     assert found is None or decode_beacon(encode_beacon(found)) == found
 
 
-@given(st.lists(APPLICANT, max_size=8, unique_by=lambda who: who.nonce), st.integers(1, 5), st.randoms())
+@given(st.lists(APPLICANT, max_size=8, unique_by=lambda each: each.nonce), st.integers(1, 5), st.randoms())
 def test_the_same_knowledge_gives_the_same_table(known: list[Applicant], members: int, chance: random.Random) -> None:
     table = choose_table(tuple(known), members)
     chance.shuffle(known)
@@ -57,39 +57,39 @@ def test_the_same_knowledge_gives_the_same_table(known: list[Applicant], members
         numbers = assign_numbers(table)
         assert sorted(numbers) == list(range(1, members + 1))
         assert set(numbers.values()) == set(table)
-        assert all(who.requested_member in {0, number} for number, who in numbers.items())
+        assert all(each.requested_member in {0, number} for number, each in numbers.items())
 
 
-def applicant(number: int, *, wanted: int = 0, incarnation: int = 10) -> Applicant:
-    return Applicant(incarnation, "10.0.0.1", 9000 + number, 1000 + number, wanted)
+def applicant(number: int, *, requested: int = 0, incarnation: int = 10) -> Applicant:
+    return Applicant(incarnation, "10.0.0.1", 9000 + number, 1000 + number, requested)
 
 
 class Net:
-    """Beacons to everybody, some of which are lost, late or doubled."""
+    """A network that broadcasts beacons and loses, delays and duplicates some of them."""
 
     def __init__(self, seed: int, loss: float) -> None:
         self.chance = random.Random(seed)
         self.loss = loss
         self.now = 0
         self.processes: dict[int, Gathering] = {}
-        self.under_way: list[tuple[int, int, Beacon]] = []
-        self.cut: set[int] = set()
+        self.in_transit: list[tuple[int, int, Beacon]] = []
+        self.crashed: set[int] = set()
 
-    def add(self, who: Applicant, members: int) -> Gathering:
-        self.processes[who.nonce] = Gathering(GROUP, who, members)
-        return self.processes[who.nonce]
+    def add(self, process: Applicant, members: int) -> Gathering:
+        self.processes[process.nonce] = Gathering(GROUP, process, members)
+        return self.processes[process.nonce]
 
     def run(self, seconds: float) -> None:
         until = self.now + int(seconds * 1000 * MS)
         while self.now < until:
             self.now += 10 * MS
-            due = [entry for entry in self.under_way if entry[0] <= self.now]
-            self.under_way = [entry for entry in self.under_way if entry[0] > self.now]
+            due = [entry for entry in self.in_transit if entry[0] <= self.now]
+            self.in_transit = [entry for entry in self.in_transit if entry[0] > self.now]
             for _, to, beacon in due:
-                if to in self.processes and to not in self.cut:
+                if to in self.processes and to not in self.crashed:
                     self.processes[to].on_beacon(self.now, beacon)
             for nonce, process in self.processes.items():
-                if nonce in self.cut:
+                if nonce in self.crashed:
                     continue
                 if process.wake_at() <= self.now:
                     process.wake(self.now)
@@ -98,7 +98,7 @@ class Net:
                         for _ in range(1 + (self.chance.random() < 0.05)):
                             if to != nonce and self.chance.random() >= self.loss:
                                 at = self.now + self.chance.randrange(1, 200) * MS
-                                self.under_way.append((at, to, beacon))
+                                self.in_transit.append((at, to, beacon))
                 process.outgoing.clear()
 
     def tables(self) -> set[int]:
@@ -106,7 +106,7 @@ class Net:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_all_settle_on_one_table_whenever_they_come_and_whatever_is_lost(seed: int) -> None:
+def test_all_processes_decide_one_table_despite_losses_and_late_starts(seed: int) -> None:
     chance = random.Random(seed)
     net, members = Net(seed, loss=chance.choice([0.0, 0.1, 0.4])), chance.randint(1, 7)
     order = list(range(members))
@@ -121,22 +121,22 @@ def test_all_settle_on_one_table_whenever_they_come_and_whatever_is_lost(seed: i
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_two_settle_on_different_tables_though_too_many_come_and_some_die(seed: int) -> None:
+def test_no_two_tables_are_decided_although_too_many_processes_start_and_some_crash(seed: int) -> None:
     chance = random.Random(1000 + seed)
     members = chance.randint(2, 4)
     net = Net(seed, loss=chance.choice([0.0, 0.3, 0.6]))
-    # Fewer than 2n, so any two tables share a process.
+    # Fewer than 2n processes, so any two tables share one.
     for number in range(chance.randint(members, 2 * members - 1)):
         net.add(applicant(number, incarnation=10 + chance.randrange(4)), members)
         net.run(chance.choice([0, 0.05, 0.6]))
         if chance.random() < 0.2:
-            net.cut.add(chance.choice(list(net.processes)))
+            net.crashed.add(chance.choice(list(net.processes)))
     net.run(6)
     assert len(net.tables()) <= 1
 
 
-def test_voting_more_than_once_would_give_two_tables() -> None:
-    """The protection taken out: a process that takes its vote back can be in two settled tables' making."""
+def test_a_process_votes_only_once() -> None:
+    """If it changed its vote, two tables that share it could both be decided."""
     a, b, c, d = (applicant(number) for number in range(4))
     process = Gathering(GROUP, b, 3)
     first, second = (a, b, c), (b, c, d)
@@ -145,10 +145,10 @@ def test_voting_more_than_once_would_give_two_tables() -> None:
     process.on_beacon(2, Beacon(GROUP, 3, a.nonce, table_key(first), True, False, first))
     assert process._vote == first
     process.on_beacon(3, Beacon(GROUP, 3, d.nonce, table_key(second), True, False, second))
-    assert process._vote == first, "it votes once"
+    assert process._vote == first, "the first vote stands"
 
 
-def test_who_comes_late_learns_the_table_and_that_it_is_full() -> None:
+def test_a_late_process_learns_that_the_group_is_complete() -> None:
     net = Net(1, 0.0)
     for number in range(3):
         net.add(applicant(number), 3)
@@ -157,26 +157,31 @@ def test_who_comes_late_learns_the_table_and_that_it_is_full() -> None:
     net.run(2)
     assert late.table is None
     assert late.table_without_me == next(iter(net.processes.values())).table
-    assert "the group has its members already: 1 at 10.0.0.1:9000" in late.why_incomplete()
+    assert "the group is complete without this process: 1 at 10.0.0.1:9000" in late.why_incomplete()
 
 
-def test_numbers_that_are_insisted_on_are_had_and_a_second_claim_is_passed_over() -> None:
+def test_requested_numbers_are_assigned_and_a_second_request_is_skipped() -> None:
     net = Net(2, 0.0)
-    who = [applicant(0, wanted=3), applicant(1), applicant(2, wanted=1), applicant(3, wanted=3, incarnation=11)]
-    for each in who:
+    applicants = [
+        applicant(0, requested=3),
+        applicant(1),
+        applicant(2, requested=1),
+        applicant(3, requested=3, incarnation=11),
+    ]
+    for each in applicants:
         net.add(each, 3)
     net.run(3)
     tables = {nonce: process.table for nonce, process in net.processes.items() if process.table}
-    assert set(tables) == {who[0].nonce, who[1].nonce, who[2].nonce}
-    assert assign_numbers(next(iter(tables.values()))) == {1: who[2], 2: who[1], 3: who[0]}
+    assert set(tables) == {each.nonce for each in applicants[:3]}
+    assert assign_numbers(next(iter(tables.values()))) == {1: applicants[2], 2: applicants[1], 3: applicants[0]}
 
 
-def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_votes() -> None:
+def test_a_restarted_process_replaces_its_earlier_incarnation_before_the_vote() -> None:
     net = Net(3, 0.0)
     old = applicant(0)
     net.add(old, 3)
     net.run(0.2)
-    net.cut.add(old.nonce)
+    net.crashed.add(old.nonce)
     new = Applicant(11, old.host, old.port, 5000)
     for each in (new, applicant(1), applicant(2)):
         net.add(each, 3)
@@ -187,9 +192,9 @@ def test_a_restarted_process_takes_the_place_of_its_former_self_before_anybody_v
     assert old not in table
 
 
-def test_another_size_is_a_complaint() -> None:
+def test_a_different_group_size_is_reported() -> None:
     process = Gathering(GROUP, applicant(0), 3)
     process.on_beacon(0, Beacon(GROUP, 4, 5, 0, False, False, (applicant(1),)))
-    assert "expects 4 members, here it is 3" in process.why_incomplete()
+    assert "expects 4 members, this one 3" in process.why_incomplete()
     process.wake(0)
     assert process.wake_at() == BEACON_INTERVAL_NS

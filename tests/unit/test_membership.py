@@ -1,4 +1,4 @@
-"""Membership with virtual synchrony: how a group begins, who comes and goes, what a view change keeps together."""
+"""Membership with virtual synchrony: founding a group, joining and leaving it, and what a view change guarantees."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import pytest
 from tests.simulation.membership_world import HEARTBEAT_NS, MS, RETRY_NS, MembershipWorld
 
 from unisono.agreement.failure_detector import FailureDetector
-from unisono.agreement.membership.contract import NewView, NoLongerMember, Receive, ViewSynchrony
 from unisono.agreement.membership.messages import Acks, MembershipMessage, MembershipRequest, Multicast, encode
-from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, ViewMulticast
-from unisono.agreement.membership.past_views import DECISIONS_KEPT
-from unisono.agreement.membership.requests import MembershipRequests
-from unisono.agreement.membership.views import Membership
+from unisono.agreement.membership.multicast import WAITING_MAX, WINDOW, Receive, ViewMulticast
+from unisono.agreement.membership.views import (
+    DECISIONS_KEPT,
+    Membership,
+    MembershipRequests,
+    NewView,
+    NoLongerMember,
+    ViewSynchrony,
+)
 from unisono.errors import UnisonoError
 from unisono.wire.frame import Frame
 
@@ -27,28 +31,28 @@ def formed(members: int = 3, **options: int) -> MembershipWorld:
     return world
 
 
-def lives(world: MembershipWorld, number: int) -> dict[int, int]:
+def incarnations(world: MembershipWorld, number: int) -> dict[int, int]:
     automaton = world.members[number].automaton
     assert automaton is not None
     return automaton.incarnations
 
 
-def until_together(world: MembershipWorld) -> int:
-    """How long it takes until all who are up are in one view."""
+def run_until_one_view(world: MembershipWorld) -> int:
+    """Run until all running members are in one view. Returns how long that took."""
     start = world.now
     while not world.all_in_one_view():
         world.run(world.now + MS)
-        assert world.now < start + 5000 * MS, "no view was agreed on"
+        assert world.now < start + 5000 * MS, "no common view was decided"
     return world.now - start
 
 
-def test_it_is_what_an_order_over_virtual_synchrony_needs() -> None:
+def test_membership_implements_virtual_synchrony() -> None:
     synchrony: ViewSynchrony = Membership(1, (1,), incarnation=1, every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS)
     assert synchrony.blocked()
 
 
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_founders_begin_with_one_view_and_no_state(members: int) -> None:
+def test_founders_start_with_one_view_and_no_state(members: int) -> None:
     world = formed(members)
     for member in world.members.values():
         (view,) = member.views
@@ -56,25 +60,25 @@ def test_founders_begin_with_one_view_and_no_state(members: int) -> None:
     assert not world.problems()
 
 
-def test_a_majority_of_founders_begins_when_its_patience_is_over() -> None:
+def test_a_majority_of_founders_starts_after_waiting_for_the_others() -> None:
     world = MembershipWorld(7, 3)
     world.start(1)
     world.start(2)
     world.run(3000 * MS)
-    assert lives(world, 1) == {1: 1, 2: 1}
+    assert incarnations(world, 1) == {1: 1, 2: 1}
     world.start(3)
-    until_together(world)
-    assert lives(world, 1) == {1: 1, 2: 1, 3: 1}
+    run_until_one_view(world)
+    assert incarnations(world, 1) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_minority_of_founders_does_not_begin() -> None:
+def test_a_minority_of_founders_does_not_start() -> None:
     world = MembershipWorld(7, 3)
     world.start(1)
     world.run(5000 * MS)
     assert not world.members[1].views
 
 
-def test_messages_are_received_by_all_in_their_senders_order_in_parts_too() -> None:
+def test_all_members_receive_all_messages_in_sender_order_even_in_several_frames() -> None:
     world = formed()
     world.loss = 0.2
     for _ in range(20):
@@ -87,7 +91,7 @@ def test_messages_are_received_by_all_in_their_senders_order_in_parts_too() -> N
     assert not world.problems()
 
 
-def test_what_everybody_has_is_kept_no_longer() -> None:
+def test_frames_that_all_members_have_are_discarded() -> None:
     world = formed()
     for number in world.numbers:
         world.multicast(number, 30)
@@ -98,13 +102,13 @@ def test_what_everybody_has_is_kept_no_longer() -> None:
         assert not member.automaton._view_multicast.has_unstable()
 
 
-def test_a_newcomer_is_given_the_state_at_the_cut() -> None:
+def test_a_newcomer_receives_the_state_at_the_beginning_of_its_view() -> None:
     world = formed(4, founders=3)
     for number in world.founders:
         world.multicast(number, 40)
     world.start(4)
-    until_together(world)
-    assert lives(world, 1) == {1: 1, 2: 1, 3: 1, 4: 1}
+    run_until_one_view(world)
+    assert incarnations(world, 1) == {1: 1, 2: 1, 3: 1, 4: 1}
     assert world.members[4].received == world.members[1].received
     assert world.members[4].views[0].joined == (4,)
     world.multicast(4)
@@ -113,18 +117,18 @@ def test_a_newcomer_is_given_the_state_at_the_cut() -> None:
     assert not world.problems()
 
 
-def test_a_member_that_leaves_takes_nothing_with_it() -> None:
+def test_no_message_is_lost_when_its_sender_leaves() -> None:
     world = formed()
     world.multicast(3, 10)
     world.leave(3)
     world.run(world.now + 1000 * MS)
-    assert lives(world, 1) == {1: 1, 2: 1}
+    assert incarnations(world, 1) == {1: 1, 2: 1}
     assert world.members[3].exclusion_reasons == ["it left"]
     assert all((3, 1, n) in world.members[1].received for n in range(10))
     assert world.members[1].views[-1].left == (3,)
 
 
-def test_all_may_leave_one_after_another() -> None:
+def test_all_members_can_leave_one_after_another() -> None:
     world = formed()
     for number in world.numbers:
         world.leave(number)
@@ -133,7 +137,7 @@ def test_all_may_leave_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("dead", [1, 2, 5])
-def test_survivors_are_in_the_new_view_within_three_detection_times(dead: int) -> None:
+def test_survivors_install_the_new_view_within_three_detection_times(dead: int) -> None:
     world = formed(5)
     for number in world.numbers:
         world.multicast(number, 3)
@@ -143,150 +147,150 @@ def test_survivors_are_in_the_new_view_within_three_detection_times(dead: int) -
     detection = survivor.detector.timeout_ns(dead) + HEARTBEAT_NS
     world.multicast(dead, 5)
     world.crash(dead)
-    assert until_together(world) <= 3 * detection
+    assert run_until_one_view(world) <= 3 * detection
     assert dead not in survivor.incarnations
     assert 0 < survivor.blocked_time.last_ns <= detection
     assert not world.problems()
 
 
-def test_several_changes_at_once() -> None:
+def test_one_crash_one_join_and_one_leave_at_once() -> None:
     world = formed(6, founders=5)
     world.crash(2)
     world.start(6)
     world.leave(4)
     world.multicast(1, 5)
-    until_together(world)
-    assert set(lives(world, 1)) == {1, 3, 5, 6}
+    run_until_one_view(world)
+    assert set(incarnations(world, 1)) == {1, 3, 5, 6}
     assert not world.problems()
 
 
-def test_a_restarted_member_is_another_incarnation() -> None:
+def test_a_restarted_member_joins_as_another_incarnation() -> None:
     world = formed()
     world.multicast(2, 3)
     world.crash(2)
     world.start(2)
-    until_together(world)
-    assert lives(world, 1) == {1: 1, 2: 2, 3: 1}
+    run_until_one_view(world)
+    assert incarnations(world, 1) == {1: 1, 2: 2, 3: 1}
     view = world.members[1].views[-1]
     assert 2 in view.joined
     assert any(2 in v.left for v in world.members[1].views)
     assert not world.problems()
 
 
-def test_a_minority_stops_says_so_and_comes_back_as_another_incarnation() -> None:
+def test_a_minority_stops_reports_it_and_returns_as_other_incarnations() -> None:
     world = formed(5)
     world.partition.update({4: 1, 5: 1})
     world.multicast(4)
     world.run(world.now + 1500 * MS)
-    cut_off = world.members[4].automaton
-    assert cut_off is not None
-    assert cut_off.blocked()
-    assert cut_off.view_id == 1
-    assert [v.kind for v in cut_off.violations] == ["blocked"]
-    assert "a majority is needed" in cut_off.violations[0].text
+    isolated = world.members[4].automaton
+    assert isolated is not None
+    assert isolated.blocked()
+    assert isolated.view_id == 1
+    assert [v.kind for v in isolated.violations] == ["blocked"]
+    assert "a majority is needed" in isolated.violations[0].text
     received = len(world.members[4].received)
     world.multicast(4)
     world.run(world.now + 200 * MS)
-    assert len(world.members[4].received) == received, "a minority goes on delivering"
-    assert set(lives(world, 1)) == {1, 2, 3}
+    assert len(world.members[4].received) == received, "a minority must not deliver"
+    assert set(incarnations(world, 1)) == {1, 2, 3}
     world.partition.clear()
     world.run(world.now + 1000 * MS)
-    assert lives(world, 1) == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}
+    assert incarnations(world, 1) == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}
     assert world.members[4].exclusion_reasons == ["the others went on without this member"]
     assert not world.problems()
 
 
-def test_without_any_majority_everybody_waits_and_goes_on_together() -> None:
+def test_without_a_majority_all_members_wait_and_then_continue_together() -> None:
     world = formed(4)
     world.partition.update({3: 1, 4: 1})
     world.run(world.now + 2000 * MS)
     assert all(m.automaton is not None and m.automaton.blocked() for m in world.members.values())
     world.multicast(1)
     world.partition.clear()
-    until_together(world)
-    assert lives(world, 1) == dict.fromkeys((1, 2, 3, 4), 1)
+    run_until_one_view(world)
+    assert incarnations(world, 1) == dict.fromkeys((1, 2, 3, 4), 1)
     world.run(world.now + 200 * MS)
-    assert (1, 1, 0) in world.members[4].received, "what was multicast while blocked goes out in the next view"
+    assert (1, 1, 0) in world.members[4].received, "a message multicast while blocked is sent in the next view"
     assert not world.problems()
 
 
-def test_a_paused_member_is_left_out_and_comes_back() -> None:
+def test_a_paused_member_is_excluded_and_rejoins() -> None:
     world = formed(3)
     world.pause(3, world.now + 2000 * MS)
     world.run(world.now + 1000 * MS)
-    assert set(lives(world, 1)) == {1, 2}
+    assert set(incarnations(world, 1)) == {1, 2}
     world.run(world.now + 1500 * MS)
-    until_together(world)
-    assert lives(world, 1) == {1: 1, 2: 1, 3: 2}
+    run_until_one_view(world)
+    assert incarnations(world, 1) == {1: 1, 2: 1, 3: 2}
 
 
-def test_what_one_member_tells_another_comes_in_order() -> None:
+def test_unicast_messages_arrive_in_order() -> None:
     world = formed()
     world.loss = 0.1
     for number in range(30):
         world.unicast(1, 3, b"%d" % number + b"." * 300)
     world.run(world.now + 3000 * MS)
     assert len(world.members[1].views) == 1
-    assert [int(told.body.rstrip(b".")) for told in world.members[3].unicasts] == list(range(30))
+    assert [int(message.body.rstrip(b".")) for message in world.members[3].unicasts] == list(range(30))
     assert not world.members[2].unicasts
 
 
-def test_an_end_before_the_first_view() -> None:
+def test_a_member_can_leave_before_its_first_view() -> None:
     world = MembershipWorld(7, 3)
     world.start(1)
     world.leave(1)
     assert world.members[1].exclusion_reasons == ["it left before its first view"]
 
 
-def test_what_may_wait_is_bounded() -> None:
+def test_the_number_of_waiting_messages_is_bounded() -> None:
     membership = Membership(1, (1, 2), incarnation=1, every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS)
     for _ in range(WAITING_MAX):
         membership.multicast(0, b"")
     assert membership.free_capacity() == 0
-    with pytest.raises(UnisonoError, match="room"):
+    with pytest.raises(UnisonoError, match="free_capacity"):
         membership.multicast(0, b"")
 
 
-def channel() -> tuple[ViewMulticast, list[MembershipMessage]]:
-    said: list[MembershipMessage] = []
-    return ViewMulticast(1, {1: 1, 2: 1, 3: 1}, 5, lambda _now, message, _to: said.append(message), 100), said
+def view_of_three() -> tuple[ViewMulticast, list[MembershipMessage]]:
+    sent: list[MembershipMessage] = []
+    return ViewMulticast(1, {1: 1, 2: 1, 3: 1}, 5, lambda _now, message, _to: sent.append(message), 100), sent
 
 
-def test_a_senders_window_is_bounded_and_opens_when_everybody_has_it() -> None:
-    messages, said = channel()
+def test_the_window_is_bounded_and_opens_when_all_members_have_acknowledged() -> None:
+    view, sent = view_of_three()
     for _ in range(WINDOW + 10):
-        messages.multicast(0, b"x")
-    assert len([m for m in said if isinstance(m, Multicast)]) == WINDOW
-    messages.on_acks(0, 2, Acks({1: 20}, {}))
-    assert len(messages.waiting) == 10, "member 3 has nothing yet"
-    messages.on_acks(0, 3, Acks({1: 5}, {}))
-    assert len(messages.waiting) == 5
+        view.multicast(0, b"x")
+    assert len([m for m in sent if isinstance(m, Multicast)]) == WINDOW
+    view.on_acks(0, 2, Acks({1: 20}, {}))
+    assert len(view.waiting) == 10, "member 3 has acknowledged nothing yet"
+    view.on_acks(0, 3, Acks({1: 5}, {}))
+    assert len(view.waiting) == 5
 
 
-def test_a_frozen_view_hands_out_the_cut_and_nothing_else() -> None:
-    messages, _ = channel()
-    messages.on_multicast(0, 2, Multicast(1, 0, b"a"))
-    messages.frozen = True
-    messages.on_multicast(0, 2, Multicast(2, 0, b"b"))
-    messages.on_multicast(0, 2, Multicast(3, 0, b"c"))
-    assert [out.body for out in messages.received_events] == [b"a"]
-    messages.close_view({2: 2})
-    assert [out.body for out in messages.received_events] == [b"a", b"b"]
-    assert all(isinstance(out, Receive) and out.view_id == 5 for out in messages.received_events)
+def test_a_frozen_view_delivers_exactly_up_to_its_last_messages() -> None:
+    view, _ = view_of_three()
+    view.on_multicast(0, 2, Multicast(1, 0, b"a"))
+    view.frozen = True
+    view.on_multicast(0, 2, Multicast(2, 0, b"b"))
+    view.on_multicast(0, 2, Multicast(3, 0, b"c"))
+    assert [event.body for event in view.received_events] == [b"a"]
+    view.close_view({2: 2})
+    assert [event.body for event in view.received_events] == [b"a", b"b"]
+    assert all(isinstance(event, Receive) and event.view_id == 5 for event in view.received_events)
 
 
-def test_who_leaves_waits_until_everybody_has_what_it_had_received() -> None:
-    messages, _ = channel()
-    messages.on_multicast(0, 2, Multicast(1, 0, b"a"))
-    assert not messages.all_acknowledged()
-    messages.on_multicast(0, 2, Multicast(2, 0, b"b"))
-    messages.on_acks(0, 2, Acks({2: 2}, {}))
-    assert not messages.all_acknowledged(), "member 3 may never hear of the first, if 2 crashes"
-    messages.on_acks(0, 3, Acks({2: 1}, {}))
-    assert messages.all_acknowledged(), "what came since was not acted upon"
+def test_a_leaving_member_waits_until_all_members_have_what_it_has_delivered() -> None:
+    view, _ = view_of_three()
+    view.on_multicast(0, 2, Multicast(1, 0, b"a"))
+    assert not view.all_acknowledged()
+    view.on_multicast(0, 2, Multicast(2, 0, b"b"))
+    view.on_acks(0, 2, Acks({2: 2}, {}))
+    assert not view.all_acknowledged(), "if member 2 crashes, member 3 may never get the first message"
+    view.on_acks(0, 3, Acks({2: 1}, {}))
+    assert view.all_acknowledged(), "messages delivered after the request to leave do not count"
 
 
-def test_out_is_the_last_that_happens() -> None:
+def test_no_longer_member_is_the_last_event() -> None:
     membership = Membership(1, (1,), incarnation=1, every_ns=HEARTBEAT_NS, retry_ns=RETRY_NS)
     now = 0
     while not membership.stream:
@@ -301,33 +305,33 @@ def test_out_is_the_last_that_happens() -> None:
     assert membership.wake_at() is None
 
 
-def until(world: MembershipWorld, what: Callable[[], bool]) -> None:
+def run_until(world: MembershipWorld, condition: Callable[[], bool]) -> None:
     start = world.now
-    while not what():
+    while not condition():
         world.run(world.now + MS)
-        assert world.now < start + 5000 * MS, "it does not happen"
+        assert world.now < start + 5000 * MS, "the condition did not become true"
 
 
-def test_one_that_missed_more_views_than_are_remembered_learns_that_it_is_out() -> None:
+def test_a_member_that_missed_more_views_than_are_kept_learns_that_it_is_excluded() -> None:
     world = formed(4)
-    away = world.members[4]
+    absent = world.members[4]
     world.partition.update({4: 1})
-    until(world, lambda: 4 not in lives(world, 1))
-    for life in range(2, DECISIONS_KEPT + 4):
+    run_until(world, lambda: 4 not in incarnations(world, 1))
+    for incarnation in range(2, DECISIONS_KEPT + 4):
         world.crash(3)
         world.start(3)
-        until(world, lambda life=life: lives(world, 1).get(3) == life)  # type: ignore[misc]
-    assert away.views[-1].view_id + DECISIONS_KEPT < world.members[1].views[-1].view_id
-    assert not away.exclusion_reasons
+        run_until(world, lambda expected=incarnation: incarnations(world, 1).get(3) == expected)  # type: ignore[misc]
+    assert absent.views[-1].view_id + DECISIONS_KEPT < world.members[1].views[-1].view_id
+    assert not absent.exclusion_reasons
     world.partition.clear()
-    until(world, lambda: bool(away.exclusion_reasons))
-    until(world, lambda: lives(world, 1).get(4) == 2)
+    run_until(world, lambda: bool(absent.exclusion_reasons))
+    run_until(world, lambda: incarnations(world, 1).get(4) == 2)
     assert not world.problems()
 
 
 @pytest.mark.parametrize("founding", [True, False])
-def test_who_knows_of_a_group_never_begins_another(founding: bool) -> None:
-    """A majority of the founders that comes back, with the others out of reach, could otherwise begin a second one."""
+def test_only_founding_members_create_a_group(founding: bool) -> None:
+    """Otherwise a majority of founders that returns, cut off from the other members, could create a second group."""
     world = MembershipWorld(7, 3)
     for number in (1, 2):
         member = world.members[number]
@@ -340,22 +344,22 @@ def test_who_knows_of_a_group_never_begins_another(founding: bool) -> None:
     assert [bool(world.members[number].views) for number in (1, 2)] == [founding, founding]
 
 
-def test_a_wish_to_go_that_is_heard_in_a_later_view_counts_no_more() -> None:
-    """There who wants to go may not have left behind yet what it has received: it says so when it has."""
+def test_a_request_to_leave_an_earlier_view_is_ignored() -> None:
+    """In the new view the member asks again, when the others have all that it has received."""
     world = formed()
     world.crash(3)
-    until_together(world)
-    assert lives(world, 1) == {1: 1, 2: 1}
+    run_until_one_view(world)
+    assert incarnations(world, 1) == {1: 1, 2: 1}
     kind, body = encode(MembershipRequest(True, 0, 1, 0, 0))
     world.arrive(1, Frame(kind, 2, 1, 1, 0, 0, sent_ns=world.now, body=body, to=1))
     world.run(world.now + 500 * MS)
-    assert lives(world, 1) == {1: 1, 2: 1}
+    assert incarnations(world, 1) == {1: 1, 2: 1}
     assert not world.members[2].exclusion_reasons
 
 
-def test_wishes_to_go_are_those_of_one_view() -> None:
-    wishes = MembershipRequests(FailureDetector(1, (1, 2), every_ns=HEARTBEAT_NS, incarnation=1))
-    wishes.leaving.add(2)
-    assert wishes.next_members({1: 1, 2: 1}) == {1: 1}
-    wishes.start_view(0, {1: 1, 2: 1})
-    assert wishes.next_members({1: 1, 2: 1}) == {1: 1, 2: 1}
+def test_requests_to_leave_end_with_their_view() -> None:
+    requests = MembershipRequests(FailureDetector(1, (1, 2), every_ns=HEARTBEAT_NS, incarnation=1))
+    requests.leaving.add(2)
+    assert requests.next_members({1: 1, 2: 1}) == {1: 1}
+    requests.start_view(0, {1: 1, 2: 1})
+    assert requests.next_members({1: 1, 2: 1}) == {1: 1, 2: 1}

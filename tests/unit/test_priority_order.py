@@ -4,15 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from unisono.agreement.membership.contract import (
-    NewView,
-    NoLongerMember,
-    Receive,
-    ReceiveUnicast,
-    StateReceived,
-    StateRequested,
-    ViewEvent,
-)
+from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
+from unisono.agreement.membership.views import NewView, NoLongerMember, StateReceived, StateRequested, ViewEvent
 from unisono.model.events import Batch, LeaveComplete, QueueStep, Rejoining, ViewChange, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, UnlimitedNetwork

@@ -1,18 +1,21 @@
-"""How processes that know only the group's name agree who is member 1, 2, … (paper 002 §4.2: the group manager).
+"""Gathering: n processes that know only the group's name agree on their member numbers 1, 2, … n (paper 002 §4.2).
 
-There is no registry that can fail.
+This replaces the paper's group manager. There is no registry that could fail.
 
-Each process repeats a beacon with everybody that it knows. From the same knowledge all propose the same table: the
-first n by incarnation and address. A process votes once, for one table: when everybody in it proposes it and nobody
-new has come for a while, or when somebody in it has voted for it and it knows them all. A table is settled when
-everybody in it has voted for it.
+Each process repeats a beacon that lists all processes it knows. From the same list all processes propose the same
+table: the first n processes by incarnation and address. A process votes once, for one table, in one of two cases:
+either all processes of the table propose it and no new process has appeared for a while (`QUIET_NS`), or another
+process of the table has voted for it and this process knows all processes in it. A table is decided when all its
+processes have voted for it.
 
-Safety: two settled tables that share a process are the same, because that process has voted for both, and a process
-votes once. Whoever hears a settled table that it is in has voted for it, and takes it over. Two tables without a common
-process can both be settled: then there are at least 2n processes, as if two groups had one name.
+Safety: two decided tables with a common process are equal, because that process has voted for both and votes only once.
+A process that receives a decided table with itself in it has voted for it, so it adopts the table. Two tables without a
+common process can both be decided. Then there are at least 2n processes, as if two groups used the same name.
 
-The price: a process that dies after it has voted, or votes crosswise in a network that splits just then, leaves the
-others without a table. They give up at their time-out and begin again, with new nonces.
+Cost: if a process crashes after its vote, or processes vote for different tables because the network splits at that
+moment, the others get no table. They give up at their time-out and start again with new nonces.
+
+Receiving: `on_beacon`. Sending: `wake` puts a beacon into `outgoing` when it is due. The result is `table`.
 """
 
 from __future__ import annotations
@@ -24,38 +27,38 @@ from unisono.wire.beacon import Applicant, Beacon, table_key
 BEACON_INTERVAL_NS = 50_000_000
 DECIDED_BEACON_INTERVAL_NS = 1_000_000_000
 QUIET_NS = 400_000_000
-"""So long nobody new may have come before a process votes of its own accord."""
+"""A process votes first only if no new process has appeared for this long."""
 ANSWER_INTERVAL_MIN_NS = 20_000_000
-"""A settled process answers at most so often."""
+"""A process with a decided table answers beacons at most once per this interval."""
 
 
 def choose_table(known: tuple[Applicant, ...], members: int) -> tuple[Applicant, ...] | None:
-    """The table that follows from what is known: the first that fit, or None if there are too few.
+    """The table for these processes: the first ones that fit, or None if there are too few.
 
-    Who insists on a number that an earlier one has, or that there is not, is passed over.
+    A process is skipped if the member number that it requests is taken or above `members`, or if its address is taken.
     """
     taken: set[int] = set()
     table: list[Applicant] = []
-    for who in sorted(known):
+    for applicant in sorted(known):
         if len(table) == members:
             break
-        if who.requested_member and (who.requested_member in taken or who.requested_member > members):
+        if applicant.requested_member and (applicant.requested_member in taken or applicant.requested_member > members):
             continue
-        if any((who.host, who.port) == (other.host, other.port) for other in table):
+        if any((applicant.host, applicant.port) == (other.host, other.port) for other in table):
             continue
-        if who.requested_member:
-            taken.add(who.requested_member)
-        table.append(who)
+        if applicant.requested_member:
+            taken.add(applicant.requested_member)
+        table.append(applicant)
     return tuple(table) if len(table) == members else None
 
 
 def assign_numbers(table: tuple[Applicant, ...]) -> dict[int, Applicant]:
-    """Everybody's number: what it insists on, and for the others the free ones in the table's order."""
-    found = {who.requested_member: who for who in table if who.requested_member}
+    """The table by member number: requested numbers first, then the free numbers in the order of the table."""
+    found = {applicant.requested_member: applicant for applicant in table if applicant.requested_member}
     free = (number for number in range(1, len(table) + 1) if number not in found)
-    for who in sorted(table):
-        if not who.requested_member:
-            found[next(free)] = who
+    for applicant in sorted(table):
+        if not applicant.requested_member:
+            found[next(free)] = applicant
     return dict(sorted(found.items()))
 
 
@@ -66,18 +69,18 @@ class _PeerVote:
 
 
 class Gathering:
-    """One process's part in it."""
+    """The automaton of one process."""
 
     def __init__(self, group: int, me: Applicant, members: int) -> None:
         self.me = me
         self.outgoing: list[Beacon] = []
-        """What to send to everybody; the driver empties it."""
+        """Beacons to broadcast. The driver drains the list."""
         self.table: tuple[Applicant, ...] | None = None
-        """The settled table, once there is one with this process in it."""
+        """The decided table with this process in it, once there is one."""
         self.table_without_me: tuple[Applicant, ...] | None = None
-        """A settled table without this process: the group runs already."""
+        """A decided table without this process: the group is complete without it."""
         self.refusal_reasons: dict[int, str] = {}
-        """By process, why its beacons were not used."""
+        """By process, why its beacons are ignored."""
         self._group, self._members = group, members
         self._known: dict[int, Applicant] = {me.nonce: me}
         self._peer_votes: dict[int, _PeerVote] = {}
@@ -88,11 +91,12 @@ class Gathering:
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def on_beacon(self, now: int, beacon: Beacon) -> None:
-        """Somebody's beacon has come."""
+        """A beacon has arrived."""
         if beacon.group != self._group or beacon.sender == self.me.nonce:
             return
         if beacon.members != self._members:
-            self.refusal_reasons[beacon.sender] = f"expects {beacon.members} members, here it is {self._members}"
+            reason = f"another process expects {beacon.members} members, this one {self._members}"
+            self.refusal_reasons[beacon.sender] = reason
             return
         if self.table is not None:
             if not beacon.decided and now - self._last_answer_ns >= ANSWER_INTERVAL_MIN_NS:
@@ -119,19 +123,19 @@ class Gathering:
             self._send_beacon()
 
     def wake_at(self) -> int:
-        """When the next beacon is due."""
+        """The time of the next beacon."""
         return self._next_beacon_ns
 
     # -- the protocol ----------------------------------------------------------------------------------------
 
     def _add_known(self, now: int, known: tuple[Applicant, ...]) -> None:
-        for who in known:
-            if who.nonce in self._known or any(self._replaces(old, who) for old in self._known.values()):
+        for applicant in known:
+            if applicant.nonce in self._known or any(self._replaces(old, applicant) for old in self._known.values()):
                 continue
-            # At one address there is one process: an earlier one is gone.
-            for old in [old for old in self._known.values() if self._replaces(who, old) and old != self.me]:
+            # There is one process per address, so an earlier process at this address has ended.
+            for old in [old for old in self._known.values() if self._replaces(applicant, old) and old != self.me]:
                 del self._known[old.nonce]
-            self._known[who.nonce] = who
+            self._known[applicant.nonce] = applicant
             self._last_new_process_ns = now
 
     @staticmethod
@@ -142,7 +146,7 @@ class Gathering:
         )
 
     def _adopt_decided_table(self, table: tuple[Applicant, ...]) -> None:
-        """A settled table: ours, if we are in it, since it was not settled without our vote."""
+        """Adopt a decided table if this process is in it: it cannot have been decided without this process's vote."""
         if self.me in table:
             self.table = self._vote = table
             self._next_beacon_ns = 0
@@ -150,13 +154,13 @@ class Gathering:
             self.table_without_me = table
 
     def _can_vote_with(self, beacon: Beacon) -> bool:
-        """Whether somebody's vote can be ours too."""
+        """Whether this process can vote for the table that the beacon's sender has voted for."""
         table = beacon.known
         return (
             self.me in table
             and len(table) == self._members
             and beacon.proposal == table_key(table)
-            and all(self._known.get(who.nonce) == who for who in table)
+            and all(self._known.get(applicant.nonce) == applicant for applicant in table)
         )
 
     def _proposal(self) -> tuple[Applicant, ...] | None:
@@ -169,13 +173,17 @@ class Gathering:
         if proposal is None or self.me not in proposal:
             return
         key = table_key(proposal)
-        others = [self._peer_votes.get(who.nonce) for who in proposal if who != self.me]
+        others = [self._peer_votes.get(applicant.nonce) for applicant in proposal if applicant != self.me]
         quiet = self._last_new_process_ns is not None and now - self._last_new_process_ns >= QUIET_NS
-        if self._vote is None and quiet and all(h is not None and h.proposal == key for h in others):
+        if self._vote is None and quiet and all(vote is not None and vote.proposal == key for vote in others):
             self._cast_vote(proposal)
-        if self._vote is not None and all(h is not None and h.voted and h.proposal == key for h in others):
+        if self._vote is not None and all(vote is not None and vote.voted and vote.proposal == key for vote in others):
             self.table = self._vote
             self._next_beacon_ns = 0
+
+    def _has_voted(self, applicant: Applicant) -> bool:
+        vote = self._peer_votes.get(applicant.nonce)
+        return vote is not None and vote.voted
 
     def _cast_vote(self, table: tuple[Applicant, ...]) -> None:
         self._vote = table
@@ -197,17 +205,16 @@ class Gathering:
         )
 
     def why_incomplete(self) -> str:
-        """What is known of why there is no table yet, in words."""
+        """A text that says why there is no table yet."""
         if self.table_without_me is not None:
-            there = ", ".join(
-                f"{n} at {who.host}:{who.port}" for n, who in assign_numbers(self.table_without_me).items()
+            members = ", ".join(
+                f"{n} at {applicant.host}:{applicant.port}"
+                for n, applicant in assign_numbers(self.table_without_me).items()
             )
-            return f"the group has its members already: {there}"
-        known = ", ".join(f"{who.host}:{who.port}" for who in sorted(self._known.values()))
-        what = f"{len(self._known)} of {self._members} processes known ({known})"
+            return f"the group is complete without this process: {members}"
+        known = ", ".join(f"{applicant.host}:{applicant.port}" for applicant in sorted(self._known.values()))
+        text = f"{len(self._known)} of {self._members} processes known ({known})"
         if self._vote is not None:
-            silent = [
-                w for w in self._vote if w != self.me and not getattr(self._peer_votes.get(w.nonce), "voted", False)
-            ]
-            what += "; no vote heard from " + ", ".join(f"{who.host}:{who.port}" for who in silent)
-        return "; ".join([what, *sorted(set(self.refusal_reasons.values()))])
+            silent = [applicant for applicant in self._vote if applicant != self.me and not self._has_voted(applicant)]
+            text += "; no vote received from " + ", ".join(f"{applicant.host}:{applicant.port}" for applicant in silent)
+        return "; ".join([text, *sorted(set(self.refusal_reasons.values()))])

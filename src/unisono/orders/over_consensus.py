@@ -1,7 +1,18 @@
-"""What orders that rest on consensus have in common: they form when somebody leads, and say so when nobody does."""
+"""The common part of orders over consensus: forming the group, following its leader, and reporting trouble.
+
+A subclass (`log/order.py`, `multigroup/order.py`) owns a log of messages that `Consensus` decides, and keeps this
+contract:
+
+- Each input sets `now` and `has_pending_input`. The stack calls `flush` before it takes `writes`, `down` or `events`.
+- On its first `wake` it enters the mode DET_RATE: it waits for a leader.
+- When `consensus.leader_changes` has grown, `flush` calls `adopt_leader`, which forms the group the first time.
+- `wake` calls `report_consensus_problems`.
+- `bound_ns` is the latency bound while no member fails and no frame is lost.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 
 from unisono.agreement.paxos.consensus import Consensus
@@ -15,8 +26,8 @@ from unisono.orders.modes import Mode
 from unisono.wire.frame import Frame
 
 
-class ConsensusOrderBase:
-    """One member of a group that agrees on a log. Nothing is said, and nothing is to be durable, before `flush`."""
+class ConsensusOrderBase(ABC):
+    """One member of a group that agrees on a log; see the module docstring for the contract."""
 
     def __init__(self, policy: Policy, consensus: Consensus) -> None:
         self.down: list[Frame] = []
@@ -24,9 +35,9 @@ class ConsensusOrderBase:
         self.writes: list[Write] = []
         self.mode = Mode.GET_RATE
         self.now = 0
-        """The clock at the last input."""
+        """The time of the last input."""
         self.has_pending_input = True
-        """Whether anything has happened since the last `flush`."""
+        """Whether there was any input since the last `flush`."""
         self.view = policy.view
         self.consensus = consensus
         self.ignored: Counter[str] = consensus.ignored
@@ -38,36 +49,47 @@ class ConsensusOrderBase:
         self._reported_lost_storage: set[int] = set()
         self._reported_refused_by: set[int] = set()
 
+    @abstractmethod
     def flush(self) -> None:
-        """Say what there is to say to all that has happened since the last time."""
-        raise NotImplementedError
+        """Process all input since the last call as one batch, and queue frames, records and deliveries."""
 
+    @abstractmethod
     def bound_ns(self) -> int:
-        """While nobody fails and nothing is lost."""
-        raise NotImplementedError
+        """The latency bound while no member fails and no frame is lost."""
+
+    # -- leaders ---------------------------------------------------------------------------------------------
 
     def adopt_leader(self, now: int, first_slot: int) -> None:
-        """There is a leader: the group begins, or has another one."""
+        """There is a leader. If it is the first one, the group is formed; otherwise report the change."""
         leader = self.consensus.leader
         if self.mode is Mode.DET_RATE:
             self.mode = Mode.DELIVER_MESSAGES
             self.view = View(self.view.members, first_slot)
             self.events.append(ViewChange(self.view, joined=self.view.members))
         elif leader != self._last_leader:
-            lost = now - (self.leaderless_since or now)
-            gap_ms = lost / NS_PER_MS
-            text = f"member {self._last_leader} leads no longer, member {leader} does; {gap_ms:.3f} ms without a leader"
+            leaderless_ms = (now - (self.leaderless_since or now)) / NS_PER_MS
+            text = (
+                f"member {leader} replaced member {self._last_leader} as the leader; the group had no leader for "
+                f"{leaderless_ms:.3f} ms"
+            )
             self.events.append(Violation(ViolationKind.LEADER_LOST, text, self._last_leader))
         self._last_leader, self.leaderless_since, self._blocked_reported = leader, None, False
 
+    def trusted(self) -> list[int]:
+        """The peers that are not suspected."""
+        return self.consensus.detector.trusted(self.consensus.peers)
+
+    def _forward_timeout_ns(self) -> int:
+        """How long to wait for a decision before messages are forwarded to the leader again."""
+        return max(self.bound_ns(), self.consensus.detector.response_time_ns()) + NS_PER_MS
+
+    # -- trouble ---------------------------------------------------------------------------------------------
+
     def report_consensus_problems(self, now: int) -> None:
-        """Tell of members that do not count any more, and of a group in which nobody leads."""
-        consensus = self.consensus
-        for member in sorted(consensus.storage_identity.lost_storage - self._reported_lost_storage):
-            self._reported_lost_storage.add(member)
-            text = f"member {member} has come back without the storage it had: its votes do not count any more"
-            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, member))
+        """Report members without their storage, and a group that has had no leader for too long, each once."""
+        self._report_lost_storage()
         self._report_refusals()
+        consensus = self.consensus
         if consensus.leader is not None:
             return
         self.leaderless_since = now if self.leaderless_since is None else self.leaderless_since
@@ -78,64 +100,64 @@ class ConsensusOrderBase:
         )
         if blocked and not self._blocked_reported:
             self._blocked_reported = True
-            heard = consensus.detector.trusted(consensus.members)
-            text = f"no majority follows a leader; of {len(consensus.members)} members {len(heard)} are heard: {heard}"
+            reachable = consensus.detector.trusted(consensus.members)
+            text = (
+                f"no leader has a majority: of {len(consensus.members)} members {len(reachable)} are reachable "
+                f"({', '.join(map(str, reachable))}), {consensus.majority} are needed"
+            )
             self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
-    def trusted(self) -> list[int]:
-        """The peers that are not suspected."""
-        return self.consensus.detector.trusted(self.consensus.peers)
+    def _report_lost_storage(self) -> None:
+        for member in sorted(self.consensus.storage_identity.lost_storage - self._reported_lost_storage):
+            self._reported_lost_storage.add(member)
+            text = (
+                f"member {member} restarted without its storage, so its votes do not count; restore its file or give "
+                "it a new member number"
+            )
+            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, member))
 
     def _report_refusals(self) -> None:
-        refusers = self.consensus.storage_identity.refused_by
-        for member in sorted(refusers - self._reported_refused_by):
+        me = self._policy.member
+        for member in sorted(self.consensus.storage_identity.refused_by - self._reported_refused_by):
             self._reported_refused_by.add(member)
             text = (
-                f"this is not the storage that member {self._policy.member} had: member {member} does not listen to it "
-                "any more. Restore the file, or give this member a new number"
+                f"the storage of member {me} does not match the one that member {member} recorded, so member {member} "
+                "ignores it; restore the original file or give this member a new number"
             )
-            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, self._policy.member))
+            self.events.append(Violation(ViolationKind.MEMORY_LOST, text, me))
 
-    def is_refused(self) -> bool:
-        """Whether this member can get nothing into the log: the leader knows it by another memory, or too many do."""
-        consensus, refusers = self.consensus, self.consensus.storage_identity.refused_by
-        return consensus.leader in refusers or len(consensus.members) - len(refusers) < consensus.majority
-
-    def _forward_timeout_ns(self) -> int:
-        return max(self.bound_ns(), self.consensus.detector.response_time_ns()) + NS_PER_MS
-
-    # -- questions -------------------------------------------------------------------------------------------
+    # -- questions of the stack ------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """Clocks are not compared, so any slot that a clock can show."""
+        """The last slot that a frame may name: any, because these orders do not compare clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def keeps_sending_to_departed(self) -> bool:
-        """Members that are gone may come back."""
+        """Yes: a member that has failed may return."""
         return True
 
     def gap_free(self) -> bool:
-        """One log without gaps, whatever happens."""
+        """Yes: every member delivers one log without gaps."""
         return True
 
     def running(self) -> bool:
-        """Whether there has been a leader."""
+        """Whether the group is formed: it has had a leader."""
         return self.mode is Mode.DELIVER_MESSAGES
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Peers that have not been heard, until there is a leader."""
-        heard = self.consensus.detector.has_received_from
-        return () if self.running() else tuple(peer for peer in self.consensus.peers if not heard(peer))
+        """While the group is not formed, the peers that have sent nothing yet."""
+        received_from = self.consensus.detector.has_received_from
+        return () if self.running() else tuple(peer for peer in self.consensus.peers if not received_from(peer))
 
     def why_not_formed(self) -> str:
-        """Who does not count."""
+        """Which members do not count because they lost their storage; empty if all count."""
         lost = sorted(self.consensus.storage_identity.lost_storage)
         return f"members {lost} have lost their storage" if lost else ""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """Rates are not exchanged."""
+        """None: members do not exchange their rates."""
         return None
 
     def by_multicast(self) -> bool:
-        """Votes go to one member each, and so does everything."""
+        """No: most frames go to one member."""
         return False

@@ -1,1 +1,1 @@
-"""Agreed views and view-atomic multicast: virtual synchrony (paper 004 §3.2)."""
+"""Virtual synchrony (paper 004 §3.2): `views` is the automaton, `multicast` works within one view."""

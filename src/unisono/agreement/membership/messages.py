@@ -1,6 +1,6 @@
-"""What members of a view say to one another: messages and acknowledgments, the flush of a view, joins and states.
+"""The frames of membership: multicast and acknowledgments, the flush of a view, requests to join, state transfer.
 
-The frame's epoch is the number of the view that its sender is in.
+The epoch of a frame is the number of the view that its sender is in.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _RELAYED = struct.Struct("!BHQB")
 _VIEW = struct.Struct("!BQ")
 _STATE_CHUNK = struct.Struct("!BQIIH")
 MORE = 1
-"""The body goes on in the next one."""
+"""Flag: the message continues in the next frame."""
 OVERHEAD_BYTES = 64
-"""No frame here puts more than this around a body of the application's, a next view aside."""
+"""The most bytes that any frame adds to an application's body."""
 
 Vector: TypeAlias = Mapping[int, int]
-"""By member, how many of its messages."""
+"""A number for each member: how many of its messages, unless another meaning is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multicast:
-    """Message `number` of its sender in this view, or a part of one."""
+    """Frame `number` that its sender multicast in this view: a message, or a part of one (flag MORE)."""
 
     number: int
     flags: int
@@ -47,7 +47,7 @@ class Multicast:
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """What the sender has of everybody's messages, and of what each told it."""
+    """How many multicast and unicast frames of each member the sender has received."""
 
     received: Vector
     unicasts_received: Vector
@@ -55,7 +55,7 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class Unicast:
-    """The same for one member alone."""
+    """Frame `number` that its sender sent to this receiver only in this view."""
 
     number: int
     flags: int
@@ -64,7 +64,10 @@ class Unicast:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """A coordinator's attempt: stop, and say what you have; these are to be in the next view."""
+    """A coordinator asks the survivors to stop delivering and to report what they have received.
+
+    `members` is the next view that it attempts.
+    """
 
     attempt: int
     members: Vector
@@ -73,7 +76,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The answer: what its sender has; or, when `ready`, that it has all of the cut."""
+    """A survivor's answer: what it has received; or, if `ready`, that it has all messages up to the last ones."""
 
     attempt: int
     ready: bool
@@ -82,7 +85,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class LastMessages:
-    """How many messages of each member are received in this view, and who has them all."""
+    """The last message of each member to be received in this view, and a survivor that holds them up to there."""
 
     attempt: int
     received: Vector
@@ -91,9 +94,10 @@ class LastMessages:
 
 @dataclass(frozen=True, slots=True)
 class MembershipRequest:
-    """A wish to be in the view, or, when `leaving`, not to be in it any more.
+    """A request to join the group, or, if `leaving`, to be left out of the view after `view_id`.
 
-    `turn` says who is asked for the state; `view_id`, `giver` and `offset` how much of one has come.
+    A newcomer also requests the state: `attempt` selects the member that sends it; `view_id`, `source` and `offset` say
+    how much of which state has arrived.
     """
 
     leaving: bool
@@ -105,7 +109,7 @@ class MembershipRequest:
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A request for a member's messages."""
+    """A request for the frames `first` to `last` that `member` multicast."""
 
     member: int
     first: int
@@ -114,7 +118,7 @@ class MessageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """Another member's message."""
+    """A frame that another member multicast."""
 
     member: int
     number: int
@@ -124,7 +128,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class NextViewDecided:
-    """What the members of view `view_id` agreed on: the next view."""
+    """The decision of the members of view `view_id`: the encoded next view."""
 
     view_id: int
     value: bytes
@@ -132,7 +136,7 @@ class NextViewDecided:
 
 @dataclass(frozen=True, slots=True)
 class StateChunk:
-    """A part of the state for newcomers of view `view_id`; behind the state comes the view's own description."""
+    """A part of the state for newcomers of view `view_id`: the view's description, then the application's state."""
 
     view_id: int
     total: int
@@ -158,14 +162,14 @@ MembershipMessage: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NextView:
-    """A value of the agreement: who is in the next view, and the cut that ends this one."""
+    """The value that consensus decides: the members of the next view, and the last messages of this one."""
 
     members: Vector
     last_messages: Vector
 
 
 def encode(message: MembershipMessage) -> tuple[Kind, bytes]:
-    """The kind and the body of the frame that carries a message."""
+    """The kind and the body of the frame for a message."""
     match message:
         case Multicast():
             return Kind.MCAST, _MULTICAST.pack(message.number, message.flags) + message.body
@@ -200,22 +204,24 @@ def encode(message: MembershipMessage) -> tuple[Kind, bytes]:
 
 
 def encode_next_view(next_view: NextView) -> bytes:
-    """A next view as a value for the agreement."""
+    """Encode a next view as a value for consensus."""
     counts = _COUNTS.pack(len(next_view.members), len(next_view.last_messages))
     return counts + _encode_incarnations(next_view.members) + _encode_counts(next_view.last_messages)
 
 
 def decode_next_view(value: bytes) -> NextView | None:
-    """The next view, or None if the value is none."""
+    """The next view, or None if the value is malformed."""
     if len(value) < _COUNTS.size:
         return None
-    members, cut = _COUNTS.unpack_from(value)
-    split = _COUNTS.size + members * _INCARNATION.size
-    if not members or len(value) != split + cut * _MEMBER_COUNT.size:
+    member_count, last_count = _COUNTS.unpack_from(value)
+    split = _COUNTS.size + member_count * _INCARNATION.size
+    if not member_count or len(value) != split + last_count * _MEMBER_COUNT.size:
         return None
-    lives = dict(_INCARNATION.iter_unpack(value[_COUNTS.size : split]))
-    marks = dict(_MEMBER_COUNT.iter_unpack(value[split:]))
-    return NextView(lives, marks) if len(lives) == members and len(marks) == cut else None
+    members = dict(_INCARNATION.iter_unpack(value[_COUNTS.size : split]))
+    last_messages = dict(_MEMBER_COUNT.iter_unpack(value[split:]))
+    if len(members) != member_count or len(last_messages) != last_count:
+        return None
+    return NextView(members, last_messages)
 
 
 def _encode_counts(vector: Vector) -> bytes:
@@ -223,7 +229,7 @@ def _encode_counts(vector: Vector) -> bytes:
 
 
 def _encode_incarnations(vector: Vector) -> bytes:
-    return b"".join(_INCARNATION.pack(member, life) for member, life in sorted(vector.items()))
+    return b"".join(_INCARNATION.pack(member, incarnation) for member, incarnation in sorted(vector.items()))
 
 
 def _decode_vector(body: bytes, form: struct.Struct, count: int) -> dict[int, int] | None:
@@ -241,20 +247,18 @@ def _decode_multicast(body: bytes) -> Multicast | None:
 
 
 def _decode_unicast(body: bytes) -> Unicast | None:
-    sent = _decode_multicast(body)
-    return None if sent is None else Unicast(sent.number, sent.flags, sent.body)
+    message = _decode_multicast(body)
+    return None if message is None else Unicast(message.number, message.flags, message.body)
 
 
 def _decode_acks(body: bytes) -> Acks | None:
     if len(body) < _COUNTS.size:
         return None
-    received, told = _COUNTS.unpack_from(body)
-    split = _COUNTS.size + received * _MEMBER_COUNT.size
-    first, second = (
-        _decode_vector(body[_COUNTS.size : split], _MEMBER_COUNT, received),
-        _decode_vector(body[split:], _MEMBER_COUNT, told),
-    )
-    return None if first is None or second is None else Acks(first, second)
+    multicasts, unicasts = _COUNTS.unpack_from(body)
+    split = _COUNTS.size + multicasts * _MEMBER_COUNT.size
+    received = _decode_vector(body[_COUNTS.size : split], _MEMBER_COUNT, multicasts)
+    unicasts_received = _decode_vector(body[split:], _MEMBER_COUNT, unicasts)
+    return None if received is None or unicasts_received is None else Acks(received, unicasts_received)
 
 
 def _decode_flush(body: bytes) -> Flush | None:
@@ -289,8 +293,10 @@ def _decode_last_messages(body: bytes) -> LastMessages | None:
 def _decode_membership_request(body: bytes) -> MembershipRequest | None:
     if len(body) != _MEMBERSHIP_REQUEST.size:
         return None
-    leaving, turn, view_id, giver, offset = _MEMBERSHIP_REQUEST.unpack(body)
-    return MembershipRequest(bool(leaving), turn, view_id, giver, offset) if leaving <= 1 and view_id < _TOP else None
+    leaving, attempt, view_id, source, offset = _MEMBERSHIP_REQUEST.unpack(body)
+    return (
+        MembershipRequest(bool(leaving), attempt, view_id, source, offset) if leaving <= 1 and view_id < _TOP else None
+    )
 
 
 def _decode_view_recovery(body: bytes) -> MessageRequest | Relayed | NextViewDecided | StateChunk | None:
@@ -305,10 +311,10 @@ def _decode_view_recovery(body: bytes) -> MessageRequest | Relayed | NextViewDec
         _, view_id = _VIEW.unpack_from(body)
         return NextViewDecided(view_id, body[_VIEW.size :]) if view_id < _TOP else None
     if kind == 4 and len(body) >= _STATE_CHUNK.size:
-        _, view_id, total, offset, giver = _STATE_CHUNK.unpack_from(body)
+        _, view_id, total, offset, source = _STATE_CHUNK.unpack_from(body)
         part = body[_STATE_CHUNK.size :]
         return (
-            StateChunk(view_id, total, offset, giver, part) if view_id < _TOP and offset + len(part) <= total else None
+            StateChunk(view_id, total, offset, source, part) if view_id < _TOP and offset + len(part) <= total else None
         )
     return None
 

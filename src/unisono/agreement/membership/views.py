@@ -1,28 +1,51 @@
-"""Membership with virtual synchrony (paper 004 §3.2; paper 002 §2.2): agreed views, and messages that keep to them.
+"""Membership with virtual synchrony (paper 004 §3.2, paper 002 §2.2): agreed views, and messages received within them.
 
-The members of a view agree on the next one, and on the cut that ends this one, by one instance of consensus among
-themselves. So there is one sequence of views: a partition that has the majority of the last view goes on, a minority
-stops handing out messages and says so.
+A view is a numbered list of members, each with its incarnation. The members of a view decide by one instance of
+consensus on the next view, and on the last message of each member in the present one. So there is one sequence of
+views: a partition with a majority of the last view continues, a minority delivers nothing and reports that it is
+blocked.
 
-A view changes when a member is suspected, wants to come or wants to go. Whoever coordinates (the first that is not
-suspected) asks those who go on to stop and to say what they have received; then that everybody who goes on fetches
-what one of them has; then it proposes. Whoever has stopped hands nothing out until the decision, and then exactly the
-cut: all who install the next view have received the same messages in this one. A newcomer is given the state of a
-member at that cut. A member that the others went on without learns it from anybody, and is out; it may come back in
-another incarnation.
+A member receives one `stream` of events: the messages of its view, and between them the views. The guarantees:
+
+1. **View-atomic.** If two members both go from view v to view v+1, they have received the same messages in v. A message
+   is received in the view in which its sender multicast it, or by no member that goes on to the next view. The sender
+   receives its own messages through the same stream, and all of them if it goes on.
+2. **FIFO.** The messages of one incarnation of a sender are received in the order in which it multicast them, each at
+   most once. There is no order between senders: an acknowledgment may arrive before the message that it acknowledges
+   (erratum 004-1).
+3. **One sequence of views.** Members that go on install the same views, with the same members, in the same order.
+4. **State transfer.** When a view brings newcomers, each member that stays gets `StateRequested` after the last message
+   of the old view and before the new view, and must answer at once. A newcomer gets one of these states as
+   `StateReceived` before its first view. The founders of a group begin without a state.
+
+A view change starts when a member is suspected, asks to join or asks to leave. The first survivor, a member of both
+this view and the next, coordinates it:
+
+1. It sends FLUSH to the survivors. Each of them stops delivering and answers FLUSHED with what it has received.
+2. It sends LAST_MESSAGES: for each member, the last message that any survivor has. Each survivor fetches what it lacks
+   and answers FLUSHED again.
+3. When all are ready, it proposes the next view. On the decision each survivor delivers exactly up to the last messages
+   and installs the view.
+
+A member left out of the next view learns this from any member that it contacts; `NoLongerMember` is its last event. It
+may join again as another incarnation. A member that returns this way is in `left` and `joined` of some views, perhaps
+of the same one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from unisono.agreement.failure_detector import MISTAKES_PER_S, FailureDetector
+from unisono.agreement.failure_detector import (
+    MISTAKES_PER_S,
+    FailureDetector,
+    heartbeat_interval_ns,
+    retry_interval_ns,
+)
 from unisono.agreement.membership import messages as wire
-from unisono.agreement.membership.blocked_time import BlockedTime
-from unisono.agreement.membership.contract import NewView, NoLongerMember, StateReceived, StateRequested, ViewEvent
-from unisono.agreement.membership.flush import ViewChangeAttempt
 from unisono.agreement.membership.messages import (
     Acks,
     Flush,
@@ -36,22 +59,120 @@ from unisono.agreement.membership.messages import (
     Relayed,
     StateChunk,
     Unicast,
+    Vector,
+    decode_next_view,
+    encode_next_view,
 )
-from unisono.agreement.membership.multicast import WAITING_MAX, ViewMulticast
-from unisono.agreement.membership.past_views import PastViews
-from unisono.agreement.membership.requests import MembershipRequests
-from unisono.agreement.membership.state_transfer import StateReceiver, StateSender, encode_view_description
+from unisono.agreement.membership.multicast import (
+    WAITING_MAX,
+    Receive,
+    ReceiveUnicast,
+    StateReceiver,
+    StateSender,
+    ViewMulticast,
+    encode_view_description,
+)
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import Decision
+from unisono.agreement.paxos.log import Decision
 from unisono.errors import UnisonoError
-from unisono.model.durations import earliest
-from unisono.model.events import Violation
+from unisono.model.durations import NS_PER_MS, earliest
+from unisono.model.events import Blocked, Violation, ViolationKind
+from unisono.model.histogram import Histogram
 from unisono.model.ids import EVERYONE
+from unisono.model.policy import Policy
+from unisono.net.layer import Timed
 from unisono.wire.frame import HEADER_BYTES, Frame
+
+JOIN_REQUEST_TIMEOUTS = 8
+"""Forget a newcomer that has not repeated its request for this many time-outs."""
+DECISIONS_KEPT = 16
+"""Keep the decisions of this many past views, for members that missed them."""
+REPORT_AFTER_TIMEOUTS = 3
+"""Report a member as blocked after this many failure-detection times without a new view."""
+
+
+# -- the contract: what an order over virtual synchrony uses -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewView:
+    """From here on these are the members, in ascending order, each with its incarnation. The first view is 1."""
+
+    view_id: int
+    members: tuple[int, ...]
+    incarnations: tuple[int, ...]
+    joined: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    blocked_ns: int = 0
+    """How long this member delivered nothing because of the view change."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequested:
+    """View `view_id` brings newcomers: call `provide_state` before you handle the next event of the stream."""
+
+    view_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateReceived:
+    """For a newcomer, just before view `view_id`: the state of a member at the end of the previous view."""
+
+    view_id: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NoLongerMember:
+    """This member is in no view any more: it left, or the others installed a view without it. No event follows."""
+
+    reason: str
+
+
+ViewEvent: TypeAlias = Receive | ReceiveUnicast | NewView | StateRequested | StateReceived | NoLongerMember
+
+
+class ViewSynchrony(Timed, Protocol):
+    """Virtual synchrony as an order uses it. `Membership` implements it; the module docstring lists the guarantees."""
+
+    down: list[Frame]
+    """Frames for the network. The stack drains the list."""
+    stream: list[ViewEvent]
+    """Events in the order in which they happened here. The order drains the list."""
+    violations: list[Violation]
+    """Violations to report to the application. The order drains the list."""
+
+    def multicast(self, now: int, body: bytes) -> None:
+        """Send to every member of the view, this one included. While `blocked`, it waits for the next view."""
+
+    def unicast(self, now: int, to: int, body: bytes) -> None:
+        """Send to one other member.
+
+        Unicast messages between two members arrive in order. They are lost if one of the two leaves or a new view
+        begins first: a sender that needs an answer sends again in the new view.
+        """
+
+    def blocked(self) -> bool:
+        """Whether a view change is in progress, so that multicasts wait."""
+
+    def provide_state(self, now: int, view_id: int, state: bytes) -> None:
+        """Answer `StateRequested`."""
+
+    def from_below(self, now: int, frame: Frame) -> None:
+        """A frame has arrived."""
+
+    def leave(self, now: int) -> None:
+        """Ask to be left out of the next view. `NoLongerMember` follows when that is done.
+
+        All members that go on receive the messages that this member has received so far, unless it crashes first.
+        """
+
+
+# -- the automaton -------------------------------------------------------------------------------------------------
 
 
 class Membership:
-    """The automaton of one member in one incarnation; keeps `view_contract.ViewSynchrony`."""
+    """The automaton of one incarnation of a member. Implements `ViewSynchrony`."""
 
     kinds = frozenset({*wire.DECODERS, *Consensus.kinds, *FailureDetector.kinds})
 
@@ -67,13 +188,15 @@ class Membership:
         mistakes_per_s: float = MISTAKES_PER_S,
         founding: bool = True,
     ) -> None:
-        """A majority of the `founders` may begin the group, if this member is `founding`; all others join."""
+        """Start a member. A majority of the `founders` that are `founding` may create the group; all others join it.
+
+        Members send a heartbeat every `every_ns`, and retransmit after `retry_ns`, a round trip.
+        """
         self.down: list[Frame] = []
         self.stream: list[ViewEvent] = []
         self.violations: list[Violation] = []
         self.ignored = Counter[str]()
         self.blocked_time = BlockedTime()
-        """How long view changes kept messages from being handed out here."""
         self.me, self.incarnation = me, incarnation
         self.view_id = 0
         self.incarnations: dict[int, int] = dict.fromkeys(founders, 0)
@@ -96,20 +219,31 @@ class Membership:
         self._started_ns: int | None = None
 
     def _new_consensus(self, members: Sequence[int]) -> Consensus:
-        agree = partial(Consensus, self.me, members, every_ns=self._every_ns, retry_ns=self._retry_ns, window=1)
-        life, frame, epoch = self.incarnation, self._max_frame, self.view_id
-        return agree(max_frame=frame, incarnation=life, epoch=epoch, detector=self.detector)
+        """The consensus on the view after `view_id`: one instance, and the view's number as its epoch."""
+        return Consensus(
+            self.me,
+            members,
+            every_ns=self._every_ns,
+            retry_ns=self._retry_ns,
+            max_frame=self._max_frame,
+            incarnation=self.incarnation,
+            epoch=self.view_id,
+            detector=self.detector,
+            window=1,
+        )
 
-    # -- what the owner does ---------------------------------------------------------------------------------
+    # -- inputs of the owner ---------------------------------------------------------------------------------
 
     def free_capacity(self) -> int:
-        """How many more messages may wait here; whoever multicasts more than that is refused."""
+        """How many more messages `multicast` accepts before it raises."""
         return WAITING_MAX - len(self._waiting_messages())
 
     def multicast(self, now: int, body: bytes) -> None:
-        """To every member of the view, this one included; while a view changes it waits for the next."""
+        """Send to every member of the view, this one included. During a view change it waits for the next view."""
         if self.free_capacity() <= 0:
-            raise UnisonoError(f"{WAITING_MAX:,} messages wait already; ask room() before multicasting")
+            raise UnisonoError(
+                f"{WAITING_MAX:,} messages are waiting already; check free_capacity() before multicasting"
+            )
         if self._view_multicast is None:
             self._before_first_view.append(body)
         else:
@@ -117,25 +251,25 @@ class Membership:
             self._flush(now)
 
     def unicast(self, now: int, to: int, body: bytes) -> None:
-        """To one other member of the view."""
+        """Send to one other member of the view."""
         if self._view_multicast is not None and not self.blocked():
             self._view_multicast.unicast(now, to, body)
 
     def blocked(self) -> bool:
-        """Whether a view change is under way, or there is no view."""
+        """Whether a view change is in progress, or there is no view yet."""
         return self._view_multicast is None or self._view_multicast.frozen
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
-        """The answer to StateWanted."""
+        """Answer `StateRequested`."""
         self._state_sender.set_state(view_id, state)
 
     def leave(self, now: int) -> None:
-        """Go when everybody has what this member multicast, and what it had; before the first view, at once."""
+        """Leave when all members have what this member has sent and received; before the first view, at once."""
         self._leaving = True
         if self._view_multicast is None:
             self._leave_group("it left before its first view")
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
         """A frame has arrived."""
@@ -158,7 +292,7 @@ class Membership:
         self._flush(now)
 
     def _is_of_this_view(self, now: int, frame: Frame) -> bool:
-        """Whether a frame counts; whoever is in an earlier view is told what its members agreed on."""
+        """Whether a frame belongs to this view. A sender in an earlier view gets the decision that ended that view."""
         if frame.epoch < self.view_id:
             self._send(
                 now, self._past_views.decision_for_member_in(frame.epoch, self.view_id, self.incarnations), frame.sender
@@ -166,6 +300,7 @@ class Membership:
             self.ignored["of an earlier view"] += 1
             return False
         if frame.epoch > self.view_id:
+            # Any frame of this view makes the sender answer with the decision that this member has missed.
             self._send(now, None if self._view_multicast is None else self._view_multicast.acks(), frame.sender)
             self.ignored["of a later view"] += 1
             return False
@@ -180,47 +315,50 @@ class Membership:
             self._consensus.from_below(now, frame)
 
     def _on_message(self, now: int, sender: int, message: wire.MembershipMessage) -> None:
-        messages = self._view_multicast
-        assert messages is not None
+        view_multicast = self._view_multicast
+        assert view_multicast is not None
         match message:
             case Multicast():
-                messages.on_multicast(now, sender, message)
+                view_multicast.on_multicast(now, sender, message)
             case Relayed() if message.member in self.incarnations:
-                messages.on_multicast(now, message.member, Multicast(message.number, message.flags, message.body))
+                view_multicast.on_multicast(now, message.member, Multicast(message.number, message.flags, message.body))
             case Unicast():
-                messages.on_unicast(now, sender, message)
+                view_multicast.on_unicast(now, sender, message)
             case Acks():
-                messages.on_acks(now, sender, message)
+                view_multicast.on_acks(now, sender, message)
             case MessageRequest():
-                messages.answer_request(now, sender, message)
+                view_multicast.answer_request(now, sender, message)
             case Flush():
                 self._block(now)
-                self._send(now, Flushed(message.attempt, False, messages.received), sender)
+                self._send(now, Flushed(message.attempt, False, view_multicast.received), sender)
             case LastMessages():
                 self._block(now)
-                if messages.lacks(message.received):
-                    messages.request_missing(now, message.received, message.holders)
+                if view_multicast.lacks(message.received):
+                    view_multicast.request_missing(now, message.received, message.holders)
                 else:
                     self._send(now, Flushed(message.attempt, True, {}), sender)
             case Flushed():
-                # Without an attempt of ours it was somebody else's, who is gone: those who stopped wait for us.
+                # Without an attempt of our own, it answers a coordinator that has failed since. The members that it
+                # stopped now wait for this member to coordinate, so it must start an attempt.
                 self._block(now)
                 if self._attempt is not None:
                     self._attempt.on_flushed(sender, message)
             case _:
-                self.ignored["out of place"] += 1
+                self.ignored["unexpected"] += 1
 
     def _on_membership_request(self, now: int, frame: Frame, request: MembershipRequest) -> None:
-        sender, life = frame.sender, frame.incarnation
+        sender, incarnation = frame.sender, frame.incarnation
         if request.leaving:
-            if self.incarnations.get(sender) == life and request.view_id == self.view_id:
+            if self.incarnations.get(sender) == incarnation and request.view_id == self.view_id:
                 self._requests.leaving.add(sender)
             return
-        if self._view_multicast is not None and self.incarnations.get(sender) == life:
+        if self._view_multicast is not None and self.incarnations.get(sender) == incarnation:
             self._send_state(now, sender, request)
-        elif self._view_multicast is None or life > self.incarnations.get(sender, -1):
-            self._requests.request_join(now, self.incarnations, sender, life)
+        elif self._view_multicast is None or incarnation > self.incarnations.get(sender, -1):
+            self._requests.request_join(now, self.incarnations, sender, incarnation)
             self._send(now, self._past_views.latest(), sender)
+
+    # -- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -231,18 +369,22 @@ class Membership:
         self.detector.wake(now)
         if self._consensus is not None:
             self._consensus.wake(now)
-        messages = self._view_multicast
+        view_multicast = self._view_multicast
         if now >= self._retry_at:
             self._retry_at = now + max(self._retry_ns, self.detector.response_time_ns())
             self._retransmit(now)
-        if messages is not None and now >= self._ack_at and (messages.ack_due or messages.has_unstable()):
-            self._ack_at = now + (self._retry_ns // 4 if messages.ack_due else self._every_ns)
-            messages.ack_due = False
-            self._send(now, messages.acks())
+        if (
+            view_multicast is not None
+            and now >= self._ack_at
+            and (view_multicast.ack_due or view_multicast.has_unstable())
+        ):
+            self._ack_at = now + (self._retry_ns // 4 if view_multicast.ack_due else self._every_ns)
+            view_multicast.ack_due = False
+            self._send(now, view_multicast.acks())
         self._flush(now)
 
     def wake_at(self) -> int | None:
-        """The next heartbeat, acknowledgment or retry."""
+        """The time of the next heartbeat, acknowledgment or retry."""
         if self.ended:
             return None
         times: list[int | None] = [self.detector.wake_at(), self._retry_at]
@@ -253,34 +395,55 @@ class Membership:
         return earliest(times)
 
     def _retransmit(self, now: int) -> None:
-        messages = self._view_multicast
+        view_multicast = self._view_multicast
         if self._state_receiver is not None:
             self._send(now, self._state_receiver.next_request())
-        if messages is None:
+        if view_multicast is None:
             return
-        messages.retransmit(now, self.detector.trusted(messages.peers))
-        if self._leaving and (self.me in self._requests.leaving or messages.all_acknowledged()):
+        view_multicast.retransmit(now, self.detector.trusted(view_multicast.peers))
+        if self._leaving and (self.me in self._requests.leaving or view_multicast.all_acknowledged()):
             self._send(now, MembershipRequest(True, 0, self.view_id, 0, 0))
             self._requests.leaving.add(self.me)
         if self._attempt is not None:
             self._ask_survivors(now, self._attempt)
-        elif messages.frozen:
-            self._send(now, Flushed(0, False, messages.received), min(self.detector.trusted(messages.members)))
+        elif view_multicast.frozen:
+            coordinator = min(self.detector.trusted(view_multicast.members))
+            self._send(now, Flushed(0, False, view_multicast.received), coordinator)
         self._requests.expire(now, self._retry_ns)
 
-    # -- the change of views ---------------------------------------------------------------------------------
+    # -- founding the group ----------------------------------------------------------------------------------
 
-    def _change_if_wanted(self, now: int) -> None:
-        messages = self._view_multicast
-        if messages is None or (not messages.frozen and self._requests.no_change_needed()):
+    def _found_group_if_ready(self, now: int) -> None:
+        """Propose the first view when all founders are there, or when a majority is and the time limit is over."""
+        consensus = self._consensus
+        if self._view_multicast is not None or consensus is None or not consensus.is_leader or self._started_ns is None:
+            return
+        present = {self.me: self.incarnation}
+        for member in self.incarnations:
+            incarnation = self._requests.joining_incarnation(member)
+            if incarnation is not None:
+                present[member] = incarnation
+        waits_for_all = now < self._started_ns + 4 * self.detector.timeout_ns(self.me)
+        # A member that returns to a running group hears of it during this time, and does not found another one.
+        has_listened = now >= self._started_ns + 2 * self._every_ns
+        all_present = has_listened and len(present) == len(self.incarnations)
+        if all_present or (not waits_for_all and len(present) >= consensus.majority):
+            consensus.propose(now, 1, encode_next_view(NextView(present, {})))
+
+    # -- view change: flush, last messages, proposal ---------------------------------------------------------
+
+    def _change_view_if_needed(self, now: int) -> None:
+        """As the coordinator, start an attempt at the next view, or take the present attempt one step further."""
+        view_multicast = self._view_multicast
+        if view_multicast is None or (not view_multicast.frozen and self._requests.no_change_needed()):
             return
         wanted = self._requests.next_members(self.incarnations)
-        if wanted == self.incarnations and not messages.frozen:
+        if wanted == self.incarnations and not view_multicast.frozen:
             return
         if not wanted:
-            self._leave_group("it left, the last of all")
+            self._leave_group("it left, as the last member")
             return
-        survivors = tuple(m for m, life in self.incarnations.items() if wanted.get(m) == life)
+        survivors = tuple(m for m, incarnation in self.incarnations.items() if wanted.get(m) == incarnation)
         if self._attempt is not None and self._attempt.proposed:
             return
         if min(survivors, default=0) != self.me:
@@ -294,80 +457,82 @@ class Membership:
         self._advance_attempt(now, self._attempt)
 
     def _ask_survivors(self, now: int, attempt: ViewChangeAttempt) -> None:
-        question, missing = attempt.open_question()
-        for member in missing:
+        question, unanswered = attempt.open_question()
+        for member in unanswered:
             if member != self.me:
                 self._send(now, question, member)
             elif isinstance(question, LastMessages) and self._view_multicast is not None:
                 self._view_multicast.request_missing(now, question.received, question.holders)
 
     def _advance_attempt(self, now: int, attempt: ViewChangeAttempt) -> None:
-        """Answer oneself, and propose when everybody is ready."""
-        messages = self._view_multicast
-        assert messages is not None
-        question, missing = attempt.open_question()
-        if self.me in missing and isinstance(question, Flush):
-            attempt.on_flushed(self.me, Flushed(attempt.number, False, dict(messages.received)))
-            question, missing = attempt.open_question()
+        """Answer the open question for this member itself, and propose the view when all survivors are ready."""
+        view_multicast = self._view_multicast
+        assert view_multicast is not None
+        question, unanswered = attempt.open_question()
+        if self.me in unanswered and isinstance(question, Flush):
+            attempt.on_flushed(self.me, Flushed(attempt.number, False, dict(view_multicast.received)))
+            question, unanswered = attempt.open_question()
         if isinstance(question, LastMessages) and not attempt.last_messages_requested:
             attempt.last_messages_requested = True
             self._ask_survivors(now, attempt)
-        if self.me in missing and isinstance(question, LastMessages) and not messages.lacks(question.received):
+        if self.me in unanswered and isinstance(question, LastMessages) and not view_multicast.lacks(question.received):
             attempt.on_flushed(self.me, Flushed(attempt.number, True, {}))
-        following = attempt.next_view()
-        # Those who go of their own will have a say in who stays; those who are cut off do not.
-        voices = {*attempt.survivors, *self._requests.leaving}
-        enough = self._consensus is not None and len(voices) >= self._consensus.majority
-        if following is not None and enough and self._consensus is not None:
+        next_view = attempt.next_view()
+        # A member that leaves by itself still votes on the next view. An unreachable one cannot.
+        voters = {*attempt.survivors, *self._requests.leaving}
+        if next_view is not None and self._consensus is not None and len(voters) >= self._consensus.majority:
             attempt.proposed = True
-            self._consensus.propose(now, 1, wire.encode_next_view(following))
+            self._consensus.propose(now, 1, encode_next_view(next_view))
 
     def _block(self, now: int) -> None:
         if self._view_multicast is not None and not self._view_multicast.frozen:
             self._view_multicast.frozen = True
             self.blocked_time.begin(now)
 
+    # -- the decision: install the next view -----------------------------------------------------------------
+
     def _on_next_view_decided(self, now: int, decided: NextViewDecided) -> None:
+        """Another member reports how a view ended."""
         if decided.view_id == self.view_id:
             self._on_decision(now, decided.value)
         elif self._view_multicast is None:
-            self._consensus = None  # there is a group: it is not for us to begin one
+            self._consensus = None  # the group exists already, so this member must not found one
         elif decided.view_id > self.view_id:
-            following = wire.decode_next_view(decided.value)
-            if following is not None and following.members.get(self.me) != self.incarnation:
+            next_view = decode_next_view(decided.value)
+            if next_view is not None and next_view.members.get(self.me) != self.incarnation:
                 self._leave_group()
 
     def _on_decision(self, now: int, value: bytes) -> None:
-        following = wire.decode_next_view(value)
-        if following is None:
+        next_view = decode_next_view(value)
+        if next_view is None:
             self.ignored["malformed"] += 1
             return
-        inside = following.members.get(self.me) == self.incarnation
+        is_member = next_view.members.get(self.me) == self.incarnation
         if self._view_multicast is None:
             self._consensus = None
-            if inside:
-                self._install_next_view(now, 1, following, value)
-        elif inside:
-            self._view_multicast.close_view(following.last_messages)
+            if is_member:
+                self._install_next_view(now, 1, next_view, value)
+        elif is_member:
+            self._view_multicast.close_view(next_view.last_messages)
             self._collect_received()
-            self._install_next_view(now, self.view_id + 1, following, value)
+            self._install_next_view(now, self.view_id + 1, next_view, value)
         else:
             self._send(now, NextViewDecided(self.view_id, value))
             self._leave_group()
 
-    def _install_next_view(self, now: int, view_id: int, following: NextView, decided: bytes) -> None:
-        """The next view begins, for somebody who was in the last one or founded the group."""
+    def _install_next_view(self, now: int, view_id: int, next_view: NextView, decided: bytes) -> None:
+        """Install a view as a survivor of the previous one, or as a founder."""
         self._past_views.record(view_id - 1, decided)
         before, waiting = (self.incarnations if self._view_multicast is not None else {}), self._waiting_messages()
-        joined = tuple(m for m, life in sorted(following.members.items()) if before.get(m) != life)
-        left = tuple(m for m, life in sorted(before.items()) if following.members.get(m) != life)
-        self._begin_view(now, view_id, following.members)
+        joined = tuple(m for m, incarnation in sorted(next_view.members.items()) if before.get(m) != incarnation)
+        left = tuple(m for m, incarnation in sorted(before.items()) if next_view.members.get(m) != incarnation)
+        self._begin_view(now, view_id, next_view.members)
         if before and joined:
-            self._state_sender = StateSender(view_id, encode_view_description(following.members, joined, left, decided))
+            self._state_sender = StateSender(view_id, encode_view_description(next_view.members, joined, left, decided))
             self.stream.append(StateRequested(view_id))
         self._announce(now, joined, left, waiting)
 
-    def _begin_view(self, now: int, view_id: int, members: wire.Vector) -> None:
+    def _begin_view(self, now: int, view_id: int, members: Vector) -> None:
         self.view_id, self.incarnations = view_id, dict(sorted(members.items()))
         self._view_multicast = ViewMulticast(self.me, self.incarnations, view_id, self._send, self._max_body_bytes)
         self._consensus = self._new_consensus(tuple(self.incarnations))
@@ -376,9 +541,10 @@ class Membership:
         self._retry_at = now
 
     def _announce(self, now: int, joined: tuple[int, ...], left: tuple[int, ...], waiting: Sequence[bytes]) -> None:
-        gap_ns = self.blocked_time.end(now)
+        """Report the view, then multicast the messages that waited for it."""
+        blocked_ns = self.blocked_time.end(now)
         self.stream.append(
-            NewView(self.view_id, tuple(self.incarnations), tuple(self.incarnations.values()), joined, left, gap_ns)
+            NewView(self.view_id, tuple(self.incarnations), tuple(self.incarnations.values()), joined, left, blocked_ns)
         )
         self._before_first_view.clear()
         for body in waiting:
@@ -389,41 +555,46 @@ class Membership:
 
     def _leave_group(self, reason: str = "") -> None:
         if not self.ended:
-            self.ended, unless_told = True, "it left" if self._leaving else "the others went on without this member"
-            self.stream.append(NoLongerMember(reason or unless_told))
+            self.ended = True
+            default = "it left" if self._leaving else "the others went on without this member"
+            self.stream.append(NoLongerMember(reason or default))
 
-    # -- newcomers -------------------------------------------------------------------------------------------
+    # -- state transfer to newcomers -------------------------------------------------------------------------
 
     def _send_state(self, now: int, to: int, request: MembershipRequest) -> None:
-        """A newcomer asks for its state, another giver each turn; in the first view it needs only to be told."""
+        """A newcomer of this view requests its state. Each attempt selects another member as the source.
+
+        A founder of the first view needs no state, only the decision.
+        """
         if self.view_id == 1:
             self._send(now, self._past_views.decision_after(0), to)
-        givers = [m for m in self.incarnations if m != to and not self.detector.suspected(m)]
-        if request.source == self.me or (givers and givers[request.attempt % len(givers)] == self.me):
-            for state in self._state_sender.chunks_for(self.me, self.view_id, request, self._max_body_bytes):
-                self._send(now, state, to)
+        sources = [m for m in self.incarnations if m != to and not self.detector.suspected(m)]
+        if request.source == self.me or (sources and sources[request.attempt % len(sources)] == self.me):
+            for chunk in self._state_sender.chunks_for(self.me, self.view_id, request, self._max_body_bytes):
+                self._send(now, chunk, to)
 
     def _on_state_chunk(self, now: int, chunk: StateChunk) -> None:
         if self._state_receiver is None:
             return
-        entry = self._state_receiver.receive(chunk)
-        if entry is not None and entry.members.get(self.me) == self.incarnation:
+        transferred = self._state_receiver.receive(chunk)
+        if transferred is not None and transferred.members.get(self.me) == self.incarnation:
             waiting = self._waiting_messages()
-            self._begin_view(now, entry.view_id, entry.members)
-            self._past_views.record(entry.view_id - 1, entry.decided)
-            self._state_sender = StateSender(entry.view_id, entry.description, entry.state)
-            self.stream.append(StateReceived(entry.view_id, entry.state))
-            self._announce(now, entry.joined, entry.left, waiting)
+            self._begin_view(now, transferred.view_id, transferred.members)
+            self._past_views.record(transferred.view_id - 1, transferred.decided)
+            self._state_sender = StateSender(transferred.view_id, transferred.description, transferred.state)
+            self.stream.append(StateReceived(transferred.view_id, transferred.state))
+            self._announce(now, transferred.joined, transferred.left, waiting)
         elif self._state_receiver.wants_next_chunk():
             self._send(now, self._state_receiver.next_request(), chunk.source)
 
-    # -- settling --------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------
 
     def _flush(self, now: int) -> None:
+        """After each input: advance view changes, apply decisions, and collect frames and events."""
         if self.ended:
             return
         self._found_group_if_ready(now)
-        self._change_if_wanted(now)
+        self._change_view_if_needed(now)
         consensus = self._consensus
         if consensus is not None:
             self.down += consensus.down
@@ -438,22 +609,9 @@ class Membership:
             self.down += self.detector.down
             self.detector.down.clear()
         self._collect_received()
-        complaint = self.blocked_time.overdue_violation(now, self.me, self.view_id, self.incarnations, self.detector)
-        if complaint is not None:
-            self.violations.append(complaint)
-
-    def _found_group_if_ready(self, now: int) -> None:
-        """The founders agree on the first view when all have come, or a majority and the patience is over."""
-        consensus = self._consensus
-        if self._view_multicast is not None or consensus is None or not consensus.is_leader or self._started_ns is None:
-            return
-        come = {self.me: self.incarnation}
-        come |= {m: life for m in self.incarnations if (life := self._requests.joining_incarnation(m)) is not None}
-        patient = now < self._started_ns + 4 * self.detector.timeout_ns(self.me)
-        # Whoever comes back to a running group hears of it meanwhile, and does not begin another.
-        listened = now >= self._started_ns + 2 * self._every_ns
-        if (listened and len(come) == len(self.incarnations)) or (not patient and len(come) >= consensus.majority):
-            consensus.propose(now, 1, wire.encode_next_view(NextView(come, {})))
+        violation = self.blocked_time.overdue_violation(now, self.me, self.view_id, self.incarnations, self.detector)
+        if violation is not None:
+            self.violations.append(violation)
 
     def _collect_received(self) -> None:
         if self._view_multicast is not None:
@@ -465,3 +623,199 @@ class Membership:
             return
         kind, body = wire.encode(message)
         self.down.append(Frame(kind, self.me, self.incarnation, self.view_id, 0, 0, sent_ns=now, body=body, to=to))
+
+
+# -- parts of the automaton ----------------------------------------------------------------------------------------
+
+
+class MembershipRequests:
+    """Requests to join and to leave, and the next view that follows from them and from the failure detector."""
+
+    def __init__(self, detector: FailureDetector) -> None:
+        self.leaving: set[int] = set()
+        self._detector = detector
+        self._joining: dict[int, tuple[int, int]] = {}
+        """By member, its incarnation and the time of its last request."""
+
+    def request_join(self, now: int, incarnations: Vector, member: int, incarnation: int) -> None:
+        """A newcomer, or a new incarnation of a member, asks to join."""
+        self._joining[member] = (incarnation, now)
+        self._detector.set_peers(now, {*incarnations, *self._joining})
+
+    def joining_incarnation(self, member: int) -> int | None:
+        """The incarnation with which a member asks to join; None if it does not ask."""
+        return self._joining[member][0] if member in self._joining else None
+
+    def no_change_needed(self) -> bool:
+        """Whether no member joins, leaves or is suspected."""
+        return not self.leaving and not self._joining and not self._detector.suspects_any()
+
+    def next_members(self, incarnations: Vector) -> dict[int, int]:
+        """The next view: the present members that are neither suspected nor leaving, and the newcomers."""
+        suspected = self._detector.suspected
+        wanted = {
+            member: incarnation
+            for member, incarnation in incarnations.items()
+            if not suspected(member) and member not in self.leaving
+        }
+        for member, (incarnation, _) in self._joining.items():
+            if incarnation > incarnations.get(member, -1) and not suspected(member):
+                wanted[member] = incarnation
+        return dict(sorted(wanted.items()))
+
+    def start_view(self, now: int, incarnations: Vector) -> None:
+        """Drop the requests that a new view fulfils, and all requests to leave.
+
+        A member that still wants to leave asks again when the members of the new view have all that it has received.
+        """
+        self.leaving = set()
+        self._joining = {m: request for m, request in self._joining.items() if request[0] > incarnations.get(m, -1)}
+        self._detector.set_peers(now, {*incarnations, *self._joining})
+
+    def expire(self, now: int, retry_ns: int) -> None:
+        """Forget newcomers that have stopped asking."""
+        for member, (_, asked_ns) in list(self._joining.items()):
+            if now - asked_ns > JOIN_REQUEST_TIMEOUTS * max(retry_ns, self._detector.timeout_ns(member)):
+                del self._joining[member]
+
+
+class ViewChangeAttempt:
+    """A coordinator's attempt at the next view.
+
+    It proposes the view only when every survivor has all messages up to the last ones. So if a member crashes after
+    that, the others can still install the view: none of them waits for a message that only the crashed member had.
+    """
+
+    def __init__(self, number: int, members: Vector, survivors: tuple[int, ...]) -> None:
+        self.number = number
+        self.members = dict(members)
+        self.survivors = survivors
+        """The members of both this view and the next."""
+        self.proposed = self.last_messages_requested = False
+        self._received: dict[int, Vector] = {}
+        self._ready: set[int] = set()
+        self._last_messages: LastMessages | None = None
+
+    def on_flushed(self, member: int, flushed: Flushed) -> None:
+        """A survivor has answered."""
+        if flushed.attempt != self.number or member not in self.survivors:
+            return
+        if flushed.ready:
+            self._ready.add(member)
+        elif self._last_messages is None:
+            self._received[member] = flushed.received
+            if len(self._received) == len(self.survivors):
+                self._last_messages = self._find_last_messages()
+
+    def _find_last_messages(self) -> LastMessages:
+        """For each member, the last of its messages that any survivor has received, and that survivor."""
+        last: dict[int, int] = {}
+        holders: dict[int, int] = {}
+        for survivor in self.survivors:
+            for member, number in self._received[survivor].items():
+                if number > last.get(member, -1):
+                    last[member], holders[member] = number, survivor
+        return LastMessages(self.number, last, holders)
+
+    def open_question(self) -> tuple[Flush | LastMessages, list[int]]:
+        """The question that is open now, and the survivors that have not answered it."""
+        if self._last_messages is None:
+            return Flush(self.number, self.members), [m for m in self.survivors if m not in self._received]
+        return self._last_messages, [m for m in self.survivors if m not in self._ready]
+
+    def next_view(self) -> NextView | None:
+        """The next view, once every survivor has all messages up to the last ones."""
+        if self._last_messages is None or len(self._ready) < len(self.survivors):
+            return None
+        return NextView(self.members, self._last_messages.received)
+
+
+class PastViews:
+    """The decisions that ended past views, for members that are still in one, or were left out of the next."""
+
+    def __init__(self) -> None:
+        self._decided: dict[int, bytes] = {}
+        """By the view that ended, the decision of its members."""
+
+    def record(self, view_id: int, value: bytes) -> None:
+        """Keep the decision that ended a view."""
+        self._decided[view_id] = value
+        self._decided.pop(view_id - DECISIONS_KEPT, None)
+
+    def decision_after(self, view_id: int) -> NextViewDecided | None:
+        """The decision that ended a view, if it is known here."""
+        value = self._decided.get(view_id)
+        return None if value is None else NextViewDecided(view_id, value)
+
+    def latest(self) -> NextViewDecided | None:
+        """The most recent decision."""
+        return self.decision_after(max(self._decided, default=-1))
+
+    def decision_for_member_in(self, in_view: int, view_id: int, incarnations: Vector) -> NextViewDecided | None:
+        """The decision to send to a member that is still in view `in_view`, while this member is in `view_id`.
+
+        An incarnation is in a view only if it was in the previous one or has just joined. So a member that is two or
+        more views behind has been left out. If the decision that it missed is discarded, it only needs to know the
+        members of the present view.
+        """
+        known = self.decision_after(in_view)
+        if known is None and in_view < view_id - 1:
+            return NextViewDecided(view_id - 1, encode_next_view(NextView(incarnations, {})))
+        return known
+
+
+class BlockedTime:
+    """Measures how long view changes keep this member from delivering, and reports one that takes too long."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram()
+        """The duration of each view change, in nanoseconds."""
+        self.last_ns = 0
+        self._since: int | None = None
+        self._reported = False
+
+    def begin(self, now: int) -> None:
+        """This member stops delivering."""
+        self._since = now if self._since is None else self._since
+
+    def end(self, now: int) -> int:
+        """The next view begins. Returns how long this member was blocked."""
+        lasted = 0
+        if self._since is not None:
+            lasted = self.last_ns = now - self._since
+            self.durations.add(lasted)
+        self._since, self._reported = None, False
+        return lasted
+
+    def overdue_violation(
+        self, now: int, me: int, view_id: int, incarnations: Vector, detector: FailureDetector
+    ) -> Blocked | None:
+        """A violation if the view change takes too long, once per view change."""
+        if self._since is None or self._reported:
+            return None
+        longest = max((detector.timeout_ns(peer) for peer in incarnations if peer != me), default=0)
+        if now - self._since <= REPORT_AFTER_TIMEOUTS * longest:
+            return None
+        self._reported = True
+        reachable = tuple(detector.trusted(tuple(incarnations)))
+        text = (
+            f"view {view_id} ended {(now - self._since) / NS_PER_MS:.0f} ms ago and no next view is decided: of its "
+            f"members {tuple(incarnations)} only {reachable} are reachable, and a majority is needed"
+        )
+        return Blocked(ViolationKind.BLOCKED, text, me, view_id=view_id, reachable=reachable)
+
+
+# -- construction from a policy ------------------------------------------------------------------------------------
+
+
+def membership_of(policy: Policy, *, founding: bool = True) -> Membership:
+    """The membership automaton for a policy. If `founding`, a majority of the policy's members may create the group."""
+    return Membership(
+        policy.member,
+        policy.view.members,
+        incarnation=policy.incarnation,
+        every_ns=heartbeat_interval_ns(policy.timing),
+        retry_ns=retry_interval_ns(policy.timing),
+        max_frame=policy.max_frame,
+        founding=founding,
+    )

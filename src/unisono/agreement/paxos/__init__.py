@@ -1,1 +1,1 @@
-"""Consensus on a sequence of values: leader, candidate, follower, acceptor and catch-up."""
+"""Multi-Paxos: `consensus` is the automaton, `log` its durable log, `messages` its frames and stored records."""

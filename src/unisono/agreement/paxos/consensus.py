@@ -1,55 +1,86 @@
-"""Consensus: one sequence of instances, in each of which the members decide one of the values proposed for it.
+"""Multi-Paxos: the members of a group decide one value for each of the instances 1, 2, 3, …
 
-Paper 003 builds on `Propose(k, value)` and `Decide(k, value)`, decisions in the order of k; paper 002 §2.2 lists
-consensus among the services of a group. This is Paxos with a stable leader: a ballot is prepared once and then used
-for as long as its owner leads; instances are pipelined, `window` of them at once, and travel together in frames.
+Paper 003 builds on `Propose(k, value)` and `Decide(k, value)`, with decisions in the order of k; paper 002 §2.2 lists
+consensus among the services of a group. This is Paxos with a stable leader:
 
-It is safe whatever the network and the clocks do: a value is decided once a majority has accepted it under one
-ballot, what a member has promised or accepted is in `writes`, to be durable before its frames go out, and a new
-leader proposes again what it may not replace. It is live when a majority can talk in time: a leader that falls
-silent, or has no majority, is replaced by the next member that is not suspected. Before it raises a ballot, a
-candidate asks whether a majority would follow (`trial`), so that who comes back from a pause disturbs nobody.
+1. Prepare, promise. A member that hears no leader becomes a candidate. It first asks whether a majority would promise
+   (a *trial*, which changes nothing, so a member that returns from a pause does not disturb a working leader). Then it
+   sends PREPARE with a new ballot. A member that answers PROMISE accepts no lower ballot from then on, and reports all
+   that it has accepted. With the promises of a majority the candidate leads.
+2. Accept, accepted. The leader sends its values in ACCEPT frames, up to `window` undecided instances at a time. First
+   come the values that an earlier leader may already have had decided: the reported ones of the highest ballot.
+   A follower stores them and answers ACCEPTED.
+3. Learn. A value is decided when a majority, the leader included, has accepted it under one ballot. The leader's next
+   ACCEPT announces how far instances are decided. A member that lags fetches decided values, or a snapshot, with
+   FETCH (`log.py`). In a group of two or three a follower does not wait for the announcement: see `FollowerState`.
 
-A member's frames name the memory that its promises are in. Without storage, that is its life: a member that comes
-back with another memory than it was first heard with has forgotten what it promised, and is not listened to.
+Sending: `propose` stores a value and either proposes it (leader) or forwards it to the leader. `flush` creates the
+ACCEPT and ACCEPTED frames and reports decisions. Receiving: `from_below` handles one frame. Unless `batch_replies` is
+set, every input flushes by itself.
+
+Safety needs no assumption about delays or clocks: every promise and accepted value is in `writes`, which the owner
+makes durable before it sends any frame. Progress needs a majority that can communicate in time. A leader that falls
+silent or loses its majority is replaced: the next member that is not suspected becomes a candidate.
+
+Each frame names the storage that holds its sender's promises: the storage id, or the incarnation if the member has no
+storage. A member that returns with another storage than before has forgotten its promises, so its frames are ignored
+(`StorageIdentity`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 
 from unisono.agreement.failure_detector import MISTAKES_PER_S, FailureDetector
 from unisono.agreement.paxos import messages as wire
-from unisono.agreement.paxos.acceptor import Acceptor
-from unisono.agreement.paxos.candidate import CANDIDACY_RETRIES, STAGGER_RETRIES, Candidacy, Role, promise_parts
-from unisono.agreement.paxos.catch_up import CatchUp
-from unisono.agreement.paxos.decisions import ConsensusOutput, Decision, ForwardedValue, RestoredState
-from unisono.agreement.paxos.follower import FollowerState
-from unisono.agreement.paxos.leader import LeaderState
+from unisono.agreement.paxos.log import Acceptor, CatchUp, ConsensusOutput, Decision, ForwardedValue, RestoredState
 from unisono.agreement.paxos.messages import (
+    CHOSEN,
     Accept,
     Accepted,
+    ConsensusMessage,
     Fetch,
     Learn,
     Prepare,
     Promise,
     Proposal,
     Snapshot,
+    StorageMismatch,
+    ballot_after,
     owner_of,
 )
-from unisono.agreement.paxos.storage_identity import StorageIdentity
 from unisono.errors import InvalidOption
 from unisono.model.durations import earliest
 from unisono.model.ids import EVERYONE
 from unisono.model.stored_records import StoredRecords, Write
 from unisono.wire.frame import HEADER_BYTES, Frame
 
-WINDOW, RETAIN = 64, 1024
+WINDOW = 64
+"""Default number of instances that may be undecided at a time."""
+RETAIN = 1024
+"""Default number of decided values to keep behind a snapshot, for members that lag."""
+STAGGER_RETRIES = 3
+"""Each member in line waits this many retry intervals longer than the one before it, so that the first can succeed."""
+CANDIDACY_RETRIES = 8
+"""A candidate gives up after this many retry intervals."""
+RETRANSMIT_FRAMES_MAX = 8
+"""Retransmit at most this many ACCEPT frames to one member at a time."""
+_NOT_ACCEPTED = (0, b"")
+
+
+class Role(StrEnum):
+    """The role of a member. A candidate is first in TRIAL, then PREPARING."""
+
+    FOLLOWER = "following"
+    TRIAL = "trying"
+    PREPARING = "preparing"
+    LEADER = "leading"
 
 
 class Consensus:
-    """The automaton of one member. Whoever owns it takes `writes` first, then `down`, `decisions` and `offers`."""
+    """The automaton of one member. The owner must drain `writes` before `down`, `decisions` and `forwarded`."""
 
     kinds = frozenset(wire.DECODERS)
 
@@ -70,14 +101,17 @@ class Consensus:
         stored_records: StoredRecords | None = None,
         batch_replies: bool = False,
     ) -> None:
-        """A leader shows itself each `every_ns`; what is not answered is said again after `retry_ns`, a round trip.
-        A detector that is given is its giver's to drive; else there is one of our own, and its frames are among ours.
-        When `lazy`, nothing is said before `flush`: what arrived together is answered together.
+        """Start member `me`, from `stored_records` if it has storage.
+
+        A leader sends a heartbeat every `every_ns`. Unanswered frames are retransmitted after `retry_ns`, a round trip.
+        If the caller passes a `detector`, the caller also drives it; otherwise this automaton owns one and sends its
+        heartbeats. With `batch_replies`, inputs do not flush by themselves: the owner calls `flush` after several of
+        them, so that one reply answers all frames that arrived together.
         """
         if me not in members:
-            raise InvalidOption("member", f"member {me} is not among the members {tuple(members)}")
+            raise InvalidOption("member", f"member {me} is not among the members {tuple(members)}; add it to the list")
         if window < 1:
-            raise InvalidOption("window", f"at least one instance is under way at a time, not {window}")
+            raise InvalidOption("window", f"at least 1 instance must be allowed at a time, not {window}")
         self.me = me
         self.members = tuple(sorted(members))
         self.peers = tuple(member for member in self.members if member != me)
@@ -99,25 +133,28 @@ class Consensus:
         self._storage_id = stored_records.storage_id if stored_records is not None else incarnation
         self._acceptor = Acceptor(retain)
         self._acceptor.recover(stored_records.records if stored_records is not None else ())
-        self.writes: list[Write] = self._acceptor.writes
         self.storage_identity = StorageIdentity(self._acceptor, self._storage_id, self._send, retry_ns)
-        self._batch_replies, self._reply_to = batch_replies, dict[int, None]()
-        """Whom to tell how things stand."""
         self._catch_up = CatchUp(self._acceptor, self._send, self.max_value_bytes, retry_ns)
-        self._proposals: dict[int, bytes] = {}
+        self._batch_replies = batch_replies
+        self._reply_to = dict[int, None]()  # the members that the next flush sends an ACCEPTED to, in order
+        self._proposals: dict[int, bytes] = {}  # this member's own values for undecided instances
         self._reported = self._acceptor.snapshot_at
         if self._reported:
             self.decisions.append(RestoredState(self._reported, self._acceptor.snapshot))
         self._report_decisions()
         self._retry_at = self._leader_last_received_ns = 0
-        self._follower_state: FollowerState | None = None
-        self._wait_for_leader_from_ns: int | None = None
-        """Since when there has been no leader, as far as patience goes; None until the first wake."""
+        self._wait_for_leader_from_ns: int | None = None  # None until the first wake
         self._highest_ballot = self._acceptor.promised
-        self._candidacy: Candidacy | None = None
+        self._follower_state: FollowerState | None = None
+        self._candidate_state: CandidateState | None = None
         self._leader_state: LeaderState | None = None
 
-    # -- what the owner does ---------------------------------------------------------------------------------
+    # -- state that the owner reads --------------------------------------------------------------------------
+
+    @property
+    def writes(self) -> list[Write]:
+        """Records that must be durable before any frame in `down` is sent."""
+        return self._acceptor.writes
 
     @property
     def decided(self) -> int:
@@ -131,24 +168,27 @@ class Consensus:
 
     @property
     def next_free(self) -> int:
-        """The first instance for which nothing has been accepted here: what a leader may propose next."""
+        """The first instance for which this member has accepted no value: the next one that a leader may use."""
         return self._acceptor.last_accepted + 1
 
     def decisions_known_by(self, members: Iterable[int]) -> bool:
-        """To a leader: whether these members know all that is decided, and have said so."""
-        knows = self._leader_state.known_decided if self._leader_state is not None else {}
-        return all(knows.get(member, 0) >= self.decided for member in members)
+        """For a leader: whether all these members have acknowledged every decision."""
+        known_decided = self._leader_state.known_decided if self._leader_state is not None else {}
+        return all(known_decided.get(member, 0) >= self.decided for member in members)
+
+    # -- inputs ----------------------------------------------------------------------------------------------
 
     def propose(self, now: int, k: int, value: bytes) -> bool:
-        """Propose(k, value). False if k is too far ahead of what is decided: say it again after some decisions.
+        """Propose(k, value). Return False if k is beyond the window: propose again after some decisions.
 
-        Of several values for one instance, one is decided; a member's first proposal for an instance stands.
+        If several values are proposed for one instance, one of them is decided. Only the first proposal of a member
+        for an instance counts.
         """
         if k < 1:
-            raise InvalidOption("k", f"instances are numbered from 1, not {k}")
+            raise InvalidOption("k", f"instances are numbered from 1, got {k}")
         if len(value) > self.max_value_bytes:
             raise InvalidOption(
-                "value", f"{len(value):,} bytes do not fit in a frame, {self.max_value_bytes:,} do: split it"
+                "value", f"it has {len(value):,} bytes and a frame holds at most {self.max_value_bytes:,}: split it"
             )
         if k > self.decided + self.window:
             return False
@@ -162,20 +202,20 @@ class Consensus:
         return True
 
     def withdraw(self) -> None:
-        """Propose nothing of what has not been placed yet."""
+        """Drop all own proposals that no leader has proposed yet."""
         self._proposals.clear()
         if self._leader_state is not None:
             self._leader_state.pending_values.clear()
 
     def forward(self, now: int, value: bytes) -> None:
-        """Send a value to the leader's caller, once; it may be lost."""
+        """Send a value to the owner of the leader's automaton, once. It may be lost."""
         if self.is_leader:
             self.forwarded.append(ForwardedValue(self.me, self._incarnation, value))
         elif self.leader is not None:
             self._send(now, Proposal(0, value), self.leader)
 
     def compact(self, k: int, state: bytes) -> None:
-        """`state` contains all decisions up to k: forget them, but for some that members who lag may need."""
+        """Replace the decisions up to k by `state`, but keep the last `retain` of them for members that lag."""
         self._acceptor.compact(k, state)
 
     def from_below(self, now: int, frame: Frame) -> None:
@@ -185,10 +225,10 @@ class Consensus:
             return
         sender = frame.sender
         if sender not in self.peers or frame.epoch != self._epoch or frame.kind not in self.kinds:
-            self.ignored["not of this agreement"] += 1
+            self.ignored["not for this group"] += 1
             return
         if not self.storage_identity.accepts(now, sender, frame.burst):
-            self.ignored["has lost its memory"] += 1
+            self.ignored["lost storage"] += 1
             return
         match wire.DECODERS[frame.kind](bytes(frame.body)):
             case Prepare() as prepare:
@@ -203,34 +243,13 @@ class Consensus:
                 self._on_proposal(sender, frame.incarnation, proposal)
             case Fetch() as fetch:
                 self._catch_up.answer_fetch(now, sender, fetch)
-            case Learn() | Snapshot() as past:
-                self._on_catch_up(now, sender, past, frame.number)
-            case wire.StorageMismatch() as remembered:
-                self.storage_identity.on_mismatch(sender, remembered)
+            case Learn() | Snapshot() as answer:
+                self._on_catch_up(now, sender, answer, frame.number)
+            case StorageMismatch() as mismatch:
+                self.storage_identity.on_mismatch(sender, mismatch)
             case None:
                 self.ignored["malformed"] += 1
         self._flush_unless_batched(now)
-
-    def flush(self, now: int) -> None:
-        """As a leader, propose and count; whoever we are, answer, and hand out what is decided."""
-        if self._leader_state is not None:
-            self._leader_state.propose_pending(self.window, self.majority)
-            for accept, more in self._leader_state.accepts_to_broadcast(self.max_value_bytes):
-                self._send(now, accept, EVERYONE, more)
-        if self._reply_to:
-            promised, following = self._acceptor.promised, self._follower_state
-            upto = following.accepted_upto if following is not None and following.ballot == promised else 0
-            for to in self._reply_to:
-                self._send(now, Accepted(promised, upto, self.decided), to)
-            self._reply_to.clear()
-        self._report_decisions()
-        if self._own_detector and self.detector.down:
-            self.down += self.detector.down
-            self.detector.down.clear()
-
-    def _flush_unless_batched(self, now: int) -> None:
-        if not self._batch_replies:
-            self.flush(now)
 
     def wake(self, now: int) -> None:
         """Time has passed."""
@@ -241,11 +260,11 @@ class Consensus:
         self._check_leader(now)
         if self._leader_state is not None:
             self._act_as_leader(now, self._leader_state)
-        elif self._candidacy is not None:
-            if now >= self._candidacy.ends_at:
+        elif self._candidate_state is not None:
+            if now >= self._candidate_state.ends_at:
                 self._become_leaderless(now)
             elif now >= self._retry_at:
-                self._ask_for_promises(now, self._candidacy)
+                self._send_prepare(now, self._candidate_state)
         elif self.leader is None:
             if now >= self._campaign_at():
                 self._campaign(now)
@@ -255,7 +274,7 @@ class Consensus:
         self._flush_unless_batched(now)
 
     def wake_at(self) -> int | None:
-        """The next sign of life, retry or candidacy."""
+        """The time of the next heartbeat, retry or candidacy."""
         if self._wait_for_leader_from_ns is None:
             return 0
         times = [self._catch_up.retry_at()]
@@ -263,8 +282,8 @@ class Consensus:
             times.append(self.detector.wake_at())
         if self._leader_state is not None:
             times += [self._leader_state.heartbeat_at, self._retry_at if self._leader_state.has_unanswered() else None]
-        elif self._candidacy is not None:
-            times += [self._candidacy.ends_at, self._retry_at]
+        elif self._candidate_state is not None:
+            times += [self._candidate_state.ends_at, self._retry_at]
         elif self.leader is None:
             times.append(self._campaign_at())
         else:
@@ -274,7 +293,67 @@ class Consensus:
             ]
         return earliest(times)
 
-    # -- following -------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------
+
+    def flush(self, now: int) -> None:
+        """Create the frames that the input since the last flush calls for, and report new decisions."""
+        if self._leader_state is not None:
+            self._leader_state.propose_pending(self.window, self.majority)
+            for accept, wants_reply in self._leader_state.accepts_to_broadcast(self.max_value_bytes):
+                self._send(now, accept, EVERYONE, wants_reply)
+        if self._reply_to:
+            promised, following = self._acceptor.promised, self._follower_state
+            upto = following.accepted_upto if following is not None and following.ballot == promised else 0
+            for member in self._reply_to:
+                self._send(now, Accepted(promised, upto, self.decided), member)
+            self._reply_to.clear()
+        self._report_decisions()
+        if self._own_detector and self.detector.down:
+            self.down += self.detector.down
+            self.detector.down.clear()
+
+    def _flush_unless_batched(self, now: int) -> None:
+        if not self._batch_replies:
+            self.flush(now)
+
+    def _report_decisions(self) -> None:
+        if self._reported == self.decided:
+            return
+        while self._reported < self.decided:
+            self._reported += 1
+            self.decisions.append(Decision(self._reported, self._acceptor.value(self._reported)))
+        self._proposals = {k: value for k, value in self._proposals.items() if k > self.decided}
+
+    def _send(self, now: int, message: ConsensusMessage, to: int = EVERYONE, number: int = 0) -> None:
+        """Queue a frame. `number` is 1 in an ACCEPT that wants a reply, and counts the frames that follow an answer."""
+        kind, body = wire.encode(message)
+        if to != EVERYONE or self.peers:
+            header = (kind, self.me, self._incarnation, self._epoch, 0, number, 0, self._storage_id)
+            self.down.append(Frame(*header, sent_ns=now, body=body, to=to))
+
+    # -- phase 1: prepare, promise ---------------------------------------------------------------------------
+
+    def _campaign_at(self) -> int:
+        """When this member may become a candidate. The first trusted member after the last leader is first in line."""
+        last = owner_of(self._highest_ballot)
+        order = [m for m in self.members if m > last] + [m for m in self.members if m <= last]
+        rank = self.detector.trusted(order).index(self.me)
+        return (self._wait_for_leader_from_ns or 0) + rank * STAGGER_RETRIES * self._retry_ns
+
+    def _campaign(self, now: int) -> None:
+        """Become a candidate, with a trial first."""
+        self._highest_ballot = ballot_after(self._highest_ballot, self.me)
+        self.role = Role.TRIAL
+        candidate = self._candidate_state = CandidateState(
+            self._highest_ballot, self.decided + 1, now + CANDIDACY_RETRIES * self._retry_ns
+        )
+        candidate.would_promise.add(self.me)
+        self._send_prepare(now, candidate)
+        self._advance_candidacy(now, candidate)
+
+    def _send_prepare(self, now: int, candidate: CandidateState) -> None:
+        self._retry_at = now + self._retry_ns
+        self._send(now, Prepare(candidate.ballot, candidate.first, self.role is Role.TRIAL))
 
     def _on_prepare(self, now: int, sender: int, prepare: Prepare) -> None:
         acceptor = self._acceptor
@@ -282,7 +361,8 @@ class Consensus:
         if prepare.ballot < acceptor.promised or owner_of(prepare.ballot) != sender:
             self._reply_to[sender] = None
             return
-        # Who is too far behind, or wants to depose a leader that is heard, is told how things stand instead.
+        # A candidate that lags too far behind, or a trial against a working leader, gets an ACCEPTED in reply: from it
+        # the candidate learns how far instances are decided.
         behind = prepare.first <= acceptor.discarded_upto or acceptor.decided - prepare.first >= self.window
         if prepare.trial:
             if behind or self.leader not in {None, sender}:
@@ -296,8 +376,89 @@ class Consensus:
         if behind:
             self._reply_to[sender] = None
             return
-        for promise in promise_parts(acceptor, prepare, self.max_value_bytes):
+        for promise in _promise_parts(acceptor, prepare, self.max_value_bytes):
             self._send(now, promise, sender)
+
+    def _on_promise(self, now: int, sender: int, promise: Promise) -> None:
+        candidate = self._candidate_state
+        if candidate is None or promise.ballot != candidate.ballot or promise.trial != (self.role is Role.TRIAL):
+            return
+        self._catch_up.on_decided_upto(now, sender, promise.decided)
+        if promise.trial:
+            candidate.would_promise.add(sender)
+        else:
+            candidate.add_promise_part(sender, promise)
+        self._advance_candidacy(now, candidate)
+
+    def _advance_candidacy(self, now: int, candidate: CandidateState) -> None:
+        """With a majority, go from the trial to the real PREPARE, and from there to leading."""
+        acceptor = self._acceptor
+        if self.role is Role.TRIAL and len(candidate.would_promise) >= self.majority:
+            acceptor.promise(candidate.ballot)
+            candidate.first, self.role = acceptor.decided + 1, Role.PREPARING
+            own_prepare = Prepare(candidate.ballot, candidate.first, False)
+            for promise in _promise_parts(acceptor, own_prepare, self.max_value_bytes):
+                candidate.add_promise_part(self.me, promise)
+            self._send_prepare(now, candidate)
+        if self.role is Role.PREPARING and candidate.complete_promises() >= self.majority:
+            self._become_leader(now, candidate)
+
+    def _become_leader(self, now: int, candidate: CandidateState) -> None:
+        acceptor = self._acceptor
+        for k, (ballot, value) in enumerate(candidate.values_to_propose(), candidate.first):
+            if k > acceptor.decided and ballot == CHOSEN:
+                acceptor.learn(value)
+            elif k > acceptor.decided:
+                acceptor.accept(k, candidate.ballot, value)
+        self.role, self._candidate_state, self.leader = Role.LEADER, None, self.me
+        self.leader_changes += 1
+        own_values = {k: value for k, value in sorted(self._proposals.items()) if k > acceptor.last_accepted}
+        self._leader_state = LeaderState(candidate.ballot, acceptor, self.peers, now, own_values)
+        self._retry_at = now + self._retry_ns
+
+    # -- phase 2, leader: propose, accept --------------------------------------------------------------------
+
+    def _on_proposal(self, sender: int, incarnation: int, proposal: Proposal) -> None:
+        if self._leader_state is None:
+            self.ignored["not the leader"] += 1
+        elif proposal.k == 0:
+            self.forwarded.append(ForwardedValue(sender, incarnation, proposal.value))
+        elif (
+            self._acceptor.last_accepted < proposal.k <= self.decided + self.window
+            and len(proposal.value) <= self.max_value_bytes
+        ):
+            self._leader_state.pending_values.setdefault(proposal.k, proposal.value)
+
+    def _on_accepted(self, now: int, sender: int, accepted: Accepted) -> None:
+        self._highest_ballot = max(self._highest_ballot, accepted.ballot)
+        leading = self._leader_state
+        if leading is None:
+            self._catch_up.on_decided_upto(now, sender, accepted.decided)
+            if self._candidate_state is not None and accepted.ballot > self._candidate_state.ballot:
+                self._become_leaderless(now)
+        elif accepted.ballot == leading.ballot:
+            leading.on_accepted(sender, accepted.upto, accepted.decided, now)
+        elif accepted.ballot > leading.ballot:
+            # The sender has promised a higher ballot to a candidate that did not succeed. Campaign with a higher one.
+            self._become_leaderless(now)
+            self._campaign(now)
+
+    def _act_as_leader(self, now: int, leading: LeaderState) -> None:
+        """Send heartbeats and retransmissions when they are due. Step down if no majority answers."""
+        if now >= leading.heartbeat_at:
+            timeout, every = self.detector.timeout_ns, self._every_ns
+            silent = sum(now - at > timeout(member) + every for member, at in leading.last_answer_ns.items())
+            if len(self.members) - silent < self.majority:
+                self._become_leaderless(now)
+                return
+            leading.heartbeat(now, every)
+        if now >= self._retry_at:
+            self._retry_at = now + max(self._retry_ns, self.detector.response_time_ns())
+            for member in self.detector.trusted(self.peers):
+                for accept in leading.accepts_to_retransmit(member, self.max_value_bytes):
+                    self._send(now, accept, member)
+
+    # -- phase 2, follower: accepted -------------------------------------------------------------------------
 
     def _on_accept(self, now: int, sender: int, accept: Accept, wants_reply: bool) -> None:
         ballot = accept.ballot
@@ -325,7 +486,7 @@ class Consensus:
         return following
 
     def _become_leaderless(self, wait_for_leader_from_ns: int) -> None:
-        self.role, self._candidacy, self._leader_state, self.leader = Role.FOLLOWER, None, None, None
+        self.role, self._candidate_state, self._leader_state, self.leader = Role.FOLLOWER, None, None, None
         self._wait_for_leader_from_ns = wait_for_leader_from_ns
 
     def _check_leader(self, now: int) -> None:
@@ -336,7 +497,7 @@ class Consensus:
             self._become_leaderless(now)
 
     def _leader_timeout_ns(self) -> int:
-        """How long a leader may be silent: as long as its heartbeats, and one more of its signs."""
+        """How long a follower waits for an ACCEPT: as long as for a heartbeat, plus one of the leader's intervals."""
         return self.detector.timeout_ns(self.leader or self.me) + self._every_ns
 
     def _forward_proposals(self, now: int, instances: Iterable[int]) -> None:
@@ -345,130 +506,230 @@ class Consensus:
             for k in sorted(instances):
                 self._send(now, Proposal(k, self._proposals[k]), self.leader)
 
-    def _on_catch_up(self, now: int, sender: int, answer: Learn | Snapshot, more: int) -> None:
-        # A leader's claim that k is decided speaks of its own proposal for k. If another leader has taken over, what
-        # was decided may be something else; this one must not hear of it before it knows that it leads no more.
+    # -- learn -----------------------------------------------------------------------------------------------
+
+    def _on_catch_up(self, now: int, sender: int, answer: Learn | Snapshot, more_frames: int) -> None:
+        # When a leader announces that k is decided, it means its own value for k. If another leader has taken over,
+        # another value may have been decided. So a leader learns nothing until it knows that it leads no longer.
         if self.is_leader:
             return
         if isinstance(answer, Learn):
-            self._catch_up.receive_values(now, sender, answer, more)
-        elif (restored := self._catch_up.receive_snapshot(now, sender, answer, more)) is not None:
-            self._reported = restored[0]
-            self.decisions.append(RestoredState(*restored))
+            self._catch_up.receive_values(now, sender, answer, more_frames)
+        elif (restored := self._catch_up.receive_snapshot(now, sender, answer, more_frames)) is not None:
+            self._reported = restored.k
+            self.decisions.append(restored)
 
-    # -- trying to lead --------------------------------------------------------------------------------------
 
-    def _campaign_at(self) -> int:
-        """When it is this member's turn: the first after the last leader that is not suspected goes first."""
-        last = owner_of(self._highest_ballot)
-        order = [m for m in self.members if m > last] + [m for m in self.members if m <= last]
-        rank = self.detector.trusted(order).index(self.me)
-        return (self._wait_for_leader_from_ns or 0) + rank * STAGGER_RETRIES * self._retry_ns
+def _promise_parts(acceptor: Acceptor, prepare: Prepare, max_bytes: int) -> Iterator[Promise]:
+    """The PROMISE frames that report all values accepted from `prepare.first` on; at least one frame."""
+    at, last = prepare.first, acceptor.last_accepted
+    while at <= last or at == prepare.first:
+        values = acceptor.values_that_fit(at, last, max_bytes)
+        entries = tuple((acceptor.entry(k)[0], value) for k, value in enumerate(values, at))
+        yield Promise(prepare.ballot, False, acceptor.decided, prepare.first, last, at, entries)
+        at += max(1, len(values))
 
-    def _campaign(self, now: int) -> None:
-        self._highest_ballot = wire.ballot_after(self._highest_ballot, self.me)
-        self.role = Role.TRIAL
-        candidacy = self._candidacy = Candidacy(
-            self._highest_ballot, self.decided + 1, now + CANDIDACY_RETRIES * self._retry_ns
-        )
-        candidacy.would_promise.add(self.me)
-        self._ask_for_promises(now, candidacy)
-        self._advance_candidacy(now, candidacy)
 
-    def _ask_for_promises(self, now: int, candidacy: Candidacy) -> None:
-        self._retry_at = now + self._retry_ns
-        self._send(now, Prepare(candidacy.ballot, candidacy.first, self.role is Role.TRIAL))
+class CandidateState:
+    """The promises for one ballot, from instance `first` on. A promise may come in several frames, in any order."""
 
-    def _on_promise(self, now: int, sender: int, promise: Promise) -> None:
-        candidacy = self._candidacy
-        if candidacy is None or promise.ballot != candidacy.ballot or promise.trial != (self.role is Role.TRIAL):
+    def __init__(self, ballot: int, first: int, ends_at: int) -> None:
+        self.ballot = ballot
+        self.first = first
+        self.ends_at = ends_at
+        self.would_promise: set[int] = set()
+        """The members that answered the trial with yes."""
+        self._last_accepted: dict[int, int] = {}
+        self._entries: dict[int, dict[int, tuple[int, bytes]]] = {}
+
+    def add_promise_part(self, member: int, promise: Promise) -> None:
+        """Add one frame of a member's promise."""
+        if promise.first != self.first:
             return
-        self._catch_up.on_decided_upto(now, sender, promise.decided)
-        if promise.trial:
-            candidacy.would_promise.add(sender)
-        else:
-            candidacy.add_promise_part(sender, promise)
-        self._advance_candidacy(now, candidacy)
+        # A member that has promised accepts nothing below this ballot. But it may still learn decided values, so a
+        # repeated promise can report more instances than the first one.
+        self._last_accepted[member] = max(promise.last, self._last_accepted.get(member, 0))
+        entries = self._entries.setdefault(member, {})
+        entries.update(enumerate(promise.entries, promise.at))
 
-    def _advance_candidacy(self, now: int, candidacy: Candidacy) -> None:
-        """From the trial to the promises, from there to the lead."""
-        acceptor = self._acceptor
-        if self.role is Role.TRIAL and len(candidacy.would_promise) >= self.majority:
-            acceptor.promise(candidacy.ballot)
-            candidacy.first, self.role = acceptor.decided + 1, Role.PREPARING
-            for promise in promise_parts(
-                acceptor, Prepare(candidacy.ballot, candidacy.first, False), self.max_value_bytes
-            ):
-                candidacy.add_promise_part(self.me, promise)
-            self._ask_for_promises(now, candidacy)
-        if self.role is Role.PREPARING and candidacy.complete_promises() >= self.majority:
-            self._become_leader(now, candidacy)
+    def complete_promises(self) -> int:
+        """How many promises have arrived completely."""
+        return sum(map(self._is_complete, self._last_accepted))
 
-    def _become_leader(self, now: int, candidacy: Candidacy) -> None:
-        acceptor = self._acceptor
-        for k, (ballot, value) in enumerate(candidacy.values_to_propose(), candidacy.first):
-            if k > acceptor.decided and ballot == wire.CHOSEN:
-                acceptor.learn(value)
-            elif k > acceptor.decided:
-                acceptor.accept(k, candidacy.ballot, value)
-        self.role, self._candidacy, self.leader = Role.LEADER, None, self.me
-        self.leader_changes += 1
-        wanted = {k: value for k, value in sorted(self._proposals.items()) if k > acceptor.last_accepted}
-        self._leader_state = LeaderState(candidacy.ballot, acceptor, self.peers, now, wanted)
-        self._retry_at = now + self._retry_ns
+    def values_to_propose(self) -> list[tuple[int, bytes]]:
+        """For each instance from `first` on: the highest ballot under which a value was accepted, and that value.
 
-    # -- leading ---------------------------------------------------------------------------------------------
+        Every value that may have been decided is in this list: any majority contains a member that accepted it, and no
+        other value was accepted under a higher ballot. An instance before a decided one is decided too, even if the
+        frame that reports it is older and does not say so. Its ballot is CHOSEN here.
+        """
+        complete = [self._entries[member] for member in self._last_accepted if self._is_complete(member)]
+        highest = [
+            max((entries[k] for entries in complete if k in entries), key=lambda entry: entry[0])
+            for k in range(self.first, self.first + max(map(len, complete), default=0))
+        ]
+        chosen = max((at for at, (ballot, _) in enumerate(highest, 1) if ballot == CHOSEN), default=0)
+        return [(CHOSEN, value) for _, value in highest[:chosen]] + highest[chosen:]
 
-    def _on_proposal(self, sender: int, incarnation: int, proposal: Proposal) -> None:
-        if self._leader_state is None:
-            self.ignored["not the leader"] += 1
-        elif proposal.k == 0:
-            self.forwarded.append(ForwardedValue(sender, incarnation, proposal.value))
-        elif (
-            self._acceptor.last_accepted < proposal.k <= self.decided + self.window
-            and len(proposal.value) <= self.max_value_bytes
-        ):
-            self._leader_state.pending_values.setdefault(proposal.k, proposal.value)
+    def _is_complete(self, member: int) -> bool:
+        return len(self._entries[member]) >= self._last_accepted[member] - self.first + 1
 
-    def _on_accepted(self, now: int, sender: int, accepted: Accepted) -> None:
-        self._highest_ballot = max(self._highest_ballot, accepted.ballot)
-        reign = self._leader_state
-        if reign is None:
-            self._catch_up.on_decided_upto(now, sender, accepted.decided)
-            if self._candidacy is not None and accepted.ballot > self._candidacy.ballot:
-                self._become_leaderless(now)
-        elif accepted.ballot == reign.ballot:
-            reign.on_accepted(sender, accepted.upto, accepted.decided, now)
-        elif accepted.ballot > reign.ballot:
-            # Somebody promised more to a candidate that has not come through: ask again with more than that.
-            self._become_leaderless(now)
-            self._campaign(now)
 
-    def _act_as_leader(self, now: int, leader_state: LeaderState) -> None:
-        """Show oneself, say again what was not answered, and step down without a majority."""
-        if now >= leader_state.heartbeat_at:
-            timeout, every = self.detector.timeout_ns, self._every_ns
-            silent = sum(now - at > timeout(member) + every for member, at in leader_state.last_answer_ns.items())
-            if len(self.members) - silent < self.majority:
-                self._become_leaderless(now)
-                return
-            leader_state.heartbeat(now, every)
-        if now >= self._retry_at:
-            self._retry_at = now + max(self._retry_ns, self.detector.response_time_ns())
-            for member in self.detector.trusted(self.peers):
-                for accept in leader_state.accepts_to_retransmit(member, self.max_value_bytes):
-                    self._send(now, accept, member)
+class LeaderState:
+    """The values that a leader proposes under its ballot from instance `base` on, and how far each peer has accepted.
 
-    def _report_decisions(self) -> None:
-        if self._reported == self.decided:
-            return
-        while self._reported < self.decided:
-            self._reported += 1
-            self.decisions.append(Decision(self._reported, self._acceptor.value(self._reported)))
-        self._proposals = {k: value for k, value in self._proposals.items() if k > self.decided}
+    All instances before `base` were decided before this member became the leader.
+    """
 
-    def _send(self, now: int, message: wire.ConsensusMessage, to: int = EVERYONE, more: int = 0) -> None:
-        kind, body = wire.encode(message)
-        if to != EVERYONE or self.peers:
-            me, life, memory = self.me, self._incarnation, self._storage_id
-            self.down.append(Frame(kind, me, life, self._epoch, 0, more, 0, memory, sent_ns=now, body=body, to=to))
+    def __init__(
+        self, ballot: int, acceptor: Acceptor, peers: Sequence[int], now: int, pending_values: Mapping[int, bytes]
+    ) -> None:
+        self.ballot = ballot
+        self.base = acceptor.decided + 1
+        self.pending_values = dict(pending_values)
+        """Values that are not proposed yet, by instance."""
+        self.last_answer_ns = dict.fromkeys(peers, now)
+        self.known_decided = dict.fromkeys(peers, 0)
+        """The last decision that each peer has acknowledged."""
+        self.heartbeat_at = now
+        self._acceptor = acceptor
+        self._sent_upto = acceptor.decided
+        self._announced_decided = -1
+        """The last decision announced to the peers; -1 forces an announcement, which serves as a heartbeat."""
+        self._accepted_upto = dict.fromkeys(peers, acceptor.decided)
+        self._accepted_upto_before = dict(self._accepted_upto)
+
+    def on_accepted(self, member: int, upto: int, decided: int, now: int) -> None:
+        """A member has accepted all values up to `upto`, and knows that instances up to `decided` are decided."""
+        self.last_answer_ns[member] = now
+        self.known_decided[member] = max(self.known_decided[member], decided)
+        self._accepted_upto[member] = max(self._accepted_upto[member], min(upto, self._acceptor.last_accepted))
+
+    def has_unanswered(self) -> bool:
+        """Whether some member has not accepted all values sent."""
+        return any(accepted < self._sent_upto for accepted in self._accepted_upto.values())
+
+    def heartbeat(self, now: int, interval_ns: int) -> None:
+        """Make the next `accepts_to_broadcast` send a frame in any case."""
+        self.heartbeat_at, self._announced_decided = now + interval_ns, -1
+
+    def propose_pending(self, window: int, majority: int) -> None:
+        """Count decided instances, then propose pending values for the next instances within the window."""
+        acceptor, proposed = self._acceptor, False
+        self._count_decided(majority)
+        while acceptor.last_accepted < acceptor.decided + window:
+            value = self.pending_values.pop(acceptor.last_accepted + 1, None)
+            if value is None:
+                break
+            acceptor.accept(acceptor.last_accepted + 1, self.ballot, value)
+            proposed = True
+        if proposed:
+            self._count_decided(majority)
+
+    def _count_decided(self, majority: int) -> None:
+        """Decide the instances that a majority has accepted under this ballot. The leader itself has accepted all."""
+        counted = sorted([self._acceptor.last_accepted, *self._accepted_upto.values()], reverse=True)[majority - 1]
+        if counted > self._acceptor.decided:
+            self._acceptor.decide(counted)
+
+    def accepts_to_broadcast(self, max_bytes: int) -> list[tuple[Accept, int]]:
+        """The ACCEPT frames for all peers, each with 1 if it wants a reply, else 0.
+
+        They carry the new values. If there are none, one frame announces new decisions or serves as a heartbeat.
+        """
+        frames = [(accept, 1) for accept in self._accepts_from(self._sent_upto + 1, max_bytes, len(self._acceptor.log))]
+        if not frames and self._announced_decided != self._acceptor.decided:
+            frames = [(Accept(self.ballot, self.base, self._acceptor.decided, 0, ()), int(self._announced_decided < 0))]
+        self._sent_upto, self._announced_decided = self._acceptor.last_accepted, self._acceptor.decided
+        return frames
+
+    def accepts_to_retransmit(self, member: int, max_bytes: int) -> list[Accept]:
+        """Undecided values that a member has not accepted since the last call. It fetches decided values by itself."""
+        accepted = max(self._accepted_upto[member], self._acceptor.decided)
+        before, self._accepted_upto_before[member] = self._accepted_upto_before[member], accepted
+        if accepted != before or accepted >= self._sent_upto:
+            return []
+        return self._accepts_from(accepted + 1, max_bytes, RETRANSMIT_FRAMES_MAX)
+
+    def _accepts_from(self, first: int, max_bytes: int, max_frames: int) -> list[Accept]:
+        frames: list[Accept] = []
+        while first <= self._acceptor.last_accepted and len(frames) < max_frames:
+            values = self._acceptor.values_that_fit(first, self._acceptor.last_accepted, max_bytes)
+            frames.append(Accept(self.ballot, self.base, self._acceptor.decided, first, values))
+            first += len(values)
+        return frames
+
+
+class FollowerState:
+    """The values that a follower has accepted under its leader's ballot. Up to `accepted_upto` there is no gap.
+
+    In a group of two or three, two members are a majority, so a follower decides alone: the leader accepted the value
+    before it sent it, and with the follower's own acceptance the majority is complete. The follower therefore decides
+    every value that it accepts, one message delay after the leader sent it, and does not wait for the leader to
+    announce the decision (which would take two more delays). In a larger group it waits.
+    """
+
+    def __init__(self, acceptor: Acceptor, accept: Accept, *, two_are_majority: bool) -> None:
+        self.ballot = accept.ballot
+        self.accepted_upto = accept.base - 1
+        self._acceptor, self._two_are_majority = acceptor, two_are_majority
+        self._early: dict[int, bytes] = {}
+
+    def accept_values(self, accept: Accept, window: int) -> None:
+        """Accept the values of an ACCEPT in instance order, and decide as far as possible."""
+        acceptor, ballot = self._acceptor, self.ballot
+        for k, value in enumerate(accept.values, accept.first):
+            if k <= acceptor.last_accepted + 1:
+                if k > acceptor.decided and acceptor.log.get(k, _NOT_ACCEPTED)[0] != ballot:
+                    acceptor.accept(k, ballot, value)
+            elif k <= acceptor.last_accepted + window:
+                self._early[k] = value
+        while (early := self._early.pop(acceptor.last_accepted + 1, None)) is not None:
+            acceptor.accept(acceptor.last_accepted + 1, ballot, early)
+        # A decided value counts as accepted: no ballot can have another value for its instance.
+        self.accepted_upto = max(self.accepted_upto, acceptor.decided)
+        while acceptor.log.get(self.accepted_upto + 1, _NOT_ACCEPTED)[0] == ballot:
+            self.accepted_upto += 1
+        decided = self.accepted_upto if self._two_are_majority else min(accept.decided, self.accepted_upto)
+        # A value below the leader's base may come from an earlier leader and differ from the decided one. If such an
+        # instance is undecided here, this member decides nothing and fetches the decided values (`CatchUp`).
+        if acceptor.decided >= accept.base - 1 and decided > acceptor.decided:
+            acceptor.decide(decided)
+
+
+SendTo = Callable[[int, ConsensusMessage, int], None]
+"""Called with (now, message, to)."""
+
+
+class StorageIdentity:
+    """Recognises members that returned without their storage, and so have lost their promises.
+
+    It ignores such a member and tells it so with a STORAGE_MISMATCH, at most once per `report_interval_ns`.
+    """
+
+    def __init__(self, acceptor: Acceptor, storage_id: int, send: SendTo, report_interval_ns: int) -> None:
+        self.lost_storage: set[int] = set()
+        """Members that returned with another storage. Their votes do not count."""
+        self.refused_by: set[int] = set()
+        """Members that recorded another storage for this member, and ignore it."""
+        self._acceptor, self._storage_id, self._send = acceptor, storage_id, send
+        self._report_interval_ns = report_interval_ns
+        self._next_report_ns: dict[int, int] = {}
+
+    def accepts(self, now: int, sender: int, storage_id: int) -> bool:
+        """Whether to accept a frame from this sender with this storage."""
+        if self._acceptor.storage_id_matches(sender, storage_id):
+            return True
+        self.lost_storage.add(sender)
+        if now >= self._next_report_ns.get(sender, now):
+            self._next_report_ns[sender] = now + self._report_interval_ns
+            self._send(now, StorageMismatch(self._acceptor.recorded_storage_id(sender)), sender)
+        return False
+
+    def on_mismatch(self, sender: int, mismatch: StorageMismatch) -> None:
+        """A member reports the storage id that it recorded for this member.
+
+        If it is the right one, the frame was meant for an earlier incarnation, and says nothing about this one.
+        """
+        if mismatch.recorded_storage_id != self._storage_id:
+            self.refused_by.add(sender)

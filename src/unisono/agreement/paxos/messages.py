@@ -1,6 +1,7 @@
-"""What members say to one another to agree on a sequence of values, and what they write down before they say it.
+"""The frames of Paxos (PREPARE, PROMISE, ACCEPT, ACCEPTED, …) and the records that members write to stable storage.
 
-A ballot is a number that one member alone may use: its round, then the member. Instances are numbered from 1.
+A ballot is a number that only one member may use: the round in its high bits, the member in the low 16. Instances are
+numbered from 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono.wire.frame import Kind
 
 _TOP = 2**63
 CHOSEN = _TOP - 1
-"""Stands for the ballot of a value that is known to be decided: no ballot is above it."""
+"""Used as the ballot of a value that is known to be decided. It is above every real ballot."""
 _PREPARE = struct.Struct("!QQB")
 _PROMISE = struct.Struct("!QBQQQHQ")
 _ACCEPT = struct.Struct("!QQQQH")
@@ -31,25 +32,25 @@ _STORAGE_MISMATCH = struct.Struct("!I")
 _LENGTH = 4
 _BALLOT = 8
 ACCEPT_BYTES = max(_ACCEPT.size, _PROMISE.size, _LEARN.size) + _BALLOT + _LENGTH
-"""What the longest of the frames that carry a value puts before it."""
+"""The most bytes that any frame puts before its first value."""
 SNAPSHOT_BYTES = _SNAPSHOT.size
 
 
 def ballot_after(ballot: int, member: int) -> int:
-    """The first ballot of a member above another ballot."""
+    """The lowest ballot of a member that is above another ballot."""
     return ((ballot >> 16) + 1) << 16 | member
 
 
 def owner_of(ballot: int) -> int:
-    """Whose a ballot is; 0 for the ballot 0, which is nobody's."""
+    """The member that may use a ballot; 0 for ballot 0, which belongs to no member."""
     return ballot & MEMBER_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """A candidate asks for promises to follow no lower ballot, and for what was accepted from `first` on.
+    """A candidate asks for a promise to accept no lower ballot, and for all values accepted from instance `first` on.
 
-    A `trial` asks only whether the promise would be given.
+    A `trial` only asks whether the receiver would promise.
     """
 
     ballot: int
@@ -59,7 +60,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The promise for `ballot`: of the instances `first` to `last` that its sender has accepted, some from `at` on."""
+    """A part of the promise for `ballot`: of the values accepted for `first` to `last`, those from `at` on that fit."""
 
     ballot: int
     trial: bool
@@ -68,14 +69,14 @@ class Promise:
     last: int
     at: int
     entries: tuple[tuple[int, bytes], ...]
-    """(ballot, value) by instance, from `at` on."""
+    """(ballot, value) of the instances `at`, `at` + 1, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A leader's values from instance `first` on; without any, its sign of life.
+    """A leader's values from instance `first` on. Without values it is a heartbeat.
 
-    Under this ballot it proposes from `base` on; all up to `decided` is decided.
+    The leader uses this ballot from instance `base` on. All instances up to `decided` are decided.
     """
 
     ballot: int
@@ -87,7 +88,10 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """All from the leader's base `upto` here has been accepted under `ballot`, the highest that was promised."""
+    """The sender has accepted all values from the leader's base to `upto` under `ballot`, its highest promised ballot.
+
+    It knows that all instances up to `decided` are decided.
+    """
 
     ballot: int
     upto: int
@@ -96,7 +100,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A request for what was decided from `first` on; `offset` goes on with the snapshot of instance `snapshot`."""
+    """A request for the decided values from instance `first` on.
+
+    If the sender has part of the snapshot that ends at instance `snapshot`, it wants the rest, from `offset` on.
+    """
 
     first: int
     snapshot: int
@@ -105,7 +112,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """What was decided from `first` on; `decided` is how far the sender knows."""
+    """Decided values from instance `first` on. The sender knows that all instances up to `decided` are decided."""
 
     decided: int
     first: int
@@ -114,7 +121,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A value for the instance k, or, with k = 0, for the leader's caller."""
+    """A value for instance k; with k = 0, a value for the owner of the leader's automaton."""
 
     k: int
     value: bytes
@@ -122,7 +129,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A part of what stands for all instances up to k."""
+    """A part of the snapshot that replaces all instances up to k."""
 
     k: int
     total: int
@@ -132,7 +139,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StorageMismatch:
-    """To a member whose frames name another memory: the one by which it is known, and which holds its promises."""
+    """The reply to a member that returned with another storage: the storage id that holds its promises."""
 
     recorded_storage_id: int
 
@@ -142,7 +149,7 @@ def _pack_values(values: Sequence[bytes]) -> bytes:
 
 
 def _unpack_values(body: bytes, at: int, count: int) -> tuple[bytes, ...] | None:
-    """`count` values whose table of lengths is at `at`, and which fill the rest of the body."""
+    """`count` values: a table of lengths at `at`, then the values up to the end of the body. None if malformed."""
     start = at + _LENGTH * count
     if start > len(body):
         return None
@@ -176,7 +183,7 @@ def encode_promise(promise: Promise) -> bytes:
 
 
 def decode_promise(body: bytes) -> Promise | None:
-    """The PROMISE, or None if it is malformed or contradicts itself."""
+    """The PROMISE, or None if it is malformed or inconsistent."""
     if len(body) < _PROMISE.size:
         return None
     ballot, trial, decided, first, last, count, at = _PROMISE.unpack_from(body)
@@ -213,7 +220,7 @@ def encode_accepted(accepted: Accepted) -> bytes:
 
 
 def decode_accepted(body: bytes) -> Accepted | None:
-    """The ACCEPTED, or None."""
+    """The ACCEPTED, or None if it is malformed."""
     if len(body) != _ACCEPTED.size:
         return None
     ballot, upto, decided = _ACCEPTED.unpack(body)
@@ -226,7 +233,7 @@ def encode_fetch(fetch: Fetch) -> bytes:
 
 
 def decode_fetch(body: bytes) -> Fetch | None:
-    """The FETCH, or None."""
+    """The FETCH, or None if it is malformed."""
     if len(body) != _FETCH.size:
         return None
     first, snapshot, offset = _FETCH.unpack(body)
@@ -255,7 +262,7 @@ def encode_proposal(proposal: Proposal) -> bytes:
 
 
 def decode_proposal(body: bytes) -> Proposal | None:
-    """The PROPOSAL, or None."""
+    """The PROPOSAL, or None if it is malformed."""
     if len(body) < _PROPOSAL.size:
         return None
     (k,) = _PROPOSAL.unpack_from(body)
@@ -268,7 +275,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(body: bytes) -> Snapshot | None:
-    """The SNAPSHOT's part, or None if it cannot be one."""
+    """The SNAPSHOT, or None if it is malformed."""
     if len(body) < _SNAPSHOT.size:
         return None
     k, total, offset = _SNAPSHOT.unpack_from(body)
@@ -277,12 +284,12 @@ def decode_snapshot(body: bytes) -> Snapshot | None:
 
 
 def encode_storage_mismatch(mismatch: StorageMismatch) -> bytes:
-    """The body of a REMEMBERED."""
+    """The body of a STORAGE_MISMATCH."""
     return _STORAGE_MISMATCH.pack(mismatch.recorded_storage_id)
 
 
 def decode_storage_mismatch(body: bytes) -> StorageMismatch | None:
-    """The REMEMBERED, or None."""
+    """The STORAGE_MISMATCH, or None if it is malformed."""
     return StorageMismatch(*_STORAGE_MISMATCH.unpack(body)) if len(body) == _STORAGE_MISMATCH.size else None
 
 
@@ -343,14 +350,14 @@ _STORAGE_ID = struct.Struct("!BHI")
 
 @dataclass(frozen=True, slots=True)
 class PromiseRecord:
-    """A ballot was promised."""
+    """The member promised a ballot."""
 
     ballot: int
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRecord:
-    """A value was accepted for the instance k, or learned (CHOSEN)."""
+    """The member accepted a value for instance k, or learned it as decided (ballot CHOSEN)."""
 
     k: int
     ballot: int
@@ -359,14 +366,14 @@ class ValueRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """All up to k is decided as it was noted."""
+    """The recorded values of all instances up to k are decided."""
 
     k: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """`state` stands for all instances up to k."""
+    """`state` replaces all instances up to k."""
 
     k: int
     state: bytes
@@ -374,7 +381,7 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageIdRecord:
-    """The number of the memory that another member keeps its promises in."""
+    """The id of the storage that holds another member's promises."""
 
     member: int
     storage_id: int
@@ -384,7 +391,7 @@ ConsensusRecord: TypeAlias = PromiseRecord | ValueRecord | DecisionRecord | Snap
 
 
 def encode_record(record: ConsensusRecord) -> bytes:
-    """A record for stable storage."""
+    """The bytes of a record for stable storage."""
     if isinstance(record, PromiseRecord):
         return _NUMBER.pack(_RecordKind.PROMISED, record.ballot)
     if isinstance(record, ValueRecord):
@@ -397,7 +404,7 @@ def encode_record(record: ConsensusRecord) -> bytes:
 
 
 def decode_record(record: bytes) -> ConsensusRecord | None:
-    """The note in a record, or None if it is none of this kind."""
+    """The record, or None if it is malformed."""
     kind = record[0] if record else 0
     if kind == _RecordKind.ACCEPTED and len(record) >= _VALUE.size:
         _, k, ballot = _VALUE.unpack_from(record)

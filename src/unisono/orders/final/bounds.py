@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns
 from unisono.model.durations import NS_PER_MS, NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.agreement.paxos.decisions import RestoredState
+from unisono.agreement.paxos.log import RestoredState
 from unisono.errors import StorageError
 from unisono.model.message_range import MessageRange
 from unisono.model.message_set import NO_MESSAGES, MessageSet

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import ConsensusOutput, RestoredState
+from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.model.durations import NS_PER_MS, duration_text, earliest
 from unisono.model.events import Batch, LeaveComplete, Violation, ViolationKind
 from unisono.model.grades import Grade

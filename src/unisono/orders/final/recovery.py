@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from unisono.agreement.membership.from_policy import retry_interval_ns
+from unisono.agreement.failure_detector import retry_interval_ns
 from unisono.model.events import PackedMessages
 from unisono.model.message_range import MessageRange, SenderSlot
 from unisono.model.message_set import MessageSet, SequenceRange

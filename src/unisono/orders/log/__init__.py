@@ -1,1 +1,1 @@
-"""Total order over consensus: one agreed log."""
+"""Total order by consensus: the members agree on one log."""

@@ -1,8 +1,8 @@
-"""What total order by consensus offers, and the figures by which it runs."""
+"""The latency bound of total order by consensus, and its offer to the planner."""
 
 from __future__ import annotations
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer
 from unisono.model.timing import Timing
@@ -11,36 +11,42 @@ from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 
 def consensus_latency_bound_ns(timing: Timing) -> int:
-    """6Δ while nobody fails and nothing is lost: to the leader, a full window before, two ways of votes, the word."""
+    """6Δ while no member fails and no datagram is lost.
+
+    The message travels to the leader (Δ). It may wait there until an instance of a full window is decided (2Δ). Then
+    come ACCEPT and ACCEPTED (2Δ), and the leader announces the decision (Δ).
+    """
     return 6 * timing.delta_ns
 
 
 def offer_consensus(ask: Ask) -> Offer:
-    """What an agreed log gives."""
+    """The offer of total order by consensus for an ask."""
     timing, rate, n = ask.timing, ask.rate, ask.members
     bound = consensus_latency_bound_ns(timing)
-    beats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
+    heartbeats = 2 * NS_PER_S / heartbeat_interval_ns(timing)
     against = []
     if ask.failures and 2 * ask.failures >= n:
-        against.append(f"a majority must survive, and {ask.failures} of {n} is half or more")
+        against.append(f"a majority must survive, but {ask.failures} of {n} members is half or more")
     if ask.failures and ask.deadline_ns is not None:
-        against.append("how long a new leader takes follows from what is measured: no bound is promised when one dies")
+        against.append(
+            "electing a new leader takes a time that depends on measured delays: no bound holds when the leader fails"
+        )
     if ask.loss or ask.loss_burst or ask.fec is not None:
-        against.append("a lost datagram is sent again, later than the bound")
+        against.append("a lost datagram is retransmitted, later than the bound")
     why = (
-        f"latency 6Δ = 6·{duration_text(timing.delta_ns)} = {duration_text(bound)} while nobody fails",
-        f"average, at most: a parcel, its instance and two ways of votes, {3 + n}·{rate.avg:g}/s; signs {beats:g}/s",
-        "safe without any bound on delays or clocks; lives while a majority can talk",
+        f"latency 6Δ = 6·{duration_text(timing.delta_ns)} = {duration_text(bound)} while no member fails",
+        f"average at most {3 + n}·{rate.avg:g}/s (bundle, instance, accept and accepted) + {heartbeats:g}/s heartbeats",
+        "safe without any bound on delays or clocks; makes progress while a majority can communicate",
     )
     return Offer(
         "consensus",
         not against,
         bound,
-        (3 + n) * rate.avg + beats,
+        (3 + n) * rate.avg + heartbeats,
         rate.burst * n + 2,
         HEADER_BYTES + BUNDLE_OVERHEAD_BYTES + UDP_IP_BYTES,
         True,
-        "what is lost is sent again, late",
+        "lost datagrams are retransmitted, late",
         1.0,
         (*against, *why),
         outage_ns=None,

@@ -1,12 +1,19 @@
-"""Total order by consensus: members agree on a log, value by value, and deliver it in its order.
+"""Total order by consensus: the members agree on one log of messages and deliver it in its order.
 
-The classic alternative to the orders of paper 000, and what paper 003 puts under each of its groups (§3). No clock
-and no bound on delays is trusted for the order: whatever the network does there is one log, and it grows while
-a majority can talk in time. With storage, members come back after a crash as the members that they were.
+It is the classic alternative to the orders of paper 000, and the order that paper 003 (§3) assumes inside each of its
+groups. The order rests on no clock and on no bound on delays: there is one log whatever the network does, and it grows
+while a majority can communicate in time. With storage, a member that restarts after a crash keeps its promises.
 
-Messages travel to the leader in parcels, numbered by their sender; the leader puts whatever parcels it has into the
-next instance, and has several instances under way. A parcel may reach the log twice, through two leaders: the first
-counts, and each sender's parcels count only in their order, so deliveries are exactly once and FIFO.
+Sending: `submit` packs messages into bundles, which carry a serial number per sender, and forwards them to the leader.
+`flush` passes the frames on to the stack. A bundle stays in `_undecided` until it is in the log. It is forwarded again
+when no own bundle gets decided for too long, and to each new leader.
+
+Leading: the leader sorts forwarded bundles by serial number per sender, and puts as many as fit into the value of the
+next instance. Several instances are in progress at a time.
+
+Delivering: `flush` applies decided values to the `AgreedLog`. A bundle can be in the log twice, through two leaders:
+the first one counts, and only after all earlier bundles of its sender. So each message is delivered exactly once, and
+each sender's messages in FIFO order.
 """
 
 from __future__ import annotations
@@ -15,37 +22,48 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import ConsensusOutput, ForwardedValue, RestoredState
-from unisono.errors import MessageTooLarge
+from unisono.agreement.paxos.log import ConsensusOutput, ForwardedValue, RestoredState
+from unisono.errors import MessageTooLarge, StorageError
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import LeaveComplete, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, PackedMessages, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.stored_records import StoredRecords
 from unisono.net.pacer import Pacer
 from unisono.orders.leader.base import count_fitting_messages
 from unisono.orders.log.bounds import consensus_latency_bound_ns
-from unisono.orders.log.delivery import AgreedLog
 from unisono.orders.modes import Mode
 from unisono.orders.over_consensus import ConsensusOrderBase
 from unisono.orders.packing import Packer, reservation
-from unisono.wire.bundles import BUNDLE_OVERHEAD_BYTES, Bundle, decode_bundle, encode_bundle, encode_log_value
+from unisono.wire.bundles import (
+    BUNDLE_OVERHEAD_BYTES,
+    Bundle,
+    LogState,
+    SenderState,
+    decode_bundle,
+    decode_log_state,
+    decode_log_value,
+    encode_bundle,
+    encode_log_state,
+    encode_log_value,
+)
 from unisono.wire.frame import FIRST_FRAGMENT, FRAGMENT, HEADER_BYTES, MORE_FRAGMENTS, UDP_IP_BYTES, Frame, Kind
+from unisono.wire.packed_messages import ReassembledMessage, read_packed_messages
 
 WINDOW = 64
-"""Instances under way at once."""
+"""At most this many instances are in progress at a time."""
 BUNDLES_MAX = 1 << 10
-"""How many of a member's parcels may wait for their place."""
+"""At most this many bundles of a member may wait for their place in the log."""
 FORWARDED_MAX = 1 << 8
-"""How many of them may be on their way to the leader."""
+"""At most this many of them are on their way to the leader at a time."""
 RETRANSMIT_AT_ONCE = 8
-"""So many of these are sent again when nothing gets on: a leader keeps what came early."""
+"""Forward again at most this many bundles at a time. The leader has kept later ones that arrived early."""
 VALUE_TARGET_BYTES = 2048
-"""Parcels are put together up to this size: beyond it, several instances travel together as well as one."""
+"""Fill values up to this size. Beyond it, several instances in one frame do as well."""
 COMPACT_EVERY_INSTANCES = 4096
-"""So many instances are kept before the log is cut."""
+"""Replace the log by a snapshot each time this many instances have been decided."""
 
 
 class ConsensusOrder(ConsensusOrderBase):
@@ -66,40 +84,42 @@ class ConsensusOrder(ConsensusOrderBase):
             batch_replies=True,
         )
         super().__init__(policy, consensus)
-        self.writes = consensus.writes
+        self.writes = consensus.writes  # the same list: this order writes nothing besides what consensus writes
+        self.log = AgreedLog()
+        self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
+        self._leaving_since: int | None = None
+        self._leader_changes_seen = 0
+        # Sending.
         self._reserver = reserver
         reserver.reserve(self._reservation(policy.rate))
         self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
         self._packer = Packer(self.consensus.max_value_bytes - BUNDLE_OVERHEAD_BYTES + HEADER_BYTES)
         self._pending_rate: Rate | None = None
         self._paced_slot = 0
-        self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
-        # Sending.
         self._next_serial = self._next_sequence = 0
         self._undecided: deque[tuple[int, int, bytes]] = deque()
-        """(serial, slot, parcel) of what has no place in the log yet."""
+        """(serial, slot, encoded bundle) of own bundles that are not in the log yet."""
         self._forwarded = self._forwarded_at = 0
-        """How many of these the leader has been offered, and when that last got on."""
-        self._leaving_since: int | None = None
+        """How many of these have been forwarded to the present leader, and when this last made progress."""
         # Leading.
         self._to_propose: deque[bytes] = deque()
+        """Encoded bundles that a leader puts into the next values."""
         self._next_to_propose: dict[int, tuple[int, int]] = {}
-        """By sender, its incarnation and its next parcel, as far as this leader has seen them."""
+        """By sender, its incarnation and the serial number of its next bundle that this leader expects."""
         self._out_of_order: dict[tuple[int, int], dict[int, bytes]] = {}
-        self.log = AgreedLog()
-        self._leader_changes_seen = 0
+        """By sender and incarnation, bundles that arrived before earlier ones."""
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
-        """A leader's: everybody's frames, whose rates are taken to be like one's own, and a sign of life."""
+        """The bandwidth that a leader needs: all members' frames, if their rates equal this one's, and heartbeats."""
         own = reservation(self._policy, rate)
-        beat, times = HEADER_BYTES + 64 + UDP_IP_BYTES, len(self._policy.view.members)
-        average = own.avg_bytes_per_s * times + 2 * beat * NS_PER_S // heartbeat_interval_ns(self._timing)
-        return BandwidthReservation(average, own.burst_bytes_per_slot * times + 2 * beat, own.theta_ns)
+        heartbeat_bytes, members = HEADER_BYTES + 64 + UDP_IP_BYTES, len(self._policy.view.members)
+        average = own.avg_bytes_per_s * members + 2 * heartbeat_bytes * NS_PER_S // heartbeat_interval_ns(self._timing)
+        return BandwidthReservation(average, own.burst_bytes_per_slot * members + 2 * heartbeat_bytes, own.theta_ns)
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take what the declared rate has room for, unless too much waits for its place already."""
+        """Accept as many messages as the declared rate allows, or none if too many bundles are undecided."""
         sizes = list(map(len, messages))
         largest = max(sizes, default=0)
         if largest > self._policy.max_message:
@@ -119,37 +139,29 @@ class ConsensusOrder(ConsensusOrderBase):
         self._pacer.record_sent(count, sum(sizes[:count]))
         if not self._undecided:
             self._forwarded_at = now
-        loads = self._packer.add(messages[:count], sizes[:count])
+        payloads = self._packer.add(messages[:count], sizes[:count])
         rest = self._packer.flush()
-        for load in loads if rest is None else [*loads, rest]:
+        for payload in payloads if rest is None else [*payloads, rest]:
             flags, body = 0, b""
-            if load.packed_messages is not None:
-                body = b"".join(load.packed_messages.parts())
-            elif load.fragment is not None:
-                body = bytes(load.fragment)
+            if payload.packed_messages is not None:
+                body = b"".join(payload.packed_messages.parts())
+            elif payload.fragment is not None:
+                body = bytes(payload.fragment)
                 flags = (
                     FRAGMENT
-                    | (FIRST_FRAGMENT if load.is_first_fragment else 0)
-                    | (MORE_FRAGMENTS if load.has_more_fragments else 0)
+                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
+                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
                 )
             self._queue_bundle(slot, flags, body)
-            self._next_sequence += load.messages_completed
+            self._next_sequence += payload.messages_completed
         self.now, self.has_pending_input = now, True
         self._forward(now)
         return count
 
-    def _queue_bundle(self, slot: int, flags: int, body: bytes) -> None:
-        policy = self._policy
-        parcel = encode_bundle(
-            Bundle(policy.member, policy.incarnation, self._next_serial, self._next_sequence, flags, body)
-        )
-        self._undecided.append((self._next_serial, slot, parcel))
-        self._next_serial += 1
-
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """net-receive: a frame has arrived."""
         if self.mode is not Mode.LEFT:
-            if frame.kind is not Kind.HEARTBEAT:  # nothing follows from one before the next wake
+            if frame.kind is not Kind.HEARTBEAT:  # a heartbeat has no effect before the next wake
                 self.now, self.has_pending_input = now, True
             self.consensus.from_below(now, frame)
 
@@ -161,10 +173,13 @@ class ConsensusOrder(ConsensusOrderBase):
             self.mode, self.leaderless_since = Mode.DET_RATE, now
         self.now, self.has_pending_input = now, True
         self.consensus.wake(now)
-        self._retransmit_overdue(now)
+        self._forward_again_if_overdue(now)
+        self.report_consensus_problems(now)
+        if self._is_refused():
+            self._finish_leaving()
 
     def wake_at(self) -> int | None:
-        """The consensus's alarm, and one for parcels that are late."""
+        """The next time that consensus needs, or at which undecided bundles are overdue."""
         if self.mode is Mode.LEFT:
             return None
         at = self.consensus.wake_at()
@@ -174,7 +189,7 @@ class ConsensusOrder(ConsensusOrderBase):
         return min(times, default=None)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
+        """new-rate: use a rate from the next slot on. Until then, reserve bandwidth for the larger of both rates."""
         self._policy.check_rate(rate)
         asked, held = self._reservation(rate), self._reservation(self._pacer.rate)
         larger = max(asked, held, key=lambda r: r.burst_bytes_per_slot)
@@ -183,15 +198,19 @@ class ConsensusOrder(ConsensusOrderBase):
         self._pending_rate = rate
 
     def leave(self, now: int) -> None:
-        """Depart when all that was accepted has its place; those who stay still need a majority of all there were."""
+        """Leave when all submitted messages are in the log. The others still need a majority of all members."""
         if self._leaving_since is None:
             self._leaving_since = self.now = now
             self.has_pending_input = True
 
-    # -- the log ---------------------------------------------------------------------------------------------
+    def bound_ns(self) -> int:
+        """The latency bound while no member fails and no frame is lost."""
+        return consensus_latency_bound_ns(self._timing)
+
+    # -- flush: propose, decide, deliver ---------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Say what there is to say to all that has happened since the last time: what came together counts together."""
+        """Process all input since the last call as one batch, and queue frames, records and deliveries."""
         now, consensus = self.now, self.consensus
         if self.mode is Mode.LEFT or not self.has_pending_input:
             return
@@ -199,81 +218,25 @@ class ConsensusOrder(ConsensusOrderBase):
         if consensus.leader_changes != self._leader_changes_seen:
             self._leader_changes_seen = consensus.leader_changes
             self._on_leader_change(now)
-        moved = True
-        while moved:
+        progress = True
+        while progress:
             if consensus.forwarded:
                 self._accept_forwarded(consensus.forwarded)
                 consensus.forwarded.clear()
-            moved = consensus.is_leader and self._propose(now)
+            progress = consensus.is_leader and self._propose(now)
             consensus.flush(now)
             if consensus.decisions:
                 decisions, consensus.decisions[:] = consensus.decisions[:], []
                 self._apply_decisions(now, decisions)
-                moved = True
+                progress = True
         if consensus.down:
             self.down += consensus.down
             consensus.down.clear()
         if self._leaving_since is not None:
-            self._depart_if_done(now)
-
-    def _accept_forwarded(self, forwarded: Sequence[ForwardedValue]) -> None:
-        """Parcels for the log, each sender's in order; one that comes before its turn waits for what is missing."""
-        for offer in forwarded:
-            parcel = decode_bundle(offer.value)
-            if parcel is None or (parcel.sender, parcel.incarnation) != (offer.sender, offer.incarnation):
-                self.ignored["malformed"] += 1
-                continue
-            sender, life = parcel.sender, parcel.incarnation
-            placed, expected = max(
-                self._next_to_propose.get(sender, (-1, 0)), (life, self.log.next_serial(sender, life))
-            )
-            if life < placed or not expected <= parcel.serial < expected + FORWARDED_MAX:
-                self.ignored["out of order"] += 1
-                continue
-            early = self._out_of_order.setdefault((sender, life), {})
-            early[parcel.serial] = offer.value
-            while (following := early.pop(expected, None)) is not None:
-                self._to_propose.append(following)
-                expected += 1
-            self._next_to_propose[sender] = (life, expected)
-
-    def _propose(self, now: int) -> bool:
-        """The next value: as many parcels as it holds."""
-        consensus = self.consensus
-        k = consensus.next_free
-        if not self._to_propose or k > consensus.decided + consensus.window:
-            return False
-        room = min(consensus.max_value_bytes, VALUE_TARGET_BYTES) - BUNDLE_OVERHEAD_BYTES
-        parcels: list[bytes] = []
-        while self._to_propose and (not parcels or len(self._to_propose[0]) + 4 <= room):
-            parcels.append(self._to_propose.popleft())
-            room -= len(parcels[-1]) + 4
-        return consensus.propose(now, k, encode_log_value(max(self.log.slot, self._timing.slot_of(now)), parcels))
-
-    def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
-        log, me = self.log, self._policy
-        for decision in decisions:
-            if isinstance(decision, RestoredState):
-                log.restore(decision)
-                if self.mode is Mode.DELIVER_MESSAGES:
-                    text = f"what was decided up to {decision.k} is not kept any more: it is not delivered here"
-                    self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, me.member, log.slot))
-            elif not log.apply(decision.value):
-                self.ignored["malformed"] += 1
-            elif decision.k % COMPACT_EVERY_INSTANCES == 0:
-                self.consensus.compact(decision.k, log.state())
-        self.events += log.batches
-        log.batches.clear()
-        settled = log.next_serial(me.member, me.incarnation)
-        while self._undecided and self._undecided[0][0] < settled:
-            self._undecided.popleft()
-            self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
-        self._forward(now)
-
-    # -- leaders ---------------------------------------------------------------------------------------------
+            self._leave_if_done(now)
 
     def _on_leader_change(self, now: int) -> None:
-        """Offer everything again; what an earlier leader had collected is void."""
+        """Drop what was collected for the previous leader, and forward all undecided bundles to the new one."""
         self.consensus.withdraw()
         self._to_propose.clear()
         self._next_to_propose.clear()
@@ -282,34 +245,188 @@ class ConsensusOrder(ConsensusOrderBase):
         self._forwarded, self._forwarded_at = 0, now
         self._forward(now)
 
+    # -- sending: bundles to the leader ----------------------------------------------------------------------
+
+    def _queue_bundle(self, slot: int, flags: int, body: bytes) -> None:
+        policy = self._policy
+        bundle = Bundle(policy.member, policy.incarnation, self._next_serial, self._next_sequence, flags, body)
+        self._undecided.append((self._next_serial, slot, encode_bundle(bundle)))
+        self._next_serial += 1
+
     def _forward(self, now: int) -> None:
-        """As many parcels as may be on their way."""
+        """Forward further bundles to the leader, up to FORWARDED_MAX in total."""
         if self.consensus.leader is not None and self._forwarded < min(len(self._undecided), FORWARDED_MAX):
-            for _, _, parcel in islice(self._undecided, self._forwarded, FORWARDED_MAX):
-                self.consensus.forward(now, parcel)
+            for _, _, bundle in islice(self._undecided, self._forwarded, FORWARDED_MAX):
+                self.consensus.forward(now, bundle)
             self._forwarded = min(len(self._undecided), FORWARDED_MAX)
 
-    def _retransmit_overdue(self, now: int) -> None:
+    def _forward_again_if_overdue(self, now: int) -> None:
         consensus = self.consensus
         if self._undecided and consensus.leader is not None and now >= self._forwarded_at + self._forward_timeout_ns():
             self._forwarded_at = now
-            for _, _, parcel in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
-                consensus.forward(now, parcel)
-        self.report_consensus_problems(now)
-        if self.is_refused():
-            self.mode = Mode.LEFT
-            self.events.append(LeaveComplete(self.log.slot))
+            for _, _, bundle in islice(self._undecided, min(self._forwarded, RETRANSMIT_AT_ONCE)):
+                consensus.forward(now, bundle)
 
-    def _depart_if_done(self, now: int) -> None:
-        """All is in its place; a leader stays until the others know, for as long as that can take."""
+    # -- leading: bundles into values ------------------------------------------------------------------------
+
+    def _accept_forwarded(self, forwarded: Sequence[ForwardedValue]) -> None:
+        """Queue bundles for the log, each sender's in order. A bundle that arrives early waits for the missing ones."""
+        for value in forwarded:
+            bundle = decode_bundle(value.value)
+            if bundle is None or (bundle.sender, bundle.incarnation) != (value.sender, value.incarnation):
+                self.ignored["malformed"] += 1
+                continue
+            sender, incarnation = bundle.sender, bundle.incarnation
+            newest, expected = max(
+                self._next_to_propose.get(sender, (-1, 0)), (incarnation, self.log.next_serial(sender, incarnation))
+            )
+            if incarnation < newest or not expected <= bundle.serial < expected + FORWARDED_MAX:
+                self.ignored["out of order"] += 1
+                continue
+            early = self._out_of_order.setdefault((sender, incarnation), {})
+            early[bundle.serial] = value.value
+            while (following := early.pop(expected, None)) is not None:
+                self._to_propose.append(following)
+                expected += 1
+            self._next_to_propose[sender] = (incarnation, expected)
+
+    def _propose(self, now: int) -> bool:
+        """Propose as many queued bundles as fit in one value, for the next instance. False if none can be proposed."""
+        consensus = self.consensus
+        k = consensus.next_free
+        if not self._to_propose or k > consensus.decided + consensus.window:
+            return False
+        space = min(consensus.max_value_bytes, VALUE_TARGET_BYTES) - BUNDLE_OVERHEAD_BYTES
+        bundles: list[bytes] = []
+        while self._to_propose and (not bundles or len(self._to_propose[0]) + 4 <= space):
+            bundles.append(self._to_propose.popleft())
+            space -= len(bundles[-1]) + 4
+        return consensus.propose(now, k, encode_log_value(max(self.log.slot, self._timing.slot_of(now)), bundles))
+
+    # -- delivering ------------------------------------------------------------------------------------------
+
+    def _apply_decisions(self, now: int, decisions: Sequence[ConsensusOutput]) -> None:
+        """Deliver decided bundles, and drop own bundles that are in the log now."""
+        log, policy = self.log, self._policy
+        for decision in decisions:
+            if isinstance(decision, RestoredState):
+                log.restore(decision)
+                if self.mode is Mode.DELIVER_MESSAGES:
+                    text = (
+                        f"this member was too far behind: the decisions up to instance {decision.k} are discarded at "
+                        "the other members, so their messages are not delivered here"
+                    )
+                    self.events.append(Violation(ViolationKind.TOO_FAR_BEHIND, text, policy.member, log.slot))
+            elif not log.apply(decision.value):
+                self.ignored["malformed"] += 1
+            elif decision.k % COMPACT_EVERY_INSTANCES == 0:
+                self.consensus.compact(decision.k, log.state())
+        self.events += log.batches
+        log.batches.clear()
+        next_undecided = log.next_serial(policy.member, policy.incarnation)
+        while self._undecided and self._undecided[0][0] < next_undecided:
+            self._undecided.popleft()
+            self._forwarded, self._forwarded_at = max(0, self._forwarded - 1), now
+        self._forward(now)
+
+    # -- leaving ---------------------------------------------------------------------------------------------
+
+    def _leave_if_done(self, now: int) -> None:
+        """Leave when all own bundles are in the log.
+
+        A leader also waits until the others know all decisions, but no longer than four latency bounds.
+        """
         overdue = now > (self._leaving_since or 0) + 4 * self.bound_ns()
         if self._undecided and self.mode is Mode.DELIVER_MESSAGES:
             return
         done = not self.consensus.is_leader or self.consensus.decisions_known_by(self.trusted())
         if self.mode is not Mode.LEFT and (overdue or done):
-            self.mode = Mode.LEFT
-            self.events.append(LeaveComplete(self.log.slot))
+            self._finish_leaving()
 
-    def bound_ns(self) -> int:
-        """While nobody fails and nothing is lost."""
-        return consensus_latency_bound_ns(self._timing)
+    def _finish_leaving(self) -> None:
+        self.mode = Mode.LEFT
+        self.events.append(LeaveComplete(self.log.slot))
+
+    def _is_refused(self) -> bool:
+        """Whether this member's storage is refused by the leader, or by too many members to leave a majority."""
+        consensus, refused_by = self.consensus, self.consensus.storage_identity.refused_by
+        return consensus.leader in refused_by or len(consensus.members) - len(refused_by) < consensus.majority
+
+
+class AgreedLog:
+    """Turns decided values into deliveries. All members compute the same ones, except for the delivery index."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.slot = 0
+        """The slot of the last value. It never decreases."""
+        self.first_slot = 0
+        """From this slot on this member delivers all messages."""
+        self._next_serials: dict[int, tuple[int, int]] = {}
+        """By sender, its incarnation and the serial number of its next bundle."""
+        self._fragments: dict[int, list[bytes]] = {}
+        self._message_count = self._index = 0
+
+    def next_serial(self, sender: int, incarnation: int) -> int:
+        """The serial number of the next bundle that counts; beyond all numbers if a later incarnation has begun."""
+        known_incarnation, serial = self._next_serials.get(sender, (-1, 0))
+        if known_incarnation < incarnation:
+            return 0
+        return serial if known_incarnation == incarnation else 1 << 63
+
+    def apply(self, value: bytes) -> bool:
+        """Deliver the bundles of the next decided value. False if it cannot be decoded."""
+        decoded = decode_log_value(value)
+        if decoded is None:
+            return False
+        slot, bundles = decoded
+        self.slot = max(self.slot, slot)
+        for bundle in bundles:
+            if bundle.serial == self.next_serial(bundle.sender, bundle.incarnation):
+                self._deliver(bundle)
+        return True
+
+    def _deliver(self, bundle: Bundle) -> None:
+        sender, incarnation = bundle.sender, bundle.incarnation
+        if bundle.serial == 0:
+            self._fragments.pop(sender, None)
+        self._next_serials[sender] = (incarnation, bundle.serial + 1)
+        messages = self._packed_messages(bundle)
+        if messages is not None:
+            position, count = self._message_count, messages.count
+            self.batches.append(
+                Batch(sender, incarnation, self.slot, bundle.first_sequence, position, self._index, count, [messages])
+            )
+            self._message_count += count
+            self._index += count
+
+    def _packed_messages(self, bundle: Bundle) -> PackedMessages | None:
+        """The messages of a bundle; for a fragment, the whole message with its last fragment, and None before."""
+        if not bundle.flags & FRAGMENT:
+            return read_packed_messages(bundle.body, 0, len(bundle.body))
+        fragments = self._fragments.setdefault(bundle.sender, [])
+        fragments.append(bundle.body)
+        if bundle.flags & MORE_FRAGMENTS:
+            return None
+        del self._fragments[bundle.sender]
+        return ReassembledMessage(fragments)
+
+    def state(self) -> bytes:
+        """A snapshot that replaces all values applied so far."""
+        senders = {
+            sender: SenderState(incarnation, serial, b"".join(self._fragments.get(sender, ())))
+            for sender, (incarnation, serial) in self._next_serials.items()
+        }
+        return encode_log_state(LogState(self._message_count, self.slot, senders))
+
+    def restore(self, restored: RestoredState) -> None:
+        """Continue from a snapshot."""
+        state = decode_log_state(restored.state)
+        if state is None:
+            raise StorageError(
+                f"the snapshot of the log up to instance {restored.k} cannot be read; it was written by another order "
+                "or is damaged"
+            )
+        self._message_count, self.slot, self.first_slot = state.messages, state.slot, state.slot + 1
+        self._next_serials = {sender: (its.incarnation, its.next_serial) for sender, its in state.senders.items()}
+        self._fragments = {sender: [its.fragments] for sender, its in state.senders.items() if its.fragments}

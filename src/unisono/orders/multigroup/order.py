@@ -28,9 +28,9 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
-from unisono.agreement.paxos.decisions import ConsensusOutput, RestoredState
+from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.errors import DestinationNotAllowed, InvalidOption, StorageError
 from unisono.model.durations import earliest
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, TopologyChange, Violation, ViolationKind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
+from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.membership.messages import OVERHEAD_BYTES
 from unisono.model.durations import NS_PER_S, duration_text
 from unisono.model.offers import Ask, Offer

@@ -19,17 +19,16 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
-from unisono.agreement.membership.contract import (
+from unisono.agreement.membership.multicast import Receive, ReceiveUnicast
+from unisono.agreement.membership.views import (
     NewView,
     NoLongerMember,
-    Receive,
-    ReceiveUnicast,
     StateReceived,
     StateRequested,
     ViewEvent,
     ViewSynchrony,
+    membership_of,
 )
-from unisono.agreement.membership.from_policy import membership_of
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import (
     Batch,

@@ -1,0 +1,343 @@
+"""The log of one member: what it has promised and accepted, which instances are decided, and how it catches up.
+
+`Acceptor` is the part of Paxos that must survive a crash. Every change creates a record, which must be durable before
+any frame that rests on it is sent. The log has no gaps: a member accepts a value for instance k only if it has accepted
+one for k−1. So a new leader never finds a gap that it would have to fill with a value that no member proposed.
+
+`CatchUp` brings a member that lags up to date. It fetches decided values in FETCH and LEARN frames. If the other member
+has discarded those values, it answers with its snapshot, the state that replaces them, and the values that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unisono.agreement.paxos.messages import (
+    CHOSEN,
+    SNAPSHOT_BYTES,
+    ConsensusMessage,
+    ConsensusRecord,
+    DecisionRecord,
+    Fetch,
+    Learn,
+    PromiseRecord,
+    Snapshot,
+    SnapshotRecord,
+    StorageIdRecord,
+    ValueRecord,
+    decode_record,
+    encode_record,
+)
+from unisono.errors import StorageError
+from unisono.model.stored_records import Write
+
+RECORD_DECIDED_EVERY = 64
+"""Record the last decision once per this many decisions. The record only saves work after a crash."""
+FRAMES_PER_ANSWER = 16
+"""At most this many frames answer one FETCH."""
+_ENTRY_BYTES = 12
+"""Bytes that a frame needs for each value besides the value itself: its ballot and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Decide(k, value)."""
+
+    k: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """`state` replaces all decisions up to k, which are not reported one by one."""
+
+    k: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedValue:
+    """A value that a member forwarded to the leader. The leader's owner decides when to propose it."""
+
+    sender: int
+    incarnation: int
+    value: bytes
+
+
+ConsensusOutput: TypeAlias = Decision | RestoredState
+
+
+class Acceptor:
+    """Promises, accepted values, and how far they are decided."""
+
+    def __init__(self, retained_values: int) -> None:
+        """Keep `retained_values` decided values behind the snapshot, for members that lag."""
+        self.writes: list[Write] = []
+        self.promised = 0
+        self.decided = 0
+        self.last_accepted = 0
+        """The last instance for which a value is accepted."""
+        self.discarded_upto = 0
+        """Values up to this instance are discarded."""
+        self.snapshot_at = 0
+        self.snapshot = b""
+        self.log: dict[int, tuple[int, bytes]] = {}
+        """(ballot, value) by instance."""
+        self._storage_ids: dict[int, int] = {}
+        self._retained_values = retained_values
+        self._recorded_decided = 0
+
+    # -- changes, each with its record -----------------------------------------------------------------------
+
+    def promise(self, ballot: int) -> None:
+        """Accept no lower ballot from now on."""
+        self.promised = ballot
+        self._record(PromiseRecord(ballot))
+
+    def accept(self, k: int, ballot: int, value: bytes) -> None:
+        """Accept a value. The caller ensures that no higher ballot is promised and that k ≤ last_accepted + 1."""
+        self.log[k] = (ballot, value)
+        self.last_accepted = max(self.last_accepted, k)
+        self._record(ValueRecord(k, ballot, value))
+
+    def learn(self, value: bytes) -> None:
+        """Store the value of the first undecided instance, which another member knows to be decided."""
+        k = self.decided + 1
+        known = self.log.get(k)
+        self.log[k] = (CHOSEN, value)
+        self.last_accepted = max(self.last_accepted, k)
+        if known is None or known[1] != value:
+            self._record(ValueRecord(k, CHOSEN, value))
+        self.decide(k)
+
+    def decide(self, upto: int) -> None:
+        """The accepted values of all instances up to `upto` are decided."""
+        self.decided = upto
+        if upto - self._recorded_decided >= RECORD_DECIDED_EVERY:
+            self._recorded_decided = upto
+            self.writes.append(Write((encode_record(DecisionRecord(upto)),), may_be_lost=True))
+
+    def storage_id_matches(self, member: int, storage_id: int) -> bool:
+        """Whether a member still has the storage of its first frame. If not, it has lost its promises."""
+        known = self._storage_ids.get(member)
+        if known is None:
+            self._storage_ids[member] = known = storage_id
+            self._record(StorageIdRecord(member, storage_id))
+        return known == storage_id
+
+    def recorded_storage_id(self, member: int) -> int:
+        """The storage id of the first frame that a member sent."""
+        return self._storage_ids[member]
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def entry(self, k: int) -> tuple[int, bytes]:
+        """(ballot, value) of an instance. The ballot is CHOSEN if the instance is decided."""
+        ballot, value = self.log[k]
+        return (CHOSEN if k <= self.decided else ballot), value
+
+    def value(self, k: int) -> bytes:
+        """The value of an instance."""
+        return self.log[k][1]
+
+    def values_that_fit(self, first: int, last: int, max_bytes: int) -> tuple[bytes, ...]:
+        """The values from `first` to `last` that fit in one frame, but at least one."""
+        values: list[bytes] = []
+        for k in range(first, last + 1):
+            value = self.value(k)
+            max_bytes -= len(value) + _ENTRY_BYTES
+            if max_bytes < 0 and values:
+                break
+            values.append(value)
+        return tuple(values)
+
+    # -- snapshots and recovery ------------------------------------------------------------------------------
+
+    def compact(self, k: int, state: bytes) -> None:
+        """Make `state` the snapshot, which replaces the decided instances up to k."""
+        if not self.snapshot_at < k <= self.decided:
+            return
+        self.snapshot_at, self.snapshot = k, state
+        self._discard_upto(k - self._retained_values)
+        self._rewrite_storage()
+
+    def install_snapshot(self, k: int, state: bytes) -> None:
+        """Install another member's snapshot, unless as much is decided here already."""
+        if k <= self.decided:
+            return
+        self.snapshot_at, self.snapshot = k, state
+        self.decided = self._recorded_decided = k
+        self.last_accepted = max(self.last_accepted, k)
+        self._discard_upto(k)
+        self._rewrite_storage()
+
+    def recover(self, records: Sequence[bytes]) -> None:
+        """Restore the state of an earlier incarnation. Raises StorageError if the records contradict each other."""
+        for number, data in enumerate(records):
+            record = decode_record(data)
+            if record is None:
+                raise StorageError(
+                    f"record {number} is not a consensus record; check that the file is the storage of this group"
+                )
+            self._recover_record(number, record)
+        self._recorded_decided = self.decided
+
+    def _recover_record(self, number: int, record: ConsensusRecord) -> None:
+        if isinstance(record, PromiseRecord):
+            self.promised = max(self.promised, record.ballot)
+        elif isinstance(record, ValueRecord):
+            if not self.discarded_upto < record.k <= self.last_accepted + 1:
+                raise StorageError(
+                    f"record {number} holds instance {record.k}, but the records before it end at instance "
+                    f"{self.last_accepted}: the storage is damaged"
+                )
+            self.log[record.k] = (record.ballot, record.value)
+            self.last_accepted = max(self.last_accepted, record.k)
+            if record.ballot == CHOSEN:  # values are learned in order, so all instances before it are decided
+                self.decided = max(self.decided, record.k)
+            else:
+                self.promised = max(self.promised, record.ballot)
+        elif isinstance(record, DecisionRecord):
+            if record.k > self.last_accepted:
+                raise StorageError(
+                    f"record {number} says that instance {record.k} is decided, but the records before it end at "
+                    f"instance {self.last_accepted}: the storage is damaged"
+                )
+            self.decided = max(self.decided, record.k)
+        elif isinstance(record, StorageIdRecord):
+            self._storage_ids[record.member] = record.storage_id
+        else:
+            self.snapshot_at, self.snapshot = record.k, record.state
+            self.decided = self.discarded_upto = self.last_accepted = record.k
+
+    def _discard_upto(self, k: int) -> None:
+        for old in range(self.discarded_upto + 1, k + 1):
+            self.log.pop(old, None)
+        self.discarded_upto = max(self.discarded_upto, k)
+
+    def _rewrite_storage(self) -> None:
+        """Replace all records by the snapshot, the promise, the storage ids and the values after the snapshot."""
+        records: list[ConsensusRecord] = [
+            SnapshotRecord(self.snapshot_at, self.snapshot),
+            PromiseRecord(self.promised),
+            *(StorageIdRecord(member, storage_id) for member, storage_id in sorted(self._storage_ids.items())),
+            *(ValueRecord(k, *self.log[k]) for k in range(self.snapshot_at + 1, self.last_accepted + 1)),
+        ]
+        if self.decided > self.snapshot_at:
+            records.append(DecisionRecord(self.decided))
+        self.writes.append(Write(tuple(map(encode_record, records)), replaces_all=True))
+
+    def _record(self, record: ConsensusRecord) -> None:
+        self.writes.append(Write((encode_record(record),)))
+
+
+SendPart = Callable[[int, ConsensusMessage, int, int], None]
+"""Called with (now, message, to, number of frames of the same answer that follow)."""
+
+
+class CatchUp:
+    """Fetches decisions that other members know, and answers members that fetch."""
+
+    def __init__(self, acceptor: Acceptor, send: SendPart, max_bytes: int, retry_ns: int) -> None:
+        """`max_bytes` is the space in one frame for values and their lengths."""
+        self._acceptor = acceptor
+        self._send = send
+        self._max_bytes = max_bytes
+        self._retry_ns = retry_ns
+        self._known_decided = 0
+        """The last instance that some member is known to have decided: `_source`."""
+        self._source = 0
+        self._asked_at: int | None = None
+        self._partial_snapshot_k = 0
+        self._partial_snapshot = bytearray()
+
+    # -- fetching --------------------------------------------------------------------------------------------
+
+    def on_decided_upto(self, now: int, member: int, decided: int) -> None:
+        """A member has announced that instances up to `decided` are decided."""
+        if decided > self._acceptor.decided and decided >= self._known_decided:
+            self._known_decided, self._source = decided, member
+        if self.is_behind() and (self._asked_at is None or now >= self._asked_at + self._retry_ns):
+            self._fetch(now)
+
+    def is_behind(self) -> bool:
+        """Whether another member knows more decisions."""
+        return self._known_decided > self._acceptor.decided
+
+    def retry_at(self) -> int | None:
+        """When to fetch again, if an answer is outstanding."""
+        return self._asked_at + self._retry_ns if self.is_behind() and self._asked_at is not None else None
+
+    def wake(self, now: int) -> None:
+        """Fetch again if the answer is overdue."""
+        due = self.retry_at()
+        if due is not None and now >= due:
+            self._fetch(now)
+
+    def _fetch(self, now: int) -> None:
+        self._asked_at = now
+        fetch = Fetch(self._acceptor.decided + 1, self._partial_snapshot_k, len(self._partial_snapshot))
+        self._send(now, fetch, self._source, 0)
+
+    def receive_values(self, now: int, sender: int, learn: Learn, more_frames: int) -> None:
+        """Learn decided values. Values that do not follow the last decision here are skipped."""
+        acceptor = self._acceptor
+        for k, value in enumerate(learn.values, learn.first):
+            if k == acceptor.decided + 1:
+                acceptor.learn(value)
+        self._fetch_if_behind(now, sender, learn.decided, more_frames)
+
+    def receive_snapshot(self, now: int, sender: int, snapshot: Snapshot, more_frames: int) -> RestoredState | None:
+        """Add a part of a snapshot. If it completes the snapshot, install and return it."""
+        if snapshot.k <= self._acceptor.decided:
+            return None
+        if snapshot.k != self._partial_snapshot_k:
+            self._partial_snapshot_k, self._partial_snapshot = snapshot.k, bytearray()
+        if snapshot.offset == len(self._partial_snapshot):
+            self._partial_snapshot += snapshot.part
+        if len(self._partial_snapshot) < snapshot.total:
+            if more_frames == 0:
+                self._fetch(now)
+            return None
+        state = bytes(self._partial_snapshot)
+        self._partial_snapshot_k, self._partial_snapshot = 0, bytearray()
+        self._acceptor.install_snapshot(snapshot.k, state)
+        self._fetch_if_behind(now, sender, snapshot.k, 0)
+        return RestoredState(snapshot.k, state)
+
+    def _fetch_if_behind(self, now: int, sender: int, decided: int, more_frames: int) -> None:
+        if decided >= self._known_decided:
+            self._known_decided, self._source = decided, sender
+        if more_frames == 0 and self.is_behind():
+            self._fetch(now)
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def answer_fetch(self, now: int, to: int, fetch: Fetch) -> None:
+        """Send decided values, or the snapshot if the values are discarded."""
+        acceptor = self._acceptor
+        if fetch.first > acceptor.decided:
+            return
+        if fetch.first <= acceptor.discarded_upto:
+            self._send_snapshot(now, to, fetch)
+            return
+        learns: list[Learn] = []
+        first = fetch.first
+        while first <= acceptor.decided and len(learns) < FRAMES_PER_ANSWER:
+            values = acceptor.values_that_fit(first, acceptor.decided, self._max_bytes)
+            learns.append(Learn(acceptor.decided, first, values))
+            first += len(values)
+        for number, learn in enumerate(learns, 1):
+            self._send(now, learn, to, len(learns) - number)
+
+    def _send_snapshot(self, now: int, to: int, fetch: Fetch) -> None:
+        """Send the next parts of the snapshot, from where an earlier answer ended if it is the same snapshot."""
+        k, state = self._acceptor.snapshot_at, self._acceptor.snapshot
+        step = self._max_bytes - SNAPSHOT_BYTES
+        start = fetch.offset if fetch.snapshot == k and fetch.offset <= len(state) else 0
+        offsets = range(start, max(len(state), start + 1), step)[:FRAMES_PER_ANSWER]
+        for number, offset in enumerate(offsets, 1):
+            part = Snapshot(k, len(state), offset, state[offset : offset + step])
+            self._send(now, part, to, len(offsets) - number)
