@@ -34,7 +34,6 @@ from unisono.net.services.service import Service
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.capabilities import CHANGEABLE_SLOT_ORDERS, check_capabilities
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.clock_reports import ClockReports
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
@@ -47,7 +46,6 @@ from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.slots import SlotOrderBase
 from unisono.wire.door import Door
 from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
 from unisono.wire.setting_requests import encode_settings_with_verdict
@@ -103,8 +101,8 @@ class Stack:
         self._layer_events: list[StackEvent] = []
         """What layers have to tell the application."""
         below = order.inner if isinstance(order, FinalOrder) else order
-        self._slot_order = below if isinstance(below, SlotOrderBase) else None
-        if isinstance(below, ClockReports):
+        self._slot_order = below if isinstance(below, Vbr) else None
+        if isinstance(below, Cbr | Vbr):
             clock_check.on_clock_difference = below.on_clock_difference
         self._durable_order = order if isinstance(order, ConsensusOrderBase | FinalOrder) else None
         self._multigroup_order = order if isinstance(order, QuasiGenuine) else None
@@ -439,7 +437,7 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
     layers: list[Layer] = [skew]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, SlotOrderBase) else None))
+        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Vbr) else None))
     if policy.grades != "early" and isinstance(order, Cbr | Vbr):
         return Stack(policy, FinalOrder(order, policy, stored_records), layers, skew)
     return Stack(policy, order, layers, skew)

@@ -18,8 +18,7 @@ from unisono.model.slot_schedule import SlotGrid
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.setting_requests import SettingRequests, effective_from
-from unisono.orders.vbr.slot_change import effective_slot
+from unisono.orders.vbr.slots import SettingRequests, effective_from, effective_slot
 from unisono.stack import build
 from unisono.wire.control import decode_mark_requests, encode_mark_requests, encode_slot_request
 from unisono.wire.setting_requests import (

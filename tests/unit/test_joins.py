@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.orders.vbr.expected_joins import PendingJoins
+from unisono.orders.vbr.failures import PendingJoins
 
 
 def test_nobody_waits() -> None:

@@ -32,9 +32,8 @@ from unisono.model.scenario import (
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
-from unisono.orders.vbr.joins import VbrJoins
+from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.slots import SlotOrderBase
 from unisono.qos.plan.admission import Link
 from unisono.sim import member as sim_node
 from unisono.sim.run import build_world, run_meta
@@ -223,17 +222,17 @@ def test_who_asks_for_more_than_there_is_changes_nothing() -> None:
     with pytest.raises(ReservationRefused):
         stack.change_slot(0, MS)
     assert network.held == held
-    assert isinstance(stack.order, SlotOrderBase)
-    assert stack.order.slot_change.requested_theta_ns is None
+    assert isinstance(stack.order, Vbr)
+    assert stack.order.schedule.slot_change.requested_theta_ns is None
     stack.change_slot(0, 10 * MS)
-    assert stack.order.slot_change.requested_theta_ns == 10 * MS
+    assert stack.order.schedule.slot_change.requested_theta_ns == 10 * MS
 
 
 def test_a_member_without_room_for_the_others_wish_sends_less_at_once_and_says_so() -> None:
     network = Network1(10_000_000)
     stack = build(policy(rate=Rate(100, 8)), network)
     order = stack.order
-    assert isinstance(order, SlotOrderBase)
+    assert isinstance(order, Vbr)
     assert network.held is not None
     network.most = network.held.peak_bytes_per_s
     order._adopt_schedule(order.grid.with_slot_length(10, 2 * MS))
@@ -242,37 +241,37 @@ def test_a_member_without_room_for_the_others_wish_sends_less_at_once_and_says_s
     assert event.kind == "reservation"
     assert "the burst is now 2 instead of 8" in event.text
     assert network.held.peak_bytes_per_s <= network.most
-    order._enter_slot(9)
-    order._enter_slot(10)
-    assert (order._pacer.rate.burst, order._pacer.theta_ns) == (2, 2 * MS)
+    order.schedule.enter_slot(9)
+    order.schedule.enter_slot(10)
+    assert (order.schedule.pacer.rate.burst, order.schedule.pacer.theta_ns) == (2, 2 * MS)
     assert network.held.theta_ns == 2 * MS
-    order._enter_slot(11)
+    order.schedule.enter_slot(11)
     tight = Network1(10_000_000)
     poor = build(policy(rate=Rate(100, 8)), tight).order
-    assert isinstance(poor, SlotOrderBase)
+    assert isinstance(poor, Vbr)
     tight.most = 1
     poor._adopt_schedule(poor.grid.with_slot_length(10, 2 * MS))
     (event,) = poor.events
     assert isinstance(event, Violation)
     assert "and even that is more than is reserved" in event.text
-    poor._enter_slot(10)
-    assert poor._pacer.rate.burst == 1
+    poor.schedule.enter_slot(10)
+    assert poor.schedule.pacer.rate.burst == 1
 
 
 def test_a_rate_that_is_asked_for_with_a_slot_comes_with_it() -> None:
     link = Link("10MB/s")
     stack = build(policy(), link.share(1))
     order = stack.order
-    assert isinstance(order, SlotOrderBase)
-    order._enter_slot(5)
+    assert isinstance(order, Vbr)
+    order.schedule.enter_slot(5)
     stack.change_slot(0, 10 * MS, Rate(200, 9))
-    order._enter_slot(6)
-    assert order._pacer.rate == Rate(100, 4)
+    order.schedule.enter_slot(6)
+    assert order.schedule.pacer.rate == Rate(100, 4)
     order._adopt_schedule(order.grid.with_slot_length(8, 10 * MS))
-    order._enter_slot(7)
-    assert order._pacer.rate == Rate(100, 4)
-    order._enter_slot(8)
-    assert (order._pacer.rate, order._pacer.theta_ns) == (Rate(200, 9), 10 * MS)
+    order.schedule.enter_slot(7)
+    assert order.schedule.pacer.rate == Rate(100, 4)
+    order.schedule.enter_slot(8)
+    assert (order.schedule.pacer.rate, order.schedule.pacer.theta_ns) == (Rate(200, 9), 10 * MS)
 
 
 @pytest.mark.parametrize(("before", "after"), [(10, 2), (2, 10), (5, 5)])
@@ -333,13 +332,13 @@ def missing_of_newcomer(trace: Trace) -> set[tuple[int, int]]:
 
 
 def test_a_newcomer_that_sent_before_it_is_sure_would_send_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_in = VbrJoins._join_at
+    asked_in = VbrGaps._join_at
 
-    def sure_at_once(self: VbrJoins, now: int, first: int) -> None:
+    def sure_at_once(self: VbrGaps, now: int, first: int) -> None:
         asked_in(self, now, first)
         self._slots_confirmed_at_ns = None
 
-    monkeypatch.setattr(VbrJoins, "_join_at", sure_at_once)
+    monkeypatch.setattr(VbrGaps, "_join_at", sure_at_once)
     lost = [missing_of_newcomer(played(newcomer(starts_ms, 15))[1]) for starts_ms in (200, 203, 206)]
     assert any(lost)
 
@@ -426,7 +425,7 @@ def test_without_the_word_to_newcomers_they_would_miss_a_change(monkeypatch: pyt
     steps = (PlannedSlotChange(2, 100 * MS, 15 * MS), Start(3, 95 * MS))
     world, _ = played(scenario(*steps, failures=True))
     assert kinds(world) == []
-    monkeypatch.setattr(VbrJoins, "_send_schedule_to_newcomers", lambda *_: None)
+    monkeypatch.setattr(VbrGaps, "_send_schedule_to_newcomers", lambda *_: None)
     world, _ = played(scenario(*steps, failures=True))
     assert "slots" in kinds(world)
 

@@ -534,7 +534,7 @@ def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> No
         slot = probe.order._deliver_slot
         told += [event for event in probe.events() if isinstance(event, Violation)]
     assert [(violation.kind, violation.member) for violation in told] == [("unsteady", 2)]
-    assert f"member 2 was given up and taken back {TIMEOUTS_BEFORE_REPORT} times in a row" in told[0].text
+    assert f"member 2 timed out and was added again {TIMEOUTS_BEFORE_REPORT} times in a row" in told[0].text
 
 
 def test_a_frame_of_a_slot_that_its_own_clock_has_not_reached_is_ignored() -> None:
