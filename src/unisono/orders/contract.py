@@ -31,6 +31,13 @@ class OrderBase(ABC):
         self._multicast = False
         """Whether every peer has received this member's HELLO by IP multicast."""
 
+    def _receive_hello(self, now: int, frame: Frame) -> None:
+        """Pass a HELLO to the exchange, and report a problem that it shows."""
+        violation = self.exchange.from_below(now, frame)
+        if violation is not None:
+            self.events.append(violation)
+        self._multicast = self.exchange.reaches_all_by_multicast()
+
     @abstractmethod
     def running(self) -> bool:
         """Whether the order accepts and delivers messages."""

@@ -629,7 +629,7 @@ class VbrGaps(Vbr):
     # -- our own pauses --------------------------------------------------------------------------------------
 
     def _close_ended_slots(self, now: int) -> None:
-        """next-slot; after a pause so long that the others have timed us out, join again first.
+        """next-slot; after a pause in which the others have timed us out, join again first.
 
         Messages held back for the missed slot leave in the slot in which all members expect us.
         """

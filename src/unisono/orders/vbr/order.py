@@ -193,13 +193,9 @@ class Vbr(OrderBase):
             self._deliver_ready_slots(now)
 
     def _on_hello(self, now: int, frame: Frame) -> None:
-        if Input.HELLO not in ACCEPTED_INPUTS[self.mode]:
-            return
-        violation = self.exchange.from_below(now, frame)
-        if violation is not None:
-            self.events.append(violation)
-        self._multicast = self.exchange.reaches_all_by_multicast()
-        self._start_deliver(now)
+        if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
+            self._receive_hello(now, frame)
+            self._start_deliver(now)
 
     def wake(self, now: int) -> None:
         """The clock has reached `now`: form the group, end slots, deliver, report late members."""
