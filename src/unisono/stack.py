@@ -34,7 +34,6 @@ from unisono.net.services.fifo import Fifo
 from unisono.net.services.service import Service
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.clock_reports import ClockReports
 from unisono.orders.final.bounds import BackgroundReserver
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.leader.base import LeaderOrderBase
@@ -46,7 +45,6 @@ from unisono.orders.priority.order import PriorityOrder, build_priority_order
 from unisono.orders.unordered import Unordered
 from unisono.orders.vbr.failures import VbrGaps
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.slots import SlotOrderBase
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, FLAGS_AT, SERIAL_AT, SERIAL_MAX, Frame, Kind, encode
 from unisono.wire.setting_requests import encode_settings_with_verdict
@@ -144,8 +142,8 @@ class Stack:
         graded = policy.grades != "early"
         below = cast("FinalOrder", order).inner if graded else order
         if capabilities.by_clock:
-            clock_check.on_clock_difference = cast("ClockReports", below).on_clock_difference
-        self._slot_order = cast("SlotOrderBase", below) if capabilities.resizable_slots else None
+            clock_check.on_clock_difference = cast("Cbr | Vbr", below).on_clock_difference
+        self._slot_order = cast("Vbr", below) if capabilities.resizable_slots else None
         self._durable_order = cast("DurableOrder", order) if capabilities.durable or graded else None
         self._multigroup_order = cast("QuasiGenuine", order) if capabilities.routed else None
         self._priority_order = cast("PriorityOrder", order) if capabilities.pulled else None
@@ -553,7 +551,7 @@ def build(policy: Policy, reserver: Reserver | None = None, stored_records: Stor
     layers: list[Layer] = [skew]
     order = make(policy if policy.fec is None else fec.order_policy(policy), reserver)
     if policy.fec is not None:
-        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, SlotOrderBase) else None))
+        layers.insert(0, Fec(policy, slots=(lambda: order.grid) if isinstance(order, Vbr) else None))
     if policy.grades != "early" and isinstance(order, Cbr | Vbr):
         return Stack(policy, FinalOrder(order, policy, stored_records), layers, skew)
     return Stack(policy, order, layers, skew)

@@ -1,4 +1,4 @@
-"""Packing under Hypothesis: order and content are kept, and no load exceeds what was reserved (Theorem 3)."""
+"""Packing under Hypothesis: order and content are kept, and no load exceeds its reservation (Theorem 3)."""
 
 import random
 from collections import defaultdict
@@ -22,20 +22,30 @@ MS = 1_000_000
 T0 = 10**18
 
 
-def room_of(max_frame: int) -> int:
+def capacity_of(max_frame: int) -> int:
     return max_frame - HEADER_BYTES - PACKED_HEADER_BYTES
 
 
 def sizes_near(max_frame: int) -> st.SearchStrategy[int]:
-    """Sizes at the edges where a message stops fitting, and small ones."""
-    room = room_of(max_frame)
-    edges = [0, 1, 2, room // 2, room // 2 + 1, *range(room - 4, room + 8), 2 * room + 8, 2 * room + 9, 3 * room]
+    """Message sizes around the largest one that still fits, and small ones."""
+    capacity = capacity_of(max_frame)
+    edges = [
+        0,
+        1,
+        2,
+        capacity // 2,
+        capacity // 2 + 1,
+        *range(capacity - 4, capacity + 8),
+        2 * capacity + 8,
+        2 * capacity + 9,
+        3 * capacity,
+    ]
     return st.sampled_from(edges) | st.integers(0, 30)
 
 
 @st.composite
-def offered(draw: st.DrawFn) -> tuple[int, list[list[bytes]]]:
-    """A frame size, and what is submitted call by call."""
+def submissions(draw: st.DrawFn) -> tuple[int, list[list[bytes]]]:
+    """A frame size, and the messages of each submit call."""
     max_frame = draw(st.sampled_from([256, 300, 1400]))
     size = sizes_near(max_frame)
     uniform = st.tuples(size, st.integers(1, 30)).map(lambda pair: [pair[0]] * pair[1])
@@ -45,80 +55,84 @@ def offered(draw: st.DrawFn) -> tuple[int, list[list[bytes]]]:
 
 
 def packed(max_frame: int, calls: list[list[bytes]]) -> list[FramePayload]:
-    packer, loads = Packer(max_frame), []
+    packer, payloads = Packer(max_frame), []
     for call in calls:
-        loads += packer.add(call, [len(message) for message in call])
+        payloads += packer.add(call, [len(message) for message in call])
     rest = packer.flush()
-    return [*loads, rest] if rest is not None else loads
+    return [*payloads, rest] if rest is not None else payloads
 
 
-def datagram_of(load: FramePayload) -> bytes:
-    flags = 0 if load.fragment is None else FRAGMENT | (MORE_FRAGMENTS if load.has_more_fragments else 0)
+def datagram_of(payload: FramePayload) -> bytes:
+    flags = 0 if payload.fragment is None else FRAGMENT | (MORE_FRAGMENTS if payload.has_more_fragments else 0)
     return encode(
-        Frame(Kind.DATA, 1, 1, 0, 5, 0, flags, packed_messages=load.packed_messages, body=load.fragment or b""), 7
+        Frame(Kind.DATA, 1, 1, 0, 5, 0, flags, packed_messages=payload.packed_messages, body=payload.fragment or b""), 7
     )
 
 
-def unpacked(loads: list[FramePayload]) -> list[bytes]:
+def unpacked(payloads: list[FramePayload]) -> list[bytes]:
     found: list[bytes] = []
-    pieces: list[bytes] = []
-    for load in loads:
-        if load.packed_messages is not None:
-            assert not pieces, "a message in pieces is not interrupted"
-            found += load.packed_messages.messages()
-            assert load.messages_completed == load.packed_messages.count
+    fragments: list[bytes] = []
+    for payload in payloads:
+        if payload.packed_messages is not None:
+            assert not fragments, "no other message interrupts the fragments of one"
+            found += payload.packed_messages.messages()
+            assert payload.messages_completed == payload.packed_messages.count
             continue
-        assert load.fragment is not None
-        pieces.append(bytes(load.fragment))
-        assert load.messages_completed == (0 if load.has_more_fragments else 1)
-        if not load.has_more_fragments:
-            found.append(b"".join(pieces))
-            pieces = []
-    assert not pieces
+        assert payload.fragment is not None
+        fragments.append(bytes(payload.fragment))
+        assert payload.messages_completed == (0 if payload.has_more_fragments else 1)
+        if not payload.has_more_fragments:
+            found.append(b"".join(fragments))
+            fragments = []
+    assert not fragments
     return found
 
 
 @settings(max_examples=300)
-@given(offered())
+@given(submissions())
 def test_packing_keeps_order_and_content_in_frames_that_fit(case: tuple[int, list[list[bytes]]]) -> None:
     max_frame, calls = case
-    loads = packed(max_frame, calls)
-    assert unpacked(loads) == [message for call in calls for message in call]
-    assert all(len(datagram_of(load)) <= max_frame for load in loads)
-    neighbours = [load for load in loads if load.packed_messages is not None]
-    assert all(load.packed_messages is None or load.packed_messages.count for load in neighbours), "no empty frames"
+    payloads = packed(max_frame, calls)
+    assert unpacked(payloads) == [message for call in calls for message in call]
+    assert all(len(datagram_of(payload)) <= max_frame for payload in payloads)
+    packed_frames = [payload for payload in payloads if payload.packed_messages is not None]
+    assert all(payload.packed_messages is None or payload.packed_messages.count for payload in packed_frames), (
+        "no empty frames"
+    )
 
 
 @settings(max_examples=400)
-@given(offered())
+@given(submissions())
 def test_no_load_needs_more_frames_or_bytes_than_were_reserved(case: tuple[int, list[list[bytes]]]) -> None:
-    """Theorem 3 in frames and bytes, with a rate that allows this load and no more."""
+    """Theorem 3 in frames and bytes, with a rate that allows exactly this load."""
     max_frame, calls = case
     everything = [message for call in calls for message in call]
     largest = max(1, *map(len, everything))
     rate = Rate(1e6, len(everything), max(largest, sum(map(len, everything))))
     policy = Policy("g", 1, View((1,)), Timing(0, 0, 5 * MS), rate, max_frame=max_frame, max_message=largest)
-    loads = packed(max_frame, calls)
-    mark = loads[-1].packed_messages is None  # a held-back rest carries the mark, a piece may not
-    assert len(loads) + mark <= frames_per_slot(rate, largest, max_frame)
-    on_the_wire = sum(len(datagram_of(load)) + UDP_IP_BYTES for load in loads) + mark * (HEADER_BYTES + UDP_IP_BYTES)
+    payloads = packed(max_frame, calls)
+    mark = payloads[-1].packed_messages is None  # messages held back carry the mark, a fragment may not
+    assert len(payloads) + mark <= frames_per_slot(rate, largest, max_frame)
+    on_the_wire = sum(len(datagram_of(payload)) + UDP_IP_BYTES for payload in payloads) + mark * (
+        HEADER_BYTES + UDP_IP_BYTES
+    )
     assert on_the_wire <= reservation(policy, rate).burst_bytes_per_slot
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
-    """Frames, bytes per slot, and bytes over the averaging window, as the automaton really sends them."""
+    """Frames per slot, bytes per slot, and bytes over the averaging window, as the automaton sends them."""
     chance = random.Random(seed)
     max_frame = chance.choice([256, 1400])
-    room = room_of(max_frame)
-    largest = chance.choice([10, 100, room - 2, room + 5, 3 * room])
+    capacity = capacity_of(max_frame)
+    largest = chance.choice([10, 100, capacity - 2, capacity + 5, 3 * capacity])
     burst = chance.choice([1, 2, 3, 7, 40])
     rate = Rate(chance.choice([5, 30, 1e5]), burst, chance.choice([None, largest * (burst // 2 + 1)]))
     theta = 100 * MS
     policy = Policy("g", 1, View((1,)), Timing(0, 0, theta), rate, max_frame=max_frame, max_message=largest)
     vbr = Vbr(policy, UnlimitedNetwork())
     vbr.wake(T0)
-    sent: list[bytes] = []
+    accepted: list[bytes] = []
     slots = range(policy.timing.smax(T0), policy.timing.smax(T0) + 3 * min(20, rate.averaging_slots(theta)))
     small = chance.random() < 0.5
     for slot in slots:
@@ -129,7 +143,7 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
             if small:
                 sizes = [min(size, 3) for size in sizes]
             messages = [bytes(size) for size in sizes]
-            sent += messages[: vbr.submit(now, messages)]
+            accepted += messages[: vbr.submit(now, messages)]
     vbr.wake(policy.timing.end_of(slots[-1]))
 
     promised = reservation(policy, rate)
@@ -152,4 +166,4 @@ def test_a_sender_at_full_load_stays_within_its_reservation(seed: int) -> None:
     for start in slots:
         total = sum(wire.get(slot, 0) for slot in range(start, start + window))
         assert total * NS_PER_S <= promised.avg_bytes_per_s * window * theta
-    assert [m for event in vbr.events if isinstance(event, Batch) for m in event.messages] == sent
+    assert [m for event in vbr.events if isinstance(event, Batch) for m in event.messages] == accepted

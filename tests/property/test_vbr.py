@@ -1,4 +1,4 @@
-"""Groups of VBR stacks on a network of delays up to Δ and clocks within Γ: what §5 promises, over random schedules."""
+"""The guarantees of paper 000 §5 in random schedules: VBR stacks, delays up to Δ, clocks within Γ."""
 
 import heapq
 import random
@@ -24,7 +24,7 @@ T0 = 10**18
 
 
 class World:
-    """Members with fixed clock offsets; the network delays by up to Δ, reorders, and duplicates if asked to."""
+    """Members with fixed clock offsets; the network delays by up to Δ, reorders, and duplicates if `duplicates`."""
 
     def __init__(self, seed: int, duplicates: bool = False, **changes: Any) -> None:
         self.chance = chance = random.Random(seed)
@@ -41,7 +41,7 @@ class World:
         self.stacks = {m: build(self.policies[m]) for m in members}
         self.events: dict[int, list[StackEvent]] = {m: [] for m in members}
         self.submitted: dict[bytes, tuple[int, int]] = {}
-        """Message -> real time and slot of its submission."""
+        """The real time and the slot of each message's submission."""
         self.delivered_at: dict[int, dict[bytes, int]] = {m: {} for m in members}
         self.frames: dict[int, Counter[int]] = defaultdict(Counter)
         self.marks: dict[int, Counter[int]] = defaultdict(Counter)
@@ -51,7 +51,7 @@ class World:
         self._paused: dict[int, list[bytes]] = {}
 
     def pause(self, member: int) -> None:
-        """The member neither wakes nor reads; its socket buffer keeps what arrives."""
+        """The member neither wakes nor reads; its socket buffer keeps arriving datagrams."""
         self._paused[member] = []
 
     def resume(self, member: int) -> None:
@@ -98,7 +98,7 @@ class World:
     def after(self, member: int) -> None:
         stack, delta = self.stacks[member], self.timing.delta_ns
         for datagram in outgoing(stack):
-            self._note(member, datagram.data)
+            self._record(member, datagram.data)
             for peer in self.stacks:
                 if peer != member and peer in datagram.destinations:
                     for _ in range(2 if self.duplicates and self.chance.random() < 0.5 else 1):
@@ -112,7 +112,7 @@ class World:
                     assert message not in self.delivered_at[member], "delivered twice"
                     self.delivered_at[member][message] = self.now
 
-    def _note(self, member: int, data: bytes) -> None:
+    def _record(self, member: int, data: bytes) -> None:
         door = Door(int.from_bytes(data[8:12]), 0, (member,))
         frame = door.admit(data, 0, len(data), 2**63)
         assert frame is not None, door.refused
@@ -129,11 +129,11 @@ class World:
         for n in range(count):
             label = f"{member} {self.now} {len(self.submitted)} {n} ".encode()
             messages.append(label.ljust(self.chance.choice([0, 60, 203, 210, 700]), b"."))
-        taken = self.stacks[member].submit(self.clock(member), messages)
-        for message in messages[:taken]:
+        accepted = self.stacks[member].submit(self.clock(member), messages)
+        for message in messages[:accepted]:
             self.submitted[message] = (self.now, self.timing.slot_of(self.clock(member)))
         self.after(member)
-        return taken
+        return accepted
 
     def form(self) -> None:
         limit = self.timing.delta_ns + self.timing.gamma_ns + self.timing.theta_ns
@@ -141,7 +141,7 @@ class World:
         assert all(stack.order.running() for stack in self.stacks.values())
 
     def slots(self, count: int) -> None:
-        """That many slots of random traffic, in steps that may be shorter or longer than a slot."""
+        """Random traffic for `count` slots, in steps that may be shorter or longer than a slot."""
         until = self.now + count * self.timing.theta_ns
         while self.now < until:
             member = self.chance.choice(list(self.stacks))
@@ -151,7 +151,7 @@ class World:
     def drain(self) -> None:
         self.run(self.now + self.timing.delta_ns + 2 * self.timing.gamma_ns + 3 * self.timing.theta_ns)
 
-    # -- what must hold ------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------
 
     def order_of(self, member: int) -> list[tuple[int, int, bytes]]:
         return [(e.slot, e.sender, m) for e in self.events[member] if isinstance(e, Batch) for m in e.messages]
@@ -159,7 +159,7 @@ class World:
     def check(self, on_time: bool = True) -> None:
         bound = self.timing.delta_ns + self.timing.gamma_ns + self.timing.theta_ns
         longest = max((self.order_of(m) for m in self.stacks), key=len)
-        assert {message for _, _, message in longest} == set(self.submitted), "all that was taken, and nothing else"
+        assert {message for _, _, message in longest} == set(self.submitted), "all accepted messages, and nothing else"
         assert [row[:2] for row in longest] == sorted(row[:2] for row in longest), "by slot, then by member"
         for slot, _, message in longest:
             assert slot == self.submitted[message][1], "delivered in the slot in which it was submitted"
@@ -180,7 +180,7 @@ class World:
         index = 0
         for event in self.events[member]:
             if isinstance(event, Batch):
-                assert event.first_sequence == next_sequence[event.sender], "without gap (FIFO)"
+                assert event.first_sequence == next_sequence[event.sender], "no gaps (FIFO)"
                 assert event.first_index == index
                 place = event.sender * POSITIONS_PER_SENDER + in_slot[event.slot, event.sender]
                 assert event.first_position == place, "numbered from 0 in each slot"
@@ -194,7 +194,7 @@ class World:
         finals = self.marks[member].pop(-1, 0)
         slots = sorted(self.marks[member])
         first = self.vbr(member).exchange.first_slot()
-        assert slots == list(range(first, first + len(slots))), "no slot is left out"
+        assert slots == list(range(first, first + len(slots))), "no slot is skipped"
         ended = [slot for slot in slots if self.marks[member][slot] == 1]
         assert ended in (slots, slots[:-1]), "one mark per slot; the slot being sent may have none yet"
         assert finals == any(isinstance(event, LeaveComplete) for event in self.events[member])
@@ -214,7 +214,7 @@ def test_one_order_on_time_and_in_the_slot_of_submission(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_duplicated_datagrams_change_nothing_and_leave_nothing_behind(seed: int) -> None:
+def test_duplicated_datagrams_change_nothing_and_are_not_kept(seed: int) -> None:
     world = World(seed, duplicates=True)
     world.form()
     world.slots(15)
@@ -223,11 +223,11 @@ def test_duplicated_datagrams_change_nothing_and_leave_nothing_behind(seed: int)
     for member in world.stacks:
         vbr = world.vbr(member)
         oldest = [min(queue.slots) for queue in vbr._rqueues.values() if queue.slots]
-        assert all(slot >= vbr._deliver_slot for slot in oldest), "nothing is kept of delivered slots"
+        assert all(slot >= vbr._deliver_slot for slot in oldest), "delivered slots are not kept"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_rates_that_change_in_every_slot_misplace_nothing(seed: int) -> None:
+def test_rate_changes_in_every_slot_move_no_message_to_another_slot(seed: int) -> None:
     """Errata 000-15 to 000-17, Lemma 5.1."""
     world = World(seed)
     world.form()
@@ -244,7 +244,7 @@ def test_rates_that_change_in_every_slot_misplace_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_members_that_leave_are_gone_at_the_same_place_everywhere(seed: int) -> None:
+def test_a_leaving_member_departs_at_the_same_position_everywhere(seed: int) -> None:
     world = World(seed)
     world.form()
     world.slots(5)
@@ -266,8 +266,8 @@ def test_members_that_leave_are_gone_at_the_same_place_everywhere(seed: int) -> 
         assert changes[member] == longest[: len(changes[member])], "one sequence of views"
         if member not in leaving:
             assert changes[member] == longest
-            gone = {who: change.view.first_slot - 1 for change in longest for who in change.left}
-            assert gone == {m: left[0].final_slot for m, left in final.items()}
+            departed = {m: change.view.first_slot - 1 for change in longest for m in change.left}
+            assert departed == {m: left[0].final_slot for m, left in final.items()}
         for place, event in enumerate(world.events[member]):
             if isinstance(event, ViewChange) and event.left:
                 before = [e.slot for e in world.events[member][:place] if isinstance(e, Batch)]
@@ -279,8 +279,8 @@ def test_members_that_leave_are_gone_at_the_same_place_everywhere(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_peer_that_stalls_holds_every_sender_within_its_window(seed: int) -> None:
-    """Back-pressure: a queue is never longer than the window, and nothing that was taken is lost."""
+def test_a_stalled_peer_keeps_every_sender_within_its_window(seed: int) -> None:
+    """Back-pressure: no queue is longer than the window, and no accepted message is lost."""
     world = World(seed, probe_every_ns=0)
     world.form()
     if len(world.stacks) == 1:
@@ -297,9 +297,9 @@ def test_a_peer_that_stalls_holds_every_sender_within_its_window(seed: int) -> N
     assert all(not world.submit(member, 1) for member in others), "the window is full"
     for member in others:
         reports = [e for e in world.events[member] if isinstance(e, Violation)]
-        assert [(e.kind, e.member) for e in reports] == [("late", stalled)], "it is named, once for the slot that waits"
+        assert [(e.kind, e.member) for e in reports] == [("late", stalled)], "reported once, for the slot that waits"
     world.resume(stalled)
-    # Everyone waited for everyone, two windows apart at most: they catch up in steps of that.
+    # Members are at most two windows apart, so they catch up in steps of that size.
     world.run(world.now + 30 * (world.timing.delta_ns + world.timing.theta_ns))
     assert all(world.submit(member, 1) == 1 for member in others), "its marks let the others go on"
     world.slots(5)

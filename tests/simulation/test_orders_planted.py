@@ -250,7 +250,7 @@ PLANTED = [
     Planted("vbr", Vbr, "_finish_slot", serves_the_last_member_first, "total_order"),
     Planted("vbr", Vbr, "_timed_out", does_not_wait_for_the_mark, "gap_freedom"),
     Planted("vbr", Vbr, "_close_slot", forgets_the_mark_of_an_empty_slot, "gap_freedom"),
-    Planted("vbr", Vbr, "_emit", sends_in_the_next_slot, "gap_freedom"),
+    Planted("vbr", Vbr, "_send_frame", sends_in_the_next_slot, "gap_freedom"),
     Planted("vbr", Vbr, "_deliver", forgets_a_batch, "gap_freedom"),
     Planted("vbr with failures", VbrGaps, "_finish_slot", serves_the_last_member_first, "total_order"),
     Planted("vbr with failures", VbrGaps, "_late_at", forgets_the_time_out, "latency"),

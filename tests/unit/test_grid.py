@@ -6,7 +6,7 @@ import pytest
 
 from unisono.model.slot_schedule import SEGMENTS_MAX, Segment, SlotGrid
 from unisono.model.timing import Timing
-from unisono.orders.vbr.slot_change import SlotChange, effective_slot
+from unisono.orders.vbr.slots import SlotChange, effective_slot
 from unisono.wire.control import decode_slot_request
 
 MS = 1_000_000

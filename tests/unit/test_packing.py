@@ -1,4 +1,4 @@
-"""Packing: full frames leave at once, the rest waits for the mark; the reservation covers the worst load."""
+"""Packing: full frames leave at once, the rest with the end-of-slot mark; reservations cover the worst case."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from unisono.wire.packed_messages import PACKED_HEADER_BYTES, SIZE_ENTRY_BYTES
 
 MS = 1_000_000
 FRAME = 300
-ROOM = FRAME - HEADER_BYTES - PACKED_HEADER_BYTES
+CAPACITY = FRAME - HEADER_BYTES - PACKED_HEADER_BYTES
 
 
 def policy(rate: Rate, **changes: Any) -> Policy:
@@ -24,26 +24,26 @@ def policy(rate: Rate, **changes: Any) -> Policy:
     return Policy("g", 1, View((1,)), Timing(10 * MS, 2 * MS, 5 * MS), rate, **fields)
 
 
-def shape(load: FramePayload) -> str:
-    if load.packed_messages is not None:
-        return f"{'uniform' if load.packed_messages.same_size else 'mixed'} {list(load.packed_messages.sizes())}"
-    assert load.fragment is not None
-    return f"piece {len(load.fragment)}{'+' if load.has_more_fragments else ''}"
+def shape(payload: FramePayload) -> str:
+    if payload.packed_messages is not None:
+        return f"{'uniform' if payload.packed_messages.same_size else 'mixed'} {list(payload.packed_messages.sizes())}"
+    assert payload.fragment is not None
+    return f"fragment {len(payload.fragment)}{'+' if payload.has_more_fragments else ''}"
 
 
-def test_what_does_not_fill_a_frame_is_held_back() -> None:
+def test_messages_that_do_not_fill_a_frame_are_held_back() -> None:
     packer = Packer(FRAME)
     assert packer.flush() is None
     assert packer.add([b"ab", b"cd"], [2, 2]) == []
     rest = packer.flush()
     assert rest is not None
     assert (shape(rest), rest.messages_completed) == ("uniform [2, 2]", 2)
-    assert packer.flush() is None, "it is handed out once"
+    assert packer.flush() is None, "a second flush has nothing"
 
 
 def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
     packer = Packer(FRAME)
-    size = ROOM // 2 - SIZE_ENTRY_BYTES
+    size = CAPACITY // 2 - SIZE_ENTRY_BYTES
     assert packer.add([bytes(size)] * 2, [size] * 2) == []
     (full,) = packer.add([b""], [0])
     assert full.messages_completed == 2
@@ -55,24 +55,27 @@ def test_a_frame_is_full_when_the_next_message_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([ROOM - SIZE_ENTRY_BYTES], f"uniform [{ROOM - SIZE_ENTRY_BYTES}]"),
-        ([ROOM - SIZE_ENTRY_BYTES + 1], f"piece {ROOM - SIZE_ENTRY_BYTES + 1}"),
-        ([ROOM + PACKED_HEADER_BYTES], f"piece {ROOM + PACKED_HEADER_BYTES}"),
-        ([ROOM + PACKED_HEADER_BYTES + 1], f"piece {ROOM + PACKED_HEADER_BYTES}+, piece 1"),
-        ([1, ROOM + PACKED_HEADER_BYTES, 2], f"uniform [1], piece {ROOM + PACKED_HEADER_BYTES}, uniform [2]"),
+        ([CAPACITY - SIZE_ENTRY_BYTES], f"uniform [{CAPACITY - SIZE_ENTRY_BYTES}]"),
+        ([CAPACITY - SIZE_ENTRY_BYTES + 1], f"fragment {CAPACITY - SIZE_ENTRY_BYTES + 1}"),
+        ([CAPACITY + PACKED_HEADER_BYTES], f"fragment {CAPACITY + PACKED_HEADER_BYTES}"),
+        ([CAPACITY + PACKED_HEADER_BYTES + 1], f"fragment {CAPACITY + PACKED_HEADER_BYTES}+, fragment 1"),
+        (
+            [1, CAPACITY + PACKED_HEADER_BYTES, 2],
+            f"uniform [1], fragment {CAPACITY + PACKED_HEADER_BYTES}, uniform [2]",
+        ),
         ([3, 3, 3], "uniform [3, 3, 3]"),
         ([3, 4], "mixed [3, 4]"),
         ([0, 0], "uniform [0, 0]"),
     ],
 )
-def test_messages_become_runs_or_pieces(sizes: list[int], expected: str) -> None:
+def test_messages_become_packed_frames_or_fragments(sizes: list[int], expected: str) -> None:
     packer = Packer(FRAME)
-    loads = packer.add([bytes(size) for size in sizes], sizes)
+    payloads = packer.add([bytes(size) for size in sizes], sizes)
     rest = packer.flush()
-    assert ", ".join(map(shape, [*loads, *([rest] if rest else [])])) == expected
+    assert ", ".join(map(shape, [*payloads, *([rest] if rest else [])])) == expected
 
 
-def test_calls_of_one_size_make_a_uniform_run_and_of_two_a_mixed_one() -> None:
+def test_a_frame_is_uniform_only_if_all_its_messages_have_one_size() -> None:
     packer = Packer(FRAME)
     packer.add([b"ab"], [2])
     packer.add([b"cd", b"ef"], [2, 2])
@@ -87,17 +90,17 @@ def test_calls_of_one_size_make_a_uniform_run_and_of_two_a_mixed_one() -> None:
     assert shape(rest) == "mixed [2, 1, 2]"
 
 
-def test_a_small_message_before_each_message_in_pieces_is_the_worst_load() -> None:
+def test_a_small_message_before_each_fragmented_one_needs_the_most_frames() -> None:
     """Three frames for little more than one frame's payload."""
-    sizes = [1, ROOM + PACKED_HEADER_BYTES + 1] * 20
+    sizes = [1, CAPACITY + PACKED_HEADER_BYTES + 1] * 20
     packer = Packer(FRAME)
-    loads = packer.add([bytes(size) for size in sizes], sizes)
-    assert len(loads) == 60
+    payloads = packer.add([bytes(size) for size in sizes], sizes)
+    assert len(payloads) == 60
     rate = Rate(50, len(sizes), sum(sizes))
-    assert frames_per_slot(rate, max(sizes), FRAME) >= len(loads) + 1
+    assert frames_per_slot(rate, max(sizes), FRAME) >= len(payloads) + 1
 
 
-def test_the_reservation_adds_one_frame_per_slot_to_the_average() -> None:
+def test_the_reserved_average_includes_one_header_per_slot() -> None:
     """Theorem 3, in bytes: the dummy is a header per Θ."""
     slow, fast = (reservation(policy(Rate(avg, 100)), Rate(avg, 100)).avg_bytes_per_s for avg in (1, 2))
     header = HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES
@@ -111,7 +114,7 @@ def test_the_average_never_exceeds_the_peak() -> None:
     assert promised.avg_bytes_per_s <= promised.peak_bytes_per_s + 1
 
 
-def test_a_slot_that_would_need_more_frames_than_have_numbers_is_refused() -> None:
+def test_a_rate_that_needs_more_frames_per_slot_than_can_be_numbered_is_refused() -> None:
     rate = Rate(50, 2**20)
     assert frames_per_slot(rate, 100, FRAME) > FRAME_NUMBER_MAX
     with pytest.raises(InvalidOption, match=r"rate\.burst") as caught:

@@ -1,4 +1,4 @@
-"""The VBR automaton of paper 000 §5, one member at a time: its peers are frames that the test makes by hand."""
+"""The VBR automaton of paper 000 §5, one member at a time; the test makes the frames of its peers by hand."""
 
 import random
 from collections import Counter
@@ -18,8 +18,7 @@ from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import reservation
 from unisono.orders.vbr.order import HORIZON_NS, Vbr
 from unisono.wire.control import Hello, encode_hello
-from unisono.wire.frame import END_OF_SLOT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
-from unisono.wire.frame import FIRST_FRAGMENT as FIRST_PIECE
+from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, MORE_FRAGMENTS, Frame, Kind
 from unisono.wire.packed_messages import OutgoingMessages
 
 MS = 1_000_000
@@ -38,7 +37,7 @@ def end(slot: int) -> int:
 
 
 class Network:
-    """Notes what is reserved; refuses when told to."""
+    """Records reservations; refuses them while `full`."""
 
     def __init__(self) -> None:
         self.reserved: list[BandwidthReservation] = []
@@ -51,7 +50,7 @@ class Network:
 
 
 class Probe:
-    """A Vbr and its network, with short questions."""
+    """A Vbr and its network, with short helpers."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
         fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
@@ -66,7 +65,7 @@ class Probe:
         return Frame(Kind.HELLO, sender, incarnation, 0, 0, 0, body=encode_hello(hello))
 
     def begin(self) -> "Probe":
-        """Into DeliverMessages, before slot FIRST; what that said and sent is forgotten."""
+        """Into DeliverMessages, before slot FIRST; discards the events and frames of the start."""
         self.vbr.wake(T0)
         for member in self.policy.view.members:
             if member != self.policy.member:
@@ -79,7 +78,7 @@ class Probe:
         return self
 
     def sent(self) -> list[Frame]:
-        """The data frames since the last question."""
+        """The data frames sent since the last call."""
         frames, self.vbr.down[:] = self.vbr.down[:], []
         return [frame for frame in frames if frame.kind is Kind.DATA]
 
@@ -103,15 +102,15 @@ class Probe:
 
 
 def data(sender: int, slot: int, *messages: bytes, number: int = 0, flags: int = END_OF_SLOT, burst: int = 3) -> Frame:
-    run = OutgoingMessages(list(messages), False) if messages else None
-    return Frame(Kind.DATA, sender, 1, 0, slot, number, flags, burst, 100 * slot, 0, run)
+    packed = OutgoingMessages(list(messages), False) if messages else None
+    return Frame(Kind.DATA, sender, 1, 0, slot, number, flags, burst, 100 * slot, 0, packed)
 
 
-def piece(sender: int, slot: int, body: bytes, number: int, flags: int) -> Frame:
+def fragment(sender: int, slot: int, body: bytes, number: int, flags: int) -> Frame:
     return Frame(Kind.DATA, sender, 1, 0, slot, number, flags | FRAGMENT, 3, 0, 0, None, body)
 
 
-# -- modes and inputs ----------------------------------------------------------------------------------------------
+# -- modes and inputs ------------------------------------------------------------------------------------------------
 
 
 def in_mode(mode: Mode) -> Probe:
@@ -129,28 +128,28 @@ def in_mode(mode: Mode) -> Probe:
     return probe
 
 
-@pytest.mark.parametrize(("mode", "what"), list(product(Mode, Input)))
-def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: Mode, what: Input) -> None:
+@pytest.mark.parametrize(("mode", "given"), list(product(Mode, Input)))
+def test_each_input_has_an_effect_in_exactly_the_modes_of_the_table(mode: Mode, given: Input) -> None:
     probe = in_mode(mode)
     vbr, now = probe.vbr, start(FIRST) + 1
     reservations = len(probe.network.reserved)
-    if what is Input.SUBMIT:
+    if given is Input.SUBMIT:
         effect = vbr.submit(now, [b"x"]) > 0
-    elif what is Input.HELLO:
+    elif given is Input.HELLO:
         vbr.from_below(now, probe.hello(2, theta_ns=THETA + 1))
         effect = any(isinstance(event, Violation) for event in probe.events())
-    elif what is Input.DATA:
+    elif given is Input.DATA:
         vbr.exchange._incarnations[2] = 1
         vbr.from_below(now, data(2, FIRST, b"x"))
         effect = not vbr.ignored
-    elif what is Input.NEW_RATE:
+    elif given is Input.NEW_RATE:
         vbr.change_rate(now, Rate(10, 2))
         effect = len(probe.network.reserved) > reservations
     else:
         vbr.leave(now)
         vbr.from_below(now, data(2, FIRST))
         effect = any(isinstance(event, LeaveComplete) for event in probe.events())
-    assert effect == (what in ACCEPTED_INPUTS[mode])
+    assert effect == (given in ACCEPTED_INPUTS[mode])
     assert set(ACCEPTED_INPUTS) == set(Mode)
 
 
@@ -162,7 +161,7 @@ def test_a_wake_makes_progress_in_every_mode(mode: Mode) -> None:
     assert (probe.vbr.wake_at() is None) == (mode is Mode.LEFT)
 
 
-def test_who_left_does_nothing_more() -> None:
+def test_a_departed_member_does_nothing_more() -> None:
     probe = in_mode(Mode.LEFT)
     probe.vbr.wake(end(FIRST + 9))
     probe.peer(2, FIRST + 1, b"x")
@@ -172,16 +171,16 @@ def test_who_left_does_nothing_more() -> None:
     assert not probe.vbr.running()
 
 
-# -- sending -------------------------------------------------------------------------------------------------------
+# -- sending ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_slot_is_one_frame_without_a_body() -> None:
+def test_a_slot_without_messages_is_one_empty_mark() -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST) - 1)
     assert probe.sent() == [], "not before the slot is over"
     probe.wake(end(FIRST))
-    (dummy,) = probe.sent()
-    assert (dummy.slot, dummy.number, dummy.flags, dummy.packed_messages, dummy.body) == (
+    (mark,) = probe.sent()
+    assert (mark.slot, mark.number, mark.flags, mark.packed_messages, mark.body) == (
         FIRST,
         0,
         END_OF_SLOT,
@@ -192,10 +191,10 @@ def test_a_silent_slot_is_one_frame_without_a_body() -> None:
     assert probe.sent() == []
 
 
-def test_a_slot_with_messages_needs_no_dummy() -> None:
+def test_a_slot_with_messages_needs_no_empty_mark() -> None:
     probe = Probe().begin()
     probe.vbr.submit(start(FIRST), [b"a", b"b"])
-    assert probe.sent() == [], "held back for the mark"
+    assert probe.sent() == [], "held back for the end-of-slot mark"
     probe.wake(end(FIRST))
     (frame,) = probe.sent()
     assert frame.flags == END_OF_SLOT
@@ -207,7 +206,7 @@ def test_a_slot_with_messages_needs_no_dummy() -> None:
     "sizes", [[1, 1, 1], [0, 0, 0], [200, 200, 200], [600, 600, 600], [1, 1, 600], [204, 209, 210]]
 )
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_a_burst_used_up_ends_its_slot_without_an_extra_frame(sizes: list[int], one_by_one: bool) -> None:
+def test_a_used_up_burst_ends_its_slot_without_an_extra_frame(sizes: list[int], one_by_one: bool) -> None:
     """Theorem 3: NetMaxBurst = AppMaxBurst."""
     probe = Probe().begin()
     messages = [bytes(size) for size in sizes]
@@ -221,11 +220,11 @@ def test_a_burst_used_up_ends_its_slot_without_an_extra_frame(sizes: list[int], 
     assert all(frame.packed_messages is not None or frame.body for frame in frames), "no frame without a body"
     assert probe.vbr.submit(now, [b"more"]) == 0
     probe.wake(end(FIRST))
-    assert probe.sent() == [], "the mark has gone already"
+    assert probe.sent() == [], "the mark has left already"
     assert probe.vbr.submit(end(FIRST), [b"more"]) == 1
 
 
-def test_a_late_wake_ends_every_slot_that_is_over_once() -> None:
+def test_a_late_wake_ends_each_past_slot_once() -> None:
     probe = Probe().begin()
     probe.vbr.submit(start(FIRST), [b"a"])
     probe.wake(start(FIRST + 4) + 1)
@@ -238,7 +237,7 @@ def test_a_late_wake_ends_every_slot_that_is_over_once() -> None:
     assert probe.vbr.submit(start(FIRST + 4) + 1, [b"b"]) == 1
 
 
-def test_a_late_submission_belongs_to_the_slot_that_its_clock_shows() -> None:
+def test_a_late_submission_belongs_to_the_slot_of_its_clock_reading() -> None:
     probe = Probe((1), (1,)).begin()
     probe.vbr.submit(start(FIRST), [b"a"])
     assert probe.vbr.submit(start(FIRST + 3) + 7, [b"b"]) == 1
@@ -247,8 +246,8 @@ def test_a_late_submission_belongs_to_the_slot_that_its_clock_shows() -> None:
     assert slots == [(FIRST, [b"a"]), (FIRST + 3, [b"b"])]
 
 
-def test_a_submission_that_takes_nothing_still_delivers_what_its_time_makes_due() -> None:
-    """The submission rolls the slot before the driver wakes: a delivery that waited for our mark must not wait on."""
+def test_a_submission_that_is_not_accepted_still_delivers_the_slots_that_are_due() -> None:
+    """The submission ends the slot before the driver wakes: a delivery that waited for our mark must go on."""
     probe = Probe(rate=Rate(3 * 1000 / 5 / 1000, 3)).begin()  # one burst, then nothing for a long time
     assert probe.vbr.submit(start(FIRST), [b"a", b"b"]) == 2
     probe.peer(2, FIRST, b"peer", now=start(FIRST) + 1)
@@ -259,27 +258,27 @@ def test_a_submission_that_takes_nothing_still_delivers_what_its_time_makes_due(
     assert probe.delivered() == [b"next"]
 
 
-def test_a_new_rate_asked_for_late_still_delivers_what_its_time_makes_due() -> None:
+def test_a_late_rate_change_still_delivers_the_slots_that_are_due() -> None:
     probe = Probe().begin()
     probe.peer(2, FIRST, b"peer", now=start(FIRST) + 1)
     probe.vbr.change_rate(end(FIRST), Rate(10, 2))
     assert probe.delivered() == [b"peer"]
 
 
-def test_no_message_is_taken_before_the_first_slot() -> None:
+def test_no_message_is_accepted_before_the_first_slot() -> None:
     probe = Probe().begin()
     assert probe.vbr.submit(start(FIRST) - 1, [b"x"]) == 0
     assert probe.vbr.submit(start(FIRST), [b"x"]) == 1
 
 
-def test_a_message_too_large_is_an_error_and_nothing_is_taken() -> None:
+def test_a_message_that_is_too_large_is_an_error_and_nothing_is_accepted() -> None:
     probe = Probe().begin()
     with pytest.raises(MessageTooLarge):
         probe.vbr.submit(start(FIRST), [b"", bytes(1001)])
     assert probe.vbr.submit(start(FIRST), [bytes(1000)]) == 1
 
 
-def test_bytes_per_slot_hold_a_sender_back_between_messages() -> None:
+def test_a_sender_keeps_to_its_bytes_per_slot() -> None:
     probe = Probe(rate=Rate(1e6, 10, 1000)).begin()
     assert probe.vbr.submit(start(FIRST), [bytes(400)] * 5) == 2
     assert probe.vbr.submit(start(FIRST), [bytes(201)]) == 0
@@ -287,7 +286,7 @@ def test_bytes_per_slot_hold_a_sender_back_between_messages() -> None:
     assert probe.vbr.submit(end(FIRST), [bytes(1000)]) == 1
 
 
-def test_sequences_count_messages_across_slots_and_pieces() -> None:
+def test_sequence_numbers_count_messages_across_slots_and_fragments() -> None:
     probe = Probe(1, (1,)).begin()
     sizes = [[1, 1], [600, 1], [], [600, 700, 1]]
     for ahead, slot_sizes in enumerate(sizes):
@@ -305,7 +304,7 @@ def test_sequences_count_messages_across_slots_and_pieces() -> None:
     ]
 
 
-# -- errata 000-13 to 000-17 ---------------------------------------------------------------------------------------
+# -- errata 000-13 to 000-17 -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3])
@@ -314,11 +313,11 @@ def test_sequences_count_messages_across_slots_and_pieces() -> None:
 def test_at_full_load_every_message_is_delivered_in_the_slot_of_its_submission(
     burst: int, changing: bool, seed: int
 ) -> None:
-    """000-15, -16, -17: with the paper's counting, 12 of 12 (max=2) or 16 of 18 (max=3) land in another slot."""
+    """000-15, -16, -17: counted as in the paper, 12 of 12 (max=2) or 16 of 18 (max=3) land in another slot."""
     chance = random.Random(seed)
     probe = Probe(1, (1, 2), rate=Rate(1e6, burst)).begin()
     bursts = burst
-    misattributed = taken = 0
+    misattributed = accepted = 0
     for slot in range(FIRST, FIRST + 30):
         label = str(slot).encode()
         offered, got, now = [label] * 10, 0, start(slot)
@@ -326,23 +325,23 @@ def test_at_full_load_every_message_is_delivered_in_the_slot_of_its_submission(
             got += probe.vbr.submit(now, offered)
             now += chance.randint(0, MS)
         assert got == bursts, "the whole burst, and all of it in its own slot"
-        taken += got
+        accepted += got
         assert probe.vbr.max_send() == bursts
         if changing:
             bursts = burst + slot % 2
             probe.vbr.change_rate(now, Rate(1e6, bursts))
         probe.vbr.wake(end(slot))
         probe.peer(2, slot, label, label)
-        assert probe.vbr.max_rate(1) == got, "Lemma 5.1: what the header said in this slot"
+        assert probe.vbr.max_rate(1) == got, "Lemma 5.1: the burst in the headers of this slot"
     batches = [event for event in probe.events() if isinstance(event, Batch)]
     for batch in batches:
         misattributed += sum(message != str(batch.slot).encode() for message in batch.messages)
     assert misattributed == 0
-    assert sum(batch.count for batch in batches if batch.sender == 1) == taken
+    assert sum(batch.count for batch in batches if batch.sender == 1) == accepted
     assert [(b.slot, b.sender) for b in batches] == [(s, m) for s in range(FIRST, FIRST + 30) for m in (1, 2)]
 
 
-def test_every_member_has_its_turn_whatever_the_numbers_are() -> None:
+def test_every_member_is_delivered_whatever_the_member_numbers_are() -> None:
     """000-13: `(current + 1) mod n` never reaches the last member."""
     members = (3, 4, 9, 65535)
     probe = Probe(4, members).begin()
@@ -354,11 +353,11 @@ def test_every_member_has_its_turn_whatever_the_numbers_are() -> None:
     assert probe.delivered() == [b"3", b"4", b"9", b"65535"] * 2
 
 
-# -- rates ---------------------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_rate_holds_from_the_next_slot_on() -> None:
-    """Erratum 000-18: not in the slot in which it is asked for, even if nothing has been sent in it."""
+def test_a_new_rate_takes_effect_at_the_next_slot() -> None:
+    """Erratum 000-18: not in the slot of the request, even if nothing has been sent in it."""
     probe = Probe().begin()
     probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5))
     assert probe.vbr.max_send() == 3
@@ -368,8 +367,8 @@ def test_a_new_rate_holds_from_the_next_slot_on() -> None:
     assert {frame.burst for frame in probe.sent()} == {5}
 
 
-def test_a_new_rate_asked_for_late_does_not_reach_into_the_past_or_the_present() -> None:
-    """The driver wakes late: by the clock the request comes in slot FIRST+2, which still has the old rate."""
+def test_a_late_rate_change_does_not_affect_past_slots_or_the_present_one() -> None:
+    """The driver is late: by the clock the request belongs to slot FIRST+2, which still has the old rate."""
     probe = Probe().begin()
     probe.vbr.change_rate(start(FIRST + 2) + 1, Rate(1e6, 5))
     assert [(frame.slot, frame.burst) for frame in probe.sent()] == [(FIRST, 3), (FIRST + 1, 3)]
@@ -378,7 +377,7 @@ def test_a_new_rate_asked_for_late_does_not_reach_into_the_past_or_the_present()
 
 
 @pytest.mark.parametrize("burst", [1, 9])
-def test_the_larger_of_both_rates_is_reserved_until_the_new_one_holds(burst: int) -> None:
+def test_the_larger_of_both_rates_is_reserved_until_the_new_one_takes_effect(burst: int) -> None:
     probe = Probe().begin()
     old = reservation(probe.policy, probe.policy.rate)
     new = reservation(probe.policy, Rate(20, burst))
@@ -395,7 +394,7 @@ def test_the_larger_of_both_rates_is_reserved_until_the_new_one_holds(burst: int
     assert len(probe.network.reserved) == 3
 
 
-def test_a_refused_rate_leaves_the_old_one_in_force() -> None:
+def test_after_a_refused_rate_the_old_one_stays_in_effect() -> None:
     probe = Probe().begin()
     probe.network.full = True
     with pytest.raises(ReservationRefused):
@@ -406,8 +405,8 @@ def test_a_refused_rate_leaves_the_old_one_in_force() -> None:
     assert len(probe.network.reserved) == 1
 
 
-def test_a_rate_that_could_not_carry_the_largest_message_is_refused() -> None:
-    """Else a message of that size would wait for ever."""
+def test_a_rate_too_small_for_the_largest_message_is_refused() -> None:
+    """Otherwise a message of that size would wait forever."""
     probe = Probe().begin()
     with pytest.raises(InvalidOption, match=r"burst_bytes"):
         probe.vbr.change_rate(start(FIRST) + 1, Rate(1e6, 5, 999))
@@ -423,14 +422,14 @@ def test_the_last_of_several_new_rates_counts() -> None:
     assert probe.network.reserved[-1] == reservation(probe.policy, Rate(1e6, 2))
 
 
-def test_a_peer_s_burst_is_known_from_its_frames() -> None:
+def test_a_peers_burst_is_known_from_its_frames() -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     probe.vbr.from_below(end(FIRST), data(2, FIRST, burst=7))
     assert probe.vbr.max_rate(2) == 7
 
 
-# -- delivering ----------------------------------------------------------------------------------------------------
+# -- delivering ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", list(permutations(range(5))))
@@ -463,13 +462,13 @@ def test_any_order_of_arrival_gives_one_order_of_delivery(order: tuple[int, ...]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_pieces_become_their_message_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
+def test_fragments_are_reassembled_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     frames = [
-        piece(2, FIRST, b"one ", 0, MORE_FRAGMENTS | FIRST_PIECE),
-        piece(2, FIRST, b"two ", 1, MORE_FRAGMENTS),
-        piece(2, FIRST, b"three", 2, 0),
+        fragment(2, FIRST, b"one ", 0, MORE_FRAGMENTS | FIRST_FRAGMENT),
+        fragment(2, FIRST, b"two ", 1, MORE_FRAGMENTS),
+        fragment(2, FIRST, b"three", 2, 0),
         data(2, FIRST, b"tail", number=3),
     ]
     for position in order:
@@ -490,8 +489,8 @@ def test_duplicates_are_counted_and_delivered_once() -> None:
     assert probe.delivered() == []
 
 
-def test_nothing_is_kept_of_slots_that_are_delivered() -> None:
-    """Whatever the network duplicates, memory does not grow with time."""
+def test_delivered_slots_are_not_kept() -> None:
+    """Memory use does not grow with time, even if the network duplicates datagrams."""
     probe = Probe(3, (1, 2, 3)).begin()
     for slot in range(FIRST, FIRST + 20):
         probe.vbr.wake(end(slot))
@@ -504,7 +503,7 @@ def test_nothing_is_kept_of_slots_that_are_delivered() -> None:
 @pytest.mark.parametrize(
     "changes", [{"incarnation": 2}, {"epoch": 1}, {"incarnation": 0}], ids=["restarted", "another epoch", "older"]
 )
-def test_frames_of_another_life_are_not_delivered(changes: dict[str, int]) -> None:
+def test_frames_of_another_incarnation_are_not_delivered(changes: dict[str, int]) -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     frame = data(2, FIRST, b"ghost")
@@ -516,16 +515,16 @@ def test_frames_of_another_life_are_not_delivered(changes: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {Kind.DATA, Kind.HELLO}])
-def test_frames_of_other_orders_take_nobody_s_place(kind: Kind) -> None:
+def test_frames_of_other_orders_do_not_occupy_a_frame_number(kind: Kind) -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
-    probe.vbr.from_below(end(FIRST), Frame(kind, 2, 1, 0, FIRST, 0, body=b"whatever"))
+    probe.vbr.from_below(end(FIRST), Frame(kind, 2, 1, 0, FIRST, 0, body=b"anything"))
     assert probe.vbr.ignored.total() == 1
     probe.peer(2, FIRST, b"data")
     assert probe.delivered() == [b"data"]
 
 
-def test_data_that_arrive_before_the_last_hello_wait_for_it() -> None:
+def test_data_before_the_last_hello_waits_for_it() -> None:
     probe = Probe(1, (1, 2, 3))
     probe.vbr.wake(T0)
     probe.vbr.from_below(T0, probe.hello(2))
@@ -535,10 +534,10 @@ def test_data_that_arrive_before_the_last_hello_wait_for_it() -> None:
     first = probe.vbr.view.first_slot
     assert first > FIRST, "this member could name its slot only now"
     assert probe.vbr.ignored == {}
-    assert sorted(probe.vbr._rqueues[2].slots) == [], "what came for earlier slots is not delivered"
+    assert sorted(probe.vbr._rqueues[2].slots) == [], "frames of earlier slots are not delivered"
 
 
-def test_a_group_of_one_delivers_to_itself() -> None:
+def test_a_group_of_one_member_delivers_its_own_messages() -> None:
     probe = Probe(7, (7,)).begin()
     for slot in range(FIRST, FIRST + 3):
         assert probe.vbr.submit(start(slot), [b"a", b"b"]) == 2
@@ -549,7 +548,7 @@ def test_a_group_of_one_delivers_to_itself() -> None:
     assert probe.vbr.bound_ns() == 17 * MS
 
 
-def test_the_start_says_whom_it_waits_for() -> None:
+def test_the_order_names_the_members_that_the_start_waits_for() -> None:
     probe = Probe(1, (1, 2, 3))
     probe.vbr.wake(T0)
     probe.vbr.from_below(T0, probe.hello(3))
@@ -561,7 +560,7 @@ def test_the_start_says_whom_it_waits_for() -> None:
 
 
 def test_hellos_end_when_the_first_slot_is_delivered() -> None:
-    """Whoever sent a mark knows everyone: a lost answer does not keep HELLOs going for ever."""
+    """A member that sends marks knows all first slots, so a lost answer does not keep HELLOs going forever."""
     probe = Probe()
     probe.vbr.wake(T0)
     hello = probe.hello(2)
@@ -575,7 +574,7 @@ def test_hellos_end_when_the_first_slot_is_delivered() -> None:
     assert {frame.kind for frame in probe.vbr.down} == {Kind.DATA}
 
 
-def test_slots_that_no_right_sender_can_be_in_are_absurd() -> None:
+def test_slots_too_far_ahead_for_a_correct_sender_are_refused() -> None:
     probe = Probe()
     now = start(FIRST)
     ahead = TIMING.slot_of(now + TIMING.gamma_ns + HORIZON_NS)
@@ -583,38 +582,38 @@ def test_slots_that_no_right_sender_can_be_in_are_absurd() -> None:
     assert probe.vbr.latest_slot(now) >= TIMING.slot_of(now + TIMING.gamma_ns)
 
 
-# -- window --------------------------------------------------------------------------------------------------------
+# -- window ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sender_has_never_more_than_the_window_of_slots_under_way() -> None:
+def test_a_sender_never_has_more_slots_in_flight_than_the_window() -> None:
     probe = Probe().begin()
     window = probe.vbr.window_slots
     assert window == 3 + 3  # (Δ + Γ) / Θ rounded up, and 3
-    taken = {slot: probe.vbr.submit(start(slot), [b"x"]) for slot in range(FIRST, FIRST + 2 * window)}
-    assert [slot - FIRST for slot, count in taken.items() if count] == list(range(window))
+    accepted = {slot: probe.vbr.submit(start(slot), [b"x"]) for slot in range(FIRST, FIRST + 2 * window)}
+    assert [slot - FIRST for slot, count in accepted.items() if count] == list(range(window))
     marks = [frame.slot for frame in probe.sent()]
-    assert marks == list(range(FIRST, FIRST + 2 * window - 1)), "marks go on, or nobody could deliver"
-    # The peer comes back: as it catches up, the sender is let go.
+    assert marks == list(range(FIRST, FIRST + 2 * window - 1)), "marks go on, otherwise no member could deliver"
+    # The peer returns: as it catches up, the sender may send again.
     slot = FIRST + 2 * window
     assert probe.vbr.submit(start(slot), [b"y"]) == 0
     probe.peer(2, FIRST)
     assert probe.vbr.submit(start(slot), [b"y"]) == 1
 
 
-def test_marks_stop_two_windows_ahead_so_that_no_queue_grows_for_ever() -> None:
+def test_marks_stop_two_windows_ahead_so_that_queues_stay_bounded() -> None:
     probe = Probe().begin()
     window = probe.vbr.window_slots
     for slot in range(FIRST, FIRST + 10 * window):
         probe.vbr.wake(end(slot))
     marks = [frame.slot for frame in probe.sent()]
     assert marks == list(range(FIRST, FIRST + 2 * window))
-    assert probe.vbr.wake_at() is None, "nothing is due before the peer is heard"
+    assert probe.vbr.wake_at() is None, "nothing is due before a frame of the peer arrives"
     probe.peer(2, FIRST, now=end(FIRST + 10 * window))
     assert [frame.slot for frame in probe.sent()] == [FIRST + 2 * window], "as it catches up, marks go on"
 
 
-def test_the_window_does_not_bind_while_delays_keep_to_delta() -> None:
-    """The slowest right peer: its clock Γ behind, its marks Δ on the way."""
+def test_the_window_does_not_limit_senders_while_delays_stay_within_delta() -> None:
+    """The slowest correct peer: its clock is Γ behind, and its marks travel for Δ."""
     probe = Probe().begin()
     late = TIMING.delta_ns + TIMING.gamma_ns
     for slot in range(FIRST, FIRST + 20):
@@ -624,10 +623,10 @@ def test_the_window_does_not_bind_while_delays_keep_to_delta() -> None:
         assert probe.vbr.submit(start(slot), [b"x"]) == 1
 
 
-# -- lateness ------------------------------------------------------------------------------------------------------
+# -- lateness --------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_late_is_named_with_what_is_missing() -> None:
+def test_a_late_member_is_reported_with_its_missing_frames() -> None:
     probe = Probe(1, (1, 2, 3)).begin()
     late = end(FIRST) + TIMING.delta_ns + TIMING.gamma_ns
     probe.vbr.wake(end(FIRST))
@@ -635,7 +634,7 @@ def test_who_is_late_is_named_with_what_is_missing() -> None:
     probe.peer(3, FIRST, b"z", number=4)
     probe.peer(3, FIRST, b"y", number=1, flags=0)
     probe.wake(late)
-    assert not [e for e in probe.events() if isinstance(e, Violation)], "an arrival at that instant counts (000-22)"
+    assert not [e for e in probe.events() if isinstance(e, Violation)], "an arrival at that instant is in time (000-22)"
     assert probe.vbr.wake_at() is not None
     probe.wake(late + 1)
     (violation,) = [e for e in probe.events() if isinstance(e, Violation)]
@@ -645,7 +644,7 @@ def test_who_is_late_is_named_with_what_is_missing() -> None:
     assert not [e for e in probe.events() if isinstance(e, Violation)], "once per slot"
 
 
-def test_who_has_not_ended_its_slot_is_late_even_if_no_frame_is_known_to_be_missing() -> None:
+def test_a_member_without_an_end_of_slot_mark_is_late_even_if_no_frame_is_known_to_be_missing() -> None:
     for frames in ((), (0,)):
         probe = Probe().begin()
         for number in frames:
@@ -656,7 +655,7 @@ def test_who_has_not_ended_its_slot_is_late_even_if_no_frame_is_known_to_be_miss
         assert f"slot {FIRST} has not ended" in violation.text
 
 
-def test_of_slots_that_are_late_one_after_the_other_the_first_is_reported() -> None:
+def test_of_consecutive_late_slots_only_the_first_is_reported() -> None:
     probe = Probe().begin()
     violations: Counter[int | None] = Counter()
     again = FIRST + 4 + 10**9 // TIMING.theta_ns
@@ -669,10 +668,10 @@ def test_of_slots_that_are_late_one_after_the_other_the_first_is_reported() -> N
         probe.wake(due)
         probe.peer(2, slot, now=due)
         violations.update(e.slot for e in probe.events() if isinstance(e, Violation))
-    assert violations == {FIRST: 1, again: 1}, "and again after a second without"
+    assert violations == {FIRST: 1, again: 1}, "and again after a second without late slots"
 
 
-def test_the_driver_is_woken_for_the_end_of_each_slot_and_for_lateness() -> None:
+def test_wake_at_names_the_end_of_each_slot_and_the_time_of_lateness() -> None:
     probe = Probe().begin()
     now, woken = start(FIRST), []
     while now < end(FIRST + 4):
@@ -686,17 +685,17 @@ def test_the_driver_is_woken_for_the_end_of_each_slot_and_for_lateness() -> None
     assert end(FIRST) + 12 * MS + 1 in woken
 
 
-# -- leaving -------------------------------------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_leaves_with_the_slot_that_it_is_in() -> None:
+def test_a_leaving_member_ends_with_its_present_slot() -> None:
     probe = Probe().begin()
     probe.vbr.submit(start(FIRST), [b"last words"])
     probe.vbr.leave(start(FIRST) + 1)
     (frame,) = probe.sent()
     assert frame.flags == END_OF_SLOT | LEAVING
     assert frame.packed_messages is not None
-    assert frame.packed_messages.messages() == [b"last words"], "what was accepted is sent"
+    assert frame.packed_messages.messages() == [b"last words"], "accepted messages are sent"
     assert probe.vbr.submit(start(FIRST) + 2, [b"x"]) == 0
     probe.peer(2, FIRST, b"answer")
     batch, answer, left = probe.events()
@@ -707,8 +706,8 @@ def test_a_member_leaves_with_the_slot_that_it_is_in() -> None:
 
 
 @pytest.mark.parametrize("me", [1, 2])
-def test_who_leaves_sends_nothing_after_its_final_slot(me: int) -> None:
-    """It waits for the others' marks of that slot, without a busy loop, however long they take."""
+def test_a_leaving_member_sends_nothing_after_its_final_slot(me: int) -> None:
+    """It waits for the others' marks of that slot as long as they take, without a busy loop."""
     probe = Probe(me).begin()
     probe.vbr.leave(start(FIRST) + 1)
     assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, END_OF_SLOT | LEAVING)]
@@ -720,7 +719,7 @@ def test_who_leaves_sends_nothing_after_its_final_slot(me: int) -> None:
         assert due > now
         now = due
         probe.wake(now)
-    assert due is None, "nothing left to do but to listen"
+    assert due is None, "nothing is left to do but receive"
     assert probe.sent() == []
     (violation,) = [e for e in probe.events() if isinstance(e, Violation)]
     assert violation.slot == FIRST
@@ -728,7 +727,7 @@ def test_who_leaves_sends_nothing_after_its_final_slot(me: int) -> None:
     assert probe.events()[-1] == LeaveComplete(FIRST)
 
 
-def test_a_leave_that_the_driver_brings_late_ends_the_slot_that_the_clock_is_in() -> None:
+def test_a_late_leave_call_ends_the_slot_of_its_clock_reading() -> None:
     probe = Probe().begin()
     probe.vbr.leave(start(FIRST + 2) + 1)
     assert [(f.slot - FIRST, f.flags) for f in probe.sent()] == [
@@ -738,7 +737,7 @@ def test_a_leave_that_the_driver_brings_late_ends_the_slot_that_the_clock_is_in(
     ]
 
 
-def test_a_leave_after_the_mark_ends_the_next_slot() -> None:
+def test_a_leave_after_the_mark_makes_the_next_slot_the_last() -> None:
     probe = Probe().begin()
     assert probe.vbr.submit(start(FIRST), [b"x"] * 3) == 3
     probe.vbr.leave(start(FIRST) + 1)
@@ -751,7 +750,7 @@ def test_a_leave_after_the_mark_ends_the_next_slot() -> None:
     assert probe.events()[-1] == LeaveComplete(FIRST + 1)
 
 
-def test_a_leave_before_the_first_slot_ends_that_slot() -> None:
+def test_a_leave_before_the_first_slot_makes_that_slot_the_last() -> None:
     probe = Probe()
     probe.vbr.wake(T0)
     probe.vbr.from_below(T0, probe.hello(2))
@@ -761,7 +760,7 @@ def test_a_leave_before_the_first_slot_ends_that_slot() -> None:
     assert [(f.slot, f.flags) for f in probe.sent()] == [(FIRST, END_OF_SLOT | LEAVING)]
 
 
-def test_the_others_go_on_without_who_left() -> None:
+def test_the_others_go_on_without_a_departed_member() -> None:
     probe = Probe(2, (1, 2, 3)).begin()
     probe.vbr.submit(start(FIRST), [b"a"])
     probe.vbr.wake(end(FIRST))
@@ -780,7 +779,7 @@ def test_the_others_go_on_without_who_left() -> None:
     assert probe.delivered() == [b"d", b"e"]
 
 
-def test_all_others_leave_and_the_last_member_goes_on_alone() -> None:
+def test_the_last_member_goes_on_alone() -> None:
     probe = Probe(2, (1, 2, 3)).begin()
     probe.vbr.wake(end(FIRST))
     probe.peer(1, FIRST, flags=END_OF_SLOT | LEAVING)
@@ -793,7 +792,7 @@ def test_all_others_leave_and_the_last_member_goes_on_alone() -> None:
     assert probe.events() == [LeaveComplete(FIRST + 2)]
 
 
-def test_all_leave_in_one_slot() -> None:
+def test_all_members_leave_in_one_slot() -> None:
     probe = Probe().begin()
     probe.vbr.leave(start(FIRST))
     probe.peer(2, FIRST, flags=END_OF_SLOT | LEAVING)
@@ -801,7 +800,7 @@ def test_all_leave_in_one_slot() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.GET_RATE, Mode.DET_RATE])
-def test_a_leave_before_the_group_began_is_done_at_once(mode: Mode) -> None:
+def test_a_leave_before_the_group_begins_is_complete_at_once(mode: Mode) -> None:
     probe = in_mode(mode)
     probe.vbr.leave(T0)
     assert probe.events() == [LeaveComplete(TIMING.slot_of(T0))]

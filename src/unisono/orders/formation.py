@@ -1,9 +1,10 @@
-"""How a group begins: everybody's rate and first slot reach everybody (paper 000 §5.1 init-rate, §6.3 Smax).
+"""How a group forms: every member learns all rates and first slots (paper 000 §5.1 init-rate, §6.3 Smax).
 
-Each member repeats a HELLO. Once it has heard everyone it names its own first slot, by its clock: the first one
-before which everyone is sure to have this HELLO. The group starts at the latest of the slots named, which each
-member knows when it has them all. Nobody sends a message before, so none is lost to a member that is not up yet. Where
-datagrams may be lost a HELLO is sent so often in a row that one arrives (§7): no slot that it names is learnt too late.
+Each member repeats a HELLO. Once it has a HELLO of every peer, it names its own first slot, by its clock: the first
+slot before which every peer has received the HELLO that names it. The group starts at the latest of the named slots,
+which each member knows when it has them all. No member sends a message before that, so a member that starts late loses
+none. Where datagrams may be lost, each HELLO is sent in enough copies for one to arrive (§7), so that no member learns
+a first slot too late.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HELLO_INTERVAL_MAX_NS = 200_000_000
 
 
 def members_key(members: tuple[int, ...]) -> int:
-    """A key that differs when two members were given different lists of members."""
+    """A key that differs between two members with different member lists."""
     return zlib.crc32(",".join(map(str, members)).encode())
 
 
@@ -31,7 +32,7 @@ def _fec_text(fec: tuple[int, int] | None) -> str:
 
 
 def order_key(policy: Policy) -> int:
-    """A key that differs when two members were given different orders, or one of them no reliable multicast.
+    """A key that differs between two members with different orders, or with and without reliable multicast.
 
     ρ, η and ω may differ: each message carries its own.
     """
@@ -39,17 +40,26 @@ def order_key(policy: Policy) -> int:
 
 
 class RateExchange:
-    """One member's part in the beginning."""
+    """One member's part in the HELLO exchange."""
 
-    def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
-        """With `restarts`, peers may come back as new incarnations, and the exchange goes on while the group runs.
+    def __init__(
+        self,
+        policy: Policy,
+        down: list[Frame] | None = None,
+        *,
+        allow_restarts: bool = False,
+        check_clocks: bool = False,
+    ) -> None:
+        """HELLOs to send are appended to `down`, the outgoing frames of the order.
 
-        With `clocked`, clocks are what the order goes by: nobody begins with one that is off by more than Γ.
+        With `allow_restarts`, peers may return as new incarnations, and the exchange continues while the group runs.
+        With `check_clocks`, the group does not begin with a member whose clock is off by more than Γ.
         """
         self._allow_restarts = allow_restarts
         self._check_clocks = check_clocks
-        self.down: list[Frame] = []
+        self.down: list[Frame] = [] if down is None else down
         self.problems: dict[int, str] = {}
+        """Why each refused peer's HELLO does not fit."""
         self._policy = policy
         timing = policy.timing
         self._hello_interval_ns = min(
@@ -61,13 +71,14 @@ class RateExchange:
         self._received_by_multicast: dict[int, bool] = {}
         self._own_first_slot = 0
         self._next_hello: int | None = 0
+        """When the next HELLO is due; None when no more are needed."""
         self._refused_incarnations: dict[int, int] = {}
-        """Peers whose clock is wrong, in the incarnation that showed it."""
+        """The incarnation of each peer that was refused for its clock."""
         self.slot_changes = 0
-        """How often the slot's length has been changed."""
+        """How many times the group has changed its slot length."""
 
     def from_below(self, now: int, frame: Frame) -> Violation | None:
-        """A HELLO has arrived."""
+        """A HELLO has arrived; returns a violation if it shows a new problem."""
         hello = decode_hello(bytes(frame.body))
         if hello is None:
             return None
@@ -82,18 +93,18 @@ class RateExchange:
             if ahead_ns > self._policy.timing.gamma_ns:
                 return self.on_clock_difference(peer, frame.incarnation, ahead_ns)
         if self.complete and not self._allow_restarts and self._incarnations.get(peer) != frame.incarnation:
-            text = "has restarted; this group began with its earlier incarnation and cannot take it back"
+            text = "has restarted; this group began with its earlier incarnation and cannot add it again"
             return self._report_problem(ViolationKind.RESTARTED, peer, text)
         self.problems.pop(peer, None)
         if self._incarnations.get(peer) != frame.incarnation:
             self._received_by_multicast[peer] = False
             self._hellos.pop(peer, None)
             if self._allow_restarts:
-                self._next_hello = now  # whoever is new here has to hear from everyone
+                self._next_hello = now  # the new incarnation needs our HELLO
         was_complete, known = self.complete, self._hellos.get(peer)
         self._incarnations[peer] = frame.incarnation
         self._received_by_multicast[peer] = self._received_by_multicast.get(peer, False) or frame.multicast
-        # A HELLO that an earlier one was overtaken by takes nothing back.
+        # An earlier HELLO that arrives after a later one changes nothing.
         if known is None or (known.first_slot, known.complete) <= (hello.first_slot, hello.complete):
             self._hellos[peer] = hello
         if not self._own_first_slot and len(self._hellos) == len(self._peers):
@@ -105,15 +116,15 @@ class RateExchange:
         return None
 
     def on_clock_difference(self, peer: int, incarnation: int, difference_ns: int) -> ClockViolation | None:
-        """A peer's clock is off by more than Γ: before we have named our first slot, it is not begun with.
+        """A peer's clock is off by more than Γ: refuse the peer if we have not named our first slot yet.
 
-        A violation, unless that is known.
+        Returns a violation, or None if the difference is known.
         """
         if self._refused_incarnations.get(peer) == incarnation:
             return None
         gamma_ns = self._policy.timing.gamma_ns
         if self.has_named_first_slot:
-            outcome = "nobody is left out where members do not fail, so that deliveries may be late"
+            outcome = "without failures no member can be left out, so deliveries may be late"
             return ClockViolation.of(peer, difference_ns, gamma_ns, outcome)
         violation = ClockViolation.of(peer, difference_ns, gamma_ns, "the group does not begin with it")
         self._refused_incarnations[peer] = incarnation
@@ -122,7 +133,7 @@ class RateExchange:
         return violation
 
     def _report_problem(self, kind: ViolationKind, peer: int, problem: str) -> Violation | None:
-        """A violation for the first HELLO that shows a problem, nothing for its repetitions."""
+        """Returns a violation for the first HELLO that shows a problem, None for its repetitions."""
         if self.problems.get(peer) == problem:
             return None
         self.problems[peer] = problem
@@ -133,7 +144,7 @@ class RateExchange:
         if epoch != self._policy.epoch:
             return f"is in epoch {epoch}, here it is {self._policy.epoch}"
         for word, theirs, ours in (
-            # Where slots have been changed since, whoever comes is told what they are.
+            # After a slot-length change, newcomers learn the present length from JOINs.
             ("slot", hello.theta_ns, hello.theta_ns if hello.slot_changes or self.slot_changes else timing.theta_ns),
             ("delta", hello.delta_ns, timing.delta_ns),
             ("gamma", hello.gamma_ns, timing.gamma_ns),
@@ -141,18 +152,18 @@ class RateExchange:
             if theirs != ours:
                 return f"has {word} {duration_text(theirs)}, here it is {duration_text(ours)}"
         policy = self._policy
-        for word, told, known in (
+        for word, theirs_value, ours_value in (
             ("failures", hello.failures, policy.failures),
             ("fec", _fec_text(hello.fec), _fec_text(policy.fec)),
             ("loss_burst", hello.loss_burst, policy.loss_burst),
         ):
-            if told != known:
-                return f"has {word} {told}, here it is {known}"
+            if theirs_value != ours_value:
+                return f"has {word} {theirs_value}, here it is {ours_value}"
         if hello.order_key and hello.order_key != order_key(policy):
-            mine = policy.order + (" over reliable multicast" if policy.reliable is not None else "")
-            return f"has another order, or is with or without reliable multicast; here it is {mine}"
+            ours_text = policy.order + (" over reliable multicast" if policy.reliable is not None else "")
+            return f"has another order, or differs in reliable multicast; here it is {ours_text}"
         if hello.members_key != members_key(self._policy.view.members):
-            return "was given another list of members"
+            return "has another list of members"
         return None
 
     def _name_first_slot(self, now: int) -> None:
@@ -162,7 +173,7 @@ class RateExchange:
         self._send_hello(now)
 
     def wake(self, now: int) -> None:
-        """Say HELLO if it is time."""
+        """Send a HELLO if one is due."""
         if self._next_hello is None or now < self._next_hello:
             return
         if not self._peers and not self._own_first_slot:
@@ -174,7 +185,7 @@ class RateExchange:
         self._next_hello = now + self._hello_interval_ns
 
     def stop(self) -> None:
-        """A slot has been delivered, so everyone sends: nobody needs another HELLO, unless somebody may come back."""
+        """Every member has begun, since a slot is delivered: send no more HELLOs, unless members may restart."""
         if not self._allow_restarts:
             self._next_hello = None
 
@@ -184,7 +195,7 @@ class RateExchange:
 
     def _send_hello(self, now: int, to: int = 0) -> None:
         policy, timing, rate = self._policy, self._policy.timing, self._policy.rate
-        heard = tuple(
+        seen_peers = tuple(
             SeenPeer(peer, self._incarnations[peer], self._received_by_multicast[peer])
             for peer in self._peers
             if peer in self._hellos
@@ -200,7 +211,7 @@ class RateExchange:
                 rate.bytes_per_slot(policy.max_message),
                 self._own_first_slot,
                 self.complete,
-                heard,
+                seen_peers,
                 policy.failures,
                 policy.fec,
                 policy.loss_burst,
@@ -231,7 +242,7 @@ class RateExchange:
 
     @property
     def complete(self) -> bool:
-        """Whether everyone's first slot is known here."""
+        """Whether this member knows the first slot of every member."""
         return (
             self._own_first_slot > 0
             and len(self._hellos) == len(self._peers)
@@ -239,32 +250,31 @@ class RateExchange:
         )
 
     def is_complete_everywhere(self) -> bool:
-        """Whether everyone is known to know everyone's first slot."""
+        """Whether this member knows that every member knows all first slots."""
         return self.complete and all(hello.complete for hello in self._hellos.values())
 
     def first_slot(self) -> int:
-        """The slot at which the group starts; only when complete."""
+        """The slot at which the group starts; valid only when complete."""
         return max(self._own_first_slot, *(hello.first_slot for hello in self._hellos.values()), 0)
 
     def missing(self) -> tuple[int, ...]:
-        """The peers that have not said HELLO, or have not named their first slot yet."""
+        """The peers that have sent no HELLO yet, or have not named their first slot."""
         return tuple(p for p in self._peers if p not in self._hellos or not self._hellos[p].first_slot)
 
     def incarnation(self, member: int) -> int | None:
-        """The incarnation that a member takes part with."""
+        """The incarnation of a member that the latest HELLO showed."""
         return self._incarnations.get(member)
 
     def rate(self, peer: int) -> Rate | None:
-        """What a peer declared, if it has."""
+        """The rate that a peer declared; None if no HELLO has arrived."""
         hello = self._hellos.get(peer)
         return None if hello is None else Rate(hello.avg, hello.burst, hello.burst_bytes)
 
     def reaches_all_by_multicast(self) -> bool:
-        """Whether every peer has heard this member by IP multicast."""
+        """Whether every peer has received a HELLO of this member by IP multicast."""
         me = self._policy.member
-        heard_all = len(self._hellos) == len(self._peers)
         return (
             self._policy.multicast
-            and heard_all
+            and len(self._hellos) == len(self._peers)
             and all(any(h.member == me and h.by_multicast for h in hello.seen_peers) for hello in self._hellos.values())
         )

@@ -1,4 +1,4 @@
-"""The modes of the slot orders and of the leader orders, and what has an effect in which (paper 000 figure 6)."""
+"""The modes of the VBR and leader orders, and the inputs that each mode accepts (paper 000 figure 6)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The modes of figure 6, and the end that the paper leaves out."""
+    """The modes of figure 6, and LEFT, which the paper omits."""
 
     GET_RATE = "GetRate"
     DET_RATE = "DetRate"
@@ -15,7 +15,7 @@ class Mode(StrEnum):
 
 
 class Input(StrEnum):
-    """What can happen to the automaton."""
+    """The inputs of the automaton that depend on its mode, by their names in the paper."""
 
     SUBMIT = "app-mcast"
     HELLO = "rate received"
@@ -30,4 +30,4 @@ ACCEPTED_INPUTS: dict[Mode, frozenset[Input]] = {
     Mode.DELIVER_MESSAGES: frozenset(Input),
     Mode.LEFT: frozenset(),
 }
-"""Which inputs have an effect in which mode; any other pair is ignored (a submission is not taken, and waits)."""
+"""The inputs that have an effect in each mode. Others are ignored; a submission is not accepted, and waits."""

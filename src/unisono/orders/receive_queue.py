@@ -1,6 +1,6 @@
-"""Rqueue(j): what has arrived from one sender and waits for its slot's turn (paper 000 figure 6).
+"""Rqueue(j): the received frames of one sender that wait for their slot to be delivered (paper 000 figure 6).
 
-Keyed by slot and number in the slot, so that a datagram that overtakes another does no harm.
+Frames are keyed by slot and by number within the slot, so datagrams may overtake each other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class SlotFrames:
     fragments: list[bytes | memoryview] = field(default_factory=list)
 
     def ended(self) -> bool:
-        """Whether all of the slot has been taken."""
+        """Whether every frame of the slot has been delivered."""
         return self.last_number is not None and self.next_number > self.last_number
 
     def missing(self) -> list[int]:
-        """The numbers that later frames show to be missing."""
+        """The frame numbers that are missing before the last frame known."""
         top = self.last_number if self.last_number is not None else max(self.waiting, default=-1)
         return [n for n in range(self.next_number, top + 1) if n not in self.waiting]
 
@@ -36,7 +36,7 @@ class Rqueue:
         self.slots: dict[int, SlotFrames] = {}
 
     def add(self, frame: Frame) -> bool:
-        """Keep a frame; False if it has been here before or contradicts the slot's end-of-slot mark."""
+        """Store a frame; False if it is a duplicate or contradicts the slot's end-of-slot mark."""
         frames = self.slots.get(frame.slot)
         if frames is None:
             frames = self.slots[frame.slot] = SlotFrames()
@@ -53,6 +53,6 @@ class Rqueue:
         return True
 
     def forget_before(self, slot: int) -> None:
-        """Drop what is older than a slot."""
+        """Drop the frames of slots before `slot`."""
         for old in [s for s in self.slots if s < slot]:
             del self.slots[old]

@@ -1,36 +1,58 @@
-"""The VBR order of paper 000 §5, as errata 000-13 to 000-21 correct it: reliable total order without failures.
+"""VBR total order without failures (paper 000 §5, errata 000-13 to 000-21).
 
-Time is cut into slots of length Θ that count from the Unix epoch. A message is sent in the slot in which it was
-submitted; each slot ends with a mark. Members deliver slot by slot, and within a slot sender by sender in member
-order. No message is needed to agree on anything, so latency is at most Δ+Γ+Θ however many members there are.
+Time is divided into slots of length Θ, numbered from the Unix epoch. A message belongs to the slot in which it was
+submitted. Each sender closes every slot with an end-of-slot mark. A member delivers slot s when it has the mark of
+every sender for s, sender by sender in member order. No agreement messages are needed, so latency is at most Δ+Γ+Θ for
+any number of members (Theorem 2).
 
-The paper's names are kept: modes GetRate, DetRate, DeliverMessages; `current` and `count` for the sender being
-delivered; myCount and maxSend live in the pacer; Squeue is the packer's held-back rest; the dummy is a last frame
-without a body. The burst travels in every header, so a rate change takes no message of the burst (000-15, -16, -17).
-The slot's length changes for all at once, by a wish that a mark carries: see `slot_change`.
+Sending: `submit` packs messages into frames. Full frames leave at once; the rest waits in the packer and leaves as the
+last frame of the slot, which is the end-of-slot mark. The mark is sent when the burst is used up or, from `wake`, when
+the slot ends. A slot without messages ends with an empty mark, the paper's dummy.
+
+Receiving: `from_below` stores frames per sender and slot. `_deliver_ready_slots` delivers every slot that is complete,
+and `_finish_slot` moves on to the next one.
+
+Names from the paper: the modes GetRate, DetRate and DeliverMessages; `current` and `count` for the sender being
+delivered; Rqueue for the received frames. myCount and maxSend are in the pacer, and Squeue is the packer's held-back
+rest. Every header carries the sender's burst, so a rate change needs no message (000-15, -16, -17). The slot length
+can change while the group runs; `SlotSchedule` knows the length of every slot.
+
+`failures.VbrGaps` extends this class for groups whose members may fail. The section "rules that differ where members
+may fail" holds every decision that it makes differently, beside its own inputs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge
 from unisono.model.durations import NS_PER_S
-from unisono.model.events import POSITIONS_PER_SENDER, Batch, LeaveComplete, PackedMessages, ViewChange
+from unisono.model.events import (
+    POSITIONS_PER_SENDER,
+    Batch,
+    LeaveComplete,
+    PackedMessages,
+    SettingsAgreed,
+    TimingChange,
+    ViewChange,
+    Violation,
+    ViolationKind,
+)
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
 from unisono.model.slot_schedule import SlotGrid
+from unisono.model.throttle import Throttle
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.clock_reports import ClockReports
-from unisono.orders.formation import RateExchange
+from unisono.net.clock_check import ClockDifference
+from unisono.orders.contract import OrderBase
 from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import FramePayload, Packer
 from unisono.orders.receive_queue import Rqueue, SlotFrames
-from unisono.orders.vbr.slots import SlotOrderBase
+from unisono.orders.vbr.slots import SlotSchedule, check_slot_length
 from unisono.wire.frame import (
     END_OF_SLOT,
     FIRST_FRAGMENT,
@@ -42,12 +64,13 @@ from unisono.wire.frame import (
     Kind,
 )
 from unisono.wire.packed_messages import ReassembledMessage
+from unisono.wire.setting_requests import SettingRequest
 
 HORIZON_NS = NS_PER_S
-"""A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
+"""Refuse a frame of a slot that is further ahead of our clock than Γ and this."""
 
 MAX_SLOTS_AHEAD = 1 << 14
-"""So many slots ahead of what is delivered here nobody is absurd: it may have changed to shorter ones before us."""
+"""Accept frames up to this many slots ahead of delivery in any case: the sender may already use shorter slots."""
 
 
 def latency_bound_ns(timing: Timing) -> int:
@@ -55,50 +78,73 @@ def latency_bound_ns(timing: Timing) -> int:
     return timing.delta_ns + timing.gamma_ns + timing.theta_ns
 
 
-class Vbr(SlotOrderBase, ClockReports):
-    """The automaton of one member."""
+class Vbr(OrderBase):
+    """The VBR automaton of one member."""
 
     gap_stable_places = False
-    """Whether a message's place in its slot is its sequence, in place of how many were delivered before it."""
+    """Whether a message's position in its slot comes from its sequence number, so that gaps do not shift it.
+
+    Without gaps the position is the number of messages of the same sender and slot delivered before it.
+    """
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
-        super().__init__(policy, reserver)
-        ClockReports.__init__(self)
-        self.down: list[Frame] = []
-        self.ignored: Counter[str] = Counter()
+        super().__init__(policy, allow_restarts=policy.failures, check_clocks=not policy.failures)
+        self.mode = Mode.GET_RATE
         self.view = policy.view
-        self.exchange = RateExchange(policy, check_clocks=True)
-        self.exchange.down = self.down
-        self._multicast = False
+        self.schedule = SlotSchedule(policy, reserver)
+        self._policy = policy
         # Sending.
         self._packer = Packer(policy.max_frame)
+        self._send_slot = 0
         self._next_frame_number = 0
         self._slot_closed = self._leaving = False
         self._sequence = 0
+        self._undelivered_own_slots: deque[int] = deque()
+        """Slots in which this member sent messages that it has not delivered yet."""
         # Delivering.
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self._final_slots: dict[int, int] = {}
+        """The last slot of each leaving member."""
         self._bursts: dict[int, int] = {}
+        self._deliver_slot = 0
         self._current = self._count = self._index = 0
+        self.window_slots = self.schedule.window_slots(self._deliver_slot)
+        # Reporting.
+        self._reported_members: tuple[int, ...] = ()
+        """The members that the application already knows of when delivery begins."""
+        self._reported_timing = policy.timing
+        """The timing that the application knows to be in effect."""
         self._late_reported = False
-        self._reported_members: tuple[int, ...] = ()  # whom the application knows to be there when we begin
-        self._undelivered_own_slots: deque[int] = deque()
-        """Slots in which we sent messages that we have not delivered ourselves yet."""
+        self._throttle = Throttle()
+
+    @property
+    def grid(self) -> SlotGrid:
+        """The slots as this member knows them."""
+        return self.schedule.grid
+
+    @property
+    def settings_agreed(self) -> list[SettingsAgreed]:
+        """Settings in effect from the slot being entered on; the stack drains this list."""
+        return self.schedule.settings_agreed
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take what the slot that `now` lies in has room for."""
-        if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
+        """app-mcast: accept as many messages, from the first on, as the slot that `now` lies in has room for.
+
+        Returns their number. Full frames leave at once, the rest with the end-of-slot mark.
+        """
+        if not self._confirm_slots(now) or Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
         self._close_ended_slots(now)
-        # A mark that left just now may have been all that a delivery waited for, whether or not anything is taken.
+        # Delivery may have been waiting only for our own mark that has just left.
         self._deliver_ready_slots(now)
         if self._slot_closed or self._blocked() or now < self.grid.start_of(self._send_slot):
             return 0
-        if self._pacer.slot_messages == 0 and len(self._undelivered_own_slots) >= self.window_slots:
+        pacer = self.schedule.pacer
+        if pacer.slot_messages == 0 and len(self._undelivered_own_slots) >= self.window_slots:
             return 0
-        count = min(len(messages), self._pacer.messages_left())
+        count = min(len(messages), pacer.messages_left())
         if count < len(messages):
             messages = messages[:count]
         sizes = list(map(len, messages))
@@ -106,18 +152,19 @@ class Vbr(SlotOrderBase, ClockReports):
         if largest > self._policy.max_message:
             raise MessageTooLarge(largest, self._policy.max_message)
         total = sum(sizes)
-        if total > self._pacer.bytes_left():
-            count = bisect_right(list(accumulate(sizes)), self._pacer.bytes_left())
+        if total > pacer.bytes_left():
+            count = bisect_right(list(accumulate(sizes)), pacer.bytes_left())
             messages, sizes = messages[:count], sizes[:count]
             total = sum(sizes)
         if count == 0:
             return 0
         self._spend(count, total)
-        loads = self._packer.add(messages, sizes)
-        # With the burst used up the mark needs no frame of its own, and the burst stays AppMaxBurst (Theorem 3).
-        last = (self._packer.flush() or loads.pop()) if self._pacer.is_full() else None
-        for load in loads:
-            self._emit(now, load, 0)
+        payloads = self._packer.add(messages, sizes)
+        # A slot whose burst is used up ends here: its last data frame is the mark, and the number of frames stays
+        # within AppMaxBurst (Theorem 3).
+        last = (self._packer.flush() or payloads.pop()) if pacer.is_full() else None
+        for payload in payloads:
+            self._send_frame(now, payload, 0)
         if last is not None:
             self._close_slot(now, last)
         self._deliver_ready_slots(now)
@@ -126,15 +173,10 @@ class Vbr(SlotOrderBase, ClockReports):
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if frame.kind is Kind.HELLO:
-            if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
-                violation = self.exchange.from_below(now, frame)
-                if violation is not None:
-                    self.events.append(violation)
-                self._multicast = self.exchange.reaches_all_by_multicast()
-                self._start_deliver(now)
+            self._on_hello(now, frame)
             return
         if frame.kind is not Kind.DATA:
-            # The door knows every order's kinds; what is not this order's must not take a frame's number in a slot.
+            # The door admits the kinds of every order; a foreign frame must not occupy a frame number in a slot.
             self.ignored["kind of another order"] += 1
             return
         if Input.DATA not in ACCEPTED_INPUTS[self.mode]:
@@ -150,10 +192,44 @@ class Vbr(SlotOrderBase, ClockReports):
         elif frame.slot == self._deliver_slot and sender == self.view.members[self._current]:
             self._deliver_ready_slots(now)
 
-    def leave(self, now: int) -> None:
-        """End with this slot, or with the next one if this slot's mark has been sent.
+    def _on_hello(self, now: int, frame: Frame) -> None:
+        if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
+            self._receive_hello(now, frame)
+            self._start_deliver(now)
 
-        Once others count on a first slot of ours, that slot has to come: it is our last too.
+    def wake(self, now: int) -> None:
+        """The clock has reached `now`: form the group, end slots, deliver, report late members."""
+        if self.mode is Mode.LEFT:
+            return
+        if self.mode is Mode.GET_RATE:
+            self.mode = Mode.DET_RATE
+        self.exchange.wake(now)
+        self._start_deliver(now)
+        if self.mode is Mode.DELIVER_MESSAGES:
+            self._catch_up(now)
+            self._check_late(now)
+
+    def wake_at(self) -> int | None:
+        """The next HELLO, the end of the slot being sent, or the time at which the slot being delivered is late."""
+        if self.mode is Mode.GET_RATE:
+            return 0
+        if self.mode is Mode.LEFT:
+            return None
+        due = self.exchange.wake_at()
+        if self.mode is Mode.DELIVER_MESSAGES:
+            times = [] if due is None else [due]
+            if self._policy.member not in self._final_slots and not self._blocked():
+                times.append(self.grid.end_of(self._send_slot))
+            if not self._late_reported:
+                # An arrival at exactly that instant is still in time (erratum 000-22).
+                times.append(self._late_at() + 1)
+            due = min(times, default=None)
+        return due
+
+    def leave(self, now: int) -> None:
+        """Make this slot our last one, or the next slot if this slot's mark has been sent.
+
+        A member that its peers already expect has to send its first slot; that is its last one too.
         """
         if self.mode is Mode.DET_RATE and self._is_expected_by_peers():
             self._leaving = True
@@ -166,63 +242,66 @@ class Vbr(SlotOrderBase, ClockReports):
                 self._close_slot(now)
             self._deliver_ready_slots(now)
 
-    def wake(self, now: int) -> None:
-        """Time has passed."""
-        if self.mode is Mode.LEFT:
-            return
-        if self.mode is Mode.GET_RATE:
-            self.mode = Mode.DET_RATE
-        self.exchange.wake(now)
-        self._start_deliver(now)
-        if self.mode is Mode.DELIVER_MESSAGES:
-            self._close_ended_slots(now)
-            self._deliver_ready_slots(now)
-            self._check_late(now)
+    def change_rate(self, now: int, rate: Rate) -> None:
+        """new-rate: use `rate` from the next slot on; until then the larger of both rates is reserved.
 
-    def wake_at(self) -> int | None:
-        """The end of the slot being sent, the moment at which the slot being delivered is late, or a HELLO."""
-        if self.mode is Mode.GET_RATE:
-            return 0
-        if self.mode is Mode.LEFT:
-            return None
-        due = self.exchange.wake_at()
-        if self.mode is Mode.DELIVER_MESSAGES:
-            times = [] if due is None else [due]
-            if self._policy.member not in self._final_slots and not self._blocked():
-                times.append(self.grid.end_of(self._send_slot))
-            if not self._late_reported:
-                # An arrival at that very instant still counts (erratum 000-22).
-                times.append(self._late_at() + 1)
-            due = min(times, default=None)
-        return due
+        Raises ReservationRefused, and changes nothing, if the network has no room for it.
+        """
+        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
+            self._policy.check_rate(rate)
+            self._catch_up(now)
+            self.schedule.request_rate(rate)
+
+    def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
+        """Ask the group for slots of another length, and reserve another rate of our own to go with them.
+
+        A TimingChange event tells when they are in effect. Until then both needs are reserved. InvalidOption and
+        ReservationRefused change nothing.
+        """
+        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
+            check_slot_length(theta_ns)
+            self._policy.check_rate(rate or self._policy.rate)
+            self._catch_up(now)
+            self.schedule.request_slot_length(theta_ns, rate, self._send_slot)
+
+    def request_settings(self, now: int, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
+        """Tell the group which settings this member, or a departed `member`, needs.
+
+        A newer request replaces an unsent one, unless that was to be kept.
+        """
+        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
+            self._catch_up(now)
+            self.schedule.setting_requests.request(content, member, keep=keep)
+
+    def on_clock_difference(self, now: int, difference: ClockDifference) -> None:
+        """A peer's clock is off by more than Γ: without failures, only a group that has not begun can refuse it."""
+        violation = self.exchange.on_clock_difference(difference.peer, difference.incarnation, difference.difference_ns)
+        if violation is not None:
+            self.events.append(violation)
 
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: every rate is known."""
-        if self.mode is not Mode.DET_RATE or not self.exchange.complete:
-            return
-        self._begin_delivery(now, self.exchange.first_slot())
+        """start-deliver: every member's rate and first slot are known."""
+        if self.mode is Mode.DET_RATE and self.exchange.complete:
+            self._begin_delivery(now, self.exchange.first_slot(), report_view=True)
 
-    def _begin_delivery(self, now: int, first_slot: int) -> None:
+    def _begin_delivery(self, now: int, first_slot: int, *, report_view: bool) -> None:
         self.mode = Mode.DELIVER_MESSAGES
         self._deliver_slot = first_slot
         for rqueue in self._rqueues.values():
             rqueue.forget_before(first_slot)
         self.view = View(self._policy.view.members, first_slot)
-        self._report_view()
+        if report_view:
+            self._report_view()
         self._open_slot(first_slot)
         self._spend(*self._packer.held())
-        self._close_ended_slots(now)
-        self._deliver_ready_slots(now)
+        self._catch_up(now)
 
     def _report_view(self) -> None:
         joined = tuple(member for member in self.view.members if member not in self._reported_members)
         self.events.append(ViewChange(self.view, joined=joined))
         self._report_timing()
-
-    def _is_expected_by_peers(self) -> bool:
-        return self.exchange.has_named_first_slot
 
     def _depart(self, final_slot: int) -> None:
         self.mode = Mode.LEFT
@@ -230,8 +309,13 @@ class Vbr(SlotOrderBase, ClockReports):
 
     # -- sending ---------------------------------------------------------------------------------------------
 
+    def _catch_up(self, now: int) -> None:
+        """Do everything that is due at `now`."""
+        self._close_ended_slots(now)
+        self._deliver_ready_slots(now)
+
     def _close_ended_slots(self, now: int) -> None:
-        """next-slot, for each slot that is over."""
+        """next-slot, for each slot that has ended by our clock."""
         while self.mode is Mode.DELIVER_MESSAGES and self.grid.end_of(self._send_slot) <= now:
             if self._policy.member in self._final_slots or self._blocked():
                 return
@@ -239,52 +323,44 @@ class Vbr(SlotOrderBase, ClockReports):
                 self._close_slot(now)
             self._open_slot(self.grid.next_slot(self._send_slot))
 
-    def _catch_up(self, now: int) -> None:
-        self._close_ended_slots(now)
-        self._deliver_ready_slots(now)
-
-    def _blocked(self) -> bool:
-        """Whether this slot has to wait: a mark also says that its sender is not far behind, or queues had no bound."""
-        return self._send_slot >= self._deliver_slot + 2 * self.window_slots
-
     def _open_slot(self, slot: int) -> None:
         self._send_slot, self._next_frame_number, self._slot_closed = slot, 0, False
-        self._enter_slot(slot)
+        self.schedule.enter_slot(slot)
 
-    def _spend(self, messages: int, payload: int) -> None:
-        if messages and not self._pacer.slot_messages:
+    def _spend(self, messages: int, payload_bytes: int) -> None:
+        """Charge messages to the slot being sent."""
+        pacer = self.schedule.pacer
+        if messages and not pacer.slot_messages:
             self._undelivered_own_slots.append(self._send_slot)
-        self._pacer.record_sent(messages, payload)
+        pacer.record_sent(messages, payload_bytes)
 
     def _close_slot(self, now: int, last: FramePayload | None = None) -> None:
-        """The slot's last frame: `last`, or what was held back, or the dummy; or behind those a wish."""
+        """Send the end-of-slot mark: `last`, else the messages held back, else an empty frame.
+
+        If there are requests to send, the mark carries them, and the messages leave in a frame before it.
+        """
         flags, last = END_OF_SLOT, last or self._packer.flush()
-        wish = self._requests_for_mark()
-        if wish is not None:
+        requests = self.schedule.requests_for_mark(self._send_slot)
+        if requests is not None:
             if last is not None:
-                self._emit(now, last, 0)
+                self._send_frame(now, last, 0)
             last, flags = None, flags | SETTING_REQUEST
         if self._leaving:
             flags |= LEAVING
             self._final_slots[self._policy.member] = self._send_slot
-        self._emit(now, last, flags, wish or b"")
-        if wish is not None and self._policy.fec is None:
-            # So often in a row that one arrives (§7).
+        self._send_frame(now, last, flags, requests or b"")
+        if requests is not None and self._policy.fec is None:
+            # With loss_burst more copies, one arrives (§7).
             self.down.extend(self.down[-1:] * self._policy.loss_burst)
         self._slot_closed = True
 
-    def _emit(self, now: int, payload: FramePayload | None, flags: int, body: bytes | memoryview = b"") -> None:
-        run: PackedMessages | None = None
+    def _send_frame(self, now: int, payload: FramePayload | None, flags: int, body: bytes | memoryview = b"") -> None:
+        """Send the next frame of the slot, also to ourselves."""
+        messages: PackedMessages | None = None
         if payload is not None:
-            run = payload.packed_messages
+            messages = payload.packed_messages
             if payload.fragment is not None:
-                body, flags = (
-                    payload.fragment,
-                    flags
-                    | FRAGMENT
-                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
-                )
+                body, flags = payload.fragment, flags | payload.fragment_flags()
         policy = self._policy
         frame = Frame(
             Kind.DATA,
@@ -294,10 +370,10 @@ class Vbr(SlotOrderBase, ClockReports):
             self._send_slot,
             self._next_frame_number,
             flags,
-            self._pacer.rate.burst,
+            self.schedule.pacer.rate.burst,
             self._sequence,
             now,
-            run,
+            messages,
             body,
             multicast=self._multicast,
         )
@@ -310,11 +386,13 @@ class Vbr(SlotOrderBase, ClockReports):
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver_ready_slots(self, now: int) -> None:
-        """deliver, handle-dummy: go on for as long as what is next has arrived."""
+        """deliver and handle-dummy: go on until the next frame in the order has not arrived."""
+        if not self._confirm_slots(now):
+            return
         while self.mode is Mode.DELIVER_MESSAGES:
             members = self.view.members
             if self._current == len(members):
-                if not self._slot_over(now):
+                if not self._may_finish_slot(now):
                     return
                 self._finish_slot(now)
                 continue
@@ -327,137 +405,180 @@ class Vbr(SlotOrderBase, ClockReports):
             self._current += 1
             self._count = 0
 
-    def _adopt_schedule(self, grid: SlotGrid) -> None:
-        super()._adopt_schedule(grid)
-        self.exchange.slot_changes = grid.changes
-
-    def _send_schedule_to_newcomers(self, now: int, requested_in: int) -> None:
-        pass  # nobody joins, so all have delivered the wish
-
-    def _slot_over(self, now: int) -> bool:
-        return True  # everyone has ended it
-
-    def _timed_out(self, now: int, sender: int) -> bool:
-        return False  # nobody fails, so nobody is gone on without
-
     def _deliver(self, sender: int, frames: SlotFrames) -> None:
-        runs: list[PackedMessages] = []
+        """Deliver the frames of one sender and slot that follow each other without a gap, as one batch."""
+        packed: list[PackedMessages] = []
         first_sequence = incarnation = -1
         while (frame := frames.waiting.pop(frames.next_number, None)) is not None:
             frames.next_number += 1
             if frame.number == 0:
                 self._bursts[sender] = frame.burst
-            run = frame.packed_messages
+            messages = frame.packed_messages
             if frame.flags & FRAGMENT:
                 if frame.flags & FIRST_FRAGMENT or frames.fragments:
                     frames.fragments.append(frame.body)
                 if frames.fragments and not frame.flags & MORE_FRAGMENTS:
-                    run = ReassembledMessage(frames.fragments)
+                    messages = ReassembledMessage(frames.fragments)
                     frames.fragments = []
-            if run is not None:
-                if not runs:
+            if messages is not None:
+                if not packed:
                     first_sequence, incarnation = frame.first_sequence, frame.incarnation
-                runs.append(run)
+                packed.append(messages)
             if frame.flags & (LEAVING | SETTING_REQUEST):
                 self._on_end_of_slot_mark(sender, frame)
-        if not runs:
+        if not packed:
             return
-        count = sum(run.count for run in runs)
-        behind = first_sequence % POSITIONS_PER_SENDER if self.gap_stable_places else self._count
-        place = sender * POSITIONS_PER_SENDER + behind
+        count = sum(messages.count for messages in packed)
+        place = first_sequence % POSITIONS_PER_SENDER if self.gap_stable_places else self._count
+        position = sender * POSITIONS_PER_SENDER + place
         slot, index = self._deliver_slot, self._index
-        self.events.append(Batch(sender, incarnation, slot, first_sequence, place, index, count, runs))
+        self.events.append(Batch(sender, incarnation, slot, first_sequence, position, index, count, packed))
         self._count += count
         self._index += count
 
     def _on_end_of_slot_mark(self, sender: int, mark: Frame) -> None:
+        """A mark that announces a departure or carries requests is being delivered."""
         if mark.flags & LEAVING:
             self._final_slots[sender] = mark.slot
         if mark.flags & SETTING_REQUEST:
-            self._on_mark_requests(sender, mark.body)
+            self._on_setting_requests(self.schedule.read_mark(sender, mark.body))
+
+    def _on_setting_requests(self, requests: Sequence[SettingRequest]) -> None:
+        # Without failures a request is never late: it takes effect beyond every slot that a member may be sending in
+        # before it has delivered the request's origin.
+        may_miss = self._policy.failures and self.mode is Mode.DELIVER_MESSAGES
+        self.schedule.setting_requests.receive(requests, self._send_slot if may_miss else None)
 
     def _finish_slot(self, now: int) -> None:
-        """All members' messages of this slot are delivered: who left in it is gone from the next one on."""
+        """Every member's messages of this slot are delivered: move on to the next slot and its view."""
         slot = self._deliver_slot
-        if self._decide_slot_change(slot):
+        grid = self.schedule.slot_change.decide(slot, self.grid)
+        if grid is not None:
+            self._adopt_schedule(grid)
             self._send_schedule_to_newcomers(now, slot)
         self._deliver_slot, self._current, self._late_reported = self.grid.next_slot(slot), 0, False
         self._report_timing()
-        # Kept until now, so that a duplicate is known for one while the slot waits for later members.
+        # The frames stay until now, so that duplicates are recognized while the slot waits for later members.
         for member in self.view.members:
             self._rqueues[member].slots.pop(slot, None)
         self.exchange.stop()
         while self._undelivered_own_slots and self._undelivered_own_slots[0] <= slot:
             self._undelivered_own_slots.popleft()
         self._close_ended_slots(now)
-        gone = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
-        if self._policy.member in gone:
+        departed = tuple(m for m in self.view.members if self._final_slots.get(m) == slot)
+        if self._policy.member in departed:
             self._depart(slot)
         else:
-            self._next_view(gone)
+            self._next_view(slot, departed)
 
-    def _next_view(self, departed: tuple[int, ...]) -> None:
-        """The list for the next slot: without who has left."""
-        if departed:
-            for member in departed:
-                self.view = self.view.without(member, self._deliver_slot)
-            self.events.append(ViewChange(self.view, left=departed))
+    def _adopt_schedule(self, grid: SlotGrid) -> None:
+        """Use `grid` from now on, and tell later HELLOs how often the slot length has changed."""
+        violation = self.schedule.adopt(grid)
+        self.window_slots = self.schedule.window_slots(self._deliver_slot)
+        if violation is not None:
+            self.events.append(violation)
+        self.exchange.slot_changes = grid.changes
+
+    def _report_timing(self) -> None:
+        """Between two slots: report a new slot length before the first message of such a slot is delivered."""
+        timing = self.grid.timing_of(self._deliver_slot)
+        if timing != self._reported_timing:
+            self._reported_timing = timing
+            self.window_slots = self.schedule.window_slots(self._deliver_slot)
+            self.events.append(TimingChange(self._deliver_slot, timing, self.bound_ns()))
 
     def _late_at(self) -> int:
-        """When the slot being delivered is late: Δ+Γ after its end, by our clock."""
+        """The time by our clock after which the slot being delivered is late: Δ+Γ after its end."""
         return self.grid.end_of(self._deliver_slot) + self.grid.delta_ns + self.grid.gamma_ns
 
     def _check_late(self, now: int) -> None:
-        """Without failures nothing may be later than that; if something is, say whom we wait for."""
+        """Report the member that delivery waits for, once per slot: without failures no slot may be late."""
         if self.mode is not Mode.DELIVER_MESSAGES or self._late_reported or now <= self._late_at():
             return
         self._late_reported = True
         slot = self._deliver_slot
         sender = self.view.members[self._current]
+        if not self._throttle.first_in_a_while(now, sender):
+            return
         frames = self._rqueues[sender].slots.get(slot)
         missing = frames.missing() if frames is not None else []
-        what = f"frames {missing} of slot {slot} are missing" if missing else f"slot {slot} has not ended"
-        self._report_late(now, sender, slot, f"{what} Δ+Γ after its end")
+        lacks = f"frames {missing} of slot {slot} are missing" if missing else f"slot {slot} has not ended"
+        text = f"waiting for member {sender}: {lacks} Δ+Γ after its end"
+        self.events.append(Violation(ViolationKind.LATE, text, sender, slot))
 
-    # -- questions -------------------------------------------------------------------------------------------
+    # -- rules that differ where members may fail -------------------------------------------------------------
+    #
+    # `failures.VbrGaps` replaces all of these. Here no member fails, joins late, or loses a frame for good.
+
+    def _is_expected_by_peers(self) -> bool:
+        """Whether peers wait for our first slot, so that we cannot leave without sending it."""
+        return self.exchange.has_named_first_slot
+
+    def _confirm_slots(self, now: int) -> bool:
+        """Whether our slots are known to be the group's: the exchange has made sure of it before the first slot."""
+        return True
+
+    def _blocked(self) -> bool:
+        """Whether the slot being sent has to wait for delivery.
+
+        A mark also says that its sender is not far behind with delivering; otherwise queues would have no bound.
+        """
+        return self._send_slot >= self._deliver_slot + 2 * self.window_slots
+
+    def _timed_out(self, now: int, sender: int) -> bool:
+        """Whether delivery goes on without the rest of this sender's slot: never, since no member fails."""
+        return False
+
+    def _may_finish_slot(self, now: int) -> bool:
+        """Whether a slot that all members have ended may be finished now: always, since no member may still join it."""
+        return True
+
+    def _send_schedule_to_newcomers(self, now: int, requested_in: int) -> None:
+        """Send an agreed schedule to members that joined after the request: there are none."""
+
+    def _next_view(self, delivered_slot: int, departed: tuple[int, ...]) -> None:
+        """Set the view of the next slot: without the members whose last slot has been delivered."""
+        if departed:
+            for member in departed:
+                self.view = self.view.without(member, self._deliver_slot)
+            self.events.append(ViewChange(self.view, left=departed))
+
+    def bound_of(self, timing: Timing) -> int:
+        """The latency bound for slots of this timing (Theorem 2)."""
+        return latency_bound_ns(timing)
 
     def latest_slot(self, now: int) -> int:
-        """The last slot that a right sender could be in."""
+        """The last slot that a correct sender may be in."""
         ahead = self.grid.slot_of(now + self.grid.gamma_ns + HORIZON_NS) + 1
         return max(ahead, self._deliver_slot + MAX_SLOTS_AHEAD)
 
-    def bound_of(self, timing: Timing) -> int:
-        """Theorem 2."""
-        return latency_bound_ns(timing)
-
     def keeps_sending_to_departed(self) -> bool:
-        """Who has left has left."""
+        """False: a departed member does not come back."""
         return False
 
     def gap_free(self) -> bool:
-        """Without failures there are no gaps (Definition 1)."""
+        """True: without failures there are no gaps (Definition 1)."""
         return True
 
-    def waiting_for(self) -> tuple[int, ...]:
-        """Members that the rate exchange still lacks."""
-        return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
+    # -- questions -------------------------------------------------------------------------------------------
 
     def running(self) -> bool:
         """Whether the order is in DeliverMessages."""
         return self.mode is Mode.DELIVER_MESSAGES
 
-    def peer_rate(self, peer: int) -> Rate | None:
-        """What a peer declared at the start."""
-        return self.exchange.rate(peer)
-
-    def by_multicast(self) -> bool:
-        """Whether every peer has heard this member by IP multicast."""
-        return self._multicast
+    def bound_ns(self) -> int:
+        """The latency bound for the longest slots that an accepted or undelivered message may be in."""
+        lengths = self.grid.lengths_from(self._deliver_slot)
+        return max(self.bound_of(Timing(self.grid.delta_ns, self.grid.gamma_ns, theta_ns)) for theta_ns in lengths)
 
     def done_slot(self) -> int:
-        """The last slot of which nothing more will be delivered here."""
+        """The last slot that is completely delivered here."""
         return max(0, self._deliver_slot - 1)
 
+    def max_send(self) -> int:
+        """maxSend: our burst in the slot being sent (Lemma 5.1)."""
+        return self.schedule.pacer.rate.burst
+
     def max_rate(self, member: int) -> int:
-        """maxRate[member]: the burst of the last slot of `member` delivered here (Lemma 5.1)."""
+        """maxRate[member]: the burst in the last slot of `member` delivered here (Lemma 5.1)."""
         return self._bursts[member]

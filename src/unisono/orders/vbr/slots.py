@@ -1,92 +1,376 @@
-"""What an order does about slots whose length may change: it asks for a change, agrees on one, and enters it."""
+"""The slot schedule of one member: slot-length changes, setting requests, and the bandwidth reserved for them.
+
+Slots have the declared length Θ until the group agrees on another one. `SlotSchedule` is the part of a VBR order that
+knows the length of every slot, present and agreed. Three smaller parts do the work:
+
+- `SlotChange`: the group agrees on a new slot length while it runs.
+- `SettingRequests`: members tell each other which settings of other layers they need (paper 002 §3.2).
+- `SenderReservation`: reserves bandwidth before this member promises a rate or asks for a slot length.
+
+All requests travel in end-of-slot marks, so they need no datagrams and no agreement messages of their own.
+
+How a slot-length change is agreed on. A member puts its request into the end-of-slot mark of one of its slots, and
+sends that mark as many times as needed for one copy to arrive (paper 000 §7). Delivering that slot, every member sees
+all requests in it and adopts the one of the lowest member. The change takes effect at slot
+
+    S = the first slot that begins 2Δ+3Γ or more after the end of the slot that carried the request.
+
+By its own clock each member has delivered a slot Δ+Γ after the slot's end, by its marks or by the time-out. What the
+member then tells a newcomer arrives Δ+Γ later. The third Γ makes sure that no member sees a frame of S before that,
+whichever two clocks are compared. Other requests in the same slot, and requests sent in slots before S, are void;
+their members ask again once the change is in effect. So no member stores other members' slot requests, and newcomers
+do not need to learn them.
+
+How setting requests spread. A request has an origin: the slot in whose mark it was first sent. Every member that
+receives it repeats it in its own marks until some time after it has taken effect. So a member that had any other
+member in its view all that time knows the request in time, whatever it missed otherwise. JOINs carry all requests too.
+The slot at which a request takes effect depends on the origin alone:
+
+    S = the first slot that begins 2Δ+3Γ or more after the end of slot origin + K,
+
+where K leaves time for other members to pass the request on. Without failures K = 0, and S is also beyond every slot
+that a member may be sending in before it has delivered the origin. A member that enters a slot applies the requests
+due by then in the order of their origins, so members that know the same requests do the same at the same slot. A
+member that learns of a request after its S was cut off from the group; it joins again. The order does not interpret
+the content of a request.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from unisono.errors import InvalidOption, ReservationRefused
 from unisono.model.durations import duration_text
-from unisono.model.events import SettingsAgreed, StackEvent, TimingChange, Violation, ViolationKind
+from unisono.model.events import SettingsAgreed, Violation, ViolationKind
 from unisono.model.policy import Policy
 from unisono.model.rates import Rate, Reserver
-from unisono.model.slot_schedule import SlotGrid
-from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS, Timing
+from unisono.model.slot_schedule import Segment, SlotGrid
+from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
 from unisono.net.pacer import Pacer
-from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
-from unisono.orders.vbr.reservation import SenderReservation
-from unisono.orders.vbr.setting_requests import REQUEST_REPEATS, SettingRequests, effective_from
-from unisono.orders.vbr.slot_change import SlotChange
-from unisono.wire.control import decode_mark_requests, encode_mark_requests
+from unisono.orders.packing import reservation
+from unisono.wire.control import decode_mark_requests, encode_mark_requests, encode_slot_request
 from unisono.wire.setting_requests import SETTING_REQUEST_MAX_BYTES, SettingRequest, encode_setting_requests
 
 MAX_SETTING_REQUESTS = 32
-"""A mark carries no more demands than this."""
+"""An end-of-slot mark carries at most this many setting requests."""
+
+REQUEST_REPEATS = 4
+"""Where gaps are possible, this many marks carry a setting request after the first one."""
 
 
-class SlotOrderBase(ABC):
-    """The part of a slot order that knows what slots are now."""
+def effective_slot(grid: SlotGrid, requested_in: int) -> int:
+    """S for a slot-length request sent in slot `requested_in`."""
+    known_ns = grid.end_of(requested_in) + 2 * grid.delta_ns + 3 * grid.gamma_ns
+    slot = grid.slot_of(known_ns)
+    return slot if grid.start_of(slot) == known_ns else slot + 1
+
+
+def effective_from(grid: SlotGrid, origin: int, extra_slots: int | None) -> int:
+    """S for a setting request first sent in slot `origin`; `extra_slots` is None without failures."""
+    ahead = -(-(grid.delta_ns + grid.gamma_ns) // grid.theta_of(origin)) + 3
+    if extra_slots is None:
+        return max(effective_slot(grid, origin), origin + 2 * ahead + 1)
+    return effective_slot(grid, origin + extra_slots + ahead)
+
+
+def check_slot_length(theta_ns: int) -> None:
+    """Raise InvalidOption if slots cannot have this length."""
+    if not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
+        least, most = duration_text(SLOT_MIN_NS), duration_text(SLOT_MAX_NS)
+        raise InvalidOption("slot", f"a length from {least} to {most} is needed, not {duration_text(theta_ns)}")
+
+
+class SlotChange:
+    """Slot-length requests: this member's own, and those in the slot being delivered."""
+
+    def __init__(self) -> None:
+        self.requested_theta_ns: int | None = None
+        """The length that this member's application asks for, until the group agrees on it."""
+        self._granted_segment: Segment | None = None
+        """The segment that fulfils this member's request, until it is in effect."""
+        self._requested_in: int | None = None
+        """The slot whose mark carried this member's last request."""
+        self._requests: dict[int, int] = {}
+        """The requested lengths in the slot being delivered, by member."""
+
+    def next_request(self, slot: int, grid: SlotGrid) -> bytes | None:
+        """The request that this member's mark of `slot` has to carry, if any."""
+        first = grid.last_segment.first_slot
+        if self._granted_segment is not None and slot >= self._granted_segment.first_slot:
+            self._granted_segment = None
+        if (
+            self.requested_theta_ns is None
+            or slot < first
+            or (self._requested_in is not None and self._requested_in >= first)
+        ):
+            return None
+        self._requested_in = slot
+        return encode_slot_request(self.requested_theta_ns)
+
+    def on_request(self, sender: int, theta_ns: int) -> None:
+        """A mark with a request is being delivered."""
+        self._requests[sender] = theta_ns
+
+    def decide(self, slot: int, grid: SlotGrid) -> SlotGrid | None:
+        """The slots to come if delivering `slot` has decided a change; None if it has not."""
+        if not self._requests:
+            return None
+        requests, self._requests = self._requests, {}
+        if slot < grid.last_segment.first_slot:
+            return None
+        return grid.with_slot_length(effective_slot(grid, slot), requests[min(requests)])
+
+    def discard_requests(self) -> None:
+        """Forget the requests of the old schedule: this member switches to another one."""
+        self._requests.clear()
+        self._requested_in = None
+
+    def on_agreed(self, grid: SlotGrid) -> None:
+        """The group has adopted `grid`: this member's request is fulfilled if the new slots have that length.
+
+        If `grid` replaces a granted change before that took effect, this member asks again.
+        """
+        if self._granted_segment is not None and self._granted_segment not in grid.segments:
+            self.requested_theta_ns, self._granted_segment = (
+                self.requested_theta_ns or self._granted_segment.theta_ns,
+                None,
+            )
+        if self.requested_theta_ns == grid.last_segment.theta_ns:
+            self.requested_theta_ns, self._granted_segment = None, grid.last_segment
+
+
+class SettingRequests:
+    """The setting requests that one member originates, repeats and applies."""
+
+    def __init__(
+        self, member: int, members: Iterable[int], effective_slot_of: Callable[[int], int], max_per_frame: int
+    ) -> None:
+        """`effective_slot_of` gives S for an origin; a mark or a JOIN carries at most `max_per_frame` requests."""
+        self._member = member
+        self._members = frozenset(members)
+        self._effective_slot_of = effective_slot_of
+        self._max_per_frame = max_per_frame
+        self._unsent: dict[int, bytes] = {}
+        """Requests that the next mark originates, by the member that they are for."""
+        self._unsent_kept: deque[bytes] = deque()
+        """Kept requests of this member: each originates in a slot of its own."""
+        self._not_yet_effective: set[SettingRequest] = set()
+        self._repeat_until: dict[SettingRequest, int] = {}
+        """The requests in our marks, and the last slot in which we repeat each."""
+        self._latest_effective: dict[int, SettingRequest] = {}
+        """The last request in effect, by member."""
+        self.missed: list[SettingRequest] = []
+        """Requests that reached this member after they had taken effect at the others."""
+
+    def request(self, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
+        """Originate a request for this member, or for a departed `member`, in the next mark.
+
+        A newer request replaces an unsent one, unless `keep`: kept requests are all sent, in order, first.
+        """
+        if keep:
+            self._unsent_kept.append(content)
+        else:
+            self._unsent[self._member if member is None else member] = content
+
+    def to_send(self, slot: int) -> list[SettingRequest]:
+        """The requests in our end-of-slot mark of `slot`."""
+        kept = bool(self._unsent_kept)
+        if kept:
+            self._originate(slot, self._member, self._unsent_kept.popleft())
+        for member, content in sorted(self._unsent.items()):
+            if not (kept and member == self._member):  # a slot originates at most one request per member
+                self._originate(slot, member, content)
+                del self._unsent[member]
+        if not self._repeat_until:
+            return []
+        self._repeat_until = {request: until for request, until in self._repeat_until.items() if until >= slot}
+        requests = sorted(self._repeat_until)
+        first = slot % len(requests) if len(requests) > self._max_per_frame else 0
+        return (requests[first:] + requests[:first])[: self._max_per_frame]
+
+    def _originate(self, slot: int, member: int, content: bytes) -> None:
+        known = max(
+            (r for r in self._not_yet_effective if r.member == member), default=self._latest_effective.get(member)
+        )
+        if known is not None and known.content == content:
+            self._repeat_until[known] = slot + REQUEST_REPEATS
+        else:
+            self._record(SettingRequest(slot, member, content))
+
+    def receive(self, requests: Iterable[SettingRequest], slot: int | None) -> None:
+        """Requests have arrived while this member sends in `slot`; None if it is not sending."""
+        for request in requests:
+            latest = self._latest_effective.get(request.member)
+            if (
+                request.member not in self._members
+                or request in self._not_yet_effective
+                or (latest is not None and request.origin_slot <= latest.origin_slot)
+            ):
+                continue
+            if slot is not None and self._effective_slot_of(request.origin_slot) <= slot:
+                self.missed.append(request)
+            self._record(request)
+
+    def _record(self, request: SettingRequest) -> None:
+        self._not_yet_effective.add(request)
+        # A JOIN that we sent before we knew the request may reach its receiver until then.
+        self._repeat_until[request] = (
+            2 * self._effective_slot_of(request.origin_slot) - request.origin_slot + REQUEST_REPEATS
+        )
+
+    def pop_due(self, slot: int) -> list[tuple[SettingRequest, int]]:
+        """The requests in effect when this member enters `slot`, in order, each with its S."""
+        if not self._not_yet_effective:
+            return []
+        found = [(request, self._effective_slot_of(request.origin_slot)) for request in sorted(self._not_yet_effective)]
+        due = [(request, first) for request, first in found if first <= slot]
+        for request, _ in due:
+            self._not_yet_effective.discard(request)
+            self._latest_effective[request.member] = request
+        return due
+
+    def snapshot(self) -> tuple[SettingRequest, ...]:
+        """The requests for a JOIN: the latest in effect of each member and all that are not; the newest if too many."""
+        return tuple(sorted({*self._latest_effective.values(), *self._not_yet_effective})[-self._max_per_frame :])
+
+
+class SenderReservation:
+    """The bandwidth that one sender has reserved.
+
+    It asks the network before the sender promises anything, for the largest need of the present slot and of the slots
+    to come.
+    """
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
-        self.mode = Mode.GET_RATE
-        self.events: list[StackEvent] = []
+        self._policy = policy
+        self._reserver = reserver
+        self._rate = policy.rate
+        self._theta_ns = policy.timing.theta_ns
+        self._next_rate: Rate | None = None
+        """The rate from the next slot on."""
+        self._agreed_theta_ns: int | None = None
+        """The slot length that the group has agreed on, until it is in effect."""
+        self._requested_theta_ns: int | None = None
+        """The slot length that this member has asked for, and the rate that goes with it."""
+        self._requested_rate: Rate | None = None
+        self._is_insufficient = False
+        """Whether the network refused what this sender needs."""
+        self._reserve()
+
+    def request_rate(self, rate: Rate) -> None:
+        """Reserve another rate from the next slot on; ReservationRefused changes nothing."""
+        before, self._next_rate = self._next_rate, rate
+        try:
+            self._reserve()
+        except BaseException:
+            self._next_rate = before
+            raise
+
+    def request_slot(self, theta_ns: int, rate: Rate | None) -> None:
+        """Reserve for another slot length and the rate that goes with it; ReservationRefused changes nothing."""
+        before, (self._requested_theta_ns, self._requested_rate) = (
+            (self._requested_theta_ns, self._requested_rate),
+            (theta_ns, rate),
+        )
+        try:
+            self._reserve()
+        except BaseException:
+            self._requested_theta_ns, self._requested_rate = before
+            raise
+
+    def on_slot_agreed(self, theta_ns: int) -> None:
+        """Reserve for a slot length that the group has agreed on."""
+        self._agreed_theta_ns = theta_ns
+        self._reserve()
+
+    def shrink_burst(self, theta_ns: int, refusal: ReservationRefused) -> str:
+        """Reduce the burst to the largest one that the network grants for agreed slots of `theta_ns`.
+
+        Returns a sentence for the application.
+        """
+        rate = self._next_rate or self._rate
+        fits, above = 0, rate.burst
+        while fits + 1 < above:
+            burst = (fits + above) // 2
+            self._next_rate = self._scaled(rate, burst)
+            try:
+                self._reserve()
+                fits = burst
+            except ReservationRefused:
+                above = burst
+        self._next_rate = self._scaled(rate, max(1, fits))
+        outcome = f"the burst is now {self._next_rate.burst} instead of {rate.burst}"
+        if fits:
+            self._reserve()
+        else:
+            self._is_insufficient = True
+            outcome += ", and even that is more than is reserved"
+        return f"the network refused the bandwidth for slots of {duration_text(theta_ns)}: {refusal}; {outcome}"
+
+    def _scaled(self, rate: Rate, burst: int) -> Rate:
+        if rate.burst_bytes is None:
+            return replace(rate, burst=burst)
+        return replace(
+            rate, burst=burst, burst_bytes=max(self._policy.max_message, rate.burst_bytes * burst // rate.burst)
+        )
+
+    def enter_slot(self, theta_ns: int) -> Rate | None:
+        """A slot of length `theta_ns` begins; returns the rate from this slot on if it changes."""
+        rate = self._next_rate
+        if theta_ns == self._theta_ns and rate is None:
+            return None
+        if theta_ns != self._theta_ns:
+            self._theta_ns, self._agreed_theta_ns = theta_ns, None
+            if theta_ns == self._requested_theta_ns:
+                rate, self._requested_theta_ns, self._requested_rate = self._requested_rate or rate, None, None
+        self._next_rate, self._rate = None, rate or self._rate
+        if not self._is_insufficient:
+            self._reserve()
+        return rate
+
+    def _reserve(self) -> None:
+        latest = self._next_rate or self._rate
+        pairs = [(self._rate, self._theta_ns), (latest, self._theta_ns)]
+        pairs += [(latest, theta) for theta in (self._agreed_theta_ns,) if theta is not None]
+        pairs += [(self._requested_rate or latest, theta) for theta in (self._requested_theta_ns,) if theta is not None]
+        needed = [reservation(self._policy, rate, theta) for rate, theta in pairs]
+        largest = max(needed, key=lambda each: (each.peak_bytes_per_s, each.burst_bytes_per_slot))
+        average = max(each.avg_bytes_per_s for each in needed)
+        self._reserver.reserve(replace(largest, avg_bytes_per_s=average))
+        self._is_insufficient = False
+
+
+class SlotSchedule:
+    """The slots of one member, their agreed changes, and the pace at which the member sends in them."""
+
+    def __init__(self, policy: Policy, reserver: Reserver) -> None:
         self.grid = SlotGrid.of(policy.timing)
         self.slot_change = SlotChange()
-        # Where members may fail a mark may be lost for good, so that a demand is said more often than losses need.
-        more = max(policy.loss_burst, REQUEST_REPEATS) if policy.failures else None
-        room = max(1, min(MAX_SETTING_REQUESTS, policy.max_frame // (2 * SETTING_REQUEST_MAX_BYTES)))
+        # Where members may fail, a mark may be lost for good, so requests are repeated more often than losses require.
+        extra_slots = max(policy.loss_burst, REQUEST_REPEATS) if policy.failures else None
+        max_per_frame = max(1, min(MAX_SETTING_REQUESTS, policy.max_frame // (2 * SETTING_REQUEST_MAX_BYTES)))
         self.setting_requests = SettingRequests(
-            policy.member, policy.view.members, lambda origin: effective_from(self.grid, origin, more), room
+            policy.member,
+            policy.view.members,
+            lambda origin: effective_from(self.grid, origin, extra_slots),
+            max_per_frame,
         )
         self.settings_agreed: list[SettingsAgreed] = []
-        """What everybody goes by from the slot on that is being entered; the stack empties it."""
-        self.window_slots = 0
-        self._policy = policy
-        self._reported_timing = policy.timing
-        """The timing that the application knows to be in force."""
+        """Settings in effect from the slot being entered on; the stack drains this list."""
+        self._member = policy.member
         self._reservation = SenderReservation(policy, reserver)
-        self._pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
-        self._send_slot = 0
-        """The slot being sent."""
-        self._deliver_slot = 0
-        self._update_window()
+        self.pacer = Pacer(policy.rate, policy.timing.theta_ns, policy.max_message)
 
-    @abstractmethod
-    def bound_of(self, timing: Timing) -> int:
-        """The latency bound where slots are like this."""
-
-    @abstractmethod
-    def _catch_up(self, now: int) -> None:
-        """Do what is due before something changes."""
-
-    def bound_ns(self) -> int:
-        """The order's bound, for the longest slots that a message taken now or still under way may be in."""
-        lengths = self.grid.lengths_from(self._deliver_slot)
-        return max(self.bound_of(Timing(self.grid.delta_ns, self.grid.gamma_ns, theta_ns)) for theta_ns in lengths)
-
-    def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
-        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
-            return
-        self._policy.check_rate(rate)
-        self._catch_up(now)
+    def request_rate(self, rate: Rate) -> None:
+        """Reserve another rate of this member from the next slot on."""
         self._reservation.request_rate(rate)
 
-    def change_slot(self, now: int, theta_ns: int, rate: Rate | None = None) -> None:
-        """Wish for slots of another length, and with them for another rate of our own.
-
-        A TimingChange tells when they have it. Until then what both need is reserved. InvalidOption and
-        ReservationRefused change nothing.
-        """
-        if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
-            return
-        if not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
-            least, most = duration_text(SLOT_MIN_NS), duration_text(SLOT_MAX_NS)
-            raise InvalidOption("slot", f"a length from {least} to {most} is needed, not {duration_text(theta_ns)}")
-        self._policy.check_rate(rate or self._policy.rate)
-        self._catch_up(now)
+    def request_slot_length(self, theta_ns: int, rate: Rate | None, send_slot: int) -> None:
+        """Ask for another slot length, and another rate with it, while this member sends in `send_slot`."""
         last = self.grid.last_segment
-        if theta_ns == last.theta_ns and self._send_slot >= last.first_slot:
+        if theta_ns == last.theta_ns and send_slot >= last.first_slot:
             self.slot_change.requested_theta_ns = None
             if rate is not None:
                 self._reservation.request_rate(rate)
@@ -94,82 +378,52 @@ class SlotOrderBase(ABC):
         self._reservation.request_slot(theta_ns, rate)
         self.slot_change.requested_theta_ns = None if theta_ns == last.theta_ns else theta_ns
 
-    def request_settings(self, now: int, content: bytes, member: int | None = None, *, keep: bool = False) -> None:
-        """Let everybody know which settings this member needs, or one who is gone.
+    def requests_for_mark(self, slot: int) -> bytes | None:
+        """The requests that our end-of-slot mark of `slot` carries, encoded; None if there are none."""
+        slot_request = self.slot_change.next_request(slot, self.grid)
+        setting_requests = self.setting_requests.to_send(slot)
+        if slot_request is None and not setting_requests:
+            return None
+        return encode_mark_requests(slot_request, encode_setting_requests(setting_requests))
 
-        A later demand takes the place of one that has not been said yet, unless that is to be kept.
+    def read_mark(self, sender: int, body: bytes | memoryview) -> Sequence[SettingRequest]:
+        """A mark with requests is being delivered: record its slot-length request, return its setting requests."""
+        theta_ns, setting_requests = decode_mark_requests(body) or (None, ())
+        if theta_ns is not None:
+            self.slot_change.on_request(sender, theta_ns)
+        return setting_requests
+
+    def adopt(self, grid: SlotGrid) -> Violation | None:
+        """Use `grid` from now on; returns a violation if the network refuses what its slots need.
+
+        While the assumptions hold, `grid` differs only in slots that this member's clock has not reached.
         """
-        if Input.NEW_RATE in ACCEPTED_INPUTS[self.mode]:
-            self._catch_up(now)
-            self.setting_requests.request(content, member, keep=keep)
-
-    def _requests_for_mark(self) -> bytes | None:
-        """What the mark of the slot being sent is to carry, if anything."""
-        wish, demands = (
-            self.slot_change.next_request(self._send_slot, self.grid),
-            self.setting_requests.to_send(self._send_slot),
-        )
-        return None if wish is None and not demands else encode_mark_requests(wish, encode_setting_requests(demands))
-
-    def _on_mark_requests(self, sender: int, body: bytes | memoryview) -> None:
-        """A mark that carries something is being delivered."""
-        wish, demands = decode_mark_requests(body) or (None, ())
-        if wish is not None:
-            self.slot_change.on_request(sender, wish)
-        self._on_setting_requests(demands)
-
-    def _on_setting_requests(self, requests: Sequence[SettingRequest]) -> None:
-        # Without failures nobody is sending in a slot so late before it has delivered the one that a demand comes from.
-        sending = self._policy.failures and self.mode is Mode.DELIVER_MESSAGES
-        self.setting_requests.receive(requests, self._send_slot if sending else None)
-
-    def _decide_slot_change(self, slot: int) -> bool:
-        """A slot has been delivered: what was wished for in it is agreed on. Whether slots are others now."""
-        grid = self.slot_change.decide(slot, self.grid)
-        if grid is not None:
-            self._adopt_schedule(grid)
-        return grid is not None
-
-    def _adopt_schedule(self, grid: SlotGrid) -> None:
-        """These are the slots from now on; the change is ahead of our clock while the assumptions hold."""
         self.grid = grid
         self.slot_change.on_agreed(grid)
-        self._update_window()
+        last = grid.last_segment
         try:
-            self._reservation.on_slot_agreed(grid.last_segment.theta_ns)
+            self._reservation.on_slot_agreed(last.theta_ns)
         except ReservationRefused as refused:
-            text = self._reservation.shrink_burst(grid.last_segment.theta_ns, refused)
-            self.events.append(
-                Violation(ViolationKind.RESERVATION, text, self._policy.member, grid.last_segment.first_slot)
-            )
+            text = self._reservation.shrink_burst(last.theta_ns, refused)
+            return Violation(ViolationKind.RESERVATION, text, self._member, last.first_slot)
+        return None
 
-    def _report_timing(self) -> None:
-        """Between two slots: the application learns of another length before the first message of such a slot."""
-        timing = self.grid.timing_of(self._deliver_slot)
-        if timing != self._reported_timing:
-            self._reported_timing = timing
-            self._update_window()
-            self.events.append(TimingChange(self._deliver_slot, timing, self.bound_ns()))
-
-    def _update_window(self) -> None:
-        """How many slots with messages may be under way.
-
-        Delivering one here takes everyone's marks, and who sends its mark has read what had arrived: this bounds
-        every queue and every socket's buffer.
-        """
-        shortest_ns = min(self.grid.lengths_from(self._deliver_slot))
-        self.window_slots = -(-(self.grid.delta_ns + self.grid.gamma_ns) // shortest_ns) + 3
-
-    def _enter_slot(self, slot: int) -> None:
-        """The next slot to send is this one."""
+    def enter_slot(self, slot: int) -> None:
+        """This member begins to send in `slot`."""
         theta_ns = self.grid.theta_of(slot)
-        if theta_ns != self._pacer.theta_ns:
-            self._pacer.change_slot(slot, theta_ns)
-        self._pacer.open_slot(slot, self._reservation.enter_slot(theta_ns))
+        if theta_ns != self.pacer.theta_ns:
+            self.pacer.change_slot(slot, theta_ns)
+        self.pacer.open_slot(slot, self._reservation.enter_slot(theta_ns))
         self.settings_agreed += [
-            SettingsAgreed(d.member, d.content, first, slot) for d, first in self.setting_requests.pop_due(slot)
+            SettingsAgreed(request.member, request.content, first, slot)
+            for request, first in self.setting_requests.pop_due(slot)
         ]
 
-    def max_send(self) -> int:
-        """maxSend: the burst in force in the slot being sent (Lemma 5.1)."""
-        return self._pacer.rate.burst
+    def window_slots(self, deliver_slot: int) -> int:
+        """How many slots with messages may be in flight while `deliver_slot` is being delivered.
+
+        Delivering a slot needs the marks of all members, and a member that sends its mark has read everything that
+        had arrived. So this bounds every queue and every socket buffer.
+        """
+        shortest_ns = min(self.grid.lengths_from(deliver_slot))
+        return -(-(self.grid.delta_ns + self.grid.gamma_ns) // shortest_ns) + 3

@@ -1,11 +1,11 @@
-"""Joins that wait: several lives of one member, each from its slot on."""
+"""Pending joins: several incarnations of one member, each from its own slot on."""
 
 from __future__ import annotations
 
-from unisono.orders.vbr.expected_joins import PendingJoins
+from unisono.orders.vbr.failures import PendingJoins
 
 
-def test_nobody_waits() -> None:
+def test_without_pending_joins_nothing_is_due() -> None:
     joins = PendingJoins()
     assert (joins.latest_incarnation(2), joins.first_slot(2), joins.incarnation_at(2, 10), joins.pop_due(10)) == (
         -1,
@@ -15,7 +15,7 @@ def test_nobody_waits() -> None:
     )
 
 
-def test_two_lives_of_one_member_wait_for_a_slot_each() -> None:
+def test_two_incarnations_of_one_member_are_pending_for_different_slots() -> None:
     joins = PendingJoins()
     joins.add(2, 10, 1)
     joins.add(2, 19, 2)
@@ -28,7 +28,7 @@ def test_two_lives_of_one_member_wait_for_a_slot_each() -> None:
     assert not joins.pending
 
 
-def test_of_two_lives_for_the_same_slot_or_an_earlier_one_the_later_counts() -> None:
+def test_a_later_incarnation_replaces_pending_ones_at_the_same_or_a_later_slot() -> None:
     joins = PendingJoins()
     joins.add(2, 10, 1)
     joins.add(2, 10, 2)
@@ -37,7 +37,7 @@ def test_of_two_lives_for_the_same_slot_or_an_earlier_one_the_later_counts() -> 
     assert joins.pending == {2: [(8, 3)]}
 
 
-def test_lives_that_are_due_together_are_the_last_one() -> None:
+def test_of_incarnations_due_together_the_last_one_counts() -> None:
     joins = PendingJoins()
     joins.add(2, 10, 1)
     joins.add(2, 12, 2)
@@ -45,7 +45,7 @@ def test_lives_that_are_due_together_are_the_last_one() -> None:
     assert joins.pop_due(12) == {1: 5, 2: 2}
 
 
-def test_a_life_that_is_cancelled_leaves_the_others() -> None:
+def test_cancelling_one_incarnation_keeps_the_others() -> None:
     joins = PendingJoins()
     joins.add(2, 10, 1)
     joins.add(2, 19, 2)

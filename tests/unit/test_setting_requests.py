@@ -1,4 +1,4 @@
-"""Demands on marks: how they travel, and what follows from everybody's."""
+"""Setting requests in end-of-slot marks: wire form, spreading, and the settings that satisfy all requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from unisono.model.slot_schedule import SlotGrid
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.vbr.order import Vbr
-from unisono.orders.vbr.setting_requests import SettingRequests, effective_from
-from unisono.orders.vbr.slot_change import effective_slot
+from unisono.orders.vbr.slots import SettingRequests, effective_from, effective_slot
 from unisono.stack import build
 from unisono.wire.control import decode_mark_requests, encode_mark_requests, encode_slot_request
 from unisono.wire.setting_requests import (
@@ -45,7 +44,7 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS)
-def test_settings_survive_the_wire(settings: Settings) -> None:
+def test_settings_round_trip_the_wire(settings: Settings) -> None:
     assert decode_settings(encode_settings(settings)) == settings
 
 
@@ -76,7 +75,7 @@ CLEARANCES = st.builds(
 
 
 @given(SETTINGS, st.none() | VIOLATIONS | CLEARANCES)
-def test_a_verdict_survives_the_wire_with_its_settings(settings: Settings, verdict: SlaVerdict | None) -> None:
+def test_a_verdict_round_trips_the_wire_with_its_settings(settings: Settings, verdict: SlaVerdict | None) -> None:
     body = encode_settings_with_verdict(settings, verdict)
     assert len(body) <= SETTING_REQUEST_CONTENT_MAX_BYTES
     command = decode_settings_with_verdict(body)
@@ -98,7 +97,7 @@ def test_a_long_name_is_cut_between_two_letters() -> None:
 
 
 @given(st.binary(max_size=SETTING_REQUEST_CONTENT_MAX_BYTES))
-def test_other_bytes_are_no_verdict_or_one_that_can_be(body: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_decode_to_a_verdict_that_encodes_again(body: bytes) -> None:
     for candidate in (body, encode_settings(Settings()) + body):
         command = decode_settings_with_verdict(candidate)
         if command is not None:
@@ -107,17 +106,17 @@ def test_other_bytes_are_no_verdict_or_one_that_can_be(body: bytes) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_other_bytes_are_no_settings_or_ones_that_can_be(body: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_decode_to_settings_that_encode_again(body: bytes) -> None:
     settings = decode_settings(body)
     assert settings is None or decode_settings(encode_settings(settings)) == settings
 
 
 @given(st.lists(SETTINGS, max_size=5))
-def test_what_satisfies_all_does_not_depend_on_their_order(demands: list[Settings]) -> None:
-    assert len({strongest(order) for order in itertools.permutations(demands)}) <= 1
+def test_the_settings_that_satisfy_all_requests_do_not_depend_on_their_order(requests: list[Settings]) -> None:
+    assert len({strongest(order) for order in itertools.permutations(requests)}) <= 1
 
 
-def test_the_strongest_of_each_is_taken() -> None:
+def test_the_strongest_value_of_each_setting_wins() -> None:
     one = Settings((2, 8 * MS, 0), (1, 5), 5 * MS)
     two = Settings((3, 4 * MS, MS), None, 2 * MS)
     assert strongest([one, two]) == Settings((3, 4 * MS, MS), (1, 5), 2 * MS)
@@ -125,13 +124,17 @@ def test_the_strongest_of_each_is_taken() -> None:
     assert strongest([]) == Settings()
 
 
-@pytest.mark.parametrize("wish", [None, 5 * MS])
+@pytest.mark.parametrize("theta_ns", [None, 5 * MS])
 @pytest.mark.parametrize(
-    "demands", [(), (SettingRequest(7, 2, b"abc"),), (SettingRequest(7, 2, b"abc"), SettingRequest(3, 1, bytes(160)))]
+    "requests", [(), (SettingRequest(7, 2, b"abc"),), (SettingRequest(7, 2, b"abc"), SettingRequest(3, 1, bytes(160)))]
 )
-def test_a_mark_carries_either_or_both(wish: int | None, demands: tuple[SettingRequest, ...]) -> None:
-    body = encode_mark_requests(None if wish is None else encode_slot_request(wish), encode_setting_requests(demands))
-    expected = None if wish is None and not demands else (wish, demands)
+def test_a_mark_carries_a_slot_request_or_setting_requests_or_both(
+    theta_ns: int | None, requests: tuple[SettingRequest, ...]
+) -> None:
+    body = encode_mark_requests(
+        None if theta_ns is None else encode_slot_request(theta_ns), encode_setting_requests(requests)
+    )
+    expected = None if theta_ns is None and not requests else (theta_ns, requests)
     assert decode_mark_requests(body) == expected
 
 
@@ -149,94 +152,94 @@ def test_a_mark_carries_either_or_both(wish: int | None, demands: tuple[SettingR
         b"\1" * 30,
     ],
 )
-def test_a_mark_that_carries_something_else_is_refused(body: bytes) -> None:
+def test_a_malformed_mark_body_is_refused(body: bytes) -> None:
     assert decode_mark_requests(body) is None
 
 
 @given(st.binary(max_size=120))
-def test_other_bytes_are_no_demands_or_ones_that_can_be(body: bytes) -> None:
-    demands = decode_setting_requests(body)
-    assert demands is None or encode_setting_requests(demands) == body
+def test_arbitrary_bytes_are_refused_or_decode_to_requests_that_encode_again(body: bytes) -> None:
+    requests = decode_setting_requests(body)
+    assert requests is None or encode_setting_requests(requests) == body
 
 
-def demands_of(member: int, room: int = 8) -> SettingRequests:
-    """What is said first in slot n counts from slot n + 10 on."""
-    return SettingRequests(member, (1, 2, 3), lambda origin: origin + 10, room)
+def requests_of(member: int, max_per_frame: int = 8) -> SettingRequests:
+    """The requests of one member; a request with origin n takes effect at slot n + 10."""
+    return SettingRequests(member, (1, 2, 3), lambda origin: origin + 10, max_per_frame)
 
 
-def test_a_demand_is_passed_on_by_who_has_heard_it_and_counts_at_one_slot() -> None:
-    one, two, three = (demands_of(member) for member in (1, 2, 3))
+def test_members_pass_a_request_on_and_it_takes_effect_at_one_slot() -> None:
+    one, two, three = (requests_of(member) for member in (1, 2, 3))
     assert one.to_send(10) == []
     one.request(b"more")
-    (demand,) = one.to_send(11)
-    assert demand == SettingRequest(11, 1, b"more")
-    assert one.to_send(12) == [demand], "again, with the same origin"
-    two.receive([demand], 14)
-    assert two.to_send(15) == [demand]
-    three.receive(two.to_send(16), 18)  # which hears nothing of member 1
+    (request,) = one.to_send(11)
+    assert request == SettingRequest(11, 1, b"more")
+    assert one.to_send(12) == [request], "again, with the same origin"
+    two.receive([request], 14)
+    assert two.to_send(15) == [request]
+    three.receive(two.to_send(16), 18)  # which receives nothing from member 1
     for each in (one, two, three):
         assert each.pop_due(20) == []
-        assert each.pop_due(21) == [(demand, 21)]
+        assert each.pop_due(21) == [(request, 21)]
         assert each.pop_due(22) == []
         assert not each.missed
-    two.receive([demand], 30)
+    two.receive([request], 30)
     assert not two.missed, "known already"
 
 
-def test_who_hears_of_a_demand_too_late_says_so() -> None:
-    one, absent = demands_of(2), demands_of(3)
-    demand = SettingRequest(11, 1, b"more")
-    one.receive([demand], 21)
-    assert one.missed == [demand]
-    absent.receive([demand], None)
-    assert not absent.missed, "who is not sending has not missed anything"
-    assert absent.pop_due(40) == [(demand, 21)]
+def test_a_request_that_arrives_too_late_is_recorded_as_missed() -> None:
+    one, absent = requests_of(2), requests_of(3)
+    request = SettingRequest(11, 1, b"more")
+    one.receive([request], 21)
+    assert one.missed == [request]
+    absent.receive([request], None)
+    assert not absent.missed, "a member that is not sending has missed nothing"
+    assert absent.pop_due(40) == [(request, 21)]
 
 
-def test_what_is_said_ends_but_can_be_said_again_with_the_old_origin() -> None:
-    one, two = demands_of(1), demands_of(2)
+def test_repeating_ends_but_a_request_can_be_repeated_again_with_its_old_origin() -> None:
+    one, two = requests_of(1), requests_of(2)
     one.request(b"more")
-    (demand,) = one.to_send(5)
-    said = [slot for slot in range(6, 90) if one.pop_due(slot) is not None and one.to_send(slot)]
-    assert said == list(range(6, said[-1] + 1))
-    assert 15 < said[-1] < 40
+    (request,) = one.to_send(5)
+    repeated_in = [slot for slot in range(6, 90) if one.pop_due(slot) is not None and one.to_send(slot)]
+    assert repeated_in == list(range(6, repeated_in[-1] + 1))
+    assert 15 < repeated_in[-1] < 40
     one.request(b"more")
-    assert one.to_send(90) == [demand]
-    two.receive([demand], 90)
-    assert two.missed == [demand]
+    assert one.to_send(90) == [request]
+    two.receive([request], 90)
+    assert two.missed == [request]
     one.request(b"less")
-    assert one.to_send(91) == [demand, SettingRequest(91, 1, b"less")]
+    assert one.to_send(91) == [request, SettingRequest(91, 1, b"less")]
 
 
-def test_those_of_one_slot_are_taken_in_the_members_order_and_old_ones_not_at_all() -> None:
-    demands = demands_of(1)
-    demands.receive([SettingRequest(5, member, bytes([member])) for member in (3, 2)], 6)
-    assert [demand.member for demand, _ in demands.pop_due(15)] == [2, 3]
-    demands.receive([SettingRequest(4, 2, b"older")], 16)
-    demands.receive([SettingRequest(6, 9, b"of a stranger")], 16)
-    assert (demands.pop_due(30), demands.missed) == ([], [])
-    assert demands.snapshot() == (SettingRequest(5, 2, b"\2"), SettingRequest(5, 3, b"\3"))
+def test_requests_of_one_slot_apply_in_member_order_and_older_ones_are_ignored() -> None:
+    requests = requests_of(1)
+    requests.receive([SettingRequest(5, member, bytes([member])) for member in (3, 2)], 6)
+    assert [request.member for request, _ in requests.pop_due(15)] == [2, 3]
+    requests.receive([SettingRequest(4, 2, b"older")], 16)
+    requests.receive([SettingRequest(6, 9, b"of a non-member")], 16)
+    assert (requests.pop_due(30), requests.missed) == ([], [])
+    assert requests.snapshot() == (SettingRequest(5, 2, b"\2"), SettingRequest(5, 3, b"\3"))
 
 
-def test_where_room_is_short_all_have_their_turn() -> None:
-    demands = demands_of(1, room=2)
-    demands.receive([SettingRequest(5, member, b"x") for member in (1, 2, 3)], 6)
-    said = [demands.to_send(slot) for slot in range(6, 9)]
-    assert all(len(each) == 2 for each in said)
-    assert {demand.member for each in said for demand in each} == {1, 2, 3}
+def test_if_a_mark_cannot_carry_all_requests_it_rotates_them() -> None:
+    requests = requests_of(1, max_per_frame=2)
+    requests.receive([SettingRequest(5, member, b"x") for member in (1, 2, 3)], 6)
+    sent = [requests.to_send(slot) for slot in range(6, 9)]
+    assert all(len(each) == 2 for each in sent)
+    assert {request.member for each in sent for request in each} == {1, 2, 3}
 
 
-def test_who_is_gone_can_be_spoken_for() -> None:
-    one = demands_of(1)
+def test_a_member_can_request_settings_for_a_departed_one() -> None:
+    one = requests_of(1)
     one.receive([SettingRequest(5, 3, b"more")], 6)
     one.pop_due(15)
     one.request(b"nothing", 3)
     assert SettingRequest(16, 3, b"nothing") in one.to_send(16)
-    assert [demand.content for demand, _ in one.pop_due(26)] == [b"nothing"]
+    assert [request.content for request, _ in one.pop_due(26)] == [b"nothing"]
 
 
 @pytest.mark.parametrize("delta", [1, 10, 40])
-def test_without_failures_no_member_is_so_far_ahead_that_it_could_miss_a_demand(delta: int) -> None:
+def test_without_failures_no_member_can_miss_a_request(delta: int) -> None:
     grid = SlotGrid.of(Timing(delta * MS, MS, 5 * MS))
     order = build(Policy("g", 1, View((1, 2)), Timing(delta * MS, MS, 5 * MS), Rate(100, 5))).order
     assert isinstance(order, Vbr)
@@ -244,17 +247,17 @@ def test_without_failures_no_member_is_so_far_ahead_that_it_could_miss_a_demand(
     assert effective_from(grid, 1000, 4) > effective_slot(grid, 1004)
 
 
-def test_what_is_to_be_kept_is_said_first_each_in_a_slot_of_its_own() -> None:
-    demands = demands_of(1)
-    demands.request(b"settings")
-    demands.request(b"first", keep=True)
-    demands.request(b"second", keep=True)
-    demands.request(b"newer settings")
+def test_kept_requests_are_sent_first_each_in_a_slot_of_its_own() -> None:
+    requests = requests_of(1)
+    requests.request(b"settings")
+    requests.request(b"first", keep=True)
+    requests.request(b"second", keep=True)
+    requests.request(b"newer settings")
     for slot in range(10, 13):
-        demands.to_send(slot)
-    assert demands.to_send(13) == [
+        requests.to_send(slot)
+    assert requests.to_send(13) == [
         SettingRequest(10, 1, b"first"),
         SettingRequest(11, 1, b"second"),
         SettingRequest(12, 1, b"newer settings"),
     ]
-    assert [demand.content for demand, _ in demands.pop_due(30)] == [b"first", b"second", b"newer settings"]
+    assert [request.content for request, _ in requests.pop_due(30)] == [b"first", b"second", b"newer settings"]

@@ -1,4 +1,4 @@
-"""Rqueue(j): frames wait by slot and number, whatever order they arrive in."""
+"""Rqueue(j): frames wait by slot and number, in whatever order they arrive."""
 
 from itertools import permutations
 
@@ -13,7 +13,7 @@ def frame(slot: int, number: int, flags: int = 0) -> Frame:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_any_order_of_arrival_is_kept(order: tuple[int, ...]) -> None:
+def test_frames_may_arrive_in_any_order(order: tuple[int, ...]) -> None:
     queue = Rqueue()
     arrived: set[int] = set()
     for number in order:
@@ -22,10 +22,10 @@ def test_any_order_of_arrival_is_kept(order: tuple[int, ...]) -> None:
         top = 3 if 3 in arrived else max(arrived)
         assert queue.slots[7].missing() == [n for n in range(top + 1) if n not in arrived]
     assert sorted(queue.slots[7].waiting) == [0, 1, 2, 3]
-    assert not queue.slots[7].ended(), "ended means taken, not arrived"
+    assert not queue.slots[7].ended(), "a slot has ended when its frames are delivered, not when they have arrived"
 
 
-def test_a_duplicate_is_known_for_one_before_and_after_it_is_taken() -> None:
+def test_a_duplicate_is_recognized_before_and_after_delivery() -> None:
     queue = Rqueue()
     assert queue.add(frame(7, 0))
     assert not queue.add(frame(7, 0))
@@ -41,18 +41,18 @@ def test_a_duplicate_is_known_for_one_before_and_after_it_is_taken() -> None:
     assert not queue.add(frame(7, 1, END_OF_SLOT))
 
 
-def test_frames_that_contradict_the_mark_are_not_kept() -> None:
+def test_frames_that_contradict_the_end_of_slot_mark_are_refused() -> None:
     queue = Rqueue()
     assert queue.add(frame(7, 2, END_OF_SLOT))
     assert not queue.add(frame(7, 3)), "beyond the end"
     assert not queue.add(frame(7, 1, END_OF_SLOT)), "a second end"
     assert queue.add(frame(7, 1))
     assert queue.add(frame(8, 3))
-    assert not queue.add(frame(8, 2, END_OF_SLOT)), "an end before what has arrived"
+    assert not queue.add(frame(8, 2, END_OF_SLOT)), "an end before a frame that has arrived"
     assert queue.slots[8].last_number is None
 
 
-def test_forgetting_drops_what_is_older() -> None:
+def test_forget_before_drops_older_slots() -> None:
     queue = Rqueue()
     for slot in (5, 6, 7):
         queue.add(frame(slot, 0))

@@ -1,4 +1,4 @@
-"""The VBR automaton with failures (paper 000 §6, §7), one member at a time: its peers are frames made by hand."""
+"""The VBR automaton with failures (paper 000 §6, §7), one member at a time; the test makes its peers' frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1_000_000
 T0 = 10**18
 TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 FIRST = TIMING.smax(T0)
-SURE = T0 + 2 * (TIMING.delta_ns + TIMING.gamma_ns)
+CONFIRMED = T0 + 2 * (TIMING.delta_ns + TIMING.gamma_ns)
 
 
 def start(slot: int) -> int:
@@ -40,7 +40,7 @@ def time_out(slot: int) -> int:
 
 
 class Probe:
-    """A member, with short questions."""
+    """A member, with short helpers."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2, 3), **changes: Any) -> None:
         fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(1e6, 3), "max_message": 1000, "max_frame": 256}
@@ -49,10 +49,10 @@ class Probe:
         self.order = VbrGaps(self.policy, UnlimitedNetwork())
 
     def begin(self) -> Probe:
-        """Into DeliverMessages at slot FIRST; what that said and sent is forgotten."""
+        """Into DeliverMessages at slot FIRST; discards the events and frames of the start."""
         self.wake(T0)
         assert not self.order.running()
-        self.order._slots_confirmed_at_ns = 0  # so that it is sure when it begins
+        self.order._slots_confirmed_at_ns = 0  # its slots are confirmed when it begins
         self.wake(start(FIRST))
         assert self.order.running()
         self.events()
@@ -69,7 +69,7 @@ class Probe:
         return [frame for frame in frames if frame.kind is kind]
 
     def joins(self) -> list[tuple[int, Join]]:
-        """To whom, and what."""
+        """The JOINs sent since the last call, with their receivers."""
         found = [(frame.to, decode_join(bytes(frame.body))) for frame in self.sent(Kind.JOIN)]
         return [(to, join) for to, join in found if join is not None]
 
@@ -80,7 +80,7 @@ class Probe:
     def delivered(self) -> list[bytes]:
         return [m for event in self.events() if isinstance(event, Batch) for m in event.messages]
 
-    def complaints(self) -> list[str]:
+    def violations(self) -> list[str]:
         return [event.kind for event in self.events() if isinstance(event, Violation)]
 
     def peer(
@@ -88,7 +88,7 @@ class Probe:
         sender: int,
         slot: int,
         *messages: bytes,
-        life: int = 1,
+        incarnation: int = 1,
         number: int = 0,
         flags: int = END_OF_SLOT,
         now: int = 0,
@@ -96,7 +96,9 @@ class Probe:
         """A data frame of a peer arrives."""
         now = now or end(slot)
         sent = min(now, end(slot))
-        self.order.from_below(now, data(sender, slot, *messages, life=life, number=number, flags=flags, sent_ns=sent))
+        self.order.from_below(
+            now, data(sender, slot, *messages, incarnation=incarnation, number=number, flags=flags, sent_ns=sent)
+        )
 
     def join(
         self,
@@ -104,7 +106,7 @@ class Probe:
         slot: int,
         *,
         now: int,
-        life: int = 1,
+        incarnation: int = 1,
         step: JoinStep = JoinStep.JOIN,
         known: int = 0,
         sent_ns: int | None = None,
@@ -114,11 +116,11 @@ class Probe:
         """A JOIN of a peer arrives."""
         body = encode_join(Join(theta_ns, TIMING.delta_ns, TIMING.gamma_ns, slot, 50.0, 3, 3000, step, known))
         sent = now if sent_ns is None else sent_ns
-        frame = Frame(Kind.JOIN, sender, life, 0, TIMING.slot_of(sent), 0, 0, 3, answers_ns, sent, None, body)
+        frame = Frame(Kind.JOIN, sender, incarnation, 0, TIMING.slot_of(sent), 0, 0, 3, answers_ns, sent, None, body)
         self.order.from_below(now, frame)
 
-    def slot_over(self, slot: int, *absent: int) -> None:
-        """A slot passes in which all listed peers but these end it with an empty mark."""
+    def pass_slot(self, slot: int, *absent: int) -> None:
+        """A slot passes; all peers in the view except `absent` end it with an empty mark."""
         self.wake(end(slot))
         for member in self.order.view.members:
             if member != self.policy.member and member not in absent:
@@ -127,24 +129,32 @@ class Probe:
 
 
 def data(
-    sender: int, slot: int, *messages: bytes, life: int = 1, number: int = 0, flags: int = END_OF_SLOT, sent_ns: int = 0
+    sender: int,
+    slot: int,
+    *messages: bytes,
+    incarnation: int = 1,
+    number: int = 0,
+    flags: int = END_OF_SLOT,
+    sent_ns: int = 0,
 ) -> Frame:
-    run = OutgoingMessages(list(messages), False) if messages else None
-    return Frame(Kind.DATA, sender, life, 0, slot, number, flags, 3, 100 * slot + number, sent_ns or end(slot), run)
+    packed = OutgoingMessages(list(messages), False) if messages else None
+    return Frame(
+        Kind.DATA, sender, incarnation, 0, slot, number, flags, 3, 100 * slot + number, sent_ns or end(slot), packed
+    )
 
 
-def test_theorem_5_is_its_bound_and_gaps_are_admitted() -> None:
+def test_the_bound_is_that_of_theorem_5_and_gaps_are_possible() -> None:
     order = Probe().order
     assert order.bound_ns() == latency_bound_ns(TIMING) == 19 * MS
     assert not order.gap_free()
-    assert order.waiting_for() == (), "a group of one is a group"
+    assert order.waiting_for() == (), "a member alone is a group"
 
 
-# -- giving up -------------------------------------------------------------------------------------------------------
+# -- time-outs -------------------------------------------------------------------------------------------------------
 
 
-def test_only_a_timer_gives_anybody_up() -> None:
-    """000-22: what has arrived is read before the timer, however late both are."""
+def test_only_a_timer_times_members_out() -> None:
+    """000-22: received frames are read before the timer, however late both are."""
     probe = Probe().begin()
     probe.wake(end(FIRST))
     late = time_out(FIRST) + 40 * MS
@@ -156,7 +166,7 @@ def test_only_a_timer_gives_anybody_up() -> None:
 
 
 @pytest.mark.parametrize("early_ns", [0, 1])
-def test_the_time_out_is_delta_gamma_after_the_slots_end(early_ns: int) -> None:
+def test_the_time_out_is_delta_plus_gamma_after_the_slots_end(early_ns: int) -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST, b"a")
@@ -165,20 +175,20 @@ def test_the_time_out_is_delta_gamma_after_the_slots_end(early_ns: int) -> None:
     assert changes == ([] if early_ns else [ViewChange(View((1, 2), FIRST + 1), left=(3,))])
 
 
-def test_000_26_what_is_queued_of_a_failed_member_is_dropped_from_the_next_slot_on() -> None:
+def test_000_26_queued_frames_of_a_failed_member_are_dropped_from_the_next_slot_on() -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)
-    probe.peer(3, FIRST, b"some", flags=0)  # and no end
+    probe.peer(3, FIRST, b"some", flags=0)  # without an end-of-slot mark
     probe.peer(3, FIRST + 1, b"more", now=end(FIRST))
     probe.wake(time_out(FIRST))
     assert probe.delivered() == [b"some"]
-    probe.slot_over(FIRST + 1)
+    probe.pass_slot(FIRST + 1)
     assert probe.delivered() == []
     assert not probe.order._rqueues[3].slots
 
 
-def test_001_6_what_came_behind_a_gap_is_delivered_at_the_time_out_in_its_order_and_in_its_place() -> None:
+def test_001_6_frames_behind_a_gap_are_delivered_at_the_time_out_in_order_and_at_their_positions() -> None:
     probe = Probe().begin()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)
@@ -193,8 +203,8 @@ def test_001_6_what_came_behind_a_gap_is_delivered_at_the_time_out_in_its_order_
     ]
 
 
-def test_a_slot_is_not_over_before_our_clock_has_passed_it() -> None:
-    """000-24: everybody has ended early, and a JOIN for the next slot is still in time."""
+def test_a_slot_is_not_finished_before_our_clock_has_passed_it() -> None:
+    """000-24: all members have ended early, and a JOIN for the next slot is still in time."""
     probe = Probe(rate=Rate(1e6, 1)).begin()
     now = start(FIRST) + MS
     assert probe.order.submit(now, [b"all"]) == 1
@@ -202,10 +212,10 @@ def test_a_slot_is_not_over_before_our_clock_has_passed_it() -> None:
     probe.peer(3, FIRST, now=now)
     assert probe.delivered() == [b"all"]
     assert probe.order.wake_at() == end(FIRST)
-    probe.join(3, FIRST + 1, now=end(FIRST) - 1, life=2)
+    probe.join(3, FIRST + 1, now=end(FIRST) - 1, incarnation=2)
     probe.wake(end(FIRST))
-    assert probe.complaints() == []
-    probe.peer(3, FIRST + 1, b"new", life=2)
+    assert probe.violations() == []
+    probe.peer(3, FIRST + 1, b"new", incarnation=2)
     assert probe.order._incarnations[3] == 2
 
 
@@ -222,15 +232,15 @@ def test_a_member_names_smax_when_it_wakes_and_begins_there(loss_burst: int) -> 
     assert probe.order.submit(start(FIRST) - 1, [b"x"]) == 0
     probe.wake(start(FIRST))
     assert probe.order.running()
-    assert probe.events() == [], "somebody may still say that slots are others"
-    assert probe.order.submit(SURE - 1, [b"x"]) == 0
-    assert (probe.order.wake_at() or 0) <= SURE
-    probe.wake(SURE)
+    assert probe.events() == [], "an answer may still name another schedule"
+    assert probe.order.submit(CONFIRMED - 1, [b"x"]) == 0
+    assert (probe.order.wake_at() or 0) <= CONFIRMED
+    probe.wake(CONFIRMED)
     assert probe.events() == [ViewChange(View((1, 2, 3), FIRST), joined=(1, 2, 3))]
-    assert probe.order.submit(SURE, [b"x"]) == 1
+    assert probe.order.submit(CONFIRMED, [b"x"]) == 1
 
 
-def test_a_rate_change_before_the_first_slot_is_no_pause() -> None:
+def test_a_rate_change_before_the_first_slot_is_not_taken_for_a_pause() -> None:
     probe = Probe()
     probe.wake(T0)
     probe.sent()
@@ -241,85 +251,85 @@ def test_a_rate_change_before_the_first_slot_is_no_pause() -> None:
     assert probe.order.max_send() == 2
 
 
-def test_joining_twice_changes_nothing() -> None:
+def test_repeated_joins_change_nothing() -> None:
     probe = Probe().begin()
-    probe.slot_over(FIRST, 3)
+    probe.pass_slot(FIRST, 3)
     assert probe.order.view.members == (1, 2)
     at = FIRST + 4
     for _ in range(3):
-        probe.join(3, at, now=time_out(FIRST), life=7)
+        probe.join(3, at, now=time_out(FIRST), incarnation=7)
     probe.events()
     for slot in range(FIRST + 1, at):
-        probe.slot_over(slot)
+        probe.pass_slot(slot)
     assert probe.events() == [ViewChange(View((1, 2, 3), at), joined=(3,))]
-    probe.join(3, at, now=end(at) - 1, life=7)
-    probe.peer(3, at, b"hello", life=7)
-    assert probe.complaints() == []
+    probe.join(3, at, now=end(at) - 1, incarnation=7)
+    probe.peer(3, at, b"hello", incarnation=7)
+    assert probe.violations() == []
     assert probe.joins() == []
 
 
-def test_a_join_that_is_late_is_reported_and_takes_effect_at_the_next_slot() -> None:
+def test_a_late_join_is_reported_and_takes_effect_at_the_next_slot() -> None:
     probe = Probe().begin()
-    probe.slot_over(FIRST, 3)
+    probe.pass_slot(FIRST, 3)
     probe.events()
-    probe.join(3, FIRST, now=time_out(FIRST), life=7)
+    probe.join(3, FIRST, now=time_out(FIRST), incarnation=7)
     (late,) = probe.events()
     assert isinstance(late, Violation)
     assert (late.kind, late.member, late.slot) == ("late_join", 3, FIRST + 2)
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_join_for_an_absurd_slot_is_ignored(early: bool) -> None:
+def test_a_join_for_a_slot_far_ahead_is_ignored(early: bool) -> None:
     probe = Probe()
     probe.wake(T0)
     if not early:
         probe.wake(start(FIRST))
-        probe.slot_over(FIRST, 3)
-    probe.join(3, FIRST + 10**6, now=time_out(FIRST), life=7)
+        probe.pass_slot(FIRST, 3)
+    probe.join(3, FIRST + 10**6, now=time_out(FIRST), incarnation=7)
     assert probe.order.ignored["join at an absurd slot"] == 1
     assert not probe.order._pending_joins.pending
 
 
-def test_a_join_of_another_timing_or_epoch_is_not_taken() -> None:
+def test_a_join_with_another_timing_is_ignored() -> None:
     probe = Probe().begin()
-    probe.join(3, FIRST + 3, now=start(FIRST), life=7, theta_ns=TIMING.theta_ns + 1)
+    probe.join(3, FIRST + 3, now=start(FIRST), incarnation=7, theta_ns=TIMING.theta_ns + 1)
     assert not probe.order._pending_joins.pending
 
 
-def test_an_old_incarnation_in_flight_never_enters() -> None:
+def test_frames_of_an_old_incarnation_in_flight_are_never_delivered() -> None:
     probe = Probe().begin()
     at = FIRST + 2
-    probe.peer(3, FIRST, b"old", life=1)
-    probe.join(3, at, now=end(FIRST), life=2)
-    probe.peer(3, at, b"new", life=2, now=end(at))
-    probe.peer(3, at, b"stale", life=1, now=end(at))
-    probe.peer(3, FIRST + 1, b"too soon", life=2, now=end(at))
+    probe.peer(3, FIRST, b"old", incarnation=1)
+    probe.join(3, at, now=end(FIRST), incarnation=2)
+    probe.peer(3, at, b"new", incarnation=2, now=end(at))
+    probe.peer(3, at, b"stale", incarnation=1, now=end(at))
+    probe.peer(3, FIRST + 1, b"too soon", incarnation=2, now=end(at))
     for slot in (FIRST, FIRST + 1, at):
         probe.wake(end(slot))
         probe.peer(2, slot)
         probe.wake(time_out(slot))
     assert probe.delivered() == [b"old", b"new"]
-    probe.peer(3, at + 1, b"stale", life=1, now=end(at + 1))
+    probe.peer(3, at + 1, b"stale", incarnation=1, now=end(at + 1))
     assert probe.order.ignored["not in the list, or another incarnation"] == 3
 
 
-class TakesAnyLife(VbrGaps):
-    """A planted bug: does not look at incarnations."""
+class AcceptsAnyIncarnation(VbrGaps):
+    """A planted bug: does not check incarnations."""
 
     def _is_deliverable(self, now: int, frame: Frame) -> bool:
         frame.incarnation = 2
         return super()._is_deliverable(now, frame)
 
 
-@pytest.mark.parametrize("order", [VbrGaps, TakesAnyLife])
-def test_a_planted_bug_lets_the_old_incarnation_in_and_is_caught(order: type[VbrGaps]) -> None:
+@pytest.mark.parametrize("order", [VbrGaps, AcceptsAnyIncarnation])
+def test_a_planted_bug_that_accepts_the_old_incarnation_is_caught(order: type[VbrGaps]) -> None:
     probe = Probe()
     probe.order = order(probe.policy, UnlimitedNetwork())
     probe.begin()
     at = FIRST + 1
-    probe.join(3, at, now=start(FIRST), life=2)
-    probe.peer(3, at, b"stale", life=1)
-    probe.peer(3, at, b"new", life=2)
+    probe.join(3, at, now=start(FIRST), incarnation=2)
+    probe.peer(3, at, b"stale", incarnation=1)
+    probe.peer(3, at, b"new", incarnation=2)
     for slot in (FIRST, at):
         probe.wake(end(slot))
         probe.peer(2, slot)
@@ -327,21 +337,21 @@ def test_a_planted_bug_lets_the_old_incarnation_in_and_is_caught(order: type[Vbr
     assert probe.delivered() == ([b"new"] if order is VbrGaps else [b"stale"])
 
 
-def test_a_life_that_ended_before_our_first_slot_is_not_taken_for_the_present_one() -> None:
-    """Its frames arrive while we join; the JOIN of the next life was sent before we woke."""
+def test_an_incarnation_that_ended_before_our_first_slot_is_not_taken_for_the_present_one() -> None:
+    """Its frames arrive while we join; the next incarnation sent its JOIN before we started."""
     probe = Probe()
     probe.wake(T0)
-    probe.peer(3, FIRST - 2, b"old", life=1, now=T0 + MS)
+    probe.peer(3, FIRST - 2, b"old", incarnation=1, now=T0 + MS)
     probe.wake(start(FIRST))
-    probe.wake(SURE)
+    probe.wake(CONFIRMED)
     probe.events()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)
-    probe.peer(3, FIRST, b"new", life=2)
+    probe.peer(3, FIRST, b"new", incarnation=2)
     assert probe.delivered() == [b"new"]
 
 
-def test_000_25_a_joiner_tells_one_that_begins_before_it() -> None:
+def test_000_25_a_joining_member_answers_a_member_that_begins_before_it() -> None:
     probe = Probe()
     probe.wake(T0)
     probe.sent()
@@ -351,7 +361,7 @@ def test_000_25_a_joiner_tells_one_that_begins_before_it() -> None:
     assert [(to, join.step, join.slot) for to, join in probe.joins()] == [(2, JoinStep.ANSWER, FIRST)]
 
 
-def test_a_leave_while_joining_ends_with_the_first_slot() -> None:
+def test_a_leave_while_joining_makes_the_first_slot_the_last() -> None:
     probe = Probe()
     probe.wake(T0)
     probe.order.leave(T0 + 1)
@@ -370,16 +380,16 @@ def test_a_leave_while_joining_ends_with_the_first_slot() -> None:
 
 
 def alone() -> Probe:
-    """A member that has given up everybody else."""
+    """A member whose peers have all timed out."""
     probe = Probe().begin()
-    probe.slot_over(FIRST, 2, 3)
+    probe.pass_slot(FIRST, 2, 3)
     assert probe.order.view.members == (1,)
     probe.events()
     probe.sent()
     return probe
 
 
-def test_000_27_who_is_heard_but_not_listed_is_asked_once_until_the_answer_must_be_here() -> None:
+def test_000_27_a_member_outside_the_view_is_asked_once_until_its_answer_must_have_arrived() -> None:
     probe = alone()
     now = time_out(FIRST)
     for _ in range(5):
@@ -395,7 +405,7 @@ def test_000_27_who_is_heard_but_not_listed_is_asked_once_until_the_answer_must_
     assert len(probe.joins()) == 1
 
 
-def test_000_27_a_request_is_answered_once_and_an_answer_never() -> None:
+def test_000_27_a_request_is_answered_once_and_an_answer_is_not_answered() -> None:
     probe = alone()
     now = time_out(FIRST)
     at = TIMING.smax(now)
@@ -407,23 +417,23 @@ def test_000_27_a_request_is_answered_once_and_an_answer_never() -> None:
     assert probe.order._pending_joins.pending == {2: [(at, 1)], 3: [(at, 1)]}
 
 
-# -- one number twice ------------------------------------------------------------------------------------------------
+# -- two processes with one member number ----------------------------------------------------------------------------
 
 
-def test_a_member_that_hears_of_a_later_process_with_its_number_says_so_and_leaves() -> None:
+def test_a_member_leaves_when_a_later_process_uses_its_number() -> None:
     probe = Probe().begin()
     probe.join(2, FIRST + 4, now=end(FIRST), step=JoinStep.MERGE, known=6)
-    complaint, left = probe.events()
-    assert isinstance(complaint, Violation)
-    assert (complaint.kind, complaint.member) == ("number_taken", 1)
+    violation, left = probe.events()
+    assert isinstance(violation, Violation)
+    assert (violation.kind, violation.member) == ("number_taken", 1)
     assert isinstance(left, LeaveComplete)
     assert probe.joins() == []
 
 
-def test_the_older_of_two_processes_with_one_number_is_told_and_never_delivered() -> None:
+def test_the_older_of_two_processes_with_one_number_is_answered_and_never_delivered() -> None:
     probe = Probe().begin()
-    probe.peer(3, FIRST, b"newer", life=9)
-    probe.peer(3, FIRST, b"older", life=8)
+    probe.peer(3, FIRST, b"newer", incarnation=9)
+    probe.peer(3, FIRST, b"older", incarnation=8)
     assert [(to, join.step, join.receiver_incarnation) for to, join in probe.joins()] == [(3, JoinStep.MERGE, 9)]
     probe.wake(end(FIRST))
     probe.peer(2, FIRST)
@@ -434,22 +444,22 @@ def test_the_older_of_two_processes_with_one_number_is_told_and_never_delivered(
 
 
 @pytest.mark.parametrize("beyond_ns", [0, 1])
-def test_a_clock_may_be_ahead_by_gamma_and_not_by_more(beyond_ns: int) -> None:
+def test_a_clock_may_be_ahead_by_gamma_but_not_by_more(beyond_ns: int) -> None:
     probe = Probe().begin()
     now = start(FIRST) + MS
     sent = now + TIMING.gamma_ns + beyond_ns
     probe.order.from_below(now, data(2, FIRST, b"x", sent_ns=sent))
-    assert probe.complaints() == ["clock"] * beyond_ns
+    assert probe.violations() == ["clock"] * beyond_ns
     answers = [(f.to, f.first_sequence) for f in probe.sent(Kind.JOIN)]
-    assert answers == [(2, sent)] * beyond_ns, "it is told, with the reading that shows it"
-    probe.slot_over(FIRST)
+    assert answers == [(2, sent)] * beyond_ns, "the answer carries the clock reading that shows it"
+    probe.pass_slot(FIRST)
     assert probe.order.view.members == ((1, 3) if beyond_ns else (1, 2, 3))
     if beyond_ns:
         probe.join(2, FIRST + 6, now=time_out(FIRST), step=JoinStep.MERGE)
-        assert not probe.order._pending_joins.pending, "it stays out in this life"
-        assert len(probe.joins()) == 1, "and is answered, so that it can see why"
-        probe.join(2, FIRST + 6, now=time_out(FIRST), life=2)
-        assert probe.order._pending_joins.pending == {2: [(FIRST + 6, 2)]}, "and is welcome in the next"
+        assert not probe.order._pending_joins.pending, "this incarnation stays out"
+        assert len(probe.joins()) == 1, "and gets an answer that shows why"
+        probe.join(2, FIRST + 6, now=time_out(FIRST), incarnation=2)
+        assert probe.order._pending_joins.pending == {2: [(FIRST + 6, 2)]}, "but the next incarnation may join"
 
 
 @pytest.mark.parametrize("beyond_ns", [0, 1])
@@ -458,71 +468,71 @@ def test_an_answer_shows_a_clock_that_is_behind_by_more_than_gamma(beyond_ns: in
     asked, now = end(FIRST), end(FIRST) + 4 * MS
     sent = asked - TIMING.gamma_ns - beyond_ns
     probe.join(2, FIRST + 5, now=now, step=JoinStep.ANSWER, sent_ns=sent, answers_ns=asked)
-    assert probe.complaints() == ["clock"] * beyond_ns
+    assert probe.violations() == ["clock"] * beyond_ns
 
 
-def test_when_most_clocks_differ_ours_is_wrong() -> None:
+def test_a_member_from_which_most_clocks_differ_leaves() -> None:
     probe = Probe(members=(1, 2, 3, 4)).begin()
     now = start(FIRST)
     for member in (2, 3):
         probe.order.from_below(now, data(member, FIRST, sent_ns=now + 3 * MS))
-    assert probe.complaints() == ["clock", "clock", "own_clock"]
+    assert probe.violations() == ["clock", "clock", "own_clock"]
     assert probe.order.mode is Mode.LEFT
     probe.peer(4, FIRST)
     probe.join(4, FIRST + 5, now=now, step=JoinStep.MERGE)
     assert probe.events() == []
 
 
-def differs(peer: int, off_ns: int, life: int = 1) -> ClockDifference:
-    return ClockDifference(peer, life, off_ns)
+def difference(peer: int, difference_ns: int, incarnation: int = 1) -> ClockDifference:
+    return ClockDifference(peer, incarnation, difference_ns)
 
 
-def test_who_is_fenced_by_what_round_trips_showed_is_told() -> None:
+def test_a_member_fenced_for_its_round_trips_is_informed() -> None:
     probe = Probe().begin()
     probe.peer(2, FIRST, now=start(FIRST) + MS)
-    probe.order.on_clock_difference(start(FIRST) + MS, differs(2, -3 * MS))
+    probe.order.on_clock_difference(start(FIRST) + MS, difference(2, -3 * MS))
     (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
     assert (violation.kind, violation.member, violation.off_ns) == ("clock", 2, -3 * MS)
     assert violation.text == "member 2's clock is 3ms behind ours, more than Γ = 2ms: it is left out"
     assert [(to, join.step, join.receiver_incarnation) for to, join in probe.joins()] == [(2, JoinStep.FENCED, 1)]
-    probe.order.on_clock_difference(start(FIRST) + 2 * MS, differs(2, -4 * MS))
-    assert (probe.complaints(), probe.joins()) == ([], []), "once"
-    probe.slot_over(FIRST)
+    probe.order.on_clock_difference(start(FIRST) + 2 * MS, difference(2, -4 * MS))
+    assert (probe.violations(), probe.joins()) == ([], []), "reported once"
+    probe.pass_slot(FIRST)
     assert probe.order.view.members == (1, 3)
 
 
 @pytest.mark.parametrize("known", [0, 5])
-def test_who_is_told_that_it_is_fenced_fences_too(known: int) -> None:
+def test_a_fenced_member_fences_the_sender_too(known: int) -> None:
     probe = Probe().begin()
     probe.join(2, FIRST + 5, now=start(FIRST) + MS, step=JoinStep.FENCED, known=known)
     (violation,) = [event for event in probe.events() if isinstance(event, ClockViolation)]
     assert violation.text == "member 2's clock differs from ours by more than Γ = 2ms: it is left out"
-    assert probe.joins() == [], "which it knows"
+    assert probe.joins() == [], "the sender knows already"
     assert not probe.order._pending_joins.pending
 
 
-def test_an_earlier_life_that_was_fenced_is_no_concern_of_ours() -> None:
+def test_a_fence_of_an_earlier_incarnation_is_ignored() -> None:
     probe = Probe().begin()
     probe.join(2, FIRST + 5, now=start(FIRST) + MS, step=JoinStep.FENCED, known=4)
-    assert probe.complaints() == []
-    probe.slot_over(FIRST)
+    assert probe.violations() == []
+    probe.pass_slot(FIRST)
     assert probe.order.view.members == (1, 2, 3)
 
 
-def test_who_finds_its_own_clock_wrong_tells_everybody_before_it_leaves() -> None:
+def test_a_member_with_a_wrong_clock_informs_all_members_before_it_leaves() -> None:
     probe = Probe(members=(1, 2, 3, 4)).begin()
     for member in (2, 3):
-        probe.order.on_clock_difference(start(FIRST), differs(member, -3 * MS))
-    assert probe.complaints() == ["clock", "clock", "own_clock"]
-    told = [to for to, join in probe.joins() if join.step is JoinStep.FENCED]
-    assert set(told) == {2, 3, 4}
-    probe.order.on_clock_difference(start(FIRST), differs(4, -3 * MS))
+        probe.order.on_clock_difference(start(FIRST), difference(member, -3 * MS))
+    assert probe.violations() == ["clock", "clock", "own_clock"]
+    informed = [to for to, join in probe.joins() if join.step is JoinStep.FENCED]
+    assert set(informed) == {2, 3, 4}
+    probe.order.on_clock_difference(start(FIRST), difference(4, -3 * MS))
     assert probe.events() == []
 
 
-def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> None:
+def test_a_member_that_times_out_again_and_again_is_reported_once() -> None:
     probe = Probe(members=(1, 2)).begin()
-    told: list[Violation] = []
+    reported: list[Violation] = []
     slot = FIRST
     for _ in range(3 * TIMEOUTS_BEFORE_REPORT):
         probe.wake(time_out(slot))
@@ -532,9 +542,9 @@ def test_who_is_given_up_and_taken_back_again_and_again_is_reported_once() -> No
             probe.wake(time_out(probe.order._deliver_slot))
         assert 2 in probe.order.view.members
         slot = probe.order._deliver_slot
-        told += [event for event in probe.events() if isinstance(event, Violation)]
-    assert [(violation.kind, violation.member) for violation in told] == [("unsteady", 2)]
-    assert f"member 2 was given up and taken back {TIMEOUTS_BEFORE_REPORT} times in a row" in told[0].text
+        reported += [event for event in probe.events() if isinstance(event, Violation)]
+    assert [(violation.kind, violation.member) for violation in reported] == [("unsteady", 2)]
+    assert f"member 2 timed out and was added again {TIMEOUTS_BEFORE_REPORT} times in a row" in reported[0].text
 
 
 def test_a_frame_of_a_slot_that_its_own_clock_has_not_reached_is_ignored() -> None:
@@ -555,9 +565,9 @@ def test_after_a_pause_longer_than_the_time_out_a_member_joins_again_and_holds_i
     now = time_out(FIRST) + beyond_ns
     probe.wake(now)
     if not beyond_ns:
-        assert probe.sent()[0].slot == FIRST, "late, and not too late for a clock that leapt by Γ"
+        assert probe.sent()[0].slot == FIRST, "late, but not too late for a clock that jumped by Γ"
         return
-    assert "paused" in probe.complaints()
+    assert "paused" in probe.violations()
     at = TIMING.smax(now)
     (frame,) = [frame for frame in probe.order.down if frame.kind is Kind.JOIN]
     join = decode_join(bytes(frame.body))
@@ -565,48 +575,48 @@ def test_after_a_pause_longer_than_the_time_out_a_member_joins_again_and_holds_i
     assert (join.step, join.slot) == (JoinStep.JOIN, at)
     assert probe.sent() == []
     assert probe.order.submit(start(at) - 1, [b"x"]) == 0
-    assert probe.order.submit(start(at), [b"x", b"y", b"z"]) == 2, "what was held back counts against the burst"
+    assert probe.order.submit(start(at), [b"x", b"y", b"z"]) == 2, "messages held back count against the burst"
     (last,) = probe.sent()
     assert last.packed_messages is not None
     assert (last.slot, last.packed_messages.messages(), last.first_sequence) == (at, [b"held", b"x", b"y"], 0)
 
 
-def test_a_listed_member_that_stands_still_is_expected_again_at_the_slot_that_it_names() -> None:
-    """Its JOIN comes before we have given it up: the slots in between are its gap, and no merge is needed."""
+def test_a_paused_member_in_the_view_is_expected_again_at_the_slot_that_it_names() -> None:
+    """Its JOIN arrives before it has timed out: the slots in between are its gap, and no merge is needed."""
     probe = Probe().begin()
     probe.peer(3, FIRST, b"before")
     at = FIRST + 5
     probe.join(3, at, now=end(FIRST) + MS)
-    probe.slot_over(FIRST)
+    probe.pass_slot(FIRST)
     for slot in range(FIRST + 1, at):
-        probe.slot_over(slot, 3)
-    gone = ViewChange(View((1, 2), FIRST + 2), left=(3,))
-    back = ViewChange(View((1, 2, 3), at), joined=(3,))
-    assert [event for event in probe.events() if isinstance(event, ViewChange)] == [gone, back]
+        probe.pass_slot(slot, 3)
+    removed = ViewChange(View((1, 2), FIRST + 2), left=(3,))
+    added = ViewChange(View((1, 2, 3), at), joined=(3,))
+    assert [event for event in probe.events() if isinstance(event, ViewChange)] == [removed, added]
 
 
 # -- loss ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_burst", [1, 2, 3])
-def test_000_28_x_silent_slots_are_borne_and_one_more_is_not(loss_burst: int) -> None:
+def test_000_28_x_silent_slots_are_tolerated_and_one_more_is_not(loss_burst: int) -> None:
     probe = Probe(loss_burst=loss_burst).begin()
     for slot in range(FIRST, FIRST + loss_burst):
-        probe.slot_over(slot, 3)
+        probe.pass_slot(slot, 3)
     assert 3 in probe.order.view.members
-    probe.slot_over(FIRST + loss_burst, 3)
+    probe.pass_slot(FIRST + loss_burst, 3)
     assert 3 not in probe.order.view.members
 
 
-def test_000_28_rows_of_silence_do_not_add_up() -> None:
+def test_000_28_separate_silent_slots_do_not_add_up() -> None:
     probe = Probe(loss_burst=1).begin()
     for slot in range(FIRST, FIRST + 20, 2):
-        probe.slot_over(slot, 3)
-        probe.slot_over(slot + 1)
+        probe.pass_slot(slot, 3)
+        probe.pass_slot(slot + 1)
     assert probe.order.view.members == (1, 2, 3)
 
 
-def test_section_7_a_frame_of_a_later_slot_shows_that_nothing_more_comes() -> None:
+def test_section_7_a_frame_of_a_later_slot_ends_the_earlier_one() -> None:
     probe = Probe(loss_burst=1).begin()
     probe.wake(end(FIRST))
     probe.peer(2, FIRST, b"half", number=1, flags=0)
@@ -616,19 +626,19 @@ def test_section_7_a_frame_of_a_later_slot_shows_that_nothing_more_comes() -> No
     assert probe.delivered() == [b"half", b"whole"], "without the time-out"
 
 
-# -- the page --------------------------------------------------------------------------------------------------------
+# -- documentation ---------------------------------------------------------------------------------------------------
 
 
-def test_the_trade_off_table_of_the_page_is_what_the_code_computes() -> None:
+def test_the_documented_trade_off_table_matches_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "vbr_failures.md").read_text(encoding="utf-8")
     shown = page.split("<!-- trade-off -->\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
-    wanted = []
+    expected = []
     for theta in (1, 2, 5, 10, 20, 50):
         timing = Timing(20 * MS, 2 * MS, theta * MS)
         bound, without = latency_bound_ns(timing) // MS, vbr.latency_bound_ns(timing) // MS
-        # A member that crashes at the first instant of a slot by a clock Γ ahead is missed at the slot's time-out.
+        # A member that crashes at the first instant of a slot, by a clock Γ ahead, times out with that slot.
         noticed = (timing.theta_ns + timing.delta_ns + 2 * timing.gamma_ns) // MS
-        # Smax begins at most Δ+Γ+Θ after the clock that names it.
+        # Smax begins at most Δ+Γ+Θ after the clock reading that it is computed from.
         joins = max(timing.start_of(timing.smax(phase)) - phase for phase in range(0, timing.theta_ns, MS)) // MS
-        wanted.append(f"| {theta} ms | {bound} ms | {without} ms | {noticed} ms | {joins} ms | {1000 // theta} |")
-    assert shown == wanted
+        expected.append(f"| {theta} ms | {bound} ms | {without} ms | {noticed} ms | {joins} ms | {1000 // theta} |")
+    assert shown == expected

@@ -1,0 +1,59 @@
+"""What the orders have in common: the state and the answers of an order whose group forms by the HELLO exchange.
+
+`unisono.net.layer.Order` is the interface that the stack uses. `OrderBase` implements the part of it that follows from
+the exchange in `formation`; each order adds its inputs, its bound and its guarantees.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+
+from unisono.model.events import StackEvent
+from unisono.model.policy import Policy
+from unisono.model.rates import Rate
+from unisono.orders.formation import RateExchange
+from unisono.wire.frame import Frame
+
+
+class OrderBase(ABC):
+    """Output lists, the HELLO exchange, and the questions that the exchange answers."""
+
+    def __init__(self, policy: Policy, *, allow_restarts: bool = False, check_clocks: bool = False) -> None:
+        """The options are those of `RateExchange`."""
+        self.down: list[Frame] = []
+        """Frames to send, in order; the stack drains this list."""
+        self.events: list[StackEvent] = []
+        """Events for the application, in order; the stack drains this list."""
+        self.ignored: Counter[str] = Counter()
+        """Frames that passed the door but were not used, by reason."""
+        self.exchange = RateExchange(policy, self.down, allow_restarts=allow_restarts, check_clocks=check_clocks)
+        self._multicast = False
+        """Whether every peer has received this member's HELLO by IP multicast."""
+
+    def _receive_hello(self, now: int, frame: Frame) -> None:
+        """Pass a HELLO to the exchange, and report a problem that it shows."""
+        violation = self.exchange.from_below(now, frame)
+        if violation is not None:
+            self.events.append(violation)
+        self._multicast = self.exchange.reaches_all_by_multicast()
+
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether the order accepts and delivers messages."""
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The members that the exchange still lacks; empty once the order runs."""
+        return () if self.running() else self.exchange.missing()
+
+    def why_not_formed(self) -> str:
+        """Why the exchange refused peers' HELLOs; empty if it refused none."""
+        return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
+
+    def peer_rate(self, peer: int) -> Rate | None:
+        """The rate that a peer declared in its HELLO, if one has arrived."""
+        return self.exchange.rate(peer)
+
+    def by_multicast(self) -> bool:
+        """Whether this member's data goes by IP multicast: every peer has received its HELLO that way."""
+        return self._multicast
