@@ -25,10 +25,8 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
-from unisono.orders.cbr.modes import CbrAction, CbrMode
-from unisono.orders.cbr.order import Cbr
-from unisono.orders.cbr.rates import cbr_reservation
-from unisono.orders.cbr.turns import CYCLE_NS, cycle_and_turn, due_ns, period_ns, porder_by_sorting
+from unisono.orders.cbr.order import Cbr, CbrAction, CbrMode
+from unisono.orders.cbr.turns import CYCLE_NS, cbr_reservation, cycle_and_turn, due_ns, period_ns, porder_by_sorting
 from unisono.orders.receive_queue import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
@@ -60,14 +58,14 @@ class Noting(Cbr):
         super()._change_mode(action)
         self.modes.append(self.mode)
 
-    def _process(self, sender: int, frames: SlotFrames) -> None:
+    def _process_turn(self, sender: int, frames: SlotFrames) -> None:
         self.history.append((self.porder, self.current))
-        super()._process(sender, frames)
+        super()._process_turn(sender, frames)
 
-    def _send(self, now: int) -> None:
+    def _send_turn(self, now: int) -> None:
         if self._squeue is not None:
             self.turns[self._sequence] = (self.true_now(), self._renegotiation.rate)
-        super()._send(now)
+        super()._send_turn(now)
 
 
 class Tape(TrafficLedger):

@@ -15,10 +15,25 @@ from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.cbr.bounds import offer
-from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
-from unisono.orders.cbr.order import HORIZON_NS, Cbr
-from unisono.orders.cbr.rates import cbr_reservation
-from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, cycle_and_turn, due_ns, porder_by_sorting, turn_number
+from unisono.orders.cbr.order import (
+    CBR_ACCEPTED_INPUTS,
+    CBR_RUNNING,
+    CBR_TRANSITIONS,
+    HORIZON_NS,
+    Cbr,
+    CbrAction,
+    CbrInput,
+    CbrMode,
+)
+from unisono.orders.cbr.turns import (
+    CYCLE_NS,
+    RATE_MAX,
+    cbr_reservation,
+    cycle_and_turn,
+    due_ns,
+    porder_by_sorting,
+    turn_number,
+)
 from unisono.orders.formation import members_key
 from unisono.stack import build
 from unisono.wire.control import (
@@ -393,14 +408,14 @@ def test_pieces_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (data(2, 0, b"a", b"b"), "no turn of this order"),
-        (data(2, 0, burst=0), "no turn of this order"),
-        (data(2, 0, burst=RATE_MAX + 1), "no turn of this order"),
-        (data(2, RATE_MAX), "no turn of this order"),
+        (data(2, 0, b"a", b"b"), "not a turn of this order"),
+        (data(2, 0, burst=0), "not a turn of this order"),
+        (data(2, 0, burst=RATE_MAX + 1), "not a turn of this order"),
+        (data(2, RATE_MAX), "not a turn of this order"),
         (data(2, 0, cycle=CYCLE - 1), "turn already delivered"),
         (Frame(Kind.DATA, 2, 9, 0, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
         (Frame(Kind.DATA, 2, 1, 9, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
-        (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "a kind that this order does not have"),
+        (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "frame kind not used by this order"),
     ],
 )
 def test_a_frame_that_cannot_be_used_is_counted_by_its_reason(frame: Frame, reason: str) -> None:
@@ -531,7 +546,7 @@ def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.mode is CbrMode.FIRST_RESERVE
-    assert "no room to receive" in probe.cbr.why_not_formed()
+    assert "no bandwidth to receive" in probe.cbr.why_not_formed()
     probe.network.full = False
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.running()

@@ -213,5 +213,5 @@ def test_a_turns_number_names_its_cycle_and_rises() -> None:
 
 @pytest.mark.parametrize("current", [-1, 4, 5])
 def test_a_turn_outside_the_cycle_is_refused(current: int) -> None:
-    with pytest.raises(IndexError, match="of a cycle of 4"):
+    with pytest.raises(IndexError, match="outside a cycle of 4 turns"):
         update_porder((1, 2, 1, 2), current, {1: 2, 2: 2}, 1, 1)
