@@ -20,7 +20,6 @@ from unisono.net.layer import LostMessages
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
-from unisono.net.services import sequence_window as numbers
 from unisono.orders.capabilities import CAPABILITIES
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
@@ -306,7 +305,7 @@ def test_with_omega_of_infinity_the_buffer_is_freed_at_the_end_of_life() -> None
 
 
 def test_a_stream_that_runs_ahead_of_a_missing_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "WINDOW", 8)
+    monkeypatch.setattr("unisono.net.layer.WINDOW", 8)
     one, two = Process(1), Process(2)
     one.multicast()
     for n in range(7):

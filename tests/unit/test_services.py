@@ -17,12 +17,10 @@ from unisono.model.redundancy import Redundancy
 from unisono.model.services import SERVICE_CHECKS, SERVICE_LAYERS
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.net.layer import LostMessages
+from unisono.net.layer import LostMessages, Service
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
-from unisono.net.services.service import Service
-from unisono.net.services.uniform import UniformDelivery
-from unisono.net.services.uniform_messages import HAVE, HAVE_REQUEST, Have, decode_haves, encode_haves
+from unisono.net.services.uniform import HAVE, HAVE_REQUEST, Have, UniformDelivery, decode_haves, encode_haves
 from unisono.stack import Stack, build
 from unisono.wire.door import Door
 from unisono.wire.frame import END_OF_SLOT, LEAVING, Frame, Kind, encode
@@ -515,7 +513,7 @@ def test_a_service_without_reliable_multicast_is_refused() -> None:
 
 
 def test_frames_that_are_too_small_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="34 bytes more"):
+    with pytest.raises(InvalidOption, match="34 more bytes"):
         build(policy(1, "causal", max_frame=350))
     with pytest.raises(InvalidOption, match="uniform delivery to 80 members"):
         build(policy(1, "uniform", tuple(range(1, 81))))

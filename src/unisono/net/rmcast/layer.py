@@ -29,10 +29,9 @@ from unisono.model.policy import FRAME_MIN, Policy
 from unisono.model.rates import BandwidthReservation
 from unisono.model.redundancy import Redundancy
 from unisono.model.seeded_stream import SplitMix64
-from unisono.net.layer import LostMessages
+from unisono.net.layer import LostMessages, SequenceWindow
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy, pack_message
 from unisono.net.rmcast.message import DONE, NEVER, NO_COPY, RmcastMessage, RmcastRules
-from unisono.net.services.sequence_window import SequenceWindow
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import Frame, Kind
 
