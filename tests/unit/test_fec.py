@@ -526,7 +526,7 @@ def test_two_redundant_shares_of_different_lengths_are_of_no_one_block() -> None
     datagrams = Sender(fec=(2, 4)).send(slot_frames([90, 80]))
     receiver = Receiver()
     assert receiver.take([datagrams[2], datagrams[3] + b"\0"]) == []
-    assert receiver.fec.ignored == {"shares of no one block": 2}
+    assert receiver.fec.ignored == {"shares of different blocks": 2}
 
 
 # -- the algebra ---------------------------------------------------------------------------------------------

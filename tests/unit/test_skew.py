@@ -321,7 +321,7 @@ def test_a_late_mark_is_reported_once_per_stretch_and_names_sender_and_figure() 
     skew = wary(failures=True)
     (late,) = skew.report_late(T0, marked(T0 - 13 * MS))
     assert (late.kind, late.member, late.slot) == ("late", 2, 7)
-    assert "what member 2 sent took 13ms by our clocks, more than Δ+Γ = 12ms" in late.text
+    assert "a datagram of member 2 took 13ms by our clocks, more than Δ+Γ = 12ms" in late.text
     assert skew.report_late(T0 + 900 * MS, marked(T0 + 880 * MS)) == []
     assert skew.report_late(T0 + 1800 * MS, marked(T0 + 1780 * MS)) == []
     assert len(skew.report_late(T0 + 1801 * MS, marked(T0 + 1780 * MS, sender=3))) == 1

@@ -276,7 +276,7 @@ class Order(Timed, Protocol):
         """Whether the order promises no gaps (Definition 1), or may have them (Definition 2)."""
 
     def keeps_sending_to_departed(self) -> bool:
-        """Whether departed members may come back, so that this member must keep sending to them."""
+        """Whether this member keeps sending to departed members, for example because they may come back."""
 
     def waiting_for(self) -> tuple[int, ...]:
         """The members that the group waits for before it starts; empty when it runs."""
