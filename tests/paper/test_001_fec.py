@@ -80,7 +80,7 @@ def test_001_1_any_a_of_any_b_consecutive_may_be_lost_across_blocks_and_slots(a:
     for fates in patterns:
         assert within(fates, a, b)
         receiver = Receiver()
-        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
+        up = receiver.receive(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
         assert sorted(up) == sorted(expected), fates
         tried += 1
     assert tried >= length
@@ -94,7 +94,7 @@ def test_001_4_a_control_frame_between_the_shares_of_a_block_would_let_more_than
     fates = (True, False, False, True)
     assert fates in set(bounded(4, 1, 3))
     receiver = Receiver()
-    up = receiver.take(data for data, lost in zip(torn, fates, strict=True) if not lost)
+    up = receiver.receive(data for data, lost in zip(torn, fates, strict=True) if not lost)
     assert seen(frames[0]) not in up, "torn apart, the block does not survive what the network may do"
 
     fec = Sender(fec=(1, 3)).fec
@@ -115,7 +115,7 @@ def test_001_4_control_frames_between_blocks_do_no_harm_whatever_is_lost(a: int,
         datagrams += [*sender.send(frames), PROBE]
     for fates in bounded(len(datagrams), a, b):
         receiver = Receiver()
-        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
+        up = receiver.receive(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
         assert set(expected) <= set(up), fates
 
 
@@ -153,7 +153,7 @@ def test_001_6_of_a_crashed_senders_block_what_came_is_above_in_index_order_with
     frames = slot_frames([1, 2, 3, 4])
     datagrams = Sender(fec=(2, 6)).send(frames)
     receiver = Receiver()
-    up = receiver.take([datagrams[1], datagrams[3]])
+    up = receiver.receive([datagrams[1], datagrams[3]])
     assert up == [seen(frames[1]), seen(frames[3])]
     assert receiver.fec.wake_at() is None, "nothing waits for a time-out here"
 
