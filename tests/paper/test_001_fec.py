@@ -95,7 +95,7 @@ def test_001_4_a_control_frame_inside_a_block_would_break_the_guarantee() -> Non
     assert losses in set(allowed_losses(4, 1, 3))
     receiver = Receiver()
     up = receiver.receive(data for data, lost in zip(interrupted, losses, strict=True) if not lost)
-    assert seen(frames[0]) not in up, "interrupted apart, the block does not survive what the network may do"
+    assert seen(frames[0]) not in up, "an interrupted block does not survive the allowed losses"
 
     fec = Sender(fec=(1, 3)).fec
     for frame in slot_frames([1] * 5):
@@ -350,7 +350,7 @@ def test_001_8_the_figures_of_the_largest_delay_hold_over_fec_to_the_nanosecond(
 
 @pytest.mark.parametrize("fec", [(1, 3), (2, 5), (3, 4)])
 def test_001_end_and_leave_of_the_ordering_automaton_work_over_fec(fec: tuple[int, int]) -> None:
-    """`end` closes a slot even if shares of it are lost. `leave` closes a member's last slot, the same for all members."""
+    """`end` closes a slot even if shares are lost; `leave` closes a member's last slot, the same for all members."""
     chance = Random(f"leave {fec}")
     run = group(
         fec,
