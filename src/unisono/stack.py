@@ -26,12 +26,11 @@ from unisono.model.stored_records import StoredRecords, Write
 from unisono.net.clock_check import ClockCheck
 from unisono.net.fec import layer as fec
 from unisono.net.fec.layer import Fec
-from unisono.net.layer import Layer, LostMessages, Observer, Order
+from unisono.net.layer import Layer, LostMessages, Observer, Order, Service
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.layer import Rmcast
 from unisono.net.services.causal import Causal
 from unisono.net.services.fifo import Fifo
-from unisono.net.services.service import Service
 from unisono.net.services.uniform import UniformDelivery
 from unisono.orders.cbr.order import Cbr
 from unisono.orders.final.bounds import BackgroundReserver

@@ -24,7 +24,7 @@ from unisono.model.slot_schedule import Segment
 from unisono.model.stored_records import Write
 from unisono.net.fec import shares as fec
 from unisono.net.rmcast import copies as rmcast
-from unisono.net.services import uniform_messages as uniform
+from unisono.net.services import uniform
 from unisono.orders.final import messages as finals
 from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup

@@ -1,4 +1,7 @@
-"""n processes and one reliable multicast: the automata of paper 002 §3.4 on an event heap, fates chosen outside."""
+"""One reliable multicast among n processes: the automata of paper 002 §3.4 on an event heap.
+
+A function of the caller chooses the result of each broadcast.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ ORIGINATOR = 1
 
 @dataclass(frozen=True)
 class Broadcast:
-    """One broadcast, as its broadcaster is about to make it: the `index`th of its own."""
+    """A broadcast that is about to be made: the `index`th of its broadcaster."""
 
     at: int
     broadcaster: int
@@ -25,10 +28,12 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class BroadcastResult:
-    """What becomes of a broadcast: who gets it and after how long, and whether its broadcaster crashes in it."""
+    """The result of a broadcast."""
 
     delays_ns: dict[int, int]
+    """The delay to each process that receives it."""
     crashes: bool = False
+    """Whether the broadcaster crashes during it."""
 
 
 ChooseResult = Callable[[Broadcast, list[int]], BroadcastResult]
@@ -36,25 +41,26 @@ ChooseResult = Callable[[Broadcast, list[int]], BroadcastResult]
 
 @dataclass
 class Outcome:
-    """What happened."""
+    """The events of one multicast."""
 
     broadcasts: list[Broadcast] = field(default_factory=list)
     delivered: dict[int, int] = field(default_factory=dict)
+    """The delivery time at each process that delivered."""
     crashed: set[int] = field(default_factory=set)
     reached: dict[int, set[int]] = field(default_factory=dict)
-    """Broadcaster to those that any of its sends reached."""
+    """The processes that received at least one copy of a broadcaster, by broadcaster."""
     ended_ns: int = 0
 
     def correct(self, n: int) -> set[int]:
         return set(range(1, n + 1)) - self.crashed
 
     def is_uniform(self, n: int) -> bool:
-        """Whether all correct processes have the message, or none has."""
-        having = self.correct(n) & set(self.delivered)
-        return not having or having == self.correct(n)
+        """Whether all correct processes have the message, or none of them."""
+        holders = self.correct(n) & set(self.delivered)
+        return not holders or holders == self.correct(n)
 
     def finishers_reached_all(self, n: int, rho: int) -> bool:
-        """Whether whoever began copy ρ has reached every correct process with one copy of its own at least."""
+        """Whether every process that broadcast copy ρ has reached every correct process with at least one copy."""
         finishers = {b.broadcaster for b in self.broadcasts if b.copy == rho}
         return all(self.correct(n) - {f} <= self.reached[f] for f in finishers)
 
@@ -74,22 +80,22 @@ def run_multicast(
     processes = {i: RmcastMessage(rules[i], originator) for i in rules}
     outcome = Outcome()
     heap: list[tuple[int, int, int, int, int, int]] = []
-    made = dict.fromkeys(processes, 0)
+    broadcasts_made = dict.fromkeys(processes, 0)
 
     def broadcast(now: int, i: int, k: int) -> None:
-        event = Broadcast(now, i, k, made[i])
-        made[i] += 1
+        event = Broadcast(now, i, k, broadcasts_made[i])
+        broadcasts_made[i] += 1
         outcome.broadcasts.append(event)
-        fate = choose_result(event, [j for j in processes if j != i])
-        outcome.reached.setdefault(i, set()).update(fate.delays_ns)
-        for j, delay in fate.delays_ns.items():
+        result = choose_result(event, [j for j in processes if j != i])
+        outcome.reached.setdefault(i, set()).update(result.delays_ns)
+        for j, delay in result.delays_ns.items():
             heappush(heap, (now + delay, 0, len(outcome.broadcasts), j, k, i))
-        if fate.crashes:
+        if result.crashes:
             outcome.crashed.add(i)
         else:
-            arm(i)
+            schedule(i)
 
-    def arm(i: int) -> None:
+    def schedule(i: int) -> None:
         heappush(heap, (processes[i].deadline, 1, 0, i, 0, 0))
 
     outcome.delivered[originator] = 0
@@ -106,12 +112,12 @@ def run_multicast(
                 continue
         elif process.on_copy(now, k, source):
             outcome.delivered[i] = now
-        arm(i)
+        schedule(i)
     return outcome
 
 
 class Explorer:
-    """Every combination of choices, depth first: run again and again, each time with the next combination."""
+    """Enumerates all combinations of choices, depth first: each path repeats the run with the next combination."""
 
     def __init__(self) -> None:
         self._path: list[list[int]] = []

@@ -18,8 +18,7 @@ from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders import modes
-from unisono.orders.cbr import modes as cbr_modes
-from unisono.orders.cbr.order import Cbr
+from unisono.orders.cbr.order import Cbr, CbrAction, CbrInput, CbrMode
 from unisono.orders.cbr.turns import CYCLE_NS, initial_porder, porder_by_sorting, update_porder
 from unisono.orders.vbr.order import Vbr
 from unisono.stack import Stack, build
@@ -100,13 +99,13 @@ def test_figure_3_signature_and_variables() -> None:
     """Squeue and Rqueues empty, no rate known, Porder of length 0, mode GetRate."""
     order = build(Policy("figure", 1, View(MEMBERS), TIMING, Rate(2, 1), order="cbr")).order
     assert isinstance(order, Cbr)
-    assert order.mode is cbr_modes.CbrMode.GET_RATE
+    assert order.mode is CbrMode.GET_RATE
     assert (order.porder, order.current, order.rate) == ((), 0, {})
     assert order._squeue is None
     assert all(not queue.slots for queue in order._rqueues.values())
     figure_3 = {"app-mcast", "new-rate", "net-receive"}
-    assert figure_3 <= {str(each) for each in cbr_modes.CbrInput}
-    assert {"init-rate", "reserve", "start-deliver"} <= {str(each) for each in cbr_modes.CbrAction}
+    assert figure_3 <= {str(each) for each in CbrInput}
+    assert {"init-rate", "reserve", "start-deliver"} <= {str(each) for each in CbrAction}
 
 
 def test_figure_4_transitions() -> None:

@@ -1,7 +1,7 @@
-"""Paper 000 §4: the CBR order. Figure 2, Lemmas 4.1 and 4.2, Theorem 1 both ways, NetRate = AppRate, §4.2, errata 5-12.
+"""Paper 000 §4: the CBR order. Figure 2, Lemmas 4.1 and 4.2, Theorem 1, NetRate = AppRate, §4.2, errata 000-5 to -12.
 
-Latency is read off the recorded rows without unisono.check. `turn` latencies count from the instant at which the
-message's turn was sent (Theorem 1), `submitted` ones from the instant at which the application handed it in.
+The tests compute latencies from the recorded rows, without unisono.check. Turn latencies count from the instant at
+which the message's turn is sent (Theorem 1), the others from the submission by the application.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.net.clock_check import ClockCheck
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
-from unisono.orders.cbr.modes import CbrAction, CbrMode
-from unisono.orders.cbr.order import Cbr
-from unisono.orders.cbr.rates import cbr_reservation
-from unisono.orders.cbr.turns import CYCLE_NS, cycle_and_turn, due_ns, period_ns, porder_by_sorting
+from unisono.orders.cbr.order import Cbr, CbrAction, CbrMode
+from unisono.orders.cbr.turns import CYCLE_NS, cbr_reservation, cycle_and_turn, due_ns, period_ns, porder_by_sorting
 from unisono.orders.receive_queue import SlotFrames
 from unisono.sim.clocks import Clock, DriftingClock, FixedClock, corner_clock
 from unisono.sim.network import Adversary, adversarial_network, constant_delay, corners, delay_per_link
@@ -45,33 +43,33 @@ TIMING = Timing(10 * MS, 2 * MS, 5 * MS)
 Name = tuple[int, int]
 
 
-class Noting(Cbr):
-    """Writes down its mode changes, and Porder and current before each turn that it processes (Lemma 4.1)."""
+class RecordingCbr(Cbr):
+    """Records its mode changes, and Porder and current before each turn that it processes (Lemma 4.1)."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
         self.modes = [self.mode]
         self.history: list[tuple[tuple[int, ...], int]] = []
         self.turns: dict[int, tuple[int, int]] = {}
-        """By sequence, when the message's turn was sent, and its sender's rate then."""
+        """When the turn of a message was sent, and its sender's rate at that time, by sequence."""
         self.true_now: Callable[[], int] = lambda: 0
 
     def _change_mode(self, action: CbrAction) -> None:
         super()._change_mode(action)
         self.modes.append(self.mode)
 
-    def _process(self, sender: int, frames: SlotFrames) -> None:
+    def _process_turn(self, sender: int, frames: SlotFrames) -> None:
         self.history.append((self.porder, self.current))
-        super()._process(sender, frames)
+        super()._process_turn(sender, frames)
 
-    def _send(self, now: int) -> None:
+    def _send_turn(self, now: int) -> None:
         if self._squeue is not None:
             self.turns[self._sequence] = (self.true_now(), self._renegotiation.rate)
-        super()._send(now)
+        super()._send_turn(now)
 
 
-class Tape(TrafficLedger):
-    """Also keeps the kind and the slot of every datagram."""
+class RecordingLedger(TrafficLedger):
+    """Also records the kind and the slot of every datagram."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,13 +82,13 @@ class Tape(TrafficLedger):
             self.headers.setdefault(member, []).append((header[1], header[10]))
 
     def per_cycle(self, member: int) -> dict[int, int]:
-        """How many data frames a member sent for each cycle."""
-        found = self.headers.get(member, [])
-        return dict(Counter(cycle_and_turn(slot)[0] for kind, slot in found if kind == Kind.DATA))
+        """The number of data frames that a member sent, by cycle."""
+        headers = self.headers.get(member, [])
+        return dict(Counter(cycle_and_turn(slot)[0] for kind, slot in headers if kind == Kind.DATA))
 
 
 class Group:
-    """Members with these rates and clocks on this network, running, `epoch` the clock reading of their first turn."""
+    """A running group with these rates and clocks; `epoch` is the clock reading of its first turn."""
 
     def __init__(
         self,
@@ -111,11 +109,11 @@ class Group:
             self.members, delays or constant_delay(timing.delta_ns), timing.delta_ns, fifo=fifo
         )
         self._memory = MemoryTrace("cbr", "cbr")
-        self.ledger = Tape()
+        self.ledger = RecordingLedger()
         self.world = World(
             network, start_ns=EPOCH_NS, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
         )
-        self.orders: dict[int, Noting] = {}
+        self.orders: dict[int, RecordingCbr] = {}
         self.policies: dict[int, Policy] = {}
         for member in self.members:
             policy = self.policies[member] = Policy(
@@ -124,12 +122,12 @@ class Group:
                 max_frame=max_frame,
                 reservation=by,
             )
-            order = Noting(policy, (reservers or {}).get(member, UnlimitedNetwork()))
+            order = RecordingCbr(policy, (reservers or {}).get(member, UnlimitedNetwork()))
             order.true_now = lambda: self.world.now
-            skew = ClockCheck(policy)
+            check = ClockCheck(policy)
             clock = (clocks or {}).get(member, FixedClock())
             at = EPOCH_NS + (starts or {}).get(member, 0)
-            self.world.add(member, Stack(policy, order, [skew], skew), clock, timing, starts_at_ns=at)
+            self.world.add(member, Stack(policy, order, [check], check), clock, timing, starts_at_ns=at)
             self.orders[member] = order
         until = EPOCH_NS
         while not all(order.running() for order in self.orders.values()):
@@ -146,7 +144,7 @@ class Group:
         return self.world.members[member].clock.true_at(reading)
 
     def send(self, at: int, member: int, *sizes: int, after_the_turn: bool = False) -> None:
-        """The application hands in messages; a turn at the same instant finds them, or has just gone."""
+        """The application submits messages, just before a turn at the same instant or just after it."""
         self.last = max(self.last, at)
         if after_the_turn:
             self.world.schedule(at - 1, lambda _now, _: self.world.send(at, member, sizes or (100,)), None)
@@ -167,7 +165,7 @@ class Group:
         return latency_bound_ns(self.timing, self.slowest)
 
     def run(self, cycles: int | None = None) -> Group:
-        """So many cycles and Δ+Γ, or until what was taken by the last instant of the schedule is delivered."""
+        """Run this many cycles and Δ+Γ, or until all messages of the schedule are delivered."""
         if cycles is None:
             self.world.send_until_ns = self.last + 1
         until = self.last + self.bound if cycles is None else self.epoch + cycles * CYCLE_NS + self.timing.delta_ns
@@ -175,33 +173,33 @@ class Group:
         return self
 
     def rows(self, kind: EventKind) -> list[tuple[int, Name, int]]:
-        """(at whom, which message, when)."""
-        found = []
-        for (member, _), runs in self._memory.packed_rows.items():
-            for code, sender, _, first, count, _, _, _, _, real, _, _ in runs:
+        """(member, message, time) of each row of this kind."""
+        rows = []
+        for (member, _), packed_rows in self._memory.packed_rows.items():
+            for code, sender, _, first, count, _, _, _, _, real, _, _ in packed_rows:
                 if code == kind.code:
                     assert isinstance(real, int)
-                    found += [(member, (sender, sequence), real) for sequence in range(first, first + count)]
-        return found
+                    rows += [(member, (sender, sequence), real) for sequence in range(first, first + count)]
+        return rows
 
     def delivered(self, member: int) -> list[Name]:
         return [message for at, message, _ in self.rows(EventKind.DELIVER) if at == member]
 
     def turn_latencies(self) -> list[int]:
-        """From the sending instant: what Theorem 1 bounds."""
-        return [now - self.orders[who].turns[n][0] for _, (who, n), now in self.rows(EventKind.DELIVER)]
+        """The latencies from the sending of the turn, which Theorem 1 bounds."""
+        return [now - self.orders[sender].turns[n][0] for _, (sender, n), now in self.rows(EventKind.DELIVER)]
 
     def excess(self) -> list[int]:
-        """From submission, beyond Δ+Γ and a period of the sender's rate: never above zero."""
+        """The latencies from submission, minus Δ+Γ and a period of the sender's rate: at most zero."""
         sent = {message: real for _, message, real in self.rows(EventKind.SEND)}
         slack = turn_bound_ns(self.timing)
         return [
-            now - sent[who, n] - slack - period_ns(self.orders[who].turns[n][1])
-            for _, (who, n), now in self.rows(EventKind.DELIVER)
+            now - sent[sender, n] - slack - period_ns(self.orders[sender].turns[n][1])
+            for _, (sender, n), now in self.rows(EventKind.DELIVER)
         ]
 
     def check(self) -> Group:
-        """Nobody complains, and the project's checkers agree."""
+        """Assert that no member reports a violation and that all checkers find the run valid."""
         assert not [node.violations for node in self.world.members.values() if node.violations]
         timing = (self.timing.delta_ns, self.timing.gamma_ns, self.timing.theta_ns)
         meta = RunMeta("cbr", "cbr", "cbr", self.members, *timing, self.bound, True, "sim")
@@ -212,7 +210,7 @@ class Group:
 
 @dataclass
 class Schedule:
-    """A random schedule, a function of its seed."""
+    """A random schedule that depends only on its seed."""
 
     seed: int
     cycles: int = 2
@@ -288,12 +286,12 @@ def test_figure_2_mode_changes() -> None:
     group.run(3).check()
     start = [CbrMode.GET_RATE, CbrMode.FIRST_RESERVE, CbrMode.DET_ORDER, CbrMode.DELIVER_MESSAGES]
     assert group.orders[1].modes == [*start, CbrMode.RESERVE, CbrMode.DELIVER_MESSAGES]
-    assert group.orders[2].modes == start, "change-rate at a receiver is no change of its mode"
+    assert group.orders[2].modes == start, "change-rate at a receiver does not change its mode"
 
 
-def test_figure_2_new_rate_in_det_order_goes_through_first_reserve() -> None:
+def test_figure_2_new_rate_in_det_order_leads_to_first_reserve() -> None:
     policy = Policy("cbr", 1, View((1, 2)), TIMING, Rate(2, 1), "cbr")
-    alone = Noting(policy, UnlimitedNetwork())
+    alone = RecordingCbr(policy, UnlimitedNetwork())
     alone.wake(EPOCH_NS)
     alone.change_rate(EPOCH_NS + 1, Rate(3, 1))
     assert alone.modes == [
@@ -309,7 +307,7 @@ def test_figure_2_new_rate_in_det_order_goes_through_first_reserve() -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_lemma_4_1_porder_and_current_are_the_same_everywhere_before_the_kth_message(part: int) -> None:
+def test_lemma_4_1_porder_and_current_agree_before_the_kth_message(part: int) -> None:
     changed = 0
     for seed in range(part * 25, (part + 1) * 25):
         group = Schedule(seed, cycles=3).group().run(4)
@@ -320,11 +318,11 @@ def test_lemma_4_1_porder_and_current_are_the_same_everywhere_before_the_kth_mes
         orders = {order for order, _ in histories[-1]}
         changed += len(orders) > 1
         assert histories[-1][0] == (porder_by_sorting(group.rates), 0)
-    assert changed > 5, "renegotiations are among them"
+    assert changed > 5, "some schedules contain renegotiations"
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_lemma_4_2_the_kth_message_delivered_is_the_same_everywhere(part: int) -> None:
+def test_lemma_4_2_all_members_deliver_the_same_kth_message(part: int) -> None:
     messages = 0
     for seed in range(1000 + part * 25, 1000 + (part + 1) * 25):
         group = Schedule(seed).group().run().check()
@@ -334,7 +332,9 @@ def test_lemma_4_2_the_kth_message_delivered_is_the_same_everywhere(part: int) -
         sent = {message for _, message, _ in group.rows(EventKind.SEND)}
         for member in group.members:
             if not group.orders[member]._leaving:
-                assert set(group.delivered(member)) == sent, "within the bound all that was taken is delivered by all"
+                assert set(group.delivered(member)) == sent, (
+                    "all members deliver all accepted messages within the bound"
+                )
         messages += len(sent)
     assert messages > 200
 
@@ -342,37 +342,37 @@ def test_lemma_4_2_the_kth_message_delivered_is_the_same_everywhere(part: int) -
 # -- Theorem 1 -----------------------------------------------------------------------------------------------------
 
 
-def never_above(seeds: range) -> tuple[int, int]:
-    """How many messages were delivered, and how many schedules came to Δ+Γ itself."""
+def check_theorem_1(seeds: range) -> tuple[int, int]:
+    """Check latencies. Returns the number of delivered messages, and of schedules that attain Δ+Γ."""
     messages = attained = 0
     for seed in seeds:
         schedule = Schedule(seed, cycles=1 + seed % 2)
         group = schedule.group().run()
-        taken, limit = group.turn_latencies(), turn_bound_ns(group.timing)
-        assert max(taken, default=0) <= limit, f"{schedule}: above Δ+Γ from the turn"
+        latencies, limit = group.turn_latencies(), turn_bound_ns(group.timing)
+        assert max(latencies, default=0) <= limit, f"{schedule}: above Δ+Γ from the turn"
         assert max(group.excess(), default=0) <= 0, f"{schedule}: above Δ+Γ and a period from submission"
         assert not [node.violations for node in group.world.members.values() if node.violations], schedule
-        messages += len(taken)
-        attained += max(taken, default=-1) == limit
+        messages += len(latencies)
+        attained += max(latencies, default=-1) == limit
     return messages, attained
 
 
 @pytest.mark.parametrize("part", range(6))
-def test_theorem_1_latency_is_never_above_delta_plus_gamma_in_any_of_600_random_schedules(part: int) -> None:
-    messages, attained = never_above(range(part * 100, (part + 1) * 100))
+def test_theorem_1_latency_is_at_most_delta_plus_gamma_in_600_random_schedules(part: int) -> None:
+    messages, attained = check_theorem_1(range(part * 100, (part + 1) * 100))
     assert messages > 1000
-    assert attained > 5, "chance alone finds the bound, so the schedules are not tame"
+    assert attained > 5, "some random schedules attain the bound, so they are demanding enough"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(12))
-def test_theorem_1_latency_is_never_above_delta_plus_gamma_in_any_of_12000_random_schedules(part: int) -> None:
-    never_above(range(10_000 + part * 1000, 10_000 + (part + 1) * 1000))
+def test_theorem_1_latency_is_at_most_delta_plus_gamma_in_12000_random_schedules(part: int) -> None:
+    check_theorem_1(range(10_000 + part * 1000, 10_000 + (part + 1) * 1000))
 
 
 def tight(timing: Timing, members: int = 2, rate: int = 1, *, after_the_turn: bool = False) -> Group:
-    """The last member's clock is Γ/2 ahead, the first's Γ/2 behind, and the first's messages take Δ."""
+    """The last member's clock is Γ/2 ahead, the first one's Γ/2 behind, and datagrams of the first member take Δ."""
     half = timing.gamma_ns // 2
     clocks: dict[int, Clock] = {m: FixedClock() for m in range(1, members + 1)}
     clocks[1], clocks[members] = FixedClock(-half), FixedClock(half)
@@ -401,13 +401,13 @@ def test_theorem_1_delta_plus_gamma_is_attained_by_message_2_0(timing: Timing) -
     assert max(group.turn_latencies()) == turn_bound_ns(timing) == timing.delta_ns + timing.gamma_ns
     (sent,) = group.rows(EventKind.SEND)
     assert max(now for _, _, now in group.rows(EventKind.DELIVER)) - sent[2] == turn_bound_ns(timing), (
-        "handed in at the turn's own instant it does not wait"
+        "a message submitted at the very instant of its turn does not wait"
     )
 
 
 @pytest.mark.parametrize("rate", [1, 2, 4, 100])
-def test_theorem_1_with_the_wait_for_the_turn_the_bound_is_attained_too(rate: int) -> None:
-    """Handed in when the turn has just gone, a message waits a whole period, and then takes Δ+Γ."""
+def test_theorem_1_the_bound_from_submission_is_attained(rate: int) -> None:
+    """A message submitted just after a turn waits a whole period, and then takes Δ+Γ."""
     group = tight(TIMING, rate=rate, after_the_turn=True)
     assert max(group.excess()) == 0
     assert group.orders[1].bound_ns() == TIMING.delta_ns + TIMING.gamma_ns + period_ns(rate)
@@ -423,7 +423,7 @@ def test_theorem_1_does_not_depend_on_the_number_of_members(members: int) -> Non
 
 @pytest.mark.parametrize("load", ["silent", "full", "greedy"])
 def test_net_rate_is_app_rate_exactly(load: str) -> None:
-    """As many frames per second as were declared, whether the application sends or not."""
+    """A member sends exactly as many frames per second as declared, for any load of its application."""
     rates = {1: 1, 2: 7, 3: 20}
     group = Group(rates)
     if load != "silent":
@@ -438,17 +438,17 @@ def test_net_rate_is_app_rate_exactly(load: str) -> None:
         assert sum(node.accepted for node in group.world.members.values()) == 3 * sum(rates.values())
 
 
-def test_in_section_4_1s_example_of_10_and_100_per_second_no_delay_grows() -> None:
-    """Delivered in turn, the n-th message of process 2 would wait for the n-th of process 1, longer and longer."""
+def test_section_4_1_delays_do_not_grow_with_rates_10_and_100() -> None:
+    """In round-robin delivery, message n of process 2 would wait ever longer for message n of process 1."""
     group = Group({1: 10, 2: 100}, clocks={1: FixedClock(-MS), 2: FixedClock(MS)})
     for cycle, member in product(range(5), (1, 2)):
         for k in range(group.rates[member]):
             group.send(group.turn(member, cycle, k), member)
     group.run(5).check()
     worst: Counter[int] = Counter()
-    for _, (who, n), now in group.rows(EventKind.DELIVER):
-        cycle = n // group.rates[who]
-        worst[cycle] = max(worst[cycle], now - group.orders[who].turns[n][0])
+    for _, (sender, n), now in group.rows(EventKind.DELIVER):
+        cycle = n // group.rates[sender]
+        worst[cycle] = max(worst[cycle], now - group.orders[sender].turns[n][0])
     assert [worst[cycle] for cycle in range(5)] == [12 * MS] * 5
     round_robin = [due_ns(0, n, 10) - due_ns(0, n, 100) for n in range(10)]
     assert round_robin == sorted(round_robin)
@@ -458,24 +458,24 @@ def test_in_section_4_1s_example_of_10_and_100_per_second_no_delay_grows() -> No
 # -- §4.2 ----------------------------------------------------------------------------------------------------------
 
 
-class Counted:
-    """A network that says what it was asked for, and refuses above a limit."""
+class RecordingNetwork:
+    """A network that records reservations, and refuses those above a limit."""
 
     def __init__(self, limit: int = 2**62) -> None:
-        self.asked: list[int] = []
+        self.reserved: list[int] = []
         self.limit = limit
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        asked = reservation.avg_bytes_per_s
-        if asked > self.limit:
-            raise ReservationRefused(asked, self.limit, self.limit)
-        self.asked.append(asked)
+        requested = reservation.avg_bytes_per_s
+        if requested > self.limit:
+            raise ReservationRefused(requested, self.limit, self.limit)
+        self.reserved.append(requested)
 
 
 def test_section_4_2_the_smaller_rate_is_used_until_all_receivers_have_confirmed() -> None:
     """With Δ = 1.5 s a request and its confirmation take three cycles."""
     timing = Timing(1_500 * MS, 2 * MS, 5 * MS)
-    networks = {m: Counted() for m in (1, 2, 3)}
+    networks = {m: RecordingNetwork() for m in (1, 2, 3)}
     group = Group({1: 2, 2: 3, 3: 3}, timing=timing, by="receiver", reservers=networks)
     group.new_rate(group.epoch + 100 * MS, 1, 8)
     for member in group.members:
@@ -488,8 +488,8 @@ def test_section_4_2_the_smaller_rate_is_used_until_all_receivers_have_confirmed
     assert [frames[group.first + cycle] for cycle in range(7)] == [2, 2, 2, 2, 8, 8, 8]
     assert max(group.turn_latencies()) <= turn_bound_ns(timing), "latency is not affected"
     assert group.orders[1].modes[4:] == [CbrMode.RESERVE, CbrMode.DELIVER_MESSAGES]
-    held = cbr_reservation(group.policies[2], 8 + 3).avg_bytes_per_s
-    assert networks[2].asked[-1] == max(networks[2].asked) == held, "8 + 3 messages per second are received"
+    incoming = cbr_reservation(group.policies[2], 8 + 3).avg_bytes_per_s
+    assert networks[2].reserved[-1] == max(networks[2].reserved) == incoming, "it receives 8 + 3 messages per second"
 
 
 def test_section_4_2_a_smaller_rate_needs_no_confirmation() -> None:
@@ -501,16 +501,16 @@ def test_section_4_2_a_smaller_rate_needs_no_confirmation() -> None:
     assert all(kind != Kind.NEW_RATE for kind, _ in group.ledger.headers[1])
 
 
-def test_section_4_2_a_receiver_without_room_keeps_the_old_rate_in_force() -> None:
-    network = Counted()
+def test_section_4_2_a_receiver_without_bandwidth_keeps_the_old_rate_in_force() -> None:
+    network = RecordingNetwork()
     group = Group({1: 2, 2: 3, 3: 3}, by="receiver", reservers={3: network})
-    network.limit = max(network.asked)
+    network.limit = max(network.reserved)
     group.new_rate(group.epoch + 100 * MS, 1, 8)
     group.run(3)
     assert [v.kind for v in group.world.members[1].violations] == ["reservation_refused"]
     assert [group.ledger.per_cycle(1)[group.first + cycle] for cycle in range(3)] == [2, 2, 2]
     assert group.orders[1].mode is CbrMode.DELIVER_MESSAGES
-    assert max(network.asked) == network.limit
+    assert max(network.reserved) == network.limit
 
 
 def test_section_4_2_sender_and_receiver_based_reservation_deliver_the_same() -> None:
@@ -527,23 +527,24 @@ def test_section_4_2_sender_and_receiver_based_reservation_deliver_the_same() ->
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
-def test_erratum_000_5_renegotiations_leave_nobody_behind_its_turns(times: int) -> None:
-    """The rate travels in the headers and takes no turn: the others never wait a period for it."""
+def test_erratum_000_5_renegotiations_delay_no_turn(times: int) -> None:
+    """The new rate travels in frame headers and takes no turn, so the other members do not wait for it."""
     group = Group({1: 2, 2: 2}, clocks={1: FixedClock(-MS), 2: FixedClock(MS)})
     for number in range(times):
         group.new_rate(group.epoch + number * CYCLE_NS + 100 * MS, 1, 2 + (number + 1) % 2)
     for cycle, k in product(range(times + 2), range(2)):
         group.send(group.turn(2, cycle, k), 2)
     group.run(times + 2).check()
-    latest = group.orders[2].turns
-    last = {n: at for n, (at, _) in latest.items() if n >= 2 * times}
-    found = [now - last[n] for _, (who, n), now in group.rows(EventKind.DELIVER) if who == 2 and n in last]
-    assert max(found) <= 12 * MS
+    late_turns = {n: at for n, (at, _) in group.orders[2].turns.items() if n >= 2 * times}
+    latencies = [
+        now - late_turns[n] for _, (sender, n), now in group.rows(EventKind.DELIVER) if sender == 2 and n in late_turns
+    ]
+    assert max(latencies) <= 12 * MS
 
 
 @pytest.mark.parametrize("rates", [(1, 1), (2, 2), (1, 2), (3, 2)])
 def test_erratum_000_6_sends_at_the_start_of_the_period_give_delta_plus_gamma(rates: tuple[int, int]) -> None:
-    """Over all clock corners, delay corners and senders: the maximum is Δ+Γ, where sends at the end gave more."""
+    """Over all extreme clocks, extreme delays and senders the maximum is Δ+Γ; sends at the end would give more."""
     worst = 0
     for offsets, delays, sender in product(product((-MS, MS), repeat=2), product((0, 10 * MS), repeat=2), (1, 2)):
         clocks: dict[int, Clock] = {m: FixedClock(offset) for m, offset in enumerate(offsets, 1)}
@@ -555,8 +556,8 @@ def test_erratum_000_6_sends_at_the_start_of_the_period_give_delta_plus_gamma(ra
     assert worst == 12 * MS
 
 
-def test_erratum_000_7_there_is_one_epoch_whoever_starts_when() -> None:
-    """Rates (10,1), applications that start 600 ms apart: no message is ever above Δ+Γ."""
+def test_erratum_000_7_all_members_have_the_same_epoch() -> None:
+    """Rates (10,1), members that start 600 ms apart: no latency is above Δ+Γ."""
     group = Group({1: 10, 2: 1}, starts={2: 600 * MS})
     for cycle, k in product(range(4), range(10)):
         group.send(group.turn(1, cycle, k), 1)
@@ -569,9 +570,9 @@ def test_erratum_000_7_there_is_one_epoch_whoever_starts_when() -> None:
 
 
 def test_erratum_000_8_new_rate_in_first_reserve_is_treated_as_in_det_order() -> None:
-    """A receiver is in FirstReserve until it has heard everybody; a new rate does not take it past start-deliver."""
+    """A receiver stays in FirstReserve until it has all HELLOs; a new rate does not change that."""
     policy = Policy("cbr", 1, View((1, 2)), TIMING, Rate(2, 1), "cbr", reservation="receiver")
-    order = Noting(policy, UnlimitedNetwork())
+    order = RecordingCbr(policy, UnlimitedNetwork())
     order.wake(EPOCH_NS)
     assert order.mode is CbrMode.FIRST_RESERVE
     order.change_rate(EPOCH_NS + 1, Rate(5, 1))
@@ -595,19 +596,19 @@ def test_erratum_000_9_a_silent_application_costs_one_dummy_per_turn() -> None:
     assert group.ledger.per_cycle(1)[group.first] == 5
 
 
-def test_erratum_000_10_messages_handed_in_together_go_out_one_per_turn() -> None:
+def test_erratum_000_10_messages_submitted_together_leave_one_per_turn() -> None:
     group = Group({1: 4, 2: 1})
     group.send(group.turn(1, 0, 1), 1, 10, 10, 10)
     group.run(1)
     sent = [at - group.epoch for at, _ in group.orders[1].turns.values()]
     assert sent == [250 * MS, 500 * MS, 750 * MS]
     assert min(slot for kind, slot in group.ledger.headers[1] if kind == Kind.DATA) >= group.first << 20, (
-        "nothing leaves before the epoch"
+        "no data leaves before the epoch"
     )
 
 
 def test_erratum_000_12_a_new_rate_takes_effect_at_a_cycle_boundary() -> None:
-    """In mid-cycle nothing moves; from the boundary on, turn k is at k/rate_new."""
+    """In mid-cycle the turns do not move; from the next cycle on, turn k is due at k/rate_new."""
     group = Group({1: 2, 2: 1})
     group.new_rate(group.epoch + 300 * MS, 1, 4)
     for at in range(0, 2_000, 50):
@@ -618,7 +619,7 @@ def test_erratum_000_12_a_new_rate_takes_effect_at_a_cycle_boundary() -> None:
 
 
 def test_erratum_000_12_the_last_turn_of_a_cycle_decides() -> None:
-    """Asked for after the last turn of a cycle was sent, a rate waits for the cycle after the next."""
+    """A rate requested after the last turn of a cycle holds from the cycle after the next."""
     group = Group({1: 2, 2: 1})
     group.new_rate(group.turn(1, 0, 1) + 1, 1, 4)
     group.run(3).check()

@@ -1,7 +1,7 @@
-"""Erratum 001-3: with redundancy, a stretch of length Θ that is not a slot can contain more than NetMaxBurst.
+"""Erratum 001-3: with redundancy, an interval of length Θ that is not a slot can contain more than NetMaxBurst.
 
-Policing is per slot. What is reserved is a slot's burst within a slot's time, and that covers any such stretch: at the
-reserved peak all of a slot has left at most one slot after the slot's end.
+Policing is per slot. A reservation covers one burst per slot length. That is enough for any such interval: at the
+reserved peak rate, all datagrams of a slot have left at most one slot after its end.
 """
 
 from itertools import pairwise
@@ -25,7 +25,7 @@ BURST, SIZE = 6, 160
 
 
 @pytest.mark.parametrize("fec", [(1, 3), (2, 5), (3, 4)])
-def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_covers_them(
+def test_001_3_an_interval_across_a_slot_boundary_has_two_bursts_and_the_reservation_covers_them(
     fec: tuple[int, int],
 ) -> None:
     policy = Policy("g", 1, View((1,)), TIMING, Rate(1e6, BURST), max_message=SIZE, max_frame=304, fec=fec)
@@ -38,17 +38,17 @@ def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_
     outgoing(stack)
     first = TIMING.slot_of(now) + 2
     sent: list[tuple[int, int, int]] = []
-    """When, of which slot, how much on the wire."""
+    """(time, slot, size on the wire) of each datagram."""
 
     def send(at: int) -> None:
         stack.wake(at)
-        assert stack.submit(at, [bytes(SIZE)] * (BURST + 1)) == BURST, "a slot takes its burst and no more"
+        assert stack.submit(at, [bytes(SIZE)] * (BURST + 1)) == BURST, "a slot accepts at most its burst"
         for datagram in outgoing(stack):
             header = unpack_header(datagram.data, 0)
             if header[1] == Kind.FEC:
                 sent.append((at, header[10], len(datagram.data) + UDP_IP_BYTES))
 
-    # At the last instant of a slot and at the first of the next one, again and again.
+    # Send at the last instant of a slot and at the first of the next one, several times.
     for slot in range(first, first + 10, 2):
         send(TIMING.end_of(slot) - 1)
         send(TIMING.end_of(slot))
@@ -57,13 +57,13 @@ def test_001_3_a_window_across_a_slot_s_end_has_two_bursts_and_what_is_reserved_
     per_slot = {slot: [size for _, of, size in sent if of == slot] for slot in range(first, first + 10)}
     assert {len(sizes) for sizes in per_slot.values()} == {most}
     window = max(sum(at <= other < at + TIMING.theta_ns for other, _, _ in sent) for at, _, _ in sent)
-    assert window == 2 * most, "twice what a slot may have"
+    assert window == 2 * most, "twice the maximum of a slot"
     reserved = reservation(order_policy(policy), policy.rate)
     assert max(map(sum, per_slot.values())) <= reserved.burst_bytes_per_slot
-    # A link that gives no more than what is reserved.
-    free_at, left = 0.0, []
+    # A link that carries exactly the reserved peak rate.
+    free_at, departures = 0.0, []
     for at, slot, size in sent:
         free_at = max(free_at, at) + size * 1e9 / reserved.peak_bytes_per_s
-        left.append((slot, free_at))
-    assert all(gone <= TIMING.end_of(slot) + TIMING.theta_ns for slot, gone in left)
-    assert any(before > TIMING.end_of(slot) for (slot, before), _ in pairwise(left)), "the last instant's is later"
+        departures.append((slot, free_at))
+    assert all(left_at <= TIMING.end_of(slot) + TIMING.theta_ns for slot, left_at in departures)
+    assert any(left_at > TIMING.end_of(slot) for (slot, left_at), _ in pairwise(departures)), "some leave later"

@@ -1,4 +1,4 @@
-"""Paper 001 §5.1, the forward-error-correction layer, as errata 001-1, -2, -4, -6 and -7 reconstruct it."""
+"""Paper 001 §5.1: the forward-error-correction layer, corrected by errata 001-1, -2, -4, -6 and -7."""
 
 from __future__ import annotations
 
@@ -48,54 +48,54 @@ PROBE = encode(Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5)), GROUP)
 # -- 001-1 and 001-4: the loss model, exhaustively -----------------------------------------------------------
 
 
-def within(fates: Sequence[bool], a: int, b: int) -> bool:
-    """Whether at most a of any b consecutive datagrams are lost (True)."""
-    return all(sum(fates[at : at + b]) <= a for at in range(max(1, len(fates) - b + 1)))
+def within(losses: Sequence[bool], a: int, b: int) -> bool:
+    """Whether at most a of any b consecutive datagrams are lost; True means lost."""
+    return all(sum(losses[at : at + b]) <= a for at in range(max(1, len(losses) - b + 1)))
 
 
-def bounded(length: int, a: int, b: int) -> Iterator[tuple[bool, ...]]:
-    """Every pattern of fates that the loss bound allows."""
-    return (fates for fates in product((False, True), repeat=length) if within(fates, a, b))
+def allowed_losses(length: int, a: int, b: int) -> Iterator[tuple[bool, ...]]:
+    """Every loss pattern that the loss bound allows."""
+    return (losses for losses in product((False, True), repeat=length) if within(losses, a, b))
 
 
-def drawn(chance: Random, length: int, a: int, b: int) -> tuple[bool, ...]:
-    """A pattern with many losses."""
-    fates: list[bool] = []
+def random_losses(chance: Random, length: int, a: int, b: int) -> tuple[bool, ...]:
+    """A random allowed pattern with many losses."""
+    losses: list[bool] = []
     for _ in range(length):
-        fates.append(sum(fates[len(fates) - b + 1 :] if len(fates) >= b else fates) < a and chance.random() < 0.7)
-    return tuple(fates)
+        losses.append(sum(losses[len(losses) - b + 1 :] if len(losses) >= b else losses) < a and chance.random() < 0.7)
+    return tuple(losses)
 
 
 @pytest.mark.parametrize(("a", "b"), [(a, b) for b in range(2, 7) for a in range(1, b)])
-def test_001_1_any_a_of_any_b_consecutive_may_be_lost_across_blocks_and_slots(a: int, b: int) -> None:
-    """A full block, a slot's last one and an empty slot; every pattern up to blocks of 4, many for longer ones."""
+def test_001_1_any_a_of_any_b_consecutive_datagrams_may_be_lost(a: int, b: int) -> None:
+    """A full block, the last block of a slot, and an empty slot: all patterns for b up to 4, many for larger b."""
     sender, expected, datagrams = Sender(fec=(a, b)), [], []
     for slot, count in enumerate((b - a + 1, 1), SLOT):
         frames = slot_frames([5] * (count - 1) + [-1], slot)
         expected += [seen(frame) for frame in frames]
         datagrams += sender.send(frames)
     length, chance = len(datagrams), Random(f"{a} {b}")
-    patterns = bounded(length, a, b) if b <= 4 else (drawn(chance, length, a, b) for _ in range(400))
+    patterns = allowed_losses(length, a, b) if b <= 4 else (random_losses(chance, length, a, b) for _ in range(400))
     tried = 0
-    for fates in patterns:
-        assert within(fates, a, b)
+    for losses in patterns:
+        assert within(losses, a, b)
         receiver = Receiver()
-        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
-        assert sorted(up) == sorted(expected), fates
+        up = receiver.receive(data for data, lost in zip(datagrams, losses, strict=True) if not lost)
+        assert sorted(up) == sorted(expected), losses
         tried += 1
     assert tried >= length
 
 
-def test_001_4_a_control_frame_between_the_shares_of_a_block_would_let_more_than_a_of_it_be_lost() -> None:
-    """The erratum's counterexample, and that the layer leaves no room for it."""
+def test_001_4_a_control_frame_inside_a_block_would_break_the_guarantee() -> None:
+    """The erratum's counterexample; then the layer, which never sends inside a block."""
     frames = slot_frames([1, 2])
     first, second, redundant = Sender(fec=(1, 3)).send(frames)
-    torn = [first, second, PROBE, redundant]
-    fates = (True, False, False, True)
-    assert fates in set(bounded(4, 1, 3))
+    interrupted = [first, second, PROBE, redundant]
+    losses = (True, False, False, True)
+    assert losses in set(allowed_losses(4, 1, 3))
     receiver = Receiver()
-    up = receiver.take(data for data, lost in zip(torn, fates, strict=True) if not lost)
-    assert seen(frames[0]) not in up, "torn apart, the block does not survive what the network may do"
+    up = receiver.receive(data for data, lost in zip(interrupted, losses, strict=True) if not lost)
+    assert seen(frames[0]) not in up, "an interrupted block does not survive the allowed losses"
 
     fec = Sender(fec=(1, 3)).fec
     for frame in slot_frames([1] * 5):
@@ -103,20 +103,20 @@ def test_001_4_a_control_frame_between_the_shares_of_a_block_would_let_more_than
         fec.from_above(0, frame)
     kinds = "".join(frame.kind.name[0] for frame in fec.down)
     assert kinds.replace("P", "") == "F" * datagrams_per_slot(5, 1, 3)
-    assert all(len(run) in {0, 3, 5} for run in kinds.split("P")), "whole blocks between the others"
+    assert all(len(shares) in {0, 3, 5} for shares in kinds.split("P")), "only whole blocks between control frames"
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (1, 3), (2, 4), (2, 5)])
-def test_001_4_control_frames_between_blocks_do_no_harm_whatever_is_lost(a: int, b: int) -> None:
+def test_001_4_control_frames_between_blocks_do_no_harm(a: int, b: int) -> None:
     sender, expected, datagrams = Sender(fec=(a, b)), [], []
     for slot in (SLOT, SLOT + 1):
         frames = slot_frames([7] * (b - a) if slot == SLOT else [-1], slot)
         expected += [seen(frame) for frame in frames]
         datagrams += [*sender.send(frames), PROBE]
-    for fates in bounded(len(datagrams), a, b):
+    for losses in allowed_losses(len(datagrams), a, b):
         receiver = Receiver()
-        up = receiver.take(data for data, lost in zip(datagrams, fates, strict=True) if not lost)
-        assert set(expected) <= set(up), fates
+        up = receiver.receive(data for data, lost in zip(datagrams, losses, strict=True) if not lost)
+        assert set(expected) <= set(up), losses
 
 
 # -- 001-2: rates --------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ def test_001_2_rates_are_kept_and_net_max_burst_is_attained() -> None:
         counts = []
         sender = Sender(fec=(a, b))
         for slot, count in enumerate(sent, SLOT):
-            # The order's dummy is the layer's: a slot without messages has one frame.
+            # A slot without messages has one frame, the order's dummy.
             counts.append(len(sender.send(slot_frames([0] * count or [-1], slot))))
         assert max(counts) == net_max_burst(burst, a, b) == datagrams_per_slot(burst, a, b)
         assert sum(counts) / len(counts) <= net_avg_per_slot(sum(sent) / len(sent), a, b)
 
 
 def test_001_2_net_avg_rate_is_approached() -> None:
-    """Empty slots attain the bound; full ones with one original more than fills blocks stay 1+a/(b-a) below it."""
+    """Empty slots attain the bound. Slots with one original more than full blocks stay 1+a/(b-a) below it."""
     for a, b in ((1, 3), (2, 10)):
         assert datagrams_per_slot(0, a, b) == net_avg_per_slot(0, a, b)
         many = 1000 * (b - a) + 1
@@ -149,13 +149,13 @@ def test_001_2_net_avg_rate_is_approached() -> None:
 # -- 001-6: a crashed sender ---------------------------------------------------------------------------------
 
 
-def test_001_6_of_a_crashed_senders_block_what_came_is_above_in_index_order_without_waiting() -> None:
+def test_001_6_originals_of_a_crashed_senders_block_go_up_without_waiting() -> None:
     frames = slot_frames([1, 2, 3, 4])
     datagrams = Sender(fec=(2, 6)).send(frames)
     receiver = Receiver()
-    up = receiver.take([datagrams[1], datagrams[3]])
+    up = receiver.receive([datagrams[1], datagrams[3]])
     assert up == [seen(frames[1]), seen(frames[3])]
-    assert receiver.fec.wake_at() is None, "nothing waits for a time-out here"
+    assert receiver.fec.wake_at() is None, "the layer waits for no time-out"
 
 
 # -- end to end ----------------------------------------------------------------------------------------------
@@ -163,14 +163,14 @@ def test_001_6_of_a_crashed_senders_block_what_came_is_above_in_index_order_with
 
 @dataclass
 class Run:
-    """A group in the simulator, each member a Stack of Vbr over [Fec, Skew]."""
+    """A group in the simulator; each member is a Stack of Vbr over [Fec, ClockCheck]."""
 
     world: World
     memory: MemoryTrace
     fecs: dict[int, Fec]
     members: tuple[int, ...]
     base: int
-    """The true start of the first slot in which all may send."""
+    """The true start of the first slot in which all members may send."""
 
     def trace(self) -> Trace:
         meta = RunMeta(
@@ -200,7 +200,7 @@ def group(
     offsets: dict[int, int],
     max_message: int = 1000,
 ) -> Run:
-    """Formed without faults, which begin with the first slot that is sent."""
+    """A group that forms without faults; the faults start when it runs."""
     members = tuple(offsets)
     start = EPOCH_NS - EPOCH_NS % TIMING.theta_ns
     memory = MemoryTrace("fec", "g")
@@ -219,8 +219,8 @@ def group(
             probe_every_ns=7 * MS,
             fec=fec,
         )
-        order, layer, skew = Vbr(order_policy(policy), UnlimitedNetwork()), Fec(policy), ClockCheck(policy)
-        stack = Stack(policy, order, [layer, skew], skew)
+        order, layer, check = Vbr(order_policy(policy), UnlimitedNetwork()), Fec(policy), ClockCheck(policy)
+        stack = Stack(policy, order, [layer, check], check)
         stack.door = Door(group_key("g"), member, members, layered=frozenset({Kind.FEC}))
         fecs[member] = layer
         orders.append(order)
@@ -234,22 +234,22 @@ def group(
     return Run(world, memory, fecs, members, base)
 
 
-def losing(a: int, b: int) -> Loss:
+def loss_within(a: int, b: int) -> Loss:
     return Loss(Span(), 0.6, at_most=a, of=b)
 
 
 @pytest.mark.parametrize("fec", [(1, 2), (1, 4), (2, 5), (2, 10), (3, 4), (4, 12)])
 @pytest.mark.parametrize("seed", range(4))
-def test_001_a_group_over_a_lossy_network_delivers_everything_in_one_order_and_on_time(
+def test_001_a_group_over_a_lossy_network_delivers_all_messages_in_order_and_on_time(
     fec: tuple[int, int], seed: int
 ) -> None:
-    """Heavy loss within the bound, duplicates, probes of clocks in between, messages in pieces, empty slots."""
+    """Heavy loss within the bound, duplicates, clock probes in between, fragmented messages, empty slots."""
     chance = Random(f"{fec} {seed}")
     half = TIMING.gamma_ns // 2
     offsets = {member: chance.choice((-half, 0, half)) for member in (1, 2, 5)}
     run = group(
         fec,
-        [losing(*fec), Duplication(Span(), 0.1)],
+        [loss_within(*fec), Duplication(Span(), 0.1)],
         chance,
         adversary=corners(chance, TIMING.delta_ns),
         offsets=offsets,
@@ -273,10 +273,10 @@ def test_001_a_group_over_a_lossy_network_delivers_everything_in_one_order_and_o
 
 @pytest.mark.parametrize("fec", [(1, 2), (2, 3), (3, 4)])
 @pytest.mark.parametrize("failures", [False, True])
-def test_001_4_what_goes_outside_fec_is_sent_a_plus_1_times_so_that_a_group_begins_in_time(
+def test_001_4_uncoded_frames_are_sent_a_plus_1_times_so_that_a_group_starts_in_time(
     fec: tuple[int, int], failures: bool
 ) -> None:
-    """The network loses all that it may, from the first datagram on: HELLO and JOIN go uncoded, and one arrives."""
+    """The network loses as much as allowed from the first datagram on; of each uncoded HELLO and JOIN, one arrives."""
     members = (1, 2, 3)
     scenario = Scenario(
         source="fec",
@@ -303,10 +303,10 @@ def test_001_4_what_goes_outside_fec_is_sent_a_plus_1_times_so_that_a_group_begi
         assert verdicts["gaps_explained"].figures["unlisted"] == verdicts["gaps_explained"].figures["given_up"] == 0
 
 
-def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> None:
-    """The negative: lose one more than a of b, and something stays lost; nothing false is delivered."""
+def test_001_beyond_the_bound_the_group_stalls_and_reports_it() -> None:
+    """With more losses than a of b, messages stay lost; no wrong message is delivered."""
     chance = Random(1)
-    run = group((1, 4), [losing(3, 4)], chance, adversary=constant_delay(MS), offsets={1: 0, 2: 0})
+    run = group((1, 4), [loss_within(3, 4)], chance, adversary=constant_delay(MS), offsets={1: 0, 2: 0})
     for number in range(20):
         run.world.send(run.base + number * MS, 1 + number % 2, [300, 300])
     run.world.run(run.base + 40 * TIMING.theta_ns)
@@ -317,11 +317,11 @@ def test_001_beyond_the_bound_the_group_stalls_and_says_whom_it_waits_for() -> N
     assert verdicts["integrity"].status is Status.VALID
 
 
-def test_001_7_holding_back_leaves_the_latency_bound_as_it_is_and_the_tight_schedule_attains_it() -> None:
-    """Figure 8's schedule of paper 000 with a loss in every block: Δ+Γ+Θ, exactly."""
+def test_001_7_the_latency_bound_stays_the_same_and_the_tight_schedule_attains_it() -> None:
+    """The schedule of figure 8 of paper 000, with a loss in every block: exactly Δ+Γ+Θ."""
     half = TIMING.gamma_ns // 2
     run = group(
-        (1, 3), [losing(1, 3)], Random(3), adversary=constant_delay(TIMING.delta_ns), offsets={1: -half, 2: half}
+        (1, 3), [loss_within(1, 3)], Random(3), adversary=constant_delay(TIMING.delta_ns), offsets={1: -half, 2: half}
     )
     at = run.world.members[2].clock.true_at(run.base)
     run.world.send(at, 2, [100])
@@ -339,7 +339,7 @@ def test_001_7_holding_back_leaves_the_latency_bound_as_it_is_and_the_tight_sche
 def test_001_8_the_figures_of_the_largest_delay_hold_over_fec_to_the_nanosecond(
     name: str, bound_ms: int, fec: tuple[int, int]
 ) -> None:
-    """Δ+Θ+Γ, and Δ+Θ+2Γ when process failures are tolerated: as without the layer, attained and not exceeded."""
+    """Δ+Θ+Γ, or Δ+Θ+2Γ if process failures are tolerated: attained and not exceeded, as without the layer."""
     path = Path(__file__).parents[2] / "scenarios" / f"{name}.toml"
     scenario = replace(parse_scenario(path.read_text("utf-8"), path.name), fec=fec)
     result = simulate(scenario)
@@ -349,11 +349,15 @@ def test_001_8_the_figures_of_the_largest_delay_hold_over_fec_to_the_nanosecond(
 
 
 @pytest.mark.parametrize("fec", [(1, 3), (2, 5), (3, 4)])
-def test_001_figures_of_the_ordering_automaton_end_and_leave_come_through_fec(fec: tuple[int, int]) -> None:
-    """`end` closes a slot of which shares were lost, and `leave` a member's last one: the same one for everybody."""
+def test_001_end_and_leave_of_the_ordering_automaton_work_over_fec(fec: tuple[int, int]) -> None:
+    """`end` closes a slot even if shares are lost; `leave` closes a member's last slot, the same for all members."""
     chance = Random(f"leave {fec}")
     run = group(
-        fec, [losing(*fec)], chance, adversary=corners(chance, TIMING.delta_ns), offsets=dict.fromkeys((1, 2, 5), 0)
+        fec,
+        [loss_within(*fec)],
+        chance,
+        adversary=corners(chance, TIMING.delta_ns),
+        offsets=dict.fromkeys((1, 2, 5), 0),
     )
     for number in range(6):
         for member in run.members:
@@ -363,13 +367,13 @@ def test_001_figures_of_the_ordering_automaton_end_and_leave_come_through_fec(fe
     assert sum(layer.recovered_originals for layer in run.fecs.values()) > 0
     views = run.trace().of_kind(EventKind.VIEW)
     last = {m: views.select((views.member == m).nonzero()[0]) for m in (1, 2)}
-    assert last[1].slot[-1] == last[2].slot[-1], "it is gone from the same slot on"
-    assert {seen.listed(-1) for seen in last.values()} == {(1, 2)}
+    assert last[1].slot[-1] == last[2].slot[-1], "member 5 has left from the same slot on"
+    assert {rows.listed(-1) for rows in last.values()} == {(1, 2)}
     rows = run.trace().deliveries()
     logs = {m: [*zip(rows.sender[rows.member == m], rows.sequence[rows.member == m], strict=True)] for m in run.members}
     assert logs[1] == logs[2]
-    assert logs[1][: len(logs[5])] == logs[5], "who leaves has had what the others have had up to its last slot"
-    assert [key for key in logs[1] if key[0] == 5] == [key for key in logs[5] if key[0] == 5], "and all of its own"
+    assert logs[1][: len(logs[5])] == logs[5], "the departed member delivered the same messages up to its last slot"
+    assert [key for key in logs[1] if key[0] == 5] == [key for key in logs[5] if key[0] == 5], "including all its own"
 
 
 def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network() -> None:
@@ -378,12 +382,12 @@ def test_001_figure_1_the_ordering_layer_is_above_fec_and_fec_above_the_network(
     order, (fec, *_) = stack.order, stack._layers
     assert isinstance(order, Vbr)
     assert isinstance(fec, Fec)
-    assert fec.wraps == {Kind.DATA}, "what the ordering layer sends goes through it"
-    assert fec.opens == {Kind.FEC}, "and what comes of it goes up as it was"
+    assert fec.wraps == {Kind.DATA}, "frames of the ordering layer go down through it"
+    assert fec.opens == {Kind.FEC}, "and shares go up through it"
     assert build(replace(policy, fec=None))._layers != stack._layers
 
 
-def test_001_data_goes_in_shares_and_in_no_other_way() -> None:
+def test_001_data_is_sent_only_in_shares() -> None:
     sent: list[bytes] = []
     run = group((2, 5), [], Random(1), adversary=constant_delay(0), offsets={1: 0, 2: 0})
     arrive = run.world.members[2].stack.receive
@@ -397,4 +401,4 @@ def test_001_data_goes_in_shares_and_in_no_other_way() -> None:
     run.world.run(run.base + 3 * TIMING.theta_ns)
     kinds = {unpack_header(data, 0)[1] for data in sent}
     assert kinds <= {Kind.FEC, Kind.PROBE, Kind.ECHO}
-    assert max(map(len, sent)) == 400, "max_frame holds for what is sent"
+    assert max(map(len, sent)) == 400, "no datagram is larger than max_frame"

@@ -1,4 +1,4 @@
-"""Paper 002 §3.3 and §3.4, the reliable multicast protocol, rule by rule, as errata 002-2, -3, -12, -14, -15 read it.
+"""Paper 002 §3.3 and §3.4: the rules of the reliable multicast protocol, corrected by errata 002-2, -3, -12, -14, -15.
 
 Also the two choices of η (§3.3) and the adaptive time-outs of appendix B (errata 002-4, -6, -16).
 """
@@ -31,8 +31,8 @@ def message(me: int = 3, rho: int = 2, *, last_copy: bool = False, originator: i
     return Message(Rules(me, 5, redundancy, lambda eta: ZETA_NS), originator)
 
 
-def expired(m: Message) -> int:
-    """Let the time-out and ζ run out; the time of the take-over."""
+def start_of_takeover(m: Message) -> int:
+    """Let the time-out expire. Returns the time of the take-over, when ζ ends."""
     assert m.wake(m.deadline) == NO_COPY
     return m.deadline
 
@@ -57,7 +57,7 @@ def test_rho_0_is_one_broadcast() -> None:
 
 
 def test_the_originator_ignores_rebroadcasts() -> None:
-    """Erratum 002-14: its message is not new to it, and no copy number makes it relinquish."""
+    """Erratum 002-14: it does not deliver its own message, and no copy number makes it relinquish."""
     m = message(me=5, rho=3)
     m.originate(0)
     for k in (0, 1, 2, 3):
@@ -90,26 +90,26 @@ def test_takeover_waits_eta_omega_then_zeta_and_resumes_at_copy_k() -> None:
     sent = []
     while m.deadline != NEVER:
         sent.append((m.deadline, m.wake(m.deadline)))
-    begun = TIMEOUT + ZETA_NS
-    assert sent == [(begun, 1), (begun + ETA, 2), (begun + 2 * ETA, 3)]
+    start = TIMEOUT + ZETA_NS
+    assert sent == [(start, 1), (start + ETA, 2), (start + 2 * ETA, 3)]
 
 
 def test_zeta_is_drawn_from_eta() -> None:
-    asked: list[int] = []
+    drawn_from: list[int] = []
 
     def zeta(eta: int) -> int:
-        asked.append(eta)
+        drawn_from.append(eta)
         return 1
 
     m = Message(Rules(3, 5, Redundancy(1, ETA, OMEGA), zeta), 5)
     m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
-    assert asked == [ETA]
+    assert drawn_from == [ETA]
 
 
 @pytest.mark.parametrize(("k", "broadcaster"), [(1, 4), (1, 2), (1, 5), (2, 4)])
 def test_any_copy_from_k_on_ends_zeta(k: int, broadcaster: int) -> None:
-    """Line 21: during ζ every broadcaster is as good as any other."""
+    """Line 21: during ζ a copy from any broadcaster counts."""
     m = message(rho=3)
     m.on_copy(0, 1, 2)
     m.wake(TIMEOUT)
@@ -126,23 +126,23 @@ def test_a_lower_copy_does_not_end_zeta() -> None:
 
 
 @pytest.mark.parametrize("broadcaster", [5, 1, 4])
-def test_the_first_copy_sets_the_timeout_whoever_broadcast_it(broadcaster: int) -> None:
-    """Erratum 002-2: lines 14 to 16 alone would set none for a copy that is not the originator's."""
+def test_the_first_copy_sets_the_timeout_for_any_broadcaster(broadcaster: int) -> None:
+    """Erratum 002-2: lines 14 to 16 alone would set none for a copy from another process than the originator."""
     m = message()
     m.on_copy(0, 0, broadcaster)
     assert m.deadline == TIMEOUT
 
 
 @pytest.mark.parametrize("broadcaster", [5, 2])
-def test_copy_rho_ends_the_matter(broadcaster: int) -> None:
-    """Line 13, whatever the process was doing."""
+def test_copy_rho_ends_the_protocol(broadcaster: int) -> None:
+    """Line 13, in every phase."""
     for phase in (WAITING, ZETA, BROADCASTING):
         m = message()
         m.on_copy(0, 0, 5)
         if phase != WAITING:
-            begun = expired(m)
+            takeover_at = start_of_takeover(m)
             if phase == BROADCASTING:
-                m.wake(begun)
+                m.wake(takeover_at)
         assert m.phase == phase
         m.on_copy(100 * MS, 2, broadcaster)
         assert (m.phase, m.deadline) == (DONE, NEVER)
@@ -158,7 +158,7 @@ def broadcasting(me: int = 3, rho: int = 3) -> Message:
     """A process that has just broadcast copy 1 of the originator's message."""
     m = message(me, rho)
     m.on_copy(0, 1, 5)
-    assert m.wake(expired(m)) == 1
+    assert m.wake(start_of_takeover(m)) == 1
     return m
 
 
@@ -182,7 +182,7 @@ def test_a_later_copy_from_anyone_relinquishes() -> None:
     assert (m.phase, m.leader, m.max_recd) == (WAITING, 4, 2)
 
 
-def test_who_relinquished_waits_anew_for_seniors_and_for_later_copies_only() -> None:
+def test_after_relinquishing_only_seniors_and_later_copies_renew_the_timeout() -> None:
     m = broadcasting(me=4)
     m.on_copy(30 * MS, 1, 3)
     m.on_copy(31 * MS, 1, 3)
@@ -197,14 +197,14 @@ def test_who_relinquished_waits_anew_for_seniors_and_for_later_copies_only() -> 
     assert (m.leader, m.deadline) == (4, 35 * MS + TIMEOUT)
 
 
-def test_a_second_takeover_goes_on_behind_its_last_own_broadcast() -> None:
+def test_a_second_takeover_continues_after_its_last_own_broadcast() -> None:
     """Line 26: max{last_own_bcast + 1, max_recd}."""
     m = broadcasting()
     m.on_copy(30 * MS, 1, 2)
-    assert m.wake(expired(m)) == 2
+    assert m.wake(start_of_takeover(m)) == 2
     later = broadcasting(rho=4)
     later.on_copy(30 * MS, 3, 2)
-    assert later.wake(expired(later)) == 3
+    assert later.wake(start_of_takeover(later)) == 3
 
 
 # -- 002-15: one timer, one Broadcaster ----------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_new_timer_cancels_the_old_one_and_a_pending_zeta() -> None:
 
 
 def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta() -> None:
-    """The observation at the end of §3.4, over random groups; ω = 0, where it is closest to failing."""
+    """The observation at the end of §3.4, in random groups, with ω = 0, the hardest case."""
     redundancy = Redundancy(2, ETA, 0)
     for seed in range(300):
         chance = Random(seed)
@@ -231,61 +231,61 @@ def test_a_process_broadcasts_each_copy_at_most_once_and_never_closer_than_eta()
             return BroadcastResult(reached, crashes=chance.random() < 0.1)
 
         outcome = run_multicast(6, redundancy, lossy, lambda i, eta, chance=chance: chance.randrange(eta))  # type: ignore[misc]
-        own: dict[int, list[Broadcast]] = {}
+        by_process: dict[int, list[Broadcast]] = {}
         for b in outcome.broadcasts:
-            own.setdefault(b.broadcaster, []).append(b)
-        for made in own.values():
-            for first, second in pairwise(made):
+            by_process.setdefault(b.broadcaster, []).append(b)
+        for broadcasts in by_process.values():
+            for first, second in pairwise(broadcasts):
                 assert second.copy > first.copy
                 assert second.at - first.at >= ETA
-        # What bounded memory rests on: nothing happens after the life of a message.
+        # The bound on kept state depends on this: nothing happens after the lifetime of a message.
         assert outcome.ended_ns <= redundancy.message_lifetime_ns(6, 3 * ETA)
 
 
 # -- 002-2 and 002-3: counterexamples ------------------------------------------------------------------------
 
 
-def chain(outcome_of: Redundancy) -> Outcome:
-    """1 reaches only 2 and crashes; 2 takes over, reaches only 3 and crashes; 3 and 4 are correct."""
+def chain_of_crashes(redundancy: Redundancy) -> Outcome:
+    """Process 1 reaches only 2 and crashes; 2 takes over, reaches only 3 and crashes; 3 and 4 are correct."""
 
-    def fates(b: Broadcast, others: list[int]) -> BroadcastResult:
+    def result_of(b: Broadcast, others: list[int]) -> BroadcastResult:
         if b.broadcaster == 1:
             return BroadcastResult({2: MS}, crashes=True)
         if b.broadcaster == 2:
             return BroadcastResult({3: MS}, crashes=True)
         return BroadcastResult(dict.fromkeys(others, MS))
 
-    return run_multicast(4, outcome_of, fates, lambda i, eta: eta // 2)
+    return run_multicast(4, redundancy, result_of, lambda i, eta: eta // 2)
 
 
-def test_002_2_two_crashes_in_a_row_leave_nobody_out() -> None:
-    outcome = chain(Redundancy(1, ETA, OMEGA))
+def test_002_2_after_two_crashes_in_a_row_all_processes_have_the_message() -> None:
+    outcome = chain_of_crashes(Redundancy(1, ETA, OMEGA))
     assert set(outcome.delivered) == {1, 2, 3, 4}
     assert [(b.broadcaster, b.copy) for b in outcome.broadcasts] == [(1, 0), (2, 0), (3, 0), (3, 1)]
 
 
 def last_copy_only(redundancy: Redundancy) -> Outcome:
-    """The originator's copy 0 is lost on all links, and it crashes in copy 1 = ρ, having reached 2 alone."""
+    """The originator's copy 0 is lost on all links. It crashes during copy 1 = ρ, which reaches only process 2."""
 
-    def fates(b: Broadcast, others: list[int]) -> BroadcastResult:
+    def result_of(b: Broadcast, others: list[int]) -> BroadcastResult:
         if b.broadcaster == 1:
             return BroadcastResult({2: MS} if b.copy == 1 else {}, crashes=b.copy == 1)
         return BroadcastResult(dict.fromkeys(others, MS))
 
-    return run_multicast(4, redundancy, fates, lambda i, eta: eta * (5 - i) // 5)
+    return run_multicast(4, redundancy, result_of, lambda i, eta: eta * (5 - i) // 5)
 
 
-def test_002_3_a_process_with_copy_rho_alone_rebroadcasts_if_asked_to() -> None:
+def test_002_3_a_process_with_only_copy_rho_rebroadcasts_with_last_copy() -> None:
     silent = last_copy_only(Redundancy(1, ETA, OMEGA))
     assert set(silent.delivered) == {1, 2}
     assert not silent.is_uniform(4)
     repeated = last_copy_only(Redundancy(1, ETA, OMEGA, last_copy=True))
     assert set(repeated.delivered) == {1, 2, 3, 4}
-    # 3 and 4 hear copy ρ for the first time from 2: each is armed, and the first of them to speak silences the other.
+    # 3 and 4 receive copy ρ first from 2. Both wait to broadcast it, and the first of them to do so stops the other.
     assert [(b.broadcaster, b.copy) for b in repeated.broadcasts] == [(1, 0), (1, 1), (2, 1), (4, 1)]
 
 
-def test_002_3_stands_down_for_another_broadcaster_but_not_for_a_duplicate() -> None:
+def test_002_3_another_broadcaster_of_copy_rho_ends_the_wait_but_a_duplicate_does_not() -> None:
     m = message(last_copy=True)
     m.on_copy(0, 2, 5)
     m.on_copy(1, 2, 5)
@@ -303,62 +303,68 @@ def subsets(members: list[int]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many processes may crash, how many copies be lost, and how many come only when every time-out has run out."""
+    """How many processes may crash, and how many copies may be lost or late."""
 
     crashes: int
     losses: int = 0
     late: int = 0
+    """Late copies arrive after every time-out has expired."""
 
 
 LATE = 4 * TIMEOUT
 
 
-def explore(n: int, redundancy: Redundancy, budget: Budget, turns: Sequence[int], originator: int) -> dict[str, int]:
-    """Every way in which broadcasts can miss receivers or be late and broadcasters can crash, within the budget.
+def explore(
+    n: int, redundancy: Redundancy, budget: Budget, takeover_order: Sequence[int], originator: int
+) -> dict[str, int]:
+    """Try all combinations of lost and late copies and crashed broadcasters within the budget.
 
-    `turns` is the order in which receivers that time out together take over, by ζ.
+    `takeover_order` is the order in which receivers that time out together take over; it determines ζ.
     """
-    explorer, seen = Explorer(), {"runs": 0, "out of reach": 0, "apart": 0}
+    explorer, counts = Explorer(), {"runs": 0, "out of reach": 0, "disagreements": 0}
 
     def zeta(i: int, eta: int) -> int:
-        return eta * (turns.index(i) + 1) // (n + 2)
+        return eta * (takeover_order.index(i) + 1) // (n + 2)
 
     for _ in explorer.paths():
         left = [budget.crashes, budget.losses, budget.late]
 
-        def fates(b: Broadcast, others: list[int], left: list[int] = left) -> BroadcastResult:
-            kinds = []
+        def result_of(b: Broadcast, others: list[int], left: list[int] = left) -> BroadcastResult:
+            options = []
             for reached in subsets(others):
                 missed = len(others) - len(reached)
                 if missed <= left[1]:
-                    kinds.append((reached, False))
+                    options.append((reached, False))
                 if left[0]:
-                    kinds.append((reached, True))
-            reached, crash = kinds[explorer.choose(len(kinds))]
+                    options.append((reached, True))
+            reached, crash = options[explorer.choose(len(options))]
             left[0] -= crash
             left[1] -= 0 if crash else len(others) - len(reached)
-            ways = [late for late in subsets(list(reached)) if len(late) <= left[2]]
-            late = ways[explorer.choose(len(ways))]
+            late_options = [late for late in subsets(list(reached)) if len(late) <= left[2]]
+            late = late_options[explorer.choose(len(late_options))]
             left[2] -= len(late)
             return BroadcastResult({j: LATE if j in late else MS for j in reached}, crash)
 
-        outcome = run_multicast(n, redundancy, fates, zeta, originator)
-        seen["runs"] += 1
+        outcome = run_multicast(n, redundancy, result_of, zeta, originator)
+        counts["runs"] += 1
         assert outcome.ended_ns <= redundancy.message_lifetime_ns(n, LATE if budget.late else MS)
         within_reach = outcome.finishers_reached_all(n, redundancy.rho)
         if within_reach and redundancy.adaptive in ("none", "heuristic"):
             assert outcome.is_uniform(n), outcome
-        seen["out of reach"] += not within_reach
-        seen["apart"] += not outcome.is_uniform(n)
+        counts["out of reach"] += not within_reach
+        counts["disagreements"] += not outcome.is_uniform(n)
         if not budget.losses and redundancy.adaptive in ("none", "heuristic"):
-            # Crashes alone never separate correct processes: whoever began copy ρ had completed a broadcast before.
+            # Crashes alone cause no disagreement: a process that starts copy ρ has completed a broadcast before.
             assert outcome.is_uniform(n), outcome
-    return seen
+    return counts
 
 
-def orders_of(n: int, originator: int) -> list[tuple[int, ...]]:
+def takeover_orders(n: int, originator: int) -> list[tuple[int, ...]]:
     """Every order in which the receivers can take over."""
-    return [(*turns, originator) for turns in permutations([i for i in range(1, n + 1) if i != originator])]
+    return [
+        (*takeover_order, originator)
+        for takeover_order in permutations([i for i in range(1, n + 1) if i != originator])
+    ]
 
 
 @pytest.mark.parametrize("originator", [1, 2, 3])
@@ -373,20 +379,20 @@ def orders_of(n: int, originator: int) -> list[tuple[int, ...]]:
         pytest.param(2, Budget(2, 0, 2), marks=pytest.mark.slow),
     ],
 )
-def test_agreement_among_three_whatever_crashes(rho: int, budget: Budget, originator: int) -> None:
-    """The originator, whatever its seniority, and every later broadcaster crash at every copy, after every set of
-    receivers, in every order of take-over.
+def test_agreement_among_three_for_all_crashes(rho: int, budget: Budget, originator: int) -> None:
+    """The originator, of any seniority, and all later broadcasters crash at every copy, with every set of receivers,
+    in every order of take-over.
 
-    Agreement: all correct processes have the message or none has. It holds if whoever begins copy ρ reaches every
-    correct process with one of its copies; then nobody who stops caring leaves anybody out.
+    Agreement: all correct processes have the message, or none of them. It holds if every process that starts copy ρ
+    reaches every correct process with one of its copies.
     """
-    apart = 0
-    for turns in orders_of(3, originator):
-        seen = explore(3, Redundancy(rho, ETA, OMEGA), budget, turns, originator)
-        assert seen["runs"] > 100
-        apart += seen["apart"]
+    disagreements = 0
+    for takeover_order in takeover_orders(3, originator):
+        counts = explore(3, Redundancy(rho, ETA, OMEGA), budget, takeover_order, originator)
+        assert counts["runs"] > 100
+        disagreements += counts["disagreements"]
     if budget.losses > 1:
-        assert apart > 0  # the condition is not idle
+        assert disagreements > 0  # the condition is necessary
 
 
 @pytest.mark.parametrize("originator", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
@@ -394,41 +400,41 @@ def test_agreement_among_three_whatever_crashes(rho: int, budget: Budget, origin
     ("rho", "budget"),
     [(1, Budget(3)), pytest.param(2, Budget(3), marks=pytest.mark.slow), (1, Budget(2, 1))],
 )
-def test_agreement_among_four_whatever_crashes(rho: int, budget: Budget, originator: int) -> None:
-    orders = orders_of(4, originator)
-    for turns in orders if rho == 1 and not budget.losses else (orders[0], orders[-1]):
-        assert explore(4, Redundancy(rho, ETA, OMEGA), budget, turns, originator)["runs"] > 1000
+def test_agreement_among_four_for_all_crashes(rho: int, budget: Budget, originator: int) -> None:
+    orders = takeover_orders(4, originator)
+    for takeover_order in orders if rho == 1 and not budget.losses else (orders[0], orders[-1]):
+        assert explore(4, Redundancy(rho, ETA, OMEGA), budget, takeover_order, originator)["runs"] > 1000
 
 
-@pytest.mark.parametrize("turns", [(2, 3, 1), (3, 2, 1)])
+@pytest.mark.parametrize("takeover_order", [(2, 3, 1), (3, 2, 1)])
 @pytest.mark.parametrize("rho", [1, 2])
-def test_the_heuristic_keeps_agreement(rho: int, turns: tuple[int, ...]) -> None:
-    """Its ω is longer, and finite: whoever has the message still takes over."""
-    explore(3, Redundancy(rho, ETA, OMEGA, "heuristic"), Budget(2, 1), turns, 1)
-    explore(4, Redundancy(1, ETA, OMEGA, "heuristic"), Budget(2), (*turns[:2], 4, 1), 1)
+def test_the_heuristic_keeps_agreement(rho: int, takeover_order: tuple[int, ...]) -> None:
+    """Its ω is longer but finite: processes that have the message still take over."""
+    explore(3, Redundancy(rho, ETA, OMEGA, "heuristic"), Budget(2, 1), takeover_order, 1)
+    explore(4, Redundancy(1, ETA, OMEGA, "heuristic"), Budget(2), (*takeover_order[:2], 4, 1), 1)
 
 
-def test_counting_bears_rho_plus_1_crashes_in_the_middle_of_a_broadcast_and_not_one_more() -> None:
-    """Of ρ+2 known broadcasts at most as many were cut short as broadcasters have crashed, each in its last."""
+def test_counting_tolerates_exactly_rho_plus_1_crashes_during_a_broadcast() -> None:
+    """Of ρ+2 known broadcasts, at most one per crashed process is incomplete: its last one."""
     counting = Redundancy(1, ETA, OMEGA, "counting")
-    for turns in ((2, 3, 4, 5, 1), (5, 4, 3, 2, 1)):
-        assert explore(5, counting, Budget(2), turns, 1)["apart"] == 0
+    for takeover_order in ((2, 3, 4, 5, 1), (5, 4, 3, 2, 1)):
+        assert explore(5, counting, Budget(2), takeover_order, 1)["disagreements"] == 0
     reached = {1: {2, 3, 4}, 2: {3, 4}, 3: {4}}
 
-    def cut_short(b: Broadcast, others: list[int]) -> BroadcastResult:
+    def incomplete(b: Broadcast, others: list[int]) -> BroadcastResult:
         return BroadcastResult(
             dict.fromkeys(sorted(reached.get(b.broadcaster, others)), MS), crashes=b.broadcaster in reached
         )
 
-    three_crashed = run_multicast(5, counting, cut_short, lambda i, eta: eta * i // 7)
+    three_crashed = run_multicast(5, counting, incomplete, lambda i, eta: eta * i // 7)
     assert set(three_crashed.delivered) == {1, 2, 3, 4}, "4 knows of three broadcasts, and 5 of none"
     assert set(
-        run_multicast(5, replace(counting, adaptive="none"), cut_short, lambda i, eta: eta * i // 7).delivered
+        run_multicast(5, replace(counting, adaptive="none"), incomplete, lambda i, eta: eta * i // 7).delivered
     ) == {*range(1, 6)}
 
 
-def test_the_exact_rule_may_leave_everything_to_an_originator_that_crashed() -> None:
-    """ω = ∞ by (9) counts on a broadcast that was not cut short."""
+def test_the_exact_rule_may_rely_on_a_crashed_originator() -> None:
+    """ω = ∞ by (9) assumes that the originator's broadcast was complete."""
     relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
     rule = Redundancy(1, ETA, OMEGA, "exact", relative)
     outcome = run_multicast(
@@ -440,7 +446,7 @@ def test_the_exact_rule_may_leave_everything_to_an_originator_that_crashed() -> 
 # -- §3.3: the two choices of η ------------------------------------------------------------------------------
 
 
-def test_eta_by_one_delay_and_by_the_largest_of_all() -> None:
+def test_eta_from_one_delay_and_from_the_largest_of_all() -> None:
     delay = ExponentialDelay(MS)
     assert eta_of_one(delay, 0.99) == pytest.approx(-MS * log(1 - 0.99), abs=1)
     assert eta_of_one(delay, 0.99) / MS == pytest.approx(4.6, abs=0.01)  # §5.2
@@ -448,7 +454,7 @@ def test_eta_by_one_delay_and_by_the_largest_of_all() -> None:
     assert eta_of_all(delay, 0.99, 2) == eta_of_one(delay, 0.99)
 
 
-def test_bad_redundancy_is_refused_by_name() -> None:
+def test_invalid_redundancy_is_refused_with_its_field() -> None:
     bad: dict[str, Callable[[], object]] = {
         "redundancy.rho": lambda: Redundancy(-1, ETA),
         "redundancy.eta": lambda: Redundancy(1, 0),
@@ -484,22 +490,22 @@ def success(rule: ExactOmega, k: int, left: int, omega: int) -> float:
 
 @pytest.mark.parametrize("k", [0, 1])
 def test_the_exact_rule_takes_the_largest_omega_that_keeps_the_requirement(k: int) -> None:
-    """(11) with >= (002-6): the result keeps U, a nanosecond more does not; (9) gives ∞."""
-    seen = set()
+    """(11) with >= (002-6): the result meets U, and a nanosecond more does not; (9) gives ∞."""
+    results = set()
     for left in range(MS, 40 * MS, 700_000):
         rule = exact()
-        rounded = left // rule._step_ns * rule._step_ns  # what is left of S is rounded down
+        rounded = left // rule._step_ns * rule._step_ns  # the remaining part of S is rounded down
         omega = rule.largest_omega(k, left)
         if (1 - rule.missed_from_originator(k, rounded)) ** 48 >= 0.8:
             assert omega == FOREVER
-            seen.add("∞")
+            results.add("∞")
         elif omega > 0:
             assert success(rule, k, rounded, omega) >= 0.8 > success(rule, k, rounded, omega + 1)
-            seen.add("larger")
+            results.add("larger")
         else:
             assert success(rule, k, rounded, 1) < 0.8
-            seen.add("negotiated")
-    assert seen >= ({"∞", "negotiated"} if k else {"larger", "negotiated"})
+            results.add("negotiated")
+    assert results >= ({"∞", "negotiated"} if k else {"larger", "negotiated"})
 
 
 def test_the_exact_rule_never_goes_below_the_negotiated_omega() -> None:
@@ -507,7 +513,7 @@ def test_the_exact_rule_never_goes_below_the_negotiated_omega() -> None:
     assert min(rule.largest_omega(0, left) for left in range(-MS, 30 * MS, 700_000)) == 5 * MS
 
 
-def test_omega_of_infinity_leaves_the_broadcasting_to_others_until_the_next_copy() -> None:
+def test_with_infinite_omega_a_process_does_not_take_over_until_the_next_copy() -> None:
     relative = RelativeRequirement(0.8, 40 * MS, 0.001, NETWORK)
     redundancy = Redundancy(3, ETA, OMEGA, "exact", relative)
     m = Message(Rules(3, 5, redundancy, lambda eta: ZETA_NS), 5)
@@ -535,7 +541,7 @@ def test_heuristic_missed_copies_lengthen_omega() -> None:
     assert m.deadline == 5 + TIMEOUT + 2 * ETA
 
 
-def test_heuristic_copy_1_in_time_lengthens_omega_once_and_for_good() -> None:
+def test_heuristic_copy_1_on_time_lengthens_omega_once() -> None:
     m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
     m.on_copy(0, 0, 5)
     assert m.deadline == TIMEOUT
@@ -547,7 +553,7 @@ def test_heuristic_copy_1_in_time_lengthens_omega_once_and_for_good() -> None:
 
 
 def test_heuristic_copy_1_during_zeta_does_not_count() -> None:
-    """Erratum 002-16: the text has "before the timeout expires"."""
+    """Erratum 002-16: the paper's text says "before the timeout expires"."""
     m = Message(Rules(3, 5, Redundancy(3, ETA, OMEGA, "heuristic"), lambda eta: ZETA_NS), 5)
     m.on_copy(0, 0, 5)
     m.wake(TIMEOUT)
@@ -556,7 +562,7 @@ def test_heuristic_copy_1_during_zeta_does_not_count() -> None:
     assert HeuristicOmega(Redundancy(3, ETA, OMEGA, "heuristic")).next_omega(OMEGA, 0, 1, 5, False) == OMEGA
 
 
-def test_the_originators_message_reaches_everyone_without_faults() -> None:
+def test_without_faults_the_originator_reaches_all_processes() -> None:
     outcome = run_multicast(
         5, Redundancy(2, ETA, OMEGA), lambda b, o: BroadcastResult(dict.fromkeys(o, MS)), lambda i, eta: eta // 2
     )

@@ -1,4 +1,4 @@
-"""Porder and Update (paper 000 figure 5) for any rates: one definition, two ways to compute it, and no turn lost."""
+"""Porder and Update (paper 000 figure 5) for any rates: both ways to compute Porder agree, and no turn is lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ RATES = st.dictionaries(MEMBERS, st.integers(1, 40), min_size=1, max_size=6)
 
 
 @given(RATES)
-def test_start_up_is_what_sorting_gives(rates: dict[int, int]) -> None:
+def test_the_initial_porder_equals_sorting(rates: dict[int, int]) -> None:
     assert initial_porder(rates) == porder_by_sorting(rates)
 
 
 @given(RATES, st.lists(st.tuples(MEMBERS, st.integers(0, 40)), max_size=12))
-def test_any_history_of_changes_ends_in_what_sorting_gives(
-    rates: dict[int, int], changes: list[tuple[int, int]]
-) -> None:
+def test_any_history_of_changes_equals_sorting(rates: dict[int, int], changes: list[tuple[int, int]]) -> None:
     """Joins, new rates and departures, one after the other."""
     rates, order = dict(rates), initial_porder(rates)
     for member, rate in changes:
@@ -41,9 +39,7 @@ def test_any_history_of_changes_ends_in_what_sorting_gives(
 
 
 @given(RATES, st.data())
-def test_a_change_in_mid_cycle_keeps_exactly_the_turns_that_were_taken(
-    rates: dict[int, int], data: st.DataObject
-) -> None:
+def test_a_change_in_mid_cycle_keeps_exactly_the_processed_turns(rates: dict[int, int], data: st.DataObject) -> None:
     order = porder_by_sorting(rates)
     current = data.draw(st.integers(0, len(order) - 1))
     member = data.draw(st.sampled_from(sorted(rates)))
@@ -51,30 +47,30 @@ def test_a_change_in_mid_cycle_keeps_exactly_the_turns_that_were_taken(
     built, at = update_porder(order, current, rates, member, rate)
     after = {i: r for i, r in {**rates, member: rate}.items() if r}
     assert built == (porder_by_sorting(after) if after else ())
-    served = order[current]
-    now = (Fraction(order[:current].count(served), rates[served]), served)
+    next_member = order[current]
+    now = (Fraction(order[:current].count(next_member), rates[next_member]), next_member)
     for i, r in after.items():
-        before = sum((Fraction(q, r), i) < now for q in range(r)) if current else 0
-        assert built[:at].count(i) == before
+        processed = sum((Fraction(q, r), i) < now for q in range(r)) if current else 0
+        assert built[:at].count(i) == processed
         if i != member:
-            assert before == order[:current].count(i)
+            assert processed == order[:current].count(i)
 
 
 @given(RATES)
-def test_along_porder_neither_the_exact_instants_nor_the_rounded_ones_ever_fall(rates: dict[int, int]) -> None:
-    taken = dict.fromkeys(rates, 0)
+def test_exact_and_rounded_due_times_increase_along_porder(rates: dict[int, int]) -> None:
+    turns = dict.fromkeys(rates, 0)
     exact, rounded = [], []
     for i in porder_by_sorting(rates):
-        exact.append((Fraction(taken[i], rates[i]), i))
-        rounded.append(due_ns(3, taken[i], rates[i]))
-        taken[i] += 1
+        exact.append((Fraction(turns[i], rates[i]), i))
+        rounded.append(due_ns(3, turns[i], rates[i]))
+        turns[i] += 1
     assert exact == sorted(exact)
     assert rounded == sorted(rounded)
-    assert taken == rates
+    assert turns == rates
 
 
 @given(st.integers(0, 2**40), st.integers(0, RATE_MAX - 1), st.integers(0, 2**40), st.integers(0, RATE_MAX - 1))
-def test_turn_numbers_compare_as_cycle_and_turn_do(cycle: int, turn: int, cycle_2: int, turn_2: int) -> None:
+def test_turn_numbers_compare_like_cycle_and_turn(cycle: int, turn: int, cycle_2: int, turn_2: int) -> None:
     one, two = turn_number(cycle, turn), turn_number(cycle_2, turn_2)
     assert (one < two) == ((cycle, turn) < (cycle_2, turn_2))
     assert cycle_and_turn(one) == (cycle, turn)

@@ -245,7 +245,7 @@ def loses_the_end_bit(right: Rule, self: Fec, now: int, count: int, flags: int) 
 PLANTED = [
     Planted("cbr", Cbr, "_start_deliver", skips_the_tie_break, "total_order"),
     Planted("cbr", Cbr, "_start_deliver", takes_everybody_by_turns, "total_order"),
-    Planted("cbr", Cbr, "_send", forgets_the_dummy, "gap_freedom"),
+    Planted("cbr", Cbr, "_send_turn", forgets_the_dummy, "gap_freedom"),
     Planted("cbr", Cbr, "_own_turn_due_ns", sends_a_period_late, "latency"),
     Planted("vbr", Vbr, "_finish_slot", serves_the_last_member_first, "total_order"),
     Planted("vbr", Vbr, "_timed_out", does_not_wait_for_the_mark, "gap_freedom"),

@@ -1,7 +1,7 @@
-"""Swarms over networks that lose datagrams: every order over reliable multicast keeps all that it promises.
+"""Swarms over networks that lose datagrams: every order over reliable multicast keeps its guarantees.
 
-Redundancy is chosen so that no run of the swarm should meet a message that is lost in every copy; if one is, it is a
-figure of the network and not of the protocol, and the seed is replaced with the arithmetic that shows it.
+The redundancy is high enough that no run should lose a message in every copy. If one does, the network is the cause
+and not the protocol; then replace the seed, with a calculation that shows it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SEEDS, SLOW_SEEDS = range(8), range(100, 160)
 
 
 def lossy(seed: int, order: str) -> Scenario:
-    """A small group over a network that loses, delays, repeats and overtakes."""
+    """A small group over a network that loses, delays, duplicates and reorders datagrams."""
     chance = Random(f"{order} {seed}")
     members = tuple(sorted(chance.sample(range(1, 30), chance.randint(2, 5))))
     loss = chance.choice([0.01, 0.05, 0.1])
-    rho = {0.01: 4, 0.05: 6, 0.1: 8}[loss]  # 1e-10, 8e-10, 1e-9 of one frame at one receiver
+    rho = {0.01: 4, 0.05: 6, 0.1: 8}[loss]  # one receiver loses a frame with probability 1e-10, 8e-10, 1e-9
     longest = chance.choice([3, 5, 8]) * MS
     model: DelayModel = chance.choice([UniformDelay(0, longest), truncated_to(ExponentialDelay(longest // 4), longest)])
     eta = eta_of_all(model, chance.choice([0.9, 0.99]), len(members))
@@ -76,7 +76,7 @@ def lossy(seed: int, order: str) -> Scenario:
     )
 
 
-def broken(result: Result) -> dict[str, object]:
+def failed_verdicts(result: Result) -> dict[str, object]:
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     return {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
 
@@ -91,7 +91,7 @@ def test_orders_over_a_lossy_network(order: str, seeds: range) -> None:
     for seed in seeds:
         scenario = lossy(seed, order)
         result = run(scenario, compare_payloads=True)
-        assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+        assert not failed_verdicts(result), f"{failed_verdicts(result)}\n{replay(scenario)}"
         assert sum(result.delivered.values()) > 20, replay(scenario)
 
 
@@ -108,7 +108,7 @@ def test_services_over_a_lossy_network(order: str, seeds: range) -> None:
 
 
 def crashing(seed: int, order: str) -> Scenario:
-    """As many crashes as the service outlives, each at any moment of a broadcast."""
+    """As many crashes as the service tolerates, each at any moment of a broadcast."""
     scenario = lossy(seed, order)
     chance = Random(f"crashing {order} {seed}")
     n = len(scenario.members)
@@ -120,27 +120,27 @@ def crashing(seed: int, order: str) -> Scenario:
 
 @pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 4] for at in range(0, len(SEEDS), 4)], ids=str)
-def test_services_outlive_crashes(order: str, seeds: range) -> None:
-    """A take-over may be later than Δ after the send, since its broadcaster began later: twice the bound is allowed."""
+def test_services_survive_crashes(order: str, seeds: range) -> None:
+    """After a take-over a message may take longer than Δ, so twice the bound is allowed."""
     for seed in seeds:
         scenario = crashing(seed, order)
         result = run(scenario, compare_payloads=True)
         bound = result.meta.bound_ns or 0
         verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
-        wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
-        assert not wrong, f"{wrong}\n{replay(scenario)}"
+        failed = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
+        assert not failed, f"{failed}\n{replay(scenario)}"
 
 
 def counted(scenario: Scenario) -> Scenario:
-    """The same with receivers that count copies, as negotiation has them do."""
+    """The same scenario with receivers that count copies, as negotiation chooses."""
     assert scenario.reliable is not None
     reliable = replace(scenario.reliable, adaptive="counting", relative=None)
     return replace(scenario, source=f"counted({scenario.source})", reliable=reliable)
 
 
 @pytest.mark.parametrize("order", ["vbr", "leader", "causal", "uniform"])
-def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
-    """At most four of five crash, where ρ+1 = 5 may and more."""
+def test_with_counting_receivers_no_message_is_lost(order: str) -> None:
+    """At most four of five members crash; ρ+1 >= 5 crashes are tolerated."""
     for seed in range(3):
         scenarios = [counted(lossy(seed, order))]
         if order in SERVICE_LAYERS:
@@ -149,8 +149,8 @@ def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
             result = run(scenario, compare_payloads=True)
             bound = result.meta.bound_ns or 0
             verdicts = check_all(result.trace, until_ns=result.until_ns, bound_ns=2 * bound)
-            wrong = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
-            assert not wrong, f"{wrong}\n{replay(scenario)}"
+            failed = {name: verdict for name, verdict in verdicts.items() if verdict.status is not Status.VALID}
+            assert not failed, f"{failed}\n{replay(scenario)}"
             assert sum(result.delivered.values()) > 20, replay(scenario)
 
 
@@ -158,104 +158,106 @@ def test_receivers_that_count_copies_lose_nothing(order: str) -> None:
 @pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
 def test_services_for_longer(order: str) -> None:
     test_services_over_a_lossy_network(order, SLOW_SEEDS)
-    test_services_outlive_crashes(order, SLOW_SEEDS)
+    test_services_survive_crashes(order, SLOW_SEEDS)
 
 
 @pytest.mark.parametrize("order", sorted(SERVICE_LAYERS))
-def test_who_leaves_a_service_is_waited_for(order: str) -> None:
-    """All that it sent is delivered everywhere, and the others go on without it."""
+def test_messages_of_a_leaving_member_are_delivered(order: str) -> None:
+    """All members deliver its messages, and the others continue without it."""
     for seed in range(4):
         scenario = lossy(seed, order)
         scenario = replace(scenario, steps=(Leave(scenario.members[0], 200 * MS),))
         result = run(scenario, compare_payloads=True)
-        assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+        assert not failed_verdicts(result), f"{failed_verdicts(result)}\n{replay(scenario)}"
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_members_join_and_come_back_over_a_lossy_network(seed: int) -> None:
-    """JOINs travel reliably too: who comes late or again is in everybody's list, and misses nothing from then on."""
+def test_members_join_and_rejoin_over_a_lossy_network(seed: int) -> None:
+    """JOINs travel reliably too: a new or returning member is in all views, and misses no message from then on."""
     scenario = lossy(seed, "vbr")
     first, last = scenario.members[0], scenario.members[-1]
     faults = (*scenario.faults, Crash(first, 150 * MS))
     steps = (Start(last, 120 * MS), Restart(first, 300 * MS))
     scenario = replace(scenario, failures=True, run_ns=600 * MS, faults=faults, steps=steps)
     result = run(scenario, compare_payloads=True)
-    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+    assert not failed_verdicts(result), f"{failed_verdicts(result)}\n{replay(scenario)}"
     assert result.trace.of_kind(EventKind.VIEW).listed(-1) == scenario.members, replay(scenario)
-    assert not [v for found in result.violations.values() for v in found if v.kind == "late_join"], replay(scenario)
+    late_joins = [v for violations in result.violations.values() for v in violations if v.kind == "late_join"]
+    assert not late_joins, replay(scenario)
 
 
 @pytest.mark.parametrize("order", ["vbr", "uniform_causal"])
-def test_memory_is_bounded_while_a_lossy_group_runs(order: str) -> None:
-    """What layers hold does not grow with the run: no more at the end of a run than in a run a third as long."""
+def test_kept_state_is_bounded_while_a_lossy_group_runs(order: str) -> None:
+    """The state of the layers does not grow with the length of the run: a run three times as long keeps no more."""
 
-    def most(run_ms: int) -> tuple[int, int]:
-        held, looks = [(0, 0)], [0]
+    def largest_state(run_ms: int) -> tuple[int, int]:
+        held, calls = [(0, 0)], [0]
 
-        def look(world: World) -> None:
-            looks[0] += 1
-            for node in world.members.values() if looks[0] % 50 == 0 else ():
+        def measure(world: World) -> None:
+            calls[0] += 1
+            for node in world.members.values() if calls[0] % 50 == 0 else ():
                 rmcast = next(layer for layer in node.stack._layers if isinstance(layer, Rmcast))  # type: ignore[attr-defined]
                 held[0] = max(held[0][0], rmcast.held_counts()[0]), max(held[0][1], rmcast.held_counts()[1])
 
-        run(replace(lossy(3, order), run_ns=run_ms * MS), check=look)
+        run(replace(lossy(3, order), run_ns=run_ms * MS), check=measure)
         return held[0]
 
-    short, long = most(400), most(1200)
+    short, long = largest_state(400), largest_state(1200)
     assert 0 < short[0] <= long[0] <= 2 * short[0]
     assert long[1] <= 2 * short[1] + 10
 
 
 @pytest.mark.parametrize(("weaker", "check"), [("reliable", fifo), ("fifo", causal)])
-def test_a_service_promises_more_than_the_one_below_it_happens_to_give(
-    weaker: str, check: Callable[[Trace], Verdict]
-) -> None:
+def test_a_weaker_service_violates_the_stronger_property(weaker: str, check: Callable[[Trace], Verdict]) -> None:
     statuses = [check(run(lossy(seed, weaker)).trace).status for seed in range(6)]
     assert Status.VIOLATED in statuses
 
 
 @pytest.mark.parametrize(("order", "status"), [("reliable", Status.VIOLATED), ("uniform", Status.VALID)])
-def test_a_sender_that_delivers_and_dies_before_anybody_hears_it(order: str, status: Status) -> None:
-    """Uniform delivery is what keeps a member from acting on a message that nobody else will ever have."""
+def test_a_sender_that_delivers_and_crashes_before_its_message_arrives(order: str, status: Status) -> None:
+    """Uniform delivery prevents that a member acts on a message that no other member will ever have."""
     scenario = replace(lossy(3, "fifo"), order=order, reliable=Redundancy(2, 10 * MS))
     assert len(scenario.members) > 2
-    dying, at = scenario.members[0], 150 * MS
+    crashing_member, at = scenario.members[0], 150 * MS
     result = run(
         replace(
             scenario,
-            workloads={m: Workload("script", sends=(Send(at, (10,)),) if m == dying else ()) for m in scenario.members},
-            faults=(Loss(Span(at, at + 100 * MS), 1.0), Crash(dying, at + MS)),
+            workloads={
+                m: Workload("script", sends=(Send(at, (10,)),) if m == crashing_member else ())
+                for m in scenario.members
+            },
+            faults=(Loss(Span(at, at + 100 * MS), 1.0), Crash(crashing_member, at + MS)),
         )
     )
     assert agreement(result.trace, until_ns=result.until_ns).status is not Status.VIOLATED
     assert uniform_agreement(result.trace, until_ns=result.until_ns).status is status
 
 
-def test_without_it_the_same_losses_stall_the_order() -> None:
-    """What the layer is for: the same scenarios without it."""
+def test_without_reliable_multicast_the_same_losses_stall_the_order() -> None:
+    """The purpose of the layer: the same scenarios without it."""
     stalled = 0
     for seed in range(10):
         result = run(replace(lossy(seed, "vbr"), reliable=None), compare_payloads=True)
-        stalled += "gap_freedom" in broken(result)
+        stalled += "gap_freedom" in failed_verdicts(result)
     assert stalled == 10
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_who_leaves_stays_until_its_last_copies_are_out(seed: int) -> None:
+def test_a_leaving_member_stays_until_its_last_copies_are_sent(seed: int) -> None:
     scenario = lossy(seed, "vbr")
     scenario = replace(scenario, steps=(Leave(scenario.members[0], 250 * MS),))
     result = run(scenario, compare_payloads=True)
-    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
+    assert not failed_verdicts(result), f"{failed_verdicts(result)}\n{replay(scenario)}"
 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_vbr_with_failures_over_a_lossy_network(seed: int) -> None:
-    """A crash under way: one order, gaps only where the crash explains them, and nobody else is given up."""
+    """With a crash during the run: one order, gaps only because of the crash, and no other member times out."""
     scenario = lossy(seed, "vbr")
     scenario = replace(
         scenario, failures=True, faults=(*scenario.faults, Crash(scenario.members[-1], (130 + 5 * seed) * MS))
     )
     result = run(scenario, compare_payloads=True)
-    assert not broken(result), f"{broken(result)}\n{replay(scenario)}"
-    told = [v for found in result.violations.values() for v in found if v.kind == "lost"]
-    assert not told, replay(scenario)
+    assert not failed_verdicts(result), f"{failed_verdicts(result)}\n{replay(scenario)}"
+    lost = [v for violations in result.violations.values() for v in violations if v.kind == "lost"]
+    assert not lost, replay(scenario)

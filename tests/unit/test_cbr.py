@@ -1,4 +1,4 @@
-"""The CBR automaton of paper 000 §4, one member at a time: its peers are frames that the test makes by hand."""
+"""The CBR automaton of paper 000 §4, one member at a time: the tests create the frames of its peers by hand."""
 
 from __future__ import annotations
 
@@ -15,10 +15,25 @@ from unisono.model.rates import BandwidthReservation, Rate
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.cbr.bounds import offer
-from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
-from unisono.orders.cbr.order import HORIZON_NS, Cbr
-from unisono.orders.cbr.rates import cbr_reservation
-from unisono.orders.cbr.turns import CYCLE_NS, RATE_MAX, cycle_and_turn, due_ns, porder_by_sorting, turn_number
+from unisono.orders.cbr.order import (
+    CBR_ACCEPTED_INPUTS,
+    CBR_RUNNING,
+    CBR_TRANSITIONS,
+    HORIZON_NS,
+    Cbr,
+    CbrAction,
+    CbrInput,
+    CbrMode,
+)
+from unisono.orders.cbr.turns import (
+    CYCLE_NS,
+    RATE_MAX,
+    cbr_reservation,
+    cycle_and_turn,
+    due_ns,
+    porder_by_sorting,
+    turn_number,
+)
 from unisono.orders.formation import members_key
 from unisono.stack import build
 from unisono.wire.control import (
@@ -41,20 +56,20 @@ EPOCH = CYCLE * CYCLE_NS
 
 
 class Network:
-    """Notes what is reserved; refuses when told to."""
+    """Records reservations, and refuses them when `full`."""
 
     def __init__(self) -> None:
         self.reserved: list[BandwidthReservation] = []
         self.full = False
 
-    def reserve(self, asked: BandwidthReservation) -> None:
+    def reserve(self, reservation: BandwidthReservation) -> None:
         if self.full:
-            raise ReservationRefused(asked.avg_bytes_per_s, 1, 2)
-        self.reserved.append(asked)
+            raise ReservationRefused(reservation.avg_bytes_per_s, 1, 2)
+        self.reserved.append(reservation)
 
 
 class Probe:
-    """A Cbr and its network, with short questions. The peers' rate is 2."""
+    """A Cbr and its network, with short methods for tests. The rate of the peers is 2."""
 
     def __init__(self, me: int = 1, members: tuple[int, ...] = (1, 2), **changes: Any) -> None:
         fields: dict[str, Any] = {"timing": TIMING, "rate": Rate(4, 1), "max_message": 1000, "max_frame": 256}
@@ -69,7 +84,7 @@ class Probe:
         return Frame(Kind.HELLO, sender, incarnation, 0, 0, 0, body=encode_hello(hello))
 
     def begin(self) -> Probe:
-        """Into DeliverMessages, before the epoch; what that said and sent is forgotten."""
+        """Enter DeliverMessages before the epoch, and drop the frames and events of that."""
         self.cbr.wake(T0)
         for member in self.policy.view.members:
             if member != self.policy.member:
@@ -81,7 +96,7 @@ class Probe:
         return self
 
     def sent(self, kind: Kind = Kind.DATA) -> list[Frame]:
-        """The frames of one kind since the last question."""
+        """The frames of one kind sent since the last call."""
         frames, self.cbr.down[:] = self.cbr.down[:], []
         return [frame for frame in frames if frame.kind is kind]
 
@@ -112,8 +127,8 @@ def data(
     flags: int = END_OF_SLOT,
     burst: int = 2,
 ) -> Frame:
-    run = OutgoingMessages(list(messages), False) if messages else None
-    return Frame(Kind.DATA, sender, 1, 0, turn_number(cycle, turn), number, flags, burst, 7, 0, run)
+    packed = OutgoingMessages(list(messages), False) if messages else None
+    return Frame(Kind.DATA, sender, 1, 0, turn_number(cycle, turn), number, flags, burst, 7, 0, packed)
 
 
 def due(turn: int, rate: int = 4, cycle: int = CYCLE) -> int:
@@ -139,31 +154,31 @@ def in_mode(mode: CbrMode) -> Probe:
     return probe
 
 
-@pytest.mark.parametrize(("mode", "what"), list(product(CbrMode, CbrInput)))
-def test_each_input_has_an_effect_in_just_the_modes_of_the_table(mode: CbrMode, what: CbrInput) -> None:
+@pytest.mark.parametrize(("mode", "given"), list(product(CbrMode, CbrInput)))
+def test_each_input_has_an_effect_exactly_in_the_modes_of_the_table(mode: CbrMode, given: CbrInput) -> None:
     probe = in_mode(mode)
     cbr, now = probe.cbr, EPOCH + 1
     reservations = len(probe.network.reserved)
-    if what is CbrInput.SUBMIT:
+    if given is CbrInput.SUBMIT:
         effect = cbr.submit(now, [b"x"]) > 0
-    elif what is CbrInput.HELLO:
+    elif given is CbrInput.HELLO:
         cbr.from_below(now, probe.hello(2, theta_ns=CYCLE_NS + 1))
         effect = any(isinstance(event, Violation) for event in probe.events())
-    elif what is CbrInput.DATA:
+    elif given is CbrInput.DATA:
         cbr.exchange._incarnations[2] = 1
         cbr.from_below(now, data(2, 0))
         effect = not cbr.ignored
-    elif what is CbrInput.RESERVATION:
+    elif given is CbrInput.RESERVATION:
         cbr.exchange._incarnations[2] = 1
         cbr.from_below(now, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
         effect = bool(probe.sent(Kind.RESERVED))
-    elif what is CbrInput.NEW_RATE:
+    elif given is CbrInput.NEW_RATE:
         cbr.change_rate(now, Rate(3, 1))
         effect = len(probe.network.reserved) > reservations or cbr._renegotiation.requested_rate == 3
     else:
         cbr.leave(now)
         effect = cbr._leaving or any(isinstance(event, LeaveComplete) for event in probe.events())
-    assert effect == (what in CBR_ACCEPTED_INPUTS[mode])
+    assert effect == (given in CBR_ACCEPTED_INPUTS[mode])
     assert set(CBR_ACCEPTED_INPUTS) == set(CbrMode)
 
 
@@ -181,7 +196,7 @@ def test_every_mode_can_be_left_and_reached() -> None:
     assert all(CBR_TRANSITIONS[mode, CbrAction.LEAVE] is CbrMode.LEFT for mode in CbrMode if mode is not CbrMode.LEFT)
 
 
-# -- what can be asked for -----------------------------------------------------------------------------------------
+# -- options -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("avg", [0.5, 1.5, RATE_MAX + 1, 1e9])
@@ -205,7 +220,7 @@ def test_a_message_that_needs_too_many_frames_is_refused() -> None:
         Probe(max_message=16 * 1024 * 1024)
 
 
-def test_who_reserves_is_sender_or_receiver() -> None:
+def test_reservation_is_by_sender_or_receiver() -> None:
     with pytest.raises(InvalidOption, match="reservation: sender or receiver is possible, not 'both'"):
         Probe(reservation="both")
 
@@ -233,7 +248,7 @@ def test_the_group_starts_with_a_cycle_and_porder_is_known() -> None:
 
 
 @pytest.mark.parametrize("avg", [2.5, 0.25, RATE_MAX + 1.0])
-def test_a_peer_with_a_rate_that_this_order_cannot_have_is_refused_once(avg: float) -> None:
+def test_a_peer_with_an_impossible_rate_is_refused_once(avg: float) -> None:
     probe = Probe()
     probe.cbr.wake(T0)
     for _ in range(2):
@@ -246,7 +261,7 @@ def test_a_peer_with_a_rate_that_this_order_cannot_have_is_refused_once(avg: flo
     assert "member 2 declares" in probe.cbr.why_not_formed()
 
 
-def test_a_member_of_another_order_is_told_apart() -> None:
+def test_a_member_with_another_order_is_reported() -> None:
     probe = Probe()
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2, theta_ns=5 * MS))
@@ -255,7 +270,7 @@ def test_a_member_of_another_order_is_told_apart() -> None:
     assert violation.kind == "policy_differs"
 
 
-def test_data_that_comes_before_the_last_hello_is_kept() -> None:
+def test_data_that_arrives_before_the_last_hello_is_kept() -> None:
     probe = Probe(members=(1, 2))
     probe.cbr.wake(T0)
     probe.cbr.exchange._incarnations[2] = 1
@@ -287,7 +302,7 @@ def test_a_message_leaves_with_the_next_turn_and_dummies_fill_the_others() -> No
     assert all(frame.flags == END_OF_SLOT and frame.burst == 4 for frame in frames)
 
 
-def test_a_message_handed_in_at_the_turns_own_instant_does_not_wait() -> None:
+def test_a_message_submitted_at_the_instant_of_a_turn_does_not_wait() -> None:
     probe = Probe().begin()
     assert probe.cbr.submit(EPOCH, [b"a", b"b", b"c"]) == 2, "one for this turn, one for the next"
     (frame,) = probe.sent()
@@ -295,13 +310,13 @@ def test_a_message_handed_in_at_the_turns_own_instant_does_not_wait() -> None:
     assert frame.packed_messages.messages() == [b"a"]
 
 
-def test_nothing_is_taken_more_than_a_period_before_its_turn() -> None:
+def test_no_message_is_accepted_more_than_a_period_before_its_turn() -> None:
     probe = Probe().begin()
     assert probe.cbr.submit(EPOCH - 250 * MS - 1, [b"a"]) == 0
     assert probe.cbr.submit(EPOCH - 250 * MS, [b"a"]) == 1
 
 
-def test_a_clock_that_leapt_sends_every_turn_that_is_due() -> None:
+def test_after_a_clock_jump_every_due_turn_is_sent() -> None:
     probe = Probe().begin()
     probe.wake(due(1, cycle=CYCLE + 1))
     assert [cycle_and_turn(frame.slot) for frame in probe.sent()] == [
@@ -310,7 +325,7 @@ def test_a_clock_that_leapt_sends_every_turn_that_is_due() -> None:
     ]
 
 
-def test_a_large_message_goes_in_pieces_that_are_one_turn() -> None:
+def test_a_large_message_is_sent_in_fragments_in_one_turn() -> None:
     probe = Probe().begin()
     message = bytes(range(250)) * 4
     assert probe.cbr.submit(EPOCH, [message]) == 1
@@ -328,10 +343,10 @@ def test_too_large_a_message_is_refused() -> None:
         Probe().begin().cbr.submit(EPOCH, [bytes(1001)])
 
 
-def test_a_member_whose_turns_are_not_delivered_is_pushed_back() -> None:
+def test_a_member_with_too_many_undelivered_turns_accepts_no_messages() -> None:
     probe = Probe().begin()
-    taken = sum(probe.cbr.submit(due(turn) + 1, [b"x"]) for turn in range(12))
-    assert taken == probe.cbr.window_slots == 4
+    accepted = sum(probe.cbr.submit(due(turn) + 1, [b"x"]) for turn in range(12))
+    assert accepted == probe.cbr.window_slots == 4
     for cycle in range(CYCLE, CYCLE + 3):
         probe.peer(0, 1, cycle=cycle, now=due(12))
     assert probe.cbr.submit(due(12), [b"x"]) == 1
@@ -355,7 +370,7 @@ def test_turns_are_delivered_in_the_order_of_porder() -> None:
     assert [batch.slot for batch in batches] == slots
 
 
-def test_dummies_are_consumed_in_silence_but_take_their_place() -> None:
+def test_dummies_are_not_delivered_but_have_positions() -> None:
     probe = Probe().begin()
     probe.peer(0)
     probe.cbr.submit(due(1), [b"x"])
@@ -364,7 +379,7 @@ def test_dummies_are_consumed_in_silence_but_take_their_place() -> None:
     assert (batch.first_position, batch.first_index) == (2, 0)
 
 
-def test_frames_may_come_in_any_order_and_twice() -> None:
+def test_frames_may_arrive_in_any_order_and_twice() -> None:
     frames = [data(2, 0, b"a"), data(2, 1, b"b"), data(2, 0, b"c", cycle=CYCLE + 1)]
     for order in permutations([*frames, frames[0]]):
         probe = Probe().begin()
@@ -375,14 +390,14 @@ def test_frames_may_come_in_any_order_and_twice() -> None:
         assert sum(probe.cbr.ignored.values()) == 1
 
 
-def test_pieces_may_come_in_any_order() -> None:
+def test_fragments_may_arrive_in_any_order() -> None:
     bodies = [b"aa", b"bb", b"c"]
     flags = [FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, FRAGMENT | MORE_FRAGMENTS, FRAGMENT | END_OF_SLOT]
-    pieces = [
+    fragments = [
         Frame(Kind.DATA, 2, 1, 0, turn_number(CYCLE, 0), number, flags[number], 2, 0, 0, None, bodies[number])
         for number in range(3)
     ]
-    for order in permutations(pieces):
+    for order in permutations(fragments):
         probe = Probe().begin()
         probe.wake(EPOCH)
         for frame in order:
@@ -393,17 +408,17 @@ def test_pieces_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (data(2, 0, b"a", b"b"), "no turn of this order"),
-        (data(2, 0, burst=0), "no turn of this order"),
-        (data(2, 0, burst=RATE_MAX + 1), "no turn of this order"),
-        (data(2, RATE_MAX), "no turn of this order"),
+        (data(2, 0, b"a", b"b"), "not a turn of this order"),
+        (data(2, 0, burst=0), "not a turn of this order"),
+        (data(2, 0, burst=RATE_MAX + 1), "not a turn of this order"),
+        (data(2, RATE_MAX), "not a turn of this order"),
         (data(2, 0, cycle=CYCLE - 1), "turn already delivered"),
         (Frame(Kind.DATA, 2, 9, 0, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
         (Frame(Kind.DATA, 2, 1, 9, turn_number(CYCLE, 0), 0, END_OF_SLOT, 2), "another incarnation or epoch"),
-        (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "a kind that this order does not have"),
+        (Frame(Kind.JOIN, 2, 1, 0, 0, 0), "frame kind not used by this order"),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_counted_by_its_reason(frame: Frame, reason: str) -> None:
+def test_ignored_frames_are_counted_by_reason(frame: Frame, reason: str) -> None:
     probe = Probe().begin()
     probe.wake(EPOCH)
     probe.cbr.from_below(EPOCH, frame)
@@ -411,7 +426,7 @@ def test_a_frame_that_cannot_be_used_is_counted_by_its_reason(frame: Frame, reas
     assert probe.cbr.processed == 1
 
 
-def test_a_turn_later_than_delta_plus_gamma_is_a_violation_and_one_at_that_instant_is_not() -> None:
+def test_a_turn_is_late_only_after_delta_plus_gamma() -> None:
     probe = Probe().begin()
     probe.wake(EPOCH)
     probe.wake(EPOCH + 12 * MS)
@@ -423,17 +438,17 @@ def test_a_turn_later_than_delta_plus_gamma_is_a_violation_and_one_at_that_insta
     assert (violation.kind, violation.member, violation.slot) == ("late", 2, TIMING.slot_of(EPOCH))
 
 
-def test_a_turn_further_ahead_than_a_right_sender_could_be_is_absurd() -> None:
+def test_turns_too_far_ahead_are_implausible() -> None:
     probe = Probe().begin()
     latest = probe.cbr.latest_slot(EPOCH)
     assert cycle_and_turn(latest)[0] == CYCLE + (TIMING.gamma_ns + HORIZON_NS) // CYCLE_NS + 1
-    assert latest > TIMING.slot_of(EPOCH), "frames that measure clocks count slots of Θ"
+    assert latest > TIMING.slot_of(EPOCH), "clock probes carry slots of length Θ, which must pass too"
 
 
 # -- renegotiation -------------------------------------------------------------------------------------------------
 
 
-def test_a_new_rate_is_declared_at_once_and_holds_from_the_next_cycle_on() -> None:
+def test_a_new_rate_is_declared_at_once_and_holds_from_the_next_cycle() -> None:
     probe = Probe().begin()
     probe.wake(EPOCH)
     probe.cbr.change_rate(EPOCH + 1, Rate(2, 1))
@@ -442,9 +457,9 @@ def test_a_new_rate_is_declared_at_once_and_holds_from_the_next_cycle_on() -> No
     frames = probe.sent()
     assert [frame.burst for frame in frames] == [4, 2, 2, 2, 2]
     assert [cycle_and_turn(frame.slot) for frame in frames][-1] == (CYCLE + 1, 0)
-    reserved = [asked.avg_bytes_per_s for asked in probe.network.reserved]
+    reserved = [reservation.avg_bytes_per_s for reservation in probe.network.reserved]
     expected = [cbr_reservation(probe.policy, rate).avg_bytes_per_s for rate in (4, 4, 2)]
-    assert reserved == expected, "the larger rate is held until the smaller one is in force"
+    assert reserved == expected, "the larger rate stays reserved until the smaller one is in force"
 
 
 def test_the_last_of_several_new_rates_counts_and_a_refused_one_changes_nothing() -> None:
@@ -459,7 +474,7 @@ def test_the_last_of_several_new_rates_counts_and_a_refused_one_changes_nothing(
     assert probe.sent()[-1].burst == 6
 
 
-def test_receivers_change_porder_when_the_cycle_is_over() -> None:
+def test_receivers_change_porder_at_the_end_of_the_cycle() -> None:
     probe = Probe().begin()
     probe.cbr.from_below(EPOCH, data(2, 0, burst=5))
     probe.cbr.from_below(EPOCH, data(2, 1, burst=3))
@@ -475,35 +490,35 @@ def test_receivers_change_porder_when_the_cycle_is_over() -> None:
     assert probe.cbr.bound_ns() == 12 * MS + 333_333_334
 
 
-def granting(probe: Probe, granted: bool = True, serial: int = 1) -> Frame:
+def reserved_reply(probe: Probe, granted: bool = True, serial: int = 1) -> Frame:
     return Frame(Kind.RESERVED, 2, 1, 0, 0, 0, body=encode_reserved(serial, granted))
 
 
-def test_a_receiver_based_sender_asks_again_each_cycle_and_switches_when_confirmed() -> None:
+def test_receiver_based_requests_repeat_each_cycle_until_confirmed() -> None:
     probe = Probe(reservation="receiver").begin()
     probe.cbr.change_rate(EPOCH, Rate(8, 1))
-    (asked,) = probe.sent(Kind.NEW_RATE)
-    assert (asked.to, decode_new_rate(bytes(asked.body))) == (2, (1, 8))
+    (request,) = probe.sent(Kind.NEW_RATE)
+    assert (request.to, decode_new_rate(bytes(request.body))) == (2, (1, 8))
     probe.wake(due(0, cycle=CYCLE + 1))
     frames, probe.cbr.down[:] = probe.cbr.down[:], []
     assert [frame.burst for frame in frames if frame.kind is Kind.DATA] == [4] * 4
     assert [frame.kind for frame in frames].count(Kind.NEW_RATE) == 1
-    probe.cbr.from_below(due(0, cycle=CYCLE + 1), granting(probe, serial=9))
+    probe.cbr.from_below(due(0, cycle=CYCLE + 1), reserved_reply(probe, serial=9))
     probe.wake(due(1, cycle=CYCLE + 1))
-    assert probe.sent()[-1].burst == 4, "an answer to another request is none"
-    probe.cbr.from_below(due(1, cycle=CYCLE + 1), granting(probe))
+    assert probe.sent()[-1].burst == 4, "an answer to another request does not count"
+    probe.cbr.from_below(due(1, cycle=CYCLE + 1), reserved_reply(probe))
     probe.wake(due(0, cycle=CYCLE + 2))
     assert [frame.burst for frame in probe.sent()] == [8, 8, 8]
     assert probe.cbr.mode is CbrMode.DELIVER_MESSAGES
 
 
-def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back() -> None:
+def test_a_refusal_ends_the_renegotiation_and_releases_reservations() -> None:
     probe = Probe(reservation="receiver").begin()
     probe.cbr.change_rate(EPOCH, Rate(8, 1))
     probe.sent()
-    probe.cbr.from_below(EPOCH, granting(probe, granted=False))
-    (back,) = probe.sent(Kind.NEW_RATE)
-    assert decode_new_rate(bytes(back.body)) == (2, 4)
+    probe.cbr.from_below(EPOCH, reserved_reply(probe, granted=False))
+    (withdrawal,) = probe.sent(Kind.NEW_RATE)
+    assert decode_new_rate(bytes(withdrawal.body)) == (2, 4)
     (violation,) = probe.events()
     assert isinstance(violation, Violation)
     assert violation.kind == "reservation_refused"
@@ -513,7 +528,7 @@ def test_a_receiver_that_refuses_ends_the_renegotiation_and_the_others_give_back
 @pytest.mark.parametrize(
     ("by", "full", "granted"), [("receiver", False, 1), ("receiver", True, 0), ("sender", False, 0)]
 )
-def test_a_receiver_reserves_what_it_is_asked_for_and_answers(by: str, full: bool, granted: int) -> None:
+def test_a_receiver_reserves_a_requested_rate_and_answers(by: str, full: bool, granted: int) -> None:
     probe = Probe(reservation=by).begin()
     probe.network.full = full
     probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(5, 6)))
@@ -522,16 +537,16 @@ def test_a_receiver_reserves_what_it_is_asked_for_and_answers(by: str, full: boo
     if granted:
         assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 6)
         probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(6, 2)))
-        assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 2), "a wish withdrawn is given back"
+        assert probe.network.reserved[-1] == cbr_reservation(probe.policy, 2), "a withdrawn request is released"
 
 
-def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
+def test_a_receiver_without_bandwidth_for_a_first_rate_does_not_start() -> None:
     probe = Probe(reservation="receiver")
     probe.network.full = True
     probe.cbr.wake(T0)
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.mode is CbrMode.FIRST_RESERVE
-    assert "no room to receive" in probe.cbr.why_not_formed()
+    assert "no bandwidth to receive" in probe.cbr.why_not_formed()
     probe.network.full = False
     probe.cbr.from_below(T0, probe.hello(2))
     assert probe.cbr.running()
@@ -540,7 +555,7 @@ def test_a_receiver_without_room_for_a_first_rate_does_not_begin() -> None:
 # -- leaving -------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_ends_with_the_cycle_and_sends_what_was_taken() -> None:
+def test_leaving_sends_accepted_messages_and_ends_with_the_cycle() -> None:
     probe = Probe().begin()
     probe.cbr.submit(EPOCH + 1, [b"last"])
     probe.cbr.leave(EPOCH + 2)
@@ -555,7 +570,7 @@ def test_leaving_ends_with_the_cycle_and_sends_what_was_taken() -> None:
     assert probe.cbr.wake_at() is None
 
 
-def test_a_peer_that_leaves_is_gone_from_the_next_cycle_on() -> None:
+def test_a_departed_peer_has_no_turns_from_the_next_cycle() -> None:
     probe = Probe().begin()
     probe.cbr.from_below(EPOCH, data(2, 0))
     probe.cbr.from_below(EPOCH, data(2, 1, flags=END_OF_SLOT | LEAVING))
@@ -567,11 +582,11 @@ def test_a_peer_that_leaves_is_gone_from_the_next_cycle_on() -> None:
     probe.peer(0, cycle=CYCLE + 2)
     probe.cbr.from_below(EPOCH, Frame(Kind.NEW_RATE, 2, 1, 0, 0, 0, body=encode_new_rate(1, 9)))
     assert probe.cbr.ignored == {"sender has left": 2}
-    assert not probe.sent(Kind.RESERVED), "a request that its sender's departure overtook is not refused but void"
+    assert not probe.sent(Kind.RESERVED), "a request of a departed sender gets no answer"
 
 
-def test_a_departure_and_new_rates_at_one_boundary() -> None:
-    """A rate of 0 among the others once confused the merge of a later one."""
+def test_a_departure_and_new_rates_at_the_same_cycle_boundary() -> None:
+    """Regression: a rate of 0 among the others once broke the merge of a later change."""
     probe = Probe(members=(1, 2, 3))
     probe.cbr.wake(T0)
     for member in (2, 3):
@@ -586,7 +601,7 @@ def test_a_departure_and_new_rates_at_one_boundary() -> None:
 # -- the wire ------------------------------------------------------------------------------------------------------
 
 
-def test_reservation_messages_pass_the_door_and_crooked_ones_do_not() -> None:
+def test_valid_reservation_messages_pass_the_door_and_invalid_ones_do_not() -> None:
     door = Door(1, 1, (1, 2))
 
     def admitted(kind: Kind, body: bytes) -> Frame | None:
@@ -597,29 +612,29 @@ def test_reservation_messages_pass_the_door_and_crooked_ones_do_not() -> None:
     assert decode_reserved(encode_reserved(3, True)) == (3, True)
     assert admitted(Kind.NEW_RATE, encode_new_rate(3, 70)) is not None
     assert admitted(Kind.RESERVED, encode_reserved(3, False)) is not None
-    crooked = [
+    invalid = [
         (Kind.NEW_RATE, encode_new_rate(3, 0)),
         (Kind.NEW_RATE, b"\0" * 7),
         (Kind.NEW_RATE, b"\1" * 9),
         (Kind.RESERVED, encode_reserved(3, True)[:-1] + b"\2"),
         (Kind.RESERVED, b""),
     ]
-    for kind, body in crooked:
+    for kind, body in invalid:
         assert admitted(kind, body) is None
-    assert door.refused == {Refusal.BAD_CONTROL: len(crooked)}
+    assert door.refused == {Refusal.BAD_CONTROL: len(invalid)}
 
 
-# -- the algebra ---------------------------------------------------------------------------------------------------
+# -- the offer -----------------------------------------------------------------------------------------------------
 
 
-def test_the_offer_is_theorem_1_a_period_per_message_of_a_burst_and_the_rate_itself() -> None:
-    found = offer(Ask(5, Rate(50, 1), TIMING))
-    assert found.feasible
-    assert found.latency_bound_ns == 12 * MS + 20 * MS
-    assert (found.avg_rate, found.max_burst, found.gap_free, found.reliability) == (50.0, 1, True, 1.0)
-    assert any("Δ+Γ = 10ms + 2ms = 12ms" in line for line in found.reasons)
+def test_the_offer_has_theorem_1_a_period_per_burst_message_and_the_rate() -> None:
+    result = offer(Ask(5, Rate(50, 1), TIMING))
+    assert result.feasible
+    assert result.latency_bound_ns == 12 * MS + 20 * MS
+    assert (result.avg_rate, result.max_burst, result.gap_free, result.reliability) == (50.0, 1, True, 1.0)
+    assert any("Δ+Γ = 10ms + 2ms = 12ms" in line for line in result.reasons)
     assert offer(Ask(5, Rate(50, 8), TIMING)).latency_bound_ns == 12 * MS + 160 * MS
-    assert offer(Ask(64, Rate(50, 1), TIMING)).latency_bound_ns == found.latency_bound_ns
+    assert offer(Ask(64, Rate(50, 1), TIMING)).latency_bound_ns == result.latency_bound_ns
     assert offer(Ask(5, Rate(1000, 1), TIMING)).max_burst == 5
 
 
@@ -633,7 +648,7 @@ def test_the_offer_is_theorem_1_a_period_per_message_of_a_burst_and_the_rate_its
         ({"rate": Rate(2.5, 1)}, "whole number of messages per second"),
     ],
 )
-def test_what_it_cannot_give_is_refused_with_the_reason(asked: dict[str, Any], reason: str) -> None:
-    found = offer(Ask(**{"members": 5, "rate": Rate(50, 1), "timing": TIMING, **asked}))
-    assert not found.feasible
-    assert reason in found.reasons[0]
+def test_impossible_requests_are_refused_with_a_reason(asked: dict[str, Any], reason: str) -> None:
+    result = offer(Ask(**{"members": 5, "rate": Rate(50, 1), "timing": TIMING, **asked}))
+    assert not result.feasible
+    assert reason in result.reasons[0]

@@ -1,4 +1,4 @@
-"""Forward error correction by its parts: blocks, reconstruction, what is kept, the door, the algebra."""
+"""Forward error correction part by part: blocks, reconstruction, kept state, the door, the cost of redundancy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GROUP = group_key("g")
 SMALL = [(a, b) for b in range(2, 7) for a in range(1, b)]
 
 Seen = tuple[int | bytes, ...]
-"""All that an order sees of a frame."""
+"""All fields of a frame that an order sees."""
 
 
 def policy(member: int = ME, fec: tuple[int, int] | None = (2, 5), **changes: Any) -> Policy:
@@ -67,25 +67,25 @@ def policy(member: int = ME, fec: tuple[int, int] | None = (2, 5), **changes: An
 
 
 def slot_frames(sizes: Sequence[int], slot: int = SLOT, sender: int = 2, **fields: Any) -> list[Frame]:
-    """A slot as an order sends it: runs of these sizes, the last one with the end-of-slot mark; -1 is no run."""
+    """A slot as an order sends it: one message of each size, the last with the end-of-slot mark; -1 is no message."""
     chance = Random(f"{slot} {sender}")
     frames = []
     for number, size in enumerate(sizes):
-        run = OutgoingMessages([chance.randbytes(size)], same_size=True) if size >= 0 else None
+        packed = OutgoingMessages([chance.randbytes(size)], same_size=True) if size >= 0 else None
         flags = END_OF_SLOT if number == len(sizes) - 1 else 0
-        frames.append(Frame(Kind.DATA, sender, 3, 0, slot, number, flags, 8, 7 * number, T0 + number, run))
+        frames.append(Frame(Kind.DATA, sender, 3, 0, slot, number, flags, 8, 7 * number, T0 + number, packed))
     return [replace(frame, **fields) for frame in frames]
 
 
 def seen(frame: Frame) -> Seen:
-    """What the order sees of a frame, on either side."""
+    """The fields of a frame that the order sees, at the sender or at a receiver."""
     payload = b"\0".join(frame.packed_messages.messages()) if frame.packed_messages is not None else bytes(frame.body)
     head = (frame.kind, frame.sender, frame.incarnation, frame.epoch, frame.slot, frame.number, frame.flags)
     return (*head, frame.burst, frame.first_sequence, frame.sent_ns, frame.packed_messages is None, payload)
 
 
 class Sender:
-    """The layer of a member that sends, and the datagrams that it makes."""
+    """The layer of a sending member, and the datagrams that it produces."""
 
     def __init__(self, member: int = 2, fec: tuple[int, int] = (2, 5)) -> None:
         self.fec = Fec(policy(member, fec))
@@ -99,14 +99,14 @@ class Sender:
 
 
 class Receiver:
-    """Door and layer of a member that receives, and what its order gets to see."""
+    """Door and layer of a receiving member, and the frames that its order sees."""
 
     def __init__(self, **changes: Any) -> None:
         self.door = Door(GROUP, ME, MEMBERS, layered=frozenset({Kind.FEC}))
         self.fec = Fec(policy(), **changes)
 
-    def take(self, datagrams: Iterable[bytes], now: int = T0, multicast: bool = False) -> list[Seen]:
-        """What goes up, in order."""
+    def receive(self, datagrams: Iterable[bytes], now: int = T0, multicast: bool = False) -> list[Seen]:
+        """The frames that go up, in order."""
         for data in datagrams:
             frame = self.door.admit(b"before" + data + b"behind", 6, 6 + len(data), SLOT + 1000)
             if frame is not None:
@@ -118,7 +118,7 @@ class Receiver:
 
 
 def blocks(datagrams: Sequence[bytes]) -> list[list[bytes]]:
-    """Datagrams by block; each begins with index 0."""
+    """Datagrams by block; each block starts with index 0."""
     found: list[list[bytes]] = []
     for data in datagrams:
         if unpack_share_position(struct.unpack_from("!Q", data, 32)[0])[2] == 0:
@@ -136,11 +136,11 @@ def losses(total: int, most: int) -> Iterator[tuple[int, ...]]:
 # -- blocks --------------------------------------------------------------------------------------------------
 
 
-def test_a_block_is_cut_when_one_original_more_is_waiting_and_the_mark_sends_the_rest() -> None:
+def test_a_block_leaves_when_one_more_original_waits_or_the_slot_ends() -> None:
     sender, frames = Sender(fec=(2, 5)), slot_frames([10, 20, 30, 40, 50])
     assert [len(sender.send([frame])) for frame in frames] == [0, 0, 0, 5, 4]
     empty = sender.send(slot_frames([-1], SLOT + 1))
-    assert len(empty) == 3, "one dummy and a redundant"
+    assert len(empty) == 3, "one dummy and a redundant shares"
     full = sender.send(slot_frames([1] * 3, SLOT + 2))
     assert len(full) == 5, "exactly b-a originals are one block, which is the last"
     assert [len(block) for block in blocks(sender.send(slot_frames([1] * 7, SLOT + 3)))] == [5, 5, 3]
@@ -149,21 +149,21 @@ def test_a_block_is_cut_when_one_original_more_is_waiting_and_the_mark_sends_the
 def test_the_layout_of_a_share() -> None:
     frames = slot_frames([3, 1])
     first, second, redundant = Sender(fec=(1, 3)).send(frames, T0 + 9)
-    assert first[:4].hex() == "02050100", "version, kind, the end mark on all shares of the last block"
+    assert first[:4].hex() == "02050100", "version, kind, END_OF_SLOT on all shares of the last block"
     assert [struct.unpack_from("!H", data, 6)[0] for data in (first, second, redundant)] == [0, 1, 2]
-    assert first[HEADER_BYTES:] == encode(frames[0], GROUP), "an original travels as it is"
+    assert first[HEADER_BYTES:] == encode(frames[0], GROUP), "an original travels unchanged"
     assert second[HEADER_BYTES:] == encode(frames[1], GROUP)
     assert len(redundant) == len(first), "as long as the longest original"
     assert first[32:40].hex() == "00003700" + "00" + "00" + "02" + "01"  # size; block, index, originals, redundant
     assert second[32:40].hex() == "00003500" + "00" + "01" + "02" + "01"
-    assert redundant[35:40].hex() == "0000" + "02" + "02" + "01", "behind the code over the sizes"
-    assert struct.unpack_from("!Q", first, 40)[0] == T0 + 9, "sent when the block was cut"
+    assert redundant[35:40].hex() == "0000" + "02" + "02" + "01", "after the code over the sizes"
+    assert struct.unpack_from("!Q", first, 40)[0] == T0 + 9, "the time at which the block was sent"
     assert struct.unpack_from("!I", first, 20)[0] == 8, "the burst is in every header"
-    place = (51_000, 65_535, 255, 200, 56)
-    assert unpack_share_position(pack_share_position(*place)) == place
+    position = (51_000, 65_535, 255, 200, 56)
+    assert unpack_share_position(pack_share_position(*position)) == position
 
 
-def test_shares_go_by_multicast_only_if_all_of_their_block_may() -> None:
+def test_shares_go_by_multicast_only_if_their_whole_block_may() -> None:
     fec, frames = Fec(policy(2, (1, 3))), slot_frames([1, 2, 3])
     for frame, may in zip(frames, (True, False, True), strict=True):
         frame.multicast = may
@@ -171,69 +171,69 @@ def test_shares_go_by_multicast_only_if_all_of_their_block_may() -> None:
     assert [share.multicast for share in fec.down] == [False] * 3 + [True] * 2
 
 
-def test_what_is_not_the_orders_data_to_everyone_passes_at_once_between_blocks() -> None:
+def test_other_frames_pass_at_once_between_blocks() -> None:
     fec, frames = Fec(policy(2, (1, 4))), slot_frames([1] * 5)
     probe = Frame(Kind.PROBE, 2, 3, 0, SLOT, 0, body=encode_probe(5))
-    whispered = replace(frames[0], to=3)
-    for frame in [*frames[:2], probe, *frames[2:4], whispered, frames[4], probe]:
+    unicast = replace(frames[0], to=3)
+    for frame in [*frames[:2], probe, *frames[2:4], unicast, frames[4], probe]:
         fec.from_above(T0, frame)
     assert [f.kind.name[0] for f in fec.down] == list("PFFFFDFFFP"), "never between the shares of a block"
     receiver = Receiver()
-    assert len(receiver.take([encode(probe, GROUP), encode(whispered, GROUP)])) == 2
+    assert len(receiver.receive([encode(probe, GROUP), encode(unicast, GROUP)])) == 2
     assert not receiver.fec.held_bytes()
 
 
-def test_an_order_that_goes_on_without_a_mark_leaves_its_block_unended() -> None:
-    """After a pause an order may open a later slot; what it had sent before is not held for ever."""
+def test_a_slot_without_an_end_of_slot_mark_is_sent_when_the_next_slot_starts() -> None:
+    """After a pause an order may open a later slot; the frames that it sent before must not stay in the layer."""
     sender = Sender(fec=(1, 4))
     early, later = slot_frames([1, 2, 3]), slot_frames([4], SLOT + 9)
     assert sender.send(early[:2]) == []
     datagrams = sender.send(later)
     assert [len(block) for block in blocks(datagrams)] == [3, 2]
     receiver = Receiver()
-    assert receiver.take(datagrams[1:]) == [seen(early[1]), seen(early[0]), seen(later[0])]
+    assert receiver.receive(datagrams[1:]) == [seen(early[1]), seen(early[0]), seen(later[0])]
 
 
 # -- reconstruction ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("a", "b"), SMALL)
-def test_every_loss_of_at_most_a_of_a_block_is_made_good(a: int, b: int) -> None:
-    """Exhaustive: every number of originals up to three blocks, every block, every pattern."""
+def test_every_loss_of_at_most_a_shares_of_a_block_is_repaired(a: int, b: int) -> None:
+    """Exhaustive: every number of originals up to three blocks, every block, every loss pattern."""
     chance = Random(f"{a} {b}")
     for count in range(1, 2 * (b - a) + 2):
         sizes = [chance.choice((0, 1, 40, 1300)) for _ in range(count)]
         sizes[-1] = chance.choice((-1, 5))
         frames = slot_frames(sizes)
         expected = [seen(frame) for frame in frames]
-        cut = blocks(Sender(fec=(a, b)).send(frames))
-        assert sum(map(len, cut)) == datagrams_per_slot(count, a, b)
-        assert len(cut[-1]) > a, "the last block is never empty"
-        for hit, block in enumerate(cut):
+        sent = blocks(Sender(fec=(a, b)).send(frames))
+        assert sum(map(len, sent)) == datagrams_per_slot(count, a, b)
+        assert len(sent[-1]) > a, "the last block is never empty"
+        for lossy, block in enumerate(sent):
             for lost in losses(len(block), a):
                 receiver = Receiver()
                 arrived = [
-                    data for n, each in enumerate(cut) for i, data in enumerate(each) if n != hit or i not in lost
+                    data for n, each in enumerate(sent) for i, data in enumerate(each) if n != lossy or i not in lost
                 ]
-                up = receiver.take(arrived)
-                assert sorted(up) == sorted(expected), (sizes, hit, lost)
+                up = receiver.receive(arrived)
+                assert sorted(up) == sorted(expected), (sizes, lossy, lost)
                 assert receiver.fec.recovered_originals == sum(index < len(block) - a for index in lost)
                 assert receiver.fec.held_bytes() == 0
                 assert not receiver.fec.ignored
 
 
-def test_originals_go_up_as_they_arrive_and_missing_ones_as_soon_as_they_can() -> None:
+def test_originals_go_up_as_they_arrive_and_missing_ones_once_reconstructed() -> None:
     frames = slot_frames([5, 6, 7])
     o0, o1, o2, r0, r1 = Sender(fec=(2, 5)).send(frames)
     receiver = Receiver()
-    assert receiver.take([o0]) == [seen(frames[0])]
-    assert receiver.take([o2]) == [seen(frames[2])], "behind a gap too"
-    assert receiver.take([r1]) == [seen(frames[1])]
-    assert receiver.take([r0, o1]) == [], "what comes when all is here is discarded"
+    assert receiver.receive([o0]) == [seen(frames[0])]
+    assert receiver.receive([o2]) == [seen(frames[2])], "even behind a gap"
+    assert receiver.receive([r1]) == [seen(frames[1])]
+    assert receiver.receive([r0, o1]) == [], "shares of a complete block are discarded"
     assert receiver.fec.surplus_shares == 2
 
 
-def test_more_lost_than_a_what_arrived_is_handed_up_and_nothing_is_invented() -> None:
+def test_with_more_than_a_losses_only_the_originals_that_arrived_go_up() -> None:
     frames = slot_frames([5, 0, 900, 7, 8, -1])
     expected = [seen(frame) for frame in frames]
     first, second = blocks(Sender(fec=(1, 4)).send(frames))
@@ -241,12 +241,12 @@ def test_more_lost_than_a_what_arrived_is_handed_up_and_nothing_is_invented() ->
         if len(lost) < 2:
             continue
         receiver = Receiver()
-        up = receiver.take([data for index, data in enumerate(first) if index not in lost] + second)
+        up = receiver.receive([data for index, data in enumerate(first) if index not in lost] + second)
         assert up == [each for index, each in enumerate(expected) if index >= 3 or index not in lost]
         assert receiver.fec.recovered_originals == 0
 
 
-def test_reordered_and_doubled_shares_of_two_senders_and_several_slots() -> None:
+def test_reordered_and_duplicated_shares_of_two_senders_and_several_slots() -> None:
     chance = Random(5)
     for _ in range(40):
         expected, datagrams = [], []
@@ -261,25 +261,24 @@ def test_reordered_and_doubled_shares_of_two_senders_and_several_slots() -> None
         datagrams += chance.choices(datagrams, k=20)
         chance.shuffle(datagrams)
         receiver = Receiver()
-        assert sorted(receiver.take(datagrams)) == sorted(expected), "each once"
+        assert sorted(receiver.receive(datagrams)) == sorted(expected), "each frame once"
         assert receiver.fec.held_bytes() == 0
         assert receiver.fec.ignored.keys() <= {"duplicate"}
 
 
-def test_a_reconstructed_frame_is_the_frame_pieces_marks_and_all() -> None:
-    piece = slot_frames([-1, -1, -1, -1])
+def test_a_reconstructed_frame_has_its_fragments_and_flags() -> None:
     flags = (FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, FRAGMENT | MORE_FRAGMENTS, FRAGMENT, END_OF_SLOT | LEAVING)
-    frames = [replace(frame, flags=flag) for frame, flag in zip(piece, flags, strict=True)]
+    frames = [replace(frame, flags=flag) for frame, flag in zip(slot_frames([-1] * 4), flags, strict=True)]
     for frame, body in zip(frames, (b"x" * 300, b"y\0\0", b"\0", b""), strict=True):
         frame.body = body
     datagrams = Sender(fec=(4, 8)).send(frames)
     receiver = Receiver()
-    assert receiver.take(datagrams[4:], multicast=True) == [seen(frame) for frame in frames]
-    receiver.take(datagrams[4:7])
+    assert receiver.receive(datagrams[4:], multicast=True) == [seen(frame) for frame in frames]
+    receiver.receive(datagrams[4:7])
     assert receiver.fec.recovered_originals == 4
 
 
-def test_a_frame_that_went_up_says_whether_it_came_by_multicast() -> None:
+def test_frames_keep_whether_they_arrived_by_multicast() -> None:
     datagrams = Sender(fec=(1, 3)).send(slot_frames([1, 2]))
     receiver = Receiver()
     for data, multicast in ((datagrams[0], False), (datagrams[2], True)):
@@ -295,24 +294,24 @@ def test_the_largest_blocks(a: int, b: int) -> None:
     frames = slot_frames([n % 50 for n in range(b - a + 1)])
     first, last = blocks(Sender(fec=(a, b)).send(frames))
     lost = Random(a).sample(range(b), a)
-    up = Receiver().take([data for index, data in enumerate(first) if index not in lost] + last[a:])
+    up = Receiver().receive([data for index, data in enumerate(first) if index not in lost] + last[a:])
     assert sorted(up) == sorted(seen(frame) for frame in frames)
 
 
-# -- what is kept --------------------------------------------------------------------------------------------
+# -- kept state ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_kept_of_finished_slots_and_little_of_their_being_finished() -> None:
+def test_no_state_is_kept_of_finished_slots() -> None:
     receiver, sender = Receiver(), Sender(fec=(1, 3))
     for slot in range(SLOT, SLOT + 900):
-        receiver.take(sender.send(slot_frames([1, 2, 3], slot))[1:], TIMING.start_of(slot))
+        receiver.receive(sender.send(slot_frames([1, 2, 3], slot))[1:], TIMING.start_of(slot))
     (stream,) = receiver.fec._streams.values()
     assert (stream.slots, stream.finished, stream.held_bytes) == ({}, set(), 0)
     assert stream.floor == SLOT + 900
 
 
-def test_a_share_of_an_absurd_slot_does_not_make_the_others_old() -> None:
-    """Its original goes up, for the order to judge; redundancy goes on working for the slots that there are."""
+def test_a_share_of_an_implausible_slot_does_not_expire_the_others() -> None:
+    """Its original goes up, since the order decides; the other slots can still be repaired."""
     receiver, sender = Receiver(), Sender(fec=(1, 3))
     receiver.door = Door(GROUP, ME, MEMBERS, frozenset({Kind.FEC}))
     far = sender.send(slot_frames([1, 2], SLOT + 10**6))
@@ -325,39 +324,39 @@ def test_a_share_of_an_absurd_slot_does_not_make_the_others_old() -> None:
     receiver.fec.up.clear()
     assert receiver.fec._streams == {}
     frames = slot_frames([1, 2])
-    assert receiver.take(sender.send(frames)[1:]) != []
-    assert receiver.fec.recovered_originals == 1, "one original was lost and is back"
+    assert receiver.receive(sender.send(frames)[1:]) != []
+    assert receiver.fec.recovered_originals == 1, "the lost original is reconstructed"
 
 
-def test_incomplete_blocks_are_given_up_when_their_sender_is_far_ahead() -> None:
+def test_incomplete_blocks_are_dropped_when_their_sender_is_far_ahead() -> None:
     receiver, sender = Receiver(), Sender(fec=(1, 3))
     kept = receiver.fec.kept_slots(SLOT)
     assert kept * TIMING.theta_ns >= TIMING.delta_ns + TIMING.gamma_ns + 10**9
-    lame = sender.send(slot_frames([1, 2]))
-    assert len(receiver.take(lame[:1])) == 1
+    incomplete = sender.send(slot_frames([1, 2]))
+    assert len(receiver.receive(incomplete[:1])) == 1
     for slot in range(SLOT + 1, SLOT + kept + 1):
-        receiver.take(sender.send(slot_frames([1], slot)), TIMING.start_of(slot))
+        receiver.receive(sender.send(slot_frames([1], slot)), TIMING.start_of(slot))
     assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes() > 0) == (0, True)
-    receiver.take(sender.send(slot_frames([1], SLOT + kept + 1)), TIMING.start_of(SLOT + kept + 1))
+    receiver.receive(sender.send(slot_frames([1], SLOT + kept + 1)), TIMING.start_of(SLOT + kept + 1))
     assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes()) == (1, 0)
-    assert len(receiver.take(lame[1:2])) == 1, "a late original goes up for the order to judge"
-    assert receiver.take(lame[2:]) == []
+    assert len(receiver.receive(incomplete[1:2])) == 1, "a late original goes up; the order decides"
+    assert receiver.receive(incomplete[2:]) == []
 
 
-def test_a_pause_of_ours_gives_nothing_up_that_is_still_in_the_socket() -> None:
+def test_a_pause_of_the_receiver_drops_nothing_that_is_still_in_the_socket() -> None:
     receiver = Receiver()
     datagrams = Sender(fec=(1, 3)).send(slot_frames([1, 2]))
-    receiver.take(datagrams[:1])
+    receiver.receive(datagrams[:1])
     later = T0 + 3 * 10**9
     receiver.fec.wake(later)
-    assert len(receiver.take(datagrams[2:], later)) == 1
+    assert len(receiver.receive(datagrams[2:], later)) == 1
     assert receiver.fec.recovered_originals == 1
 
 
-def test_what_a_silent_sender_left_is_given_up_in_time() -> None:
+def test_the_blocks_of_a_silent_sender_are_dropped_after_a_timeout() -> None:
     receiver = Receiver()
     receiver.fec.wake(T0)
-    receiver.take(Sender(fec=(1, 3)).send(slot_frames([1, 2]))[:1])
+    receiver.receive(Sender(fec=(1, 3)).send(slot_frames([1, 2]))[:1])
     assert receiver.fec.wake_at() is None
     receiver.fec.wake(T0 + SENDER_TIMEOUT_NS // 2)
     assert receiver.fec.held_bytes() > 0
@@ -365,40 +364,40 @@ def test_what_a_silent_sender_left_is_given_up_in_time() -> None:
     assert (receiver.fec.incomplete_blocks, receiver.fec.held_bytes()) == (1, 0)
 
 
-def test_what_is_kept_of_a_sender_is_bounded_and_the_oldest_goes_first() -> None:
+def test_the_state_of_a_sender_is_bounded_and_the_oldest_slot_is_dropped_first() -> None:
     assert HELD_BYTES_MAX < 2**30
     receiver, sender = Receiver(held_bytes_max=20_000), Sender(fec=(2, 10))
-    halves = []
+    second_halves = []
     for slot in range(SLOT, SLOT + 20):
         datagrams = sender.send(slot_frames([1000] * 8, slot))
-        halves.append(datagrams[5:])
-        assert len(receiver.take(datagrams[:5])) == 5
+        second_halves.append(datagrams[5:])
+        assert len(receiver.receive(datagrams[:5])) == 5
         assert receiver.fec.held_bytes() <= 20_000
     assert receiver.fec.incomplete_blocks == 18
-    ups = [len(receiver.take(half[1:])) for half in halves]
-    assert ups == [2] * 18 + [3] * 2, "the last ones can still be reconstructed; of the others, what is readable"
+    ups = [len(receiver.receive(half[1:])) for half in second_halves]
+    assert ups == [2] * 18 + [3] * 2, "only the last two slots can still be reconstructed; originals go up in any case"
 
 
-def test_a_new_life_begins_anew_and_an_old_one_is_left_to_the_order() -> None:
+def test_a_new_incarnation_resets_the_state_and_old_originals_pass() -> None:
     receiver = Receiver()
     old, new = slot_frames([1, 2]), slot_frames([3, 4], incarnation=4)
     sent_old, sent_new = Sender(fec=(1, 3)).send(old), Sender(fec=(1, 3)).send(new)
-    assert receiver.take(sent_old[:1]) == [seen(old[0])]
-    assert receiver.take(sent_new[1:]) == [seen(new[1]), seen(new[0])], "no share is mixed with another life's"
-    assert receiver.take(sent_old[1:]) == [seen(old[1])]
+    assert receiver.receive(sent_old[:1]) == [seen(old[0])]
+    assert receiver.receive(sent_new[1:]) == [seen(new[1]), seen(new[0])], "incarnations are not mixed"
+    assert receiver.receive(sent_old[1:]) == [seen(old[1])]
     assert receiver.fec.recovered_originals == 1
 
 
-# -- the door, and shares that lie ---------------------------------------------------------------------------
+# -- the door, and forged shares -----------------------------------------------------------------------------
 
 
-def good() -> list[bytes]:
+def valid_shares() -> list[bytes]:
     return Sender(fec=(1, 4)).send(slot_frames([9, 8, 7, 6, 5]))
 
 
-def placed(which: int, **changes: int) -> Callable[[], bytes]:
+def with_position(share: int, **changes: int) -> Callable[[], bytes]:
     def make() -> bytes:
-        data = bytearray(good()[which])
+        data = bytearray(valid_shares()[share])
         names = ("size", "block", "index", "originals", "redundant")
         fields = dict(zip(names, unpack_share_position(struct.unpack_from("!Q", data, 32)[0]), strict=True)) | changes
         struct.pack_into("!Q", data, 32, pack_share_position(*(fields[name] for name in names)))
@@ -407,9 +406,9 @@ def placed(which: int, **changes: int) -> Callable[[], bytes]:
     return make
 
 
-def patched(which: int, offset: int, layout: str, value: int) -> Callable[[], bytes]:
+def with_field(share: int, offset: int, layout: str, value: int) -> Callable[[], bytes]:
     def make() -> bytes:
-        data = bytearray(good()[which])
+        data = bytearray(valid_shares()[share])
         struct.pack_into(layout, data, offset, value)
         return bytes(data)
 
@@ -417,57 +416,57 @@ def patched(which: int, offset: int, layout: str, value: int) -> Callable[[], by
 
 
 INNER = HEADER_BYTES
-LIES: list[tuple[str, Refusal, Callable[[], bytes]]] = [
-    ("no share", Refusal.BAD_SHARE, lambda: good()[0][:HEADER_BYTES]),
-    ("half a header inside", Refusal.BAD_SHARE, lambda: good()[3][: HEADER_BYTES + 47]),
-    ("a flag that shares do not have", Refusal.BAD_SHARE, patched(0, 2, "!B", LEAVING)),
-    ("no originals", Refusal.BAD_SHARE, placed(3, originals=0)),
-    ("no redundant", Refusal.BAD_SHARE, placed(0, redundant=0)),
-    ("index beyond the block", Refusal.BAD_SHARE, placed(3, index=4)),
-    ("a block too long", Refusal.BAD_SHARE, placed(3, originals=255, redundant=2)),
-    ("number 1, index 0, block 0", Refusal.BAD_SHARE, patched(0, 6, "!H", 1)),
-    ("number before its index", Refusal.BAD_SHARE, patched(4, 6, "!H", 0)),
-    ("blocks of 2 1/2", Refusal.BAD_SHARE, placed(3, block=2)),
-    ("a block longer than those before", Refusal.BAD_SHARE, placed(4, originals=4)),
-    ("an original of another size", Refusal.BAD_SHARE, placed(0, size=60)),
-    ("a size beyond 16 bits", Refusal.BAD_SHARE, patched(3, 32, "!B", 1)),
-    ("an original cut short", Refusal.BAD_SHARE, lambda: good()[0][:-1]),
-    ("an original of another version", Refusal.BAD_SHARE, patched(0, INNER, "!B", 9)),
-    ("an original that is no data", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.PROBE)),
-    ("a share in a share", Refusal.BAD_SHARE, patched(0, INNER + 1, "!B", Kind.FEC)),
-    ("an end inside the slot", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", END_OF_SLOT)),
-    ("a last original without the mark", Refusal.BAD_SHARE, patched(5, INNER + 2, "!B", 0)),
-    ("unknown flags inside", Refusal.BAD_SHARE, patched(0, INNER + 2, "!B", 0x80)),
-    ("a byte that is 0", Refusal.BAD_SHARE, patched(0, INNER + 3, "!B", 1)),
-    ("another sender inside", Refusal.BAD_SHARE, patched(0, INNER + 4, "!H", 3)),
-    ("another group inside", Refusal.BAD_SHARE, patched(0, INNER + 8, "!I", 3)),
-    ("another epoch inside", Refusal.BAD_SHARE, patched(0, INNER + 12, "!I", 3)),
-    ("another incarnation inside", Refusal.BAD_SHARE, patched(0, INNER + 16, "!I", 9)),
-    ("another slot inside", Refusal.BAD_SHARE, patched(0, INNER + 24, "!Q", SLOT - 1)),
-    ("an absurd sequence inside", Refusal.BAD_SHARE, patched(0, INNER + 32, "!Q", 2**63)),
-    ("an absurd time inside", Refusal.BAD_SHARE, patched(0, INNER + 40, "!Q", 2**63)),
-    ("lengths that lie inside", Refusal.INCONSISTENT_LENGTHS, patched(0, INNER + 48, "!H", 2)),
-    ("a slot in the far future", Refusal.IMPLAUSIBLE_SLOT, patched(0, 24, "!Q", SLOT + 1001)),
-    ("a stranger's", Refusal.NOT_A_MEMBER, patched(0, 4, "!H", 77)),
+FORGED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
+    ("without a share", Refusal.BAD_SHARE, lambda: valid_shares()[0][:HEADER_BYTES]),
+    ("half a header inside", Refusal.BAD_SHARE, lambda: valid_shares()[3][: HEADER_BYTES + 47]),
+    ("a flag that shares do not have", Refusal.BAD_SHARE, with_field(0, 2, "!B", LEAVING)),
+    ("no originals", Refusal.BAD_SHARE, with_position(3, originals=0)),
+    ("no redundant shares", Refusal.BAD_SHARE, with_position(0, redundant=0)),
+    ("index beyond the block", Refusal.BAD_SHARE, with_position(3, index=4)),
+    ("a block too long", Refusal.BAD_SHARE, with_position(3, originals=255, redundant=2)),
+    ("number 1, index 0, block 0", Refusal.BAD_SHARE, with_field(0, 6, "!H", 1)),
+    ("number before its index", Refusal.BAD_SHARE, with_field(4, 6, "!H", 0)),
+    ("blocks of two and a half shares", Refusal.BAD_SHARE, with_position(3, block=2)),
+    ("a block longer than those before", Refusal.BAD_SHARE, with_position(4, originals=4)),
+    ("an original of another size", Refusal.BAD_SHARE, with_position(0, size=60)),
+    ("a size beyond 16 bits", Refusal.BAD_SHARE, with_field(3, 32, "!B", 1)),
+    ("an original cut short", Refusal.BAD_SHARE, lambda: valid_shares()[0][:-1]),
+    ("an original of another version", Refusal.BAD_SHARE, with_field(0, INNER, "!B", 9)),
+    ("an original of another kind than DATA", Refusal.BAD_SHARE, with_field(0, INNER + 1, "!B", Kind.PROBE)),
+    ("a share in a share", Refusal.BAD_SHARE, with_field(0, INNER + 1, "!B", Kind.FEC)),
+    ("an end-of-slot mark before the end", Refusal.BAD_SHARE, with_field(0, INNER + 2, "!B", END_OF_SLOT)),
+    ("a last original without an end-of-slot mark", Refusal.BAD_SHARE, with_field(5, INNER + 2, "!B", 0)),
+    ("unknown flags inside", Refusal.BAD_SHARE, with_field(0, INNER + 2, "!B", 0x80)),
+    ("a reserved byte that is not 0", Refusal.BAD_SHARE, with_field(0, INNER + 3, "!B", 1)),
+    ("another sender inside", Refusal.BAD_SHARE, with_field(0, INNER + 4, "!H", 3)),
+    ("another group inside", Refusal.BAD_SHARE, with_field(0, INNER + 8, "!I", 3)),
+    ("another epoch inside", Refusal.BAD_SHARE, with_field(0, INNER + 12, "!I", 3)),
+    ("another incarnation inside", Refusal.BAD_SHARE, with_field(0, INNER + 16, "!I", 9)),
+    ("another slot inside", Refusal.BAD_SHARE, with_field(0, INNER + 24, "!Q", SLOT - 1)),
+    ("an impossible sequence inside", Refusal.BAD_SHARE, with_field(0, INNER + 32, "!Q", 2**63)),
+    ("an impossible time inside", Refusal.BAD_SHARE, with_field(0, INNER + 40, "!Q", 2**63)),
+    ("wrong lengths inside", Refusal.INCONSISTENT_LENGTHS, with_field(0, INNER + 48, "!H", 2)),
+    ("a slot in the far future", Refusal.IMPLAUSIBLE_SLOT, with_field(0, 24, "!Q", SLOT + 1001)),
+    ("a sender that is not a member", Refusal.NOT_A_MEMBER, with_field(0, 4, "!H", 77)),
 ]
 
 
-@pytest.mark.parametrize(("what", "why", "make"), LIES, ids=[what for what, _, _ in LIES])
-def test_the_door_refuses_shares_that_lie(what: str, why: Refusal, make: Callable[[], bytes]) -> None:
+@pytest.mark.parametrize(("refusal", "make"), [case[1:] for case in FORGED], ids=[name for name, _, _ in FORGED])
+def test_the_door_refuses_forged_shares(refusal: Refusal, make: Callable[[], bytes]) -> None:
     receiver = Receiver()
-    assert receiver.take([make()]) == []
-    assert receiver.door.refused == {why: 1}
+    assert receiver.receive([make()]) == []
+    assert receiver.door.refused == {refusal: 1}
     assert receiver.fec.held_bytes() == 0
 
 
-def test_without_the_layer_no_share_comes_in() -> None:
-    door, data = Door(GROUP, ME, MEMBERS), good()[0]
+def test_without_the_layer_the_door_refuses_shares() -> None:
+    door, data = Door(GROUP, ME, MEMBERS), valid_shares()[0]
     assert door.admit(data, 0, len(data), SLOT) is None
     assert door.refused == {Refusal.UNKNOWN_KIND: 1}
 
 
-def test_an_admitted_share_says_where_it_stands() -> None:
-    data = good()[6]
+def test_an_admitted_share_has_its_position() -> None:
+    data = valid_shares()[6]
     share = Door(GROUP, ME, MEMBERS, layered=frozenset({Kind.FEC})).admit(data, 0, len(data), SLOT)
     assert isinstance(share, Share)
     assert (share.block, share.index, share.originals, share.redundant) == (1, 2, 2, 1)
@@ -480,41 +479,41 @@ def test_shares_that_contradict_their_block_or_slot_are_not_used() -> None:
     other_block = blocks(Sender(fec=(1, 5)).send(frames))[0]
     ended = Sender(fec=(1, 4)).send(slot_frames([1, 2, 3]))
     middle = blocks(Sender(fec=(1, 4)).send(slot_frames([1] * 7)))[1]
-    for honest, lie in (
+    for valid, contradicting in (
         ([first[0]], other_block[4]),  # a redundant share of a longer block
-        ([first[0]], ended[1]),  # the same block, but the slot's last
+        ([first[0]], ended[1]),  # the same block, but as the last of the slot
         ([first[0], last[1]], ended[1]),
-        ([last[0]], ended[0]),  # another end
-        ([middle[0]], ended[0]),  # an end before what has come
-        ([*ended[:2]], last[0]),  # a block behind the end
+        ([last[0]], ended[0]),  # another last block
+        ([middle[0]], ended[0]),  # a last block before one that has arrived
+        ([*ended[:2]], last[0]),  # a block after the last one
     ):
         receiver = Receiver()
-        receiver.take(honest)
+        receiver.receive(valid)
         before = receiver.fec.held_bytes()
-        assert receiver.take([lie]) == []
+        assert receiver.receive([contradicting]) == []
         assert receiver.fec.held_bytes() == before
         assert receiver.fec.ignored == {"contradicts its block or slot": 1}
     receiver = Receiver()
-    assert len(receiver.take([first[0], other_block[4], *first[2:], *last[:2]])) == 5, "the rest is as before"
+    assert len(receiver.receive([first[0], other_block[4], *first[2:], *last[:2]])) == 5, "the valid shares still count"
 
 
-@pytest.mark.parametrize("lie", ["size code", "bytes", "too short", "too long"])
-def test_a_redundant_share_that_lies_invents_nothing(lie: str) -> None:
+@pytest.mark.parametrize("forgery", ["size code", "bytes", "too short", "too long"])
+def test_a_forged_redundant_share_does_not_create_frames(forgery: str) -> None:
     frames = slot_frames([90, 80, 70])
     datagrams = Sender(fec=(1, 4)).send(frames)
     forged = bytearray(datagrams[3])
-    if lie == "size code":
+    if forgery == "size code":
         forged[33] ^= 0xFF
-    elif lie == "bytes":
+    elif forgery == "bytes":
         forged[HEADER_BYTES + 8] ^= 0x40
-    elif lie == "too short":
+    elif forgery == "too short":
         del forged[HEADER_BYTES + 60 :]
     else:
         forged += bytes(9)
     receiver = Receiver()
-    up = receiver.take([*datagrams[1:3], bytes(forged)])
+    up = receiver.receive([*datagrams[1:3], bytes(forged)])
     assert up[:2] == [seen(frame) for frame in frames[1:]]
-    if lie == "too long":
+    if forgery == "too long":
         assert len(up) == 2 or up[2] == seen(frames[0])
     else:
         assert len(up) == 2
@@ -522,14 +521,14 @@ def test_a_redundant_share_that_lies_invents_nothing(lie: str) -> None:
     assert receiver.fec.held_bytes() == 0
 
 
-def test_two_redundant_shares_of_different_lengths_are_of_no_one_block() -> None:
+def test_redundant_shares_of_different_lengths_are_not_decoded() -> None:
     datagrams = Sender(fec=(2, 4)).send(slot_frames([90, 80]))
     receiver = Receiver()
-    assert receiver.take([datagrams[2], datagrams[3] + b"\0"]) == []
-    assert receiver.fec.ignored == {"shares of no one block": 2}
+    assert receiver.receive([datagrams[2], datagrams[3] + b"\0"]) == []
+    assert receiver.fec.ignored == {"shares of different blocks": 2}
 
 
-# -- the algebra ---------------------------------------------------------------------------------------------
+# -- the cost of redundancy ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fec", [(0, 3), (3, 3), (4, 3), (-1, 2), (1, 257)])
@@ -553,11 +552,11 @@ def test_without_zfec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         Fec(policy())
 
 
-def test_packets_are_what_is_sent() -> None:
+def test_datagrams_per_slot_matches_the_layer() -> None:
     for a, b in SMALL:
         for count in range(1, 20):
             assert len(Sender(fec=(a, b)).send(slot_frames([0] * count))) == datagrams_per_slot(count, a, b)
-        assert datagrams_per_slot(0, a, b) == datagrams_per_slot(1, a, b) == 1 + a, "the dummy's"
+        assert datagrams_per_slot(0, a, b) == datagrams_per_slot(1, a, b) == 1 + a, "a dummy fills an empty slot"
     assert net_max_burst(8, 2, 10) == 10
     assert net_max_burst(9, 2, 10) == 13
     with pytest.raises(InvalidOption, match="65,535"):
@@ -585,10 +584,10 @@ def test_an_offer_through_the_layer() -> None:
         offer_through_fec(OFFER, (5, 5), 5 * MS)
 
 
-def test_the_order_above_is_asked_over_what_stays_lost() -> None:
+def test_the_order_above_sees_only_the_residual_loss() -> None:
     ask = Ask(5, Rate(50, 8), TIMING, loss=0.01, fec=(2, 10))
     above = ask_above_fec(ask)
-    # Lost itself, and at least two of the other nine.
+    # An original stays lost if it and at least two of the other nine shares are lost.
     assert above.loss == pytest.approx(0.01 * (1 - 0.99**9 - 9 * 0.01 * 0.99**8))
     assert (above.fec, above.rate, above.members) == (None, ask.rate, 5)
     plain = replace(ask, fec=None)
@@ -597,7 +596,7 @@ def test_the_order_above_is_asked_over_what_stays_lost() -> None:
     assert residual_loss(0.5, 1, 2) == pytest.approx(0.25), "both copies lost"
 
 
-def test_frames_of_the_order_leave_room_for_the_header() -> None:
+def test_frames_of_the_order_leave_room_for_the_share_header() -> None:
     above = order_policy(policy(max_frame=1400))
     assert above.max_frame == 1352
     frames = slot_frames([above.max_frame - HEADER_BYTES - 4, 5])
@@ -609,4 +608,4 @@ def test_frames_of_the_order_leave_room_for_the_header() -> None:
 def test_shares_of_equal_frames_are_made_without_padding() -> None:
     originals = [bytes([n]) * 100 for n in range(3)]
     shares = redundant_shares(originals, 2)
-    assert [(size, len(data)) for size, data in shares] == [(100, 100), (100, 100)], "the code keeps what is equal"
+    assert [(size, len(data)) for size, data in shares] == [(100, 100), (100, 100)], "equal sizes give equal codes"

@@ -1,4 +1,4 @@
-"""Porder and Update of paper 000 figure 5: as printed, with each erratum's counterexample, and as built."""
+"""Porder and Update of paper 000 figure 5: as printed, with a counterexample for each erratum, and as implemented."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def printed(
     zero_at_start: bool = True,
     placed_at_end: bool = True,
 ) -> tuple[list[int], int]:
-    """Figure 5 as it is printed, with the repairs of 000-1, 000-2 and 000-3 unless they are switched off.
+    """Figure 5 as printed, with the corrections of 000-1, 000-2 and 000-3 unless they are switched off.
 
-    `rates` has the new rate of j.
+    `rates` contains the new rate of j.
     """
     delivered, before = list(order[:current]).count(j), list(order).count(j)
     done = Fraction(0) if before == 0 and zero_at_start else Fraction(delivered, before)
@@ -60,18 +60,18 @@ def printed(
 
 
 def own_turns(rates: Mapping[int, int], j: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Every turn of j in a cycle: the places at which a new rate of j can be processed."""
+    """Every turn of j in a cycle: the positions at which a new rate of j can be processed."""
     order = porder_by_sorting(rates)
     yield from ((order, current) for current, i in enumerate(order) if i == j)
 
 
 def defects(order: Sequence[int], current: int, new: Sequence[int], now_at: int, j: int) -> list[int]:
-    """The other processes of which a turn is skipped or repeated."""
+    """The other processes that have a skipped or repeated turn."""
     return [i for i in set(order) - {j} if list(order[:current]).count(i) != list(new[:now_at]).count(i)]
 
 
 def renegotiations(members: int, rates: range, new_rates: range) -> Iterator[tuple[dict[int, int], int, int]]:
-    """(rates, who changes, its new rate)."""
+    """Tuples of (rates, the member that changes, its new rate)."""
     for combination in product(rates, repeat=members):
         for j, new_rate in product(range(1, members + 1), new_rates):
             yield dict(enumerate(combination, 1)), j, new_rate
@@ -89,7 +89,7 @@ def test_porder_is_the_turns_of_one_second_in_the_order_of_k_over_rate() -> None
 
 
 @pytest.mark.parametrize("rates", [{1: 1}, {1: 5, 2: 5}, {1: 7, 4: 3, 9: 11}, {1: 333, 2: 1000, 3: 1}])
-def test_start_up_inserts_the_members_one_after_the_other_and_gives_the_same(rates: dict[int, int]) -> None:
+def test_merging_members_one_by_one_at_start_up_equals_sorting(rates: dict[int, int]) -> None:
     assert initial_porder(rates) == porder_by_sorting(rates)
 
 
@@ -115,7 +115,7 @@ def test_erratum_000_3_j_has_turns_left_after_the_last_other_turn() -> None:
 
 
 def test_erratum_000_4_the_smallest_counterexample() -> None:
-    """Process 1 had taken two turns and would be asked for its second one again."""
+    """Process 1 has had two turns; as printed, its second turn would be processed again."""
     assert printed([1, 2, 1, 2], 3, {1: 2, 2: 1}, 2) == ([1, 2, 1], 2)
     assert update_porder((1, 2, 1, 2), 3, {1: 2, 2: 2}, 2, 1) == ((1, 2, 1), 3)
 
@@ -143,13 +143,13 @@ def test_erratum_000_4_no_turn_of_another_process_is_skipped_or_repeated(members
             assert built == expected
             assert not defects(order, current, built, at, j)
             now = Fraction(order[:current].count(j), before[j])
-            taken = sum(Fraction(q, new_rate) < now for q in range(new_rate))
-            assert built[:at].count(j) == taken, "a turn q of j is taken iff q/rate_new < now"
-            assert at == taken + current - order[:current].count(j)
+            processed = sum(Fraction(q, new_rate) < now for q in range(new_rate))
+            assert built[:at].count(j) == processed, "a turn q of j is processed iff q/rate_new < now"
+            assert at == processed + current - order[:current].count(j)
     assert tried > 4000
 
 
-def test_a_change_while_another_process_is_served_skips_nothing_either() -> None:
+def test_a_change_during_a_turn_of_another_process_skips_no_turn() -> None:
     for before, j, new_rate in renegotiations(3, range(1, 4), range(5)):
         order = porder_by_sorting(before)
         for current in range(len(order)):
@@ -157,8 +157,8 @@ def test_a_change_while_another_process_is_served_skips_nothing_either() -> None
             assert not defects(order, current, built, at, j), (before, j, new_rate, current)
 
 
-def test_erratum_000_11_ties_are_in_the_order_of_members_whatever_the_history() -> None:
-    """Merged with a strict <, the entry that is there stays first, and the order depends on who was merged when."""
+def test_erratum_000_11_ties_are_in_member_order_for_any_history() -> None:
+    """With a strict < the earlier entry stays first, so the order would depend on the history of merges."""
     merged, _ = printed([2, 2], 0, {1: 2, 2: 2}, 1)
     assert merged == [2, 1, 2, 1]
     assert update_porder((2, 2), 0, {2: 2}, 1, 2) == ((1, 2, 1, 2), 0)
@@ -171,7 +171,7 @@ def test_erratum_000_11_ties_are_in_the_order_of_members_whatever_the_history() 
 
 
 def test_erratum_000_11_k_over_rate_is_compared_exactly() -> None:
-    """k · (1/rate) in floating point parts turns that are tied; here they are in the order of members."""
+    """In floating point, k · (1/rate) differs for turns that are tied; here ties are in member order."""
     assert 3 * (1 / 10) != 9 * (1 / 30)
     assert porder_by_sorting({1: 30, 2: 10})[9 + 3] == 1
     for rate in (3, 7, 49, 97, 9_999):
@@ -179,14 +179,14 @@ def test_erratum_000_11_k_over_rate_is_compared_exactly() -> None:
     assert initial_porder({1: 49, 2: 98, 3: 147}) == porder_by_sorting({1: 49, 2: 98, 3: 147})
 
 
-def test_a_member_of_rate_0_is_not_there() -> None:
+def test_a_member_with_rate_0_has_no_turns() -> None:
     assert update_porder((1, 2), 0, {1: 1, 2: 1, 3: 0}, 2, 2) == ((1, 2, 2), 0)
 
 
 # -- the cadence ---------------------------------------------------------------------------------------------------
 
 
-def test_erratum_000_7_turn_k_is_due_k_over_rate_after_the_cycle_and_nothing_adds_up() -> None:
+def test_erratum_000_7_turn_k_is_due_k_over_rate_after_the_cycle_without_drift() -> None:
     assert [due_ns(5, k, 4) - 5 * CYCLE_NS for k in range(4)] == [0, 250_000_000, 500_000_000, 750_000_000]
     assert due_ns(5, 3, 3) == due_ns(6, 0, 3), "the turn after the last is the first of the next cycle"
     for rate in (1, 3, 7, 1000, RATE_MAX):
@@ -195,17 +195,17 @@ def test_erratum_000_7_turn_k_is_due_k_over_rate_after_the_cycle_and_nothing_add
         assert max(gaps) <= period_ns(rate) <= min(gaps) + 1
 
 
-def test_due_instants_rise_along_porder() -> None:
+def test_due_times_increase_along_porder() -> None:
     rates = {1: 7, 2: 3, 5: 11, 6: 7}
-    taken = dict.fromkeys(rates, 0)
-    instants = []
+    turns = dict.fromkeys(rates, 0)
+    due_times = []
     for j in porder_by_sorting(rates):
-        instants.append(due_ns(0, taken[j], rates[j]))
-        taken[j] += 1
-    assert instants == sorted(instants)
+        due_times.append(due_ns(0, turns[j], rates[j]))
+        turns[j] += 1
+    assert due_times == sorted(due_times)
 
 
-def test_a_turns_number_names_its_cycle_and_rises() -> None:
+def test_turn_numbers_contain_the_cycle_and_increase() -> None:
     assert cycle_and_turn(turn_number(1_700_000_000, RATE_MAX - 1)) == (1_700_000_000, RATE_MAX - 1)
     assert turn_number(6, 0) > turn_number(5, RATE_MAX - 1)
     assert turn_number(2**36, 0) < 2**63
@@ -213,5 +213,5 @@ def test_a_turns_number_names_its_cycle_and_rises() -> None:
 
 @pytest.mark.parametrize("current", [-1, 4, 5])
 def test_a_turn_outside_the_cycle_is_refused(current: int) -> None:
-    with pytest.raises(IndexError, match="of a cycle of 4"):
+    with pytest.raises(IndexError, match="outside a cycle of 4 turns"):
         update_porder((1, 2, 1, 2), current, {1: 2, 2: 2}, 1, 1)

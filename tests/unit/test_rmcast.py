@@ -1,4 +1,4 @@
-"""The reliable multicast layer: fields, exactly once, take-over, lives, losses, bounded memory."""
+"""The reliable multicast layer: fields, exactly-once delivery, take-over, incarnations, losses, bounded state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from unisono.net.layer import LostMessages
 from unisono.net.rmcast import layer as rmcast
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy
 from unisono.net.rmcast.layer import Rmcast, copies_reservation
-from unisono.net.services import sequence_window as numbers
 from unisono.stack import build
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import END_OF_SLOT, Frame, Kind, encode
@@ -34,7 +33,7 @@ MEMBERS = (1, 2, 3, 4)
 TIMING = Timing(30 * MS, 2 * MS, 5 * MS)
 ETA, OMEGA = 10 * MS, 2 * MS
 REDUNDANCY = Redundancy(2, ETA, OMEGA)
-LIFE = REDUNDANCY.message_lifetime_ns(len(MEMBERS), TIMING.delta_ns)
+LIFETIME = REDUNDANCY.message_lifetime_ns(len(MEMBERS), TIMING.delta_ns)
 OPENS = frozenset({Kind.RMCAST})
 
 
@@ -44,7 +43,7 @@ def policy(member: int, **changes: Any) -> Policy:
     return Policy("g", member, View(MEMBERS), TIMING, **fields)
 
 
-class Halves:
+class HalfRandom:
     """ζ is always half of η."""
 
     def random(self) -> float:
@@ -52,20 +51,20 @@ class Halves:
 
 
 class Process:
-    """One member's layer and door."""
+    """The layer and the door of one member."""
 
     def __init__(self, member: int, **changes: Any) -> None:
         self.policy = policy(member, **changes)
-        self.layer = Rmcast(self.policy, Halves())
+        self.layer = Rmcast(self.policy, HalfRandom())
         self.door = Door(GROUP, member, MEMBERS, OPENS)
         self.sent = 0
 
     def multicast(self, now: int = T0, payload: bytes = b"x") -> list[bytes]:
-        """Send a frame of the order's."""
-        p = self.policy
-        run = OutgoingMessages([payload], same_size=True)
+        """Send a frame of the order."""
+        p, n = self.policy, self.sent
+        packed = OutgoingMessages([payload], same_size=True)
         slot = TIMING.slot_of(now)
-        frame = Frame(Kind.DATA, p.member, p.incarnation, p.epoch, slot, self.sent, END_OF_SLOT, 8, self.sent, now, run)
+        frame = Frame(Kind.DATA, p.member, p.incarnation, p.epoch, slot, n, END_OF_SLOT, 8, n, now, packed)
         self.sent += 1
         self.layer.from_above(now, frame)
         return self.out()
@@ -75,8 +74,8 @@ class Process:
         self.layer.down.clear()
         return datagrams
 
-    def take(self, datagrams: list[bytes], now: int = T0) -> list[tuple[int, bytes]]:
-        """What goes up: senders and payloads; losses as (originator, b"lost")."""
+    def receive(self, datagrams: list[bytes], now: int = T0) -> list[tuple[int, bytes]]:
+        """The senders and payloads that go up; losses as (originator, b"lost count")."""
         for data in datagrams:
             frame = self.door.admit(b"??" + data, 2, 2 + len(data), 2**40)
             if frame is not None:
@@ -84,16 +83,16 @@ class Process:
         return self.up()
 
     def up(self) -> list[tuple[int, bytes]]:
-        found = []
+        passed_up = []
         for frame in self.layer.up:
             if isinstance(frame, LostMessages):
-                found.append((frame.sender, b"lost %d" % frame.count))
-            elif frame.packed_messages is None:  # of a kind whose body only its own order reads
-                found.append((frame.sender, bytes(frame.body)))
+                passed_up.append((frame.sender, b"lost %d" % frame.count))
+            elif frame.packed_messages is None:  # a kind whose body only its own order reads
+                passed_up.append((frame.sender, bytes(frame.body)))
             else:
-                found.append((frame.sender, frame.packed_messages.messages()[0]))
+                passed_up.append((frame.sender, frame.packed_messages.messages()[0]))
         self.layer.up.clear()
-        return found
+        return passed_up
 
     def wake(self, now: int) -> list[bytes]:
         self.layer.wake(now)
@@ -129,38 +128,38 @@ def test_a_copy_carries_the_papers_fields() -> None:
             assert fields(datagram) == (k, 1, 1, message, 2, ETA, 5)
 
 
-def test_copies_of_a_message_differ_in_their_header_alone_whoever_sends_them() -> None:
+def test_copies_of_a_message_differ_only_in_their_headers() -> None:
     one, two = Process(1), Process(2)
     copies = one.all_copies()
-    two.take(copies[0])
+    two.receive(copies[0])
     two.wake(T0 + ETA + OMEGA)
     (taken_over,) = two.wake(T0 + ETA + OMEGA + ETA // 2)
     assert fields(taken_over) == (0, 1, 2, 0, 2, ETA, 5)
     assert len({data[48:] for data in [*(d for c in copies for d in c), taken_over]}) == 1
 
 
-def test_the_order_has_room_for_the_layers_header() -> None:
+def test_frames_of_the_order_leave_room_for_the_rmcast_header() -> None:
     assert rmcast.order_policy(policy(1)).max_frame == policy(1).max_frame - RMCAST_BYTES
     (datagram,) = Process(1).multicast(payload=b"")
     assert len(datagram) == RMCAST_BYTES + 48 + 4
 
 
 @pytest.mark.parametrize("at", [48, 51, 56, 64, 65, 68, 72])
-def test_what_makes_no_sense_is_refused_or_ignored(at: int) -> None:
-    """Originator, a reserved byte, η, and the inner frame's version, kind, sender and group."""
+def test_invalid_copies_are_refused_or_ignored(at: int) -> None:
+    """Changes in the originator, a reserved byte, η, or the inner frame's version, kind, sender or group."""
     (datagram,) = Process(1).multicast()
     two = Process(2)
     broken = datagram[:at] + bytes([datagram[at] ^ 0xFF]) + datagram[at + 1 :]
-    assert two.take([broken]) == []
+    assert two.receive([broken]) == []
     assert two.door.refused.total() + sum(two.layer.ignored.values()) == 1
-    assert two.take([datagram]) == [(1, b"x")]
+    assert two.receive([datagram]) == [(1, b"x")]
 
 
 def test_a_truncated_copy_and_a_copy_number_beyond_rho_are_refused() -> None:
     (datagram,) = Process(1).multicast()
     two = Process(2)
-    assert two.take([datagram[:100]]) == []
-    assert two.take([datagram[:6] + b"\0\3" + datagram[8:]]) == []
+    assert two.receive([datagram[:100]]) == []
+    assert two.receive([datagram[:6] + b"\0\3" + datagram[8:]]) == []
     assert two.door.refused == {Refusal.BAD_COPY: 2}
 
 
@@ -171,35 +170,37 @@ def test_mutated_copies_never_raise() -> None:
         data = bytearray(datagram)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
-        two.take([bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])], T0 + chance.randrange(LIFE))
+        two.receive(
+            [bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])], T0 + chance.randrange(LIFETIME)
+        )
     assert two.door.refused.total() > 500
 
 
 # -- exactly once, take-over ---------------------------------------------------------------------------------
 
 
-def test_each_message_goes_up_once_in_whatever_order_copies_come() -> None:
+def test_each_message_goes_up_once_for_any_order_of_copies() -> None:
     one, two = Process(1), Process(2)
     datagrams = [d for n in range(20) for copy in one.all_copies(T0 + n * MS) for d in copy]
     for seed in range(20):
         shuffled = datagrams * 2
         Random(seed).shuffle(shuffled)
         two = Process(2)
-        assert len(two.take(shuffled)) == 20
+        assert len(two.receive(shuffled)) == 20
         assert two.layer.held_counts()[1] == 0
 
 
 def test_the_originator_ignores_its_own_message() -> None:
-    """Erratum 002-14, also for a message of an incarnation that it no longer knows of."""
+    """Erratum 002-14, also for a message of its earlier incarnation."""
     one, two = Process(1), Process(2)
-    two.take(one.multicast())
+    two.receive(one.multicast())
     two.wake(T0 + ETA + OMEGA)
     back = two.wake(T0 + 2 * ETA + OMEGA)
-    assert one.take(back) == []
-    assert Process(1, incarnation=6).take(back) == []
+    assert one.receive(back) == []
+    assert Process(1, incarnation=6).receive(back) == []
 
 
-def test_a_frame_for_one_member_is_repeated_as_it_is() -> None:
+def test_a_frame_for_one_member_is_repeated_unchanged() -> None:
     one = Process(1)
     frame = Frame(Kind.DATA, 1, 5, 0, 7, 0, END_OF_SLOT, to=3)
     one.layer.from_above(T0, frame)
@@ -212,72 +213,72 @@ def test_a_frame_for_one_member_is_repeated_as_it_is() -> None:
     assert not one.layer.is_broadcasting()
 
 
-def test_a_restarted_originator_counts_anew_and_its_earlier_life_is_over() -> None:
+def test_a_restarted_originator_numbers_from_0_and_its_earlier_incarnation_ends() -> None:
     before, after, two = Process(1), Process(1, incarnation=6), Process(2)
     old = before.multicast(payload=b"old")
-    assert two.take(old) == [(1, b"old")]
-    assert two.take(after.multicast(payload=b"new")) == [(1, b"new")]
-    assert two.take(before.multicast(payload=b"late")) == []
+    assert two.receive(old) == [(1, b"old")]
+    assert two.receive(after.multicast(payload=b"new")) == [(1, b"new")]
+    assert two.receive(before.multicast(payload=b"late")) == []
     two.wake(T0 + ETA + OMEGA)
-    assert two.wake(T0 + 4 * ETA), "the later life's message is taken over"
+    assert two.wake(T0 + 4 * ETA), "the message of the later incarnation is taken over"
     assert two.layer.copies_taken_over == 1
 
 
-def test_rho_and_eta_are_the_messages_own() -> None:
-    """A member that was given other parameters takes over as the originator would have gone on."""
+def test_each_message_carries_its_own_rho_and_eta() -> None:
+    """A member with other parameters takes over with those of the originator."""
     one, two = Process(1, reliable=Redundancy(1, 4 * MS, OMEGA)), Process(2)
-    two.take(one.multicast())
+    two.receive(one.multicast())
     assert two.wake(T0 + 4 * MS + OMEGA) == []
     assert fields(two.wake(T0 + 4 * MS + OMEGA + 2 * MS)[0])[:5] == (0, 1, 2, 0, 1)
     assert fields(two.wake(T0 + 4 * MS + OMEGA + 6 * MS)[0])[:5] == (1, 1, 2, 0, 1)
 
 
-# -- losses and memory ---------------------------------------------------------------------------------------
+# -- losses and kept state -----------------------------------------------------------------------------------
 
 
-def test_what_cannot_come_any_more_is_told_and_refused() -> None:
+def test_a_lost_message_is_reported_and_late_copies_are_refused() -> None:
     one, two = Process(1), Process(2)
     first, second, third = one.multicast(payload=b"1"), one.multicast(payload=b"2"), one.multicast(payload=b"3")
-    assert two.take(first + third) == [(1, b"1"), (1, b"3")]
-    two.wake(T0 + LIFE - 1)
+    assert two.receive(first + third) == [(1, b"1"), (1, b"3")]
+    two.wake(T0 + LIFETIME - 1)
     assert two.up() == []
-    two.wake(T0 + LIFE)
+    two.wake(T0 + LIFETIME)
     assert two.up() == [(1, b"lost 1")]
     assert two.layer.lost == {1: 1}
-    assert two.take(second, T0 + LIFE) == []
+    assert two.receive(second, T0 + LIFETIME) == []
 
 
-def test_the_first_message_counts_as_lost_too_unless_members_may_join() -> None:
-    for failures, told in ((False, [(1, b"lost 2")]), (True, [])):
+def test_messages_before_the_first_arrival_are_lost_unless_members_may_join() -> None:
+    for failures, reported in ((False, [(1, b"lost 2")]), (True, [])):
         one, two = Process(1), Process(2, failures=failures)
         one.multicast()
         one.multicast()
-        assert two.take(one.multicast(payload=b"3")) == [(1, b"3")]
-        two.wake(T0 + LIFE)
-        assert two.up() == told
+        assert two.receive(one.multicast(payload=b"3")) == [(1, b"3")]
+        two.wake(T0 + LIFETIME)
+        assert two.up() == reported
 
 
-def test_a_message_that_comes_late_but_in_time_is_no_loss() -> None:
+def test_a_late_message_within_its_lifetime_is_not_lost() -> None:
     one, two = Process(1), Process(2)
     first, second = one.multicast(payload=b"1"), one.multicast(payload=b"2")
-    assert two.take(second) == [(1, b"2")]
-    assert two.take(first, T0 + LIFE - 1) == [(1, b"1")]
-    two.wake(T0 + 2 * LIFE)
+    assert two.receive(second) == [(1, b"2")]
+    assert two.receive(first, T0 + LIFETIME - 1) == [(1, b"1")]
+    two.wake(T0 + 2 * LIFETIME)
     assert two.up() == []
 
 
-def test_memory_is_free_again_when_a_messages_life_is_over() -> None:
-    """Nothing but the numbers of the streams' ends is left, whatever was lost, and however often it was taken over."""
+def test_all_state_is_released_after_a_messages_lifetime() -> None:
+    """Only the floors of the streams remain, even after losses and take-overs."""
     chance, one, two = Random(3), Process(1), Process(2)
     peak = 0
     for n in range(400):
         now = T0 + n * MS
         datagrams = [d for d in one.multicast(now) + one.wake(now) if chance.random() < 0.3]
-        two.take(datagrams, now)
+        two.receive(datagrams, now)
         two.wake(now)
         two.out()
         peak = max(peak, two.layer.held_counts()[0])
-    end = T0 + 400 * MS + 2 * LIFE
+    end = T0 + 400 * MS + 2 * LIFETIME
     while (due := two.layer.wake_at()) is not None and due <= end:
         two.wake(due)
     assert peak > 10
@@ -292,35 +293,35 @@ def test_memory_is_free_again_when_a_messages_life_is_over() -> None:
     )
 
 
-def test_with_omega_of_infinity_the_buffer_is_freed_at_the_end_of_life() -> None:
-    """The heuristic gives a finite ω; a message that never comes to its end is freed all the same."""
+def test_with_infinite_omega_the_buffer_is_released_after_the_lifetime() -> None:
+    """A message without a deadline is released when its lifetime ends."""
     two, one = Process(2), Process(1)
-    two.take(one.multicast())
+    two.receive(one.multicast())
     held = two.layer._streams[1].held[0]
     held.deadline = 2**63 - 1
     two.wake(T0 + ETA + OMEGA)
     assert two.layer.held_counts() == (1, 0)
-    two.wake(T0 + LIFE)
+    two.wake(T0 + LIFETIME)
     assert two.layer.held_counts() == (0, 0)
     assert held.body == b""
 
 
-def test_a_stream_that_runs_ahead_of_a_missing_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "WINDOW", 8)
+def test_the_state_behind_a_missing_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.net.layer.WINDOW", 8)
     one, two = Process(1), Process(2)
     one.multicast()
     for n in range(7):
-        assert len(two.take(one.multicast(T0 + n))) == 1
+        assert len(two.receive(one.multicast(T0 + n))) == 1
         assert two.layer.held_counts()[1] <= 8
-    assert two.take(one.multicast(T0 + 9), T0 + 9) == [(1, b"lost 1"), (1, b"x")]
+    assert two.receive(one.multicast(T0 + 9), T0 + 9) == [(1, b"lost 1"), (1, b"x")]
     assert two.layer.lost == {1: 1}
     assert two.layer.held_counts()[1] == 0
 
 
-def test_peers_cannot_make_it_keep_rules_without_end() -> None:
+def test_the_number_of_cached_rules_is_bounded() -> None:
     two = Process(2)
     for n in range(rmcast.RULES_MAX + 5):
-        assert two.take(Process(1, incarnation=n, reliable=Redundancy(1, MS + n)).multicast())
+        assert two.receive(Process(1, incarnation=n, reliable=Redundancy(1, MS + n)).multicast())
         assert len(two.layer._rules) <= rmcast.RULES_MAX
 
 
@@ -331,11 +332,11 @@ def test_reservation_counts_the_copies() -> None:
     once = BandwidthReservation(1000, 300, 5 * MS)
     assert copies_reservation(once, Redundancy(2, ETA)) == BandwidthReservation(3000, 1500, 5 * MS)
 
-    class Asked:
+    class RecordingReserver:
         def reserve(self, reservation: BandwidthReservation) -> None:
             self.last = reservation
 
-    plain, copied = Asked(), Asked()
+    plain, copied = RecordingReserver(), RecordingReserver()
     build(policy(1, reliable=None), plain)
     build(policy(1), copied)
     assert copied.last.avg_bytes_per_s > 3 * plain.last.avg_bytes_per_s
@@ -343,12 +344,12 @@ def test_reservation_counts_the_copies() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"fec": (1, 3)}, {"loss_burst": 1, "failures": True}])
-def test_one_remedy_against_loss_at_a_time(changes: dict[str, Any]) -> None:
+def test_only_one_mechanism_against_loss_is_allowed(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="one remedy"):
         build(policy(1, **changes))
 
 
-def test_the_orders_of_papers_000_and_001_can_be_had_over_it() -> None:
+def test_the_orders_of_papers_000_and_001_run_over_it() -> None:
     assert all("reliable" in CAPABILITIES[order].options for order in ("cbr", "leader", "timestamp", "vbr"))
     with pytest.raises(InvalidOption, match="needs"):
         Rmcast(replace(policy(1), reliable=None))

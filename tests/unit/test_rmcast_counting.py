@@ -1,4 +1,4 @@
-"""Counting copies: who knows of ρ+2 broadcasts of a message makes none itself."""
+"""Counting copies: a process that knows of ρ+2 broadcasts of a message makes none itself."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def message(adaptive: Adaptive = "counting", member: int = 5) -> RmcastMessage:
     return RmcastMessage(RmcastRules(member, 9, Redundancy(RHO, ETA, 0, adaptive), lambda _: 100), 0)
 
 
-def test_rho_plus_2_broadcasts_are_enough_whoever_made_them() -> None:
+def test_rho_plus_2_broadcasts_by_any_processes_are_enough() -> None:
     m = message()
     assert m.on_copy(0, 0, 0)
     assert not m.on_copy(1, 0, 7)
@@ -22,7 +22,7 @@ def test_rho_plus_2_broadcasts_are_enough_whoever_made_them() -> None:
     assert m.phase == DONE
 
 
-def test_without_counting_they_are_not() -> None:
+def test_without_counting_they_are_not_enough() -> None:
     m = message("heuristic")
     for now, broadcaster in enumerate((0, 7, 8, 6)):
         m.on_copy(now, 0, broadcaster)
@@ -37,7 +37,7 @@ def test_the_same_copy_twice_counts_once() -> None:
     assert m.phase == WAITING
 
 
-def test_a_copy_that_was_overtaken_takes_nothing_away() -> None:
+def test_an_overtaken_copy_does_not_lower_the_count() -> None:
     m = message()
     m.on_copy(0, 1, 7)
     m.on_copy(1, 0, 7)
@@ -48,7 +48,7 @@ def test_a_copy_that_was_overtaken_takes_nothing_away() -> None:
     assert m.phase == DONE
 
 
-def test_copies_that_the_originator_must_have_sent_count_unheard() -> None:
+def test_earlier_copies_of_the_originator_count_even_if_lost() -> None:
     m = message()
     assert m.on_copy(0, 1, 0)  # so copy 0 was broadcast too
     m.on_copy(1, 0, 7)
@@ -57,9 +57,9 @@ def test_copies_that_the_originator_must_have_sent_count_unheard() -> None:
     assert m.phase == DONE
 
 
-def test_of_one_that_took_over_only_what_is_known_counts() -> None:
+def test_earlier_copies_of_a_process_that_took_over_do_not_count() -> None:
     m = message()
-    assert m.on_copy(0, 1, 7)  # 7 may have begun with copy 1
+    assert m.on_copy(0, 1, 7)  # process 7 may have started with copy 1
     m.on_copy(1, 0, 8)
     m.on_copy(2, 0, 6)
     assert m.phase == WAITING
@@ -75,11 +75,11 @@ def test_copies_below_the_largest_count_too() -> None:
     assert m.phase == DONE
 
 
-def test_ones_own_broadcasts_count() -> None:
+def test_own_broadcasts_count() -> None:
     m = message()
     m.on_copy(0, 0, 0)
     m.on_copy(1, 0, 7)
-    assert m.wake(m.deadline) == NO_COPY  # ζ begins
+    assert m.wake(m.deadline) == NO_COPY  # ζ starts
     assert m.wake(m.deadline) == 0
     assert m.phase != DONE
     m.on_copy(m.deadline - 1, 0, 8)
@@ -103,7 +103,7 @@ def test_a_first_copy_that_is_enough_is_still_delivered() -> None:
 
 
 @pytest.mark.parametrize("adaptive", ["heuristic", "counting"])
-def test_patience_is_that_of_the_heuristic(adaptive: Adaptive) -> None:
+def test_counting_uses_the_omega_of_the_heuristic(adaptive: Adaptive) -> None:
     m = message(adaptive)
     m.on_copy(0, 1, 0)
     assert m.deadline == ETA + ETA

@@ -1,4 +1,4 @@
-"""Many RMCasts at once: the fast loop against a plain one over the same automaton and the same chance."""
+"""Many RMCasts at once: the fast loop against a simple one with the same automaton and the same random numbers."""
 
 from heapq import heappop, heappush
 
@@ -23,105 +23,109 @@ MS = 1_000_000
 ETA = 4_600_000
 
 
-class Plain:
-    """One heap, every copy carried, the automaton asked about each."""
+class SimpleLoop:
+    """A simulation with a single heap that passes every copy to the automaton."""
 
     def __init__(self, runs: RmcastRuns, setting: RmcastCase) -> None:
         self.rows, self.setting = runs._arrivals, setting
         self.rules: list[RmcastRules] = runs._rules
 
-    def one(self) -> tuple[list[int], int]:
+    def run_once(self) -> tuple[list[int], int]:
+        """When each process received the message, and the number of broadcasts."""
         n = self.setting.members
         messages = [RmcastMessage(rules, ORIGINATOR) for rules in self.rules]
-        got, broadcasts = [NOT_REACHED] * n, 0
+        received_ns, broadcasts = [NOT_REACHED] * n, 0
         crashed = self.setting.scenario == "originator crashes"
-        # Arrivals before alarms of the same instant; arrivals in the order in which they were sent.
+        # Arrivals come before deadlines of the same instant, and in the order in which they were sent.
         events: list[tuple[int, int, int, int, int]] = []
 
-        def broadcast(now: int, who: int, k: int) -> None:
+        def broadcast(now: int, process: int, k: int) -> None:
             nonlocal broadcasts
             for code in next(self.rows):
-                if code & 4095 != who:
-                    heappush(events, (now + (code >> 24), 0, broadcasts, code & 4095, k * 4096 + who))
+                if code & 4095 != process:
+                    heappush(events, (now + (code >> 24), 0, broadcasts, code & 4095, k * 4096 + process))
             broadcasts += 1
 
         broadcast(0, ORIGINATOR, messages[ORIGINATOR].originate(0))
         while True:
-            alarm = min(
-                (message.deadline, who) for who, message in enumerate(messages) if not (crashed and who == ORIGINATOR)
+            deadline, process = min(
+                (message.deadline, process)
+                for process, message in enumerate(messages)
+                if not (crashed and process == ORIGINATOR)
             )
-            if events and events[0][0] <= alarm[0]:
-                now, _, _, receiver, what = heappop(events)
-                if messages[receiver].on_copy(now, what // 4096, what % 4096):
-                    got[receiver] = now
-            elif alarm[0] < NEVER:
-                k = messages[alarm[1]].wake(alarm[0])
+            if events and events[0][0] <= deadline:
+                now, _, _, receiver, copy = heappop(events)
+                if messages[receiver].on_copy(now, copy // 4096, copy % 4096):
+                    received_ns[receiver] = now
+            elif deadline < NEVER:
+                k = messages[process].wake(deadline)
                 if k >= 0:
-                    broadcast(alarm[0], alarm[1], k)
+                    broadcast(deadline, process, k)
             else:
-                return got, broadcasts
+                return received_ns, broadcasts
 
 
 @pytest.mark.parametrize("scenario", ["no crash", "originator crashes"])
 @pytest.mark.parametrize("adaptive", ["none", "heuristic", "counting", "exact"])
 @pytest.mark.parametrize(("members", "rho", "omega_ns"), [(3, 1, 0), (12, 2, MS), (20, 1, 0), (7, 3, 0)])
-def test_the_fast_loop_does_what_a_plain_one_does(
+def test_the_fast_loop_equals_a_simple_one(
     members: int, rho: int, omega_ns: int, adaptive: Adaptive, scenario: CrashScenario
 ) -> None:
     relative = RelativeRequirement(0.95, 25 * MS, 0.1, ExponentialDelay(MS)) if adaptive == "exact" else None
     redundancy = Redundancy(rho, ETA, omega_ns, adaptive, relative)
     setting = RmcastCase(members, redundancy, ExponentialDelay(MS), 0.1, scenario)
     fast, source = RmcastRuns(setting, generator(7, "same")), RmcastRuns(setting, generator(7, "same"))
-    plain = Plain(source, setting)
+    simple = SimpleLoop(source, setting)
     for _ in range(40):
-        got, _, count = fast._run_once()
-        assert (got, count) == plain.one()
+        received_ns, _, count = fast._run_once()
+        assert (received_ns, count) == simple.run_once()
 
 
-def test_a_copy_at_the_very_instant_of_a_deadline_is_told_first() -> None:
-    """With equal delays and ω = 0 every copy comes when its time-out runs out; the heuristic tells the two apart."""
+def test_a_copy_at_the_very_instant_of_a_deadline_comes_first() -> None:
+    """With equal delays and ω = 0 every copy arrives exactly at its time-out; the result depends on the order."""
     setting = RmcastCase(12, Redundancy(3, ETA, 0, "heuristic"), ConstantDelay(MS), 0.2)
     fast, source = RmcastRuns(setting, generator(8, "tie")), RmcastRuns(setting, generator(8, "tie"))
-    plain = Plain(source, setting)
+    simple = SimpleLoop(source, setting)
     for _ in range(60):
-        got, _, count = fast._run_once()
-        assert (got, count) == plain.one()
+        received_ns, _, count = fast._run_once()
+        assert (received_ns, count) == simple.run_once()
 
 
-def test_nothing_is_lost_and_all_take_equally_long() -> None:
+def test_without_loss_and_with_equal_delays_all_receive_at_once() -> None:
     setting = RmcastCase(6, Redundancy(2, ETA, MS), ConstantDelay(MS), 0.0)
-    seen = RmcastRuns(setting, generator(1)).run(5)
-    assert seen.broadcasts.tolist() == [3] * 5
-    assert seen.first_ns.tolist() == seen.last_ns.tolist() == seen.one_receiver_ns.tolist() == [MS] * 5
-    assert seen.spread_ns().tolist() == [0] * 5
-    assert not seen.disagreed().any()
+    runs = RmcastRuns(setting, generator(1)).run(5)
+    assert runs.broadcasts.tolist() == [3] * 5
+    assert runs.first_ns.tolist() == runs.last_ns.tolist() == runs.one_receiver_ns.tolist() == [MS] * 5
+    assert runs.spread_ns().tolist() == [0] * 5
+    assert not runs.disagreed().any()
 
 
-def test_an_originator_that_crashes_is_replaced_and_needs_rho_plus_2_at_least() -> None:
+def test_after_an_originator_crash_at_least_rho_plus_2_broadcasts_are_needed() -> None:
     setting = RmcastCase(6, Redundancy(2, ETA, MS), ConstantDelay(MS), 0.0, "originator crashes")
     assert RmcastRuns(setting, generator(1)).run(200).broadcasts.min() == 4
 
 
-def test_direct_receivers_are_as_many_as_asked_and_the_rest_wait_for_a_takeover() -> None:
+def test_only_the_direct_receivers_get_the_message_before_a_takeover() -> None:
     setting = RmcastCase(10, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "direct receivers", direct_receivers=3)
-    seen = RmcastRuns(setting, generator(1)).run(50)
-    assert (seen.first_ns == MS).all()
-    assert (seen.last_ns > MS + ETA + MS).all()
-    assert 0.2 < (seen.one_receiver_ns == MS).mean() < 0.5
+    runs = RmcastRuns(setting, generator(1)).run(50)
+    assert (runs.first_ns == MS).all()
+    assert (runs.last_ns > MS + ETA + MS).all()
+    assert 0.2 < (runs.one_receiver_ns == MS).mean() < 0.5
 
 
-def test_everybody_who_serves_one_and_dies_leaves_some_out() -> None:
+def test_members_disagree_if_every_broadcaster_crashes_while_sending() -> None:
     setting = RmcastCase(
         6, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_in_send_probability=1.0
     )
-    seen = RmcastRuns(setting, generator(1)).run(20)
-    # Each serves one more, until one serves another that has died already. Only then is somebody left out, or all died.
-    assert seen.broadcasts.min() == 2
-    assert seen.disagreed().mean() > 0.5
-    nobody = RmcastCase(
+    runs = RmcastRuns(setting, generator(1)).run(20)
+    # Each broadcast reaches one more process, until it reaches one that has crashed. Then some processes are left out,
+    # unless all have crashed.
+    assert runs.broadcasts.min() == 2
+    assert runs.disagreed().mean() > 0.5
+    no_takeover = RmcastCase(
         6, Redundancy(1, ETA), ConstantDelay(MS), 0.0, "anybody crashes", crash_before_takeover_probability=1.0
     )
-    assert not RmcastRuns(nobody, generator(1)).run(20).disagreed().any()
+    assert not RmcastRuns(no_takeover, generator(1)).run(20).disagreed().any()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_everybody_who_serves_one_and_dies_leaves_some_out() -> None:
         EmpiricalDelay((1, 5, 9), (2, 1, 4)),
     ],
 )
-def test_a_block_of_delays_is_the_models_quantiles(model: DelayModel) -> None:
+def test_sampled_delays_are_the_quantiles_of_the_model(model: DelayModel) -> None:
     shares = generator(3).random((20, 30))
     drawn = sample_delays(model, shares)
     assert drawn.shape == shares.shape
@@ -142,7 +146,7 @@ def test_a_block_of_delays_is_the_models_quantiles(model: DelayModel) -> None:
     assert np.abs(drawn.ravel() - np.array(one_by_one)).max() <= 1
 
 
-def test_each_name_has_a_stream_of_its_own_and_the_same_each_time() -> None:
+def test_each_name_has_its_own_reproducible_random_stream() -> None:
     assert generator(1, "a", 2).random() == generator(1, "a", 2).random()
     assert generator(1, "a", 2).random() != generator(1, "a", 3).random()
     setting = RmcastCase(9, Redundancy(1, ETA), ExponentialDelay(MS), 0.2)
@@ -162,7 +166,7 @@ def test_each_name_has_a_stream_of_its_own_and_the_same_each_time() -> None:
         ({"crash_in_send_probability": 0.1}, "scenario"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: dict[str, object], field: str) -> None:
-    whole = {"members": 5, "redundancy": Redundancy(1, ETA), "delay": ExponentialDelay(MS), "loss": 0.05, **arguments}
+def test_invalid_cases_are_refused(arguments: dict[str, object], field: str) -> None:
+    fields = {"members": 5, "redundancy": Redundancy(1, ETA), "delay": ExponentialDelay(MS), "loss": 0.05, **arguments}
     with pytest.raises(InvalidOption, match=field):
-        RmcastCase(**whole)  # type: ignore[arg-type]
+        RmcastCase(**fields)  # type: ignore[arg-type]

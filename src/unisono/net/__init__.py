@@ -1,4 +1,4 @@
-"""Layers between an order and the network: each wraps or opens frames and knows nothing of sockets.
+"""Layers between an order and the network. Each wraps or opens frames, and none knows of sockets.
 
-`layer.py` is the contract that lets them compose.
+`layer.py` holds the contract that lets them compose.
 """

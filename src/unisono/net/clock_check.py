@@ -1,14 +1,15 @@
-"""Measures the difference between members' clocks from in-band exchanges, tells Γ as measured, and finds wrong clocks.
+"""Clock check: measures the difference between the members' clocks, reports Γ as measured, and finds wrong clocks.
 
-Each member probes its peers in turn; the echo brings back four clock readings, from which the difference follows
-with an error of at most half the round trip. Of the last few samples of a peer the one with the shortest round
+Measuring: each member probes its peers in turn. The echo brings back four clock readings, which give the difference
+with an error of at most half the round-trip time. Of the last few samples of a peer, the one with the shortest round
 trip counts.
 
-That a clock is off by more than Γ follows in two ways. No datagram arrives before it was sent: one that seems to,
-by more than Γ, is proof. And where no datagram takes longer than Δ, one that seems to have taken longer than Δ+Γ is
-proof as well. But on a busy machine some do, so that one of them is reported and convicts nobody. That takes so many
-round trips in a row, each of at most 2Δ and begun when the one before it was over, that all show the same, without a
-single datagram of the peer's in time meanwhile; and what this member was late itself is not held against the peer.
+A clock is wrong if it differs from ours by more than Γ. Two observations show that:
+- A datagram seems to arrive more than Γ before it was sent. A single one is proof, since none can arrive early.
+- A datagram seems to take longer than Δ+Γ. That is no proof by itself: on a busy machine datagrams may be late. It
+  becomes proof after ROUND_TRIPS consecutive round trips that all show it. Each must take at most 2Δ and start after
+  the previous one ended, and no datagram of the peer may be on time in between. If this member was late to wake, its
+  own delay is subtracted first.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from unisono.wire.control import decode_echo, decode_probe, encode_echo, encode_
 from unisono.wire.frame import Frame, Kind
 
 SAMPLES_KEPT = 8
+"""How many samples are kept of each peer."""
 ROUND_TRIPS = 8
-"""How many round trips in a row have to show what could be a busy machine as well."""
+"""How many consecutive late round trips prove that a clock is wrong, and not only that a machine is busy."""
 QUIET_NS = 10 * NS_PER_S
-"""A wrong clock is reported again when nothing has shown it for so long."""
+"""A wrong clock is reported again after it has not shown for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkewSample:
-    """A peer's clock minus ours, and how far off that may be."""
+    """A peer's clock minus ours, and the largest possible error of that."""
 
     offset_ns: int
     error_ns: int
@@ -42,7 +44,7 @@ class SkewSample:
 
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
-    """A peer's clock is off by more than Γ: by `off_ns` or more, ahead of ours or (negative) behind."""
+    """A peer's clock is wrong: it is at least `difference_ns` ahead of ours, or behind it if negative."""
 
     peer: int
     incarnation: int
@@ -51,12 +53,12 @@ class ClockDifference:
 
 @dataclass(slots=True)
 class _RoundTrips:
-    """Round trips in a row that show a peer's datagrams later than Δ+Γ."""
+    """Consecutive round trips in which a peer's datagrams took longer than Δ+Γ."""
 
     incarnation: int
     least_transit_ns: int
     after_ns: int = 0
-    """Only a round trip that began after this is another one."""
+    """A round trip counts only if it started after this."""
     count: int = 0
 
 
@@ -77,23 +79,25 @@ class ClockCheck:
         self._samples: dict[int, deque[SkewSample]] = {m: deque(maxlen=SAMPLES_KEPT) for m in self._peers}
         self._gamma_ns = policy.timing.gamma_ns
         self._max_transit_ns = policy.timing.delta_ns + policy.timing.gamma_ns
-        """The longest that a datagram may seem to take."""
+        """The longest time that a datagram may seem to take, by clocks that differ by at most Γ."""
         self._late_round_trips: dict[int, _RoundTrips] = {}
         self._extra_probes: dict[int, int] = {}
-        """Peers that are probed out of turn, and when."""
+        """When to probe a peer out of turn, by peer."""
         self._own_late_wakes: deque[tuple[int, int]] = deque()
-        """When this member was late itself, and by how much: only what was not outdone since."""
+        """(time, delay) of this member's own late wakes, without those followed by a delay at least as long."""
         self._woken_at = 0
         self._wrong_clock_reports, self._late_reports = Throttle(QUIET_NS), Throttle()
         self.on_clock_difference: Callable[[int, ClockDifference], None] | None = None
-        """Who is to know of wrong clocks, and when by ours: the order, if it goes by the clock."""
+        """Called with our clock reading for each wrong clock. The stack sets it if the order relies on clocks."""
         self.next_wake: Callable[[], int | None] = lambda: None
-        """When this member has to be woken next; the stack knows."""
+        """Returns when this member has to be woken next. The stack sets it."""
 
     def from_above(self, now: int, frame: Frame) -> None:
+        """Pass the frame: the layer sends only frames of its own."""
         self.down.append(frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
+        """Answer a PROBE, evaluate an ECHO."""
         if frame.kind is Kind.PROBE:
             sent = decode_probe(bytes(frame.body))
             if sent is not None:
@@ -118,25 +122,29 @@ class ClockCheck:
         self.record_own_lateness(now)
         self._check_round_trip(now, frame, sent, now - peer_sent, round_trip)
 
-    # -- clocks that are off by more than Γ --------------------------------------------------------------------
+    # -- wrong clocks ------------------------------------------------------------------------------------------
 
     def _check_round_trip(self, now: int, frame: Frame, sent: int, transit_ns: int, round_trip: int) -> None:
-        peer, row = frame.sender, self._late_round_trips.get(frame.sender)
+        """Count a late round trip, report the peer's clock if there are enough, and probe again soon."""
+        peer, late = frame.sender, self._late_round_trips.get(frame.sender)
         if transit_ns <= self._max_transit_ns:
             self._late_round_trips.pop(peer, None)
             return
-        if row is None or row.incarnation != frame.incarnation:
-            row = self._late_round_trips[peer] = _RoundTrips(frame.incarnation, transit_ns)
+        if late is None or late.incarnation != frame.incarnation:
+            late = self._late_round_trips[peer] = _RoundTrips(frame.incarnation, transit_ns)
         at_least = transit_ns - self._own_lateness(sent)
         delta_ns = self._policy.timing.delta_ns
-        if at_least > self._max_transit_ns and round_trip <= 2 * delta_ns and sent >= row.after_ns:
-            row.count, row.after_ns, row.least_transit_ns = row.count + 1, now, min(row.least_transit_ns, at_least)
-        if row.count >= ROUND_TRIPS:
-            self._report(now, frame, delta_ns - row.least_transit_ns)
+        if at_least > self._max_transit_ns and round_trip <= 2 * delta_ns and sent >= late.after_ns:
+            late.count, late.after_ns, late.least_transit_ns = late.count + 1, now, min(late.least_transit_ns, at_least)
+        if late.count >= ROUND_TRIPS:
+            self._report(now, frame, delta_ns - late.least_transit_ns)
         self._extra_probes[peer] = now + max(1, self._policy.probe_every_ns // 20)
 
     def is_on_time(self, transit_ns: int, sender: int) -> bool:
-        """Whether a datagram of this sender took as long, by our clocks, as one may; where it matters."""
+        """Whether a datagram of this sender seems to have taken between -Γ and Δ+Γ.
+
+        Always True if the order does not rely on clocks.
+        """
         if transit_ns > self._max_transit_ns:
             return self.on_clock_difference is None
         if self._late_round_trips:
@@ -144,13 +152,13 @@ class ClockCheck:
         return transit_ns >= -self._gamma_ns or self.on_clock_difference is None
 
     def report_late(self, now: int, frame: Frame) -> list[Violation]:
-        """A mark was not in time; what the application is to be told of that, if anything."""
+        """Handle an end-of-slot mark that was not on time. Returns the violation to report, if any."""
         took_ns = now - frame.sent_ns
         if took_ns < 0:
             self._report(now, frame, -took_ns)
             return []
         if not self._policy.failures or self._policy.reliable is not None:
-            return []  # the order without failures knows itself what it waits for; copies may be late
+            return []  # Orders without failures report late marks themselves; reliable multicast's copies may be late.
         self.record_own_lateness(now)
         took_ns -= self._own_lateness(frame.sent_ns - self._gamma_ns)
         if took_ns <= self._max_transit_ns or not self._late_reports.first_in_a_while(
@@ -158,35 +166,39 @@ class ClockCheck:
         ):
             return []
         took, most = duration_text(took_ns), duration_text(self._max_transit_ns)
-        text = f"what member {frame.sender} sent took {took} by our clocks, more than Δ+Γ = {most}"
-        why = "the network is slower than Δ, or a clock off by more than Γ"
+        text = f"a datagram of member {frame.sender} took {took} by our clocks, more than Δ+Γ = {most}"
+        why = "the network is slower than Δ, or a clock is off by more than Γ"
         return [Violation(ViolationKind.LATE, f"{text}: {why}", frame.sender, frame.slot)]
 
     def record_own_lateness(self, now: int) -> None:
-        """If this member is late to be woken, what it reads now may have waited for it."""
+        """Record if this member wakes late: the datagrams that it reads now may have waited for it."""
         due = self.next_wake() if self.on_clock_difference is not None else None
         if due is None or now <= due:
             return
-        overdue, late = self._own_late_wakes, now - due
-        if late > self._gamma_ns:
-            late = now - self._woken_at  # it stands still since then, for all we know
-        while overdue and overdue[-1][1] <= late:
-            overdue.pop()
-        overdue.append((now, late))
-        while overdue[0][0] < now - 4 * self._max_transit_ns:
-            overdue.popleft()
+        late_wakes, delay = self._own_late_wakes, now - due
+        if delay > self._gamma_ns:
+            delay = now - self._woken_at  # The process may have been paused ever since its last wake.
+        while late_wakes and late_wakes[-1][1] <= delay:
+            late_wakes.pop()
+        late_wakes.append((now, delay))
+        while late_wakes[0][0] < now - 4 * self._max_transit_ns:
+            late_wakes.popleft()
 
     def _own_lateness(self, since_ns: int) -> int:
-        return next((late for at, late in self._own_late_wakes if at > since_ns), 0)
+        """The longest delay of this member's own wakes since then."""
+        return next((delay for at, delay in self._own_late_wakes if at > since_ns), 0)
 
     def _report(self, now: int, frame: Frame, difference_ns: int) -> None:
-        peer, life = frame.sender, frame.incarnation
-        if self.on_clock_difference is not None and self._wrong_clock_reports.first_in_a_while(now, (peer, life)):
-            self.on_clock_difference(now, ClockDifference(peer, life, difference_ns))
+        peer, incarnation = frame.sender, frame.incarnation
+        if self.on_clock_difference is None:
+            return
+        if self._wrong_clock_reports.first_in_a_while(now, (peer, incarnation)):
+            self.on_clock_difference(now, ClockDifference(peer, incarnation, difference_ns))
 
     # -- probing -----------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
+        """Send the probes that are due."""
         self._woken_at = now
         for peer in [peer for peer, at in self._extra_probes.items() if at <= now]:
             del self._extra_probes[peer]
@@ -194,7 +206,7 @@ class ClockCheck:
         if self._next_probe is None or now < self._next_probe:
             return
         peer = self._peers[self._probes_sent % len(self._peers)]
-        # The first rounds go quickly, so that a young group has an estimate; then each peer once per period.
+        # The first three rounds are quick, so that a new group soon has estimates; then each peer once per period.
         quick = self._probes_sent < 3 * len(self._peers)
         self._probes_sent += 1
         period = self._policy.probe_every_ns // len(self._peers)
@@ -202,39 +214,30 @@ class ClockCheck:
         self.down.append(self._frame(Kind.PROBE, peer, now, encode_probe(now)))
 
     def wake_at(self) -> int | None:
+        """When the next probe is due, or None."""
         if self._next_probe is None or not self._extra_probes:
             return self._next_probe
         return min(self._next_probe, *self._extra_probes.values())
 
     def _frame(self, kind: Kind, to: int, now: int, body: bytes) -> Frame:
         policy = self._policy
-        return Frame(
-            kind,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            0,
-            0,
-            sent_ns=now,
-            body=body,
-            to=to,
-        )
+        return Frame(kind, policy.member, policy.incarnation, policy.epoch, 0, 0, sent_ns=now, body=body, to=to)
 
     def change_incarnation(self, policy: Policy) -> None:
-        """This member is in another life, and says so."""
+        """This member has a new incarnation; later frames carry it."""
         self._policy = policy
 
     # -- questions ---------------------------------------------------------------------------------------------
 
     def estimate(self, peer: int) -> SkewSample | None:
-        """The best recent sample of a peer's clock against ours."""
+        """The recent sample of a peer's clock with the smallest error, or None."""
         samples = self._samples.get(peer)
-        return min(samples, key=lambda s: s.error_ns) if samples else None
+        return min(samples, key=lambda sample: sample.error_ns) if samples else None
 
     def gamma_ns(self) -> int | None:
-        """Γ as seen from here: the largest difference between any two clocks, errors included.
+        """Γ as measured here: the largest difference between any two clocks, errors included.
 
-        None until every peer has answered.
+        None until every peer has answered a probe.
         """
         low = high = 0
         for peer in self._peers:

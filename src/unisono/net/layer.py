@@ -1,141 +1,322 @@
-"""What a layer is, and what the order on top of the layers is.
+"""The contract of a layer, and what layers share.
 
-A layer takes frames from above and from below, with the local clock, and leaves what it has to say in two
-lists, `down` and `up`, which the stack empties. It decides nothing about sockets and reads no clock. Timers are
-a question (`wake_at`) and an input (`wake`): the driver sets one alarm for the whole stack.
+A layer sits between the order and the network. It receives frames from above and from below, together with the local
+clock reading, and appends its output to the lists `down` and `up`, which the stack empties. It knows nothing of
+sockets and reads no clock. Timers are a question (`wake_at`) and an input (`wake`): the driver sets one alarm for the
+whole stack.
+
+`Service` is the base of the layers above reliable multicast, in net/services. `SequenceWindow` tells which messages of
+a sender have arrived. The contracts `Order` and `Observer` are here because the stack needs them together with `Layer`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from unisono.errors import InvalidOption
 from unisono.model.events import SettingsAgreed, StackEvent, Violation, ViolationKind
+from unisono.model.ids import EVERYONE, group_key
+from unisono.model.policy import FRAME_MIN, Policy
 from unisono.model.rates import Rate
-from unisono.wire.frame import Frame, Kind
+from unisono.wire.door import Door, Refusal
+from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested
+
+WINDOW = 1 << 15
+"""How many numbers of one sender a SequenceWindow tracks from the first missing one on."""
 
 
 class Timed(Protocol):
-    """Something that may want to be woken."""
+    """A part of the stack that may need to be woken."""
 
     def wake(self, now: int) -> None:
-        """The local clock has reached `now`; do what is due."""
+        """Do what is due: the local clock has reached `now`."""
 
     def wake_at(self) -> int | None:
-        """The clock reading at which something will be due, if anything will."""
+        """The clock reading at which `wake` has something to do, or None."""
 
 
 class Layer(Timed, Protocol):
-    """A service between the order and the network."""
+    """A layer between the order and the network."""
 
     name: ClassVar[str]
     """The layer's name in metric rows, service level agreements and dashboards."""
     wraps: frozenset[Kind]
-    """The kinds of frames that it takes from above; all others pass it by."""
+    """The kinds of frames that the layer handles on their way down; all others bypass it."""
     opens: frozenset[Kind]
-    """The kinds of frames that it takes from below; all others pass it by."""
+    """The kinds of frames that the layer handles on their way up; all others bypass it."""
     down: list[Frame]
+    """Frames for the layer below, or for the network."""
     up: list[Frame]
+    """Frames for the layer above, or for the order."""
 
     def from_above(self, now: int, frame: Frame) -> None:
         """The layer above sends a frame."""
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has arrived."""
+        """A frame has arrived from the layer below."""
 
 
 @dataclass(slots=True)
 class LostMessages(Frame):
-    """Goes up in place of messages that will not come: `count` of them, the last one's number as `first_sequence`.
+    """A layer passes this up when messages are lost for good: `count` of them, up to the number `first_sequence`.
 
-    The stack tells the application; orders and layers never see it.
+    The stack turns it into a violation for the application; orders and layers never see it.
     """
 
     count: int = 0
     reason: str = ""
 
     def to_violation(self) -> Violation:
-        """What the application is told."""
-        what = "message" if self.count == 1 else "messages"
-        text = f"{self.count} {what} of member {self.sender}, up to number {self.first_sequence}, {self.reason}"
+        """The violation that the application receives."""
+        noun = "message" if self.count == 1 else "messages"
+        text = f"{self.count} {noun} of member {self.sender}, up to number {self.first_sequence}, {self.reason}"
         return Violation(ViolationKind.LOST, text, self.sender, self.slot)
 
 
+# -- services --------------------------------------------------------------------------------------------------------
+
+
+class Service(ABC):
+    """Base of the layers that number the frames of the layer above: FIFO, causal and uniform delivery.
+
+    A service wraps each frame for everyone, of any kind, in a frame of its own kind, so services compose in any order.
+    Frames for a single member pass unchanged.
+    """
+
+    wraps = frozenset({Kind.DATA, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
+    opens: frozenset[Kind]
+    name: ClassVar[str]
+    kind: Kind
+    stamp_bytes_per_member = 0
+    """The size of the stamp between this service's header and the wrapped frame, per member."""
+
+    @classmethod
+    def order_policy(cls, policy: Policy) -> Policy:
+        """The policy for the layers above: their frames leave room for this service's header and stamp."""
+        room = policy.max_frame - HEADER_BYTES - cls.stamp_bytes_per_member * len(policy.view.members)
+        if room < FRAME_MIN:
+            missing = FRAME_MIN - room
+            text = f"the service {policy.order} needs {missing} more bytes per frame; raise it"
+            raise InvalidOption("max_frame", text)
+        return replace(policy, max_frame=room)
+
+    def __init__(self, policy: Policy) -> None:
+        if policy.reliable is None:
+            raise InvalidOption(
+                "reliable", f"the service {policy.order} rests on reliable multicast, which needs ρ, η and ω"
+            )
+        self.down: list[Frame] = []
+        self.up: list[Frame] = []
+        self.ignored: Counter[str] = Counter()
+        """Frames that the door admitted but this layer did not use, by reason."""
+        self._policy = policy
+        self._redundancy = policy.reliable
+        self._message_lifetime_ns = policy.reliable.message_lifetime_ns(
+            len(policy.view.members), policy.timing.delta_ns
+        )
+        """A message still missing this long after a later one of its sender is lost (`message_lifetime_ns`)."""
+        self._door = Door(group_key(policy.group), policy.member, policy.view.members)
+        self._sequence = 0
+
+    @abstractmethod
+    def from_above(self, now: int, frame: Frame) -> None:
+        """The layer above sends a frame."""
+
+    @abstractmethod
+    def from_below(self, now: int, frame: Frame) -> None:
+        """A frame has arrived from the layer below."""
+
+    @abstractmethod
+    def wake(self, now: int) -> None:
+        """Do what is due."""
+
+    @abstractmethod
+    def wake_at(self) -> int | None:
+        """The clock reading at which `wake` has something to do, or None."""
+
+    def _send_numbered(self, now: int, frame: Frame, stamp: bytes = b"") -> None:
+        """Wrap a frame for everyone: this service's header with the next number, the stamp, the frame."""
+        policy = self._policy
+        self.down.append(
+            Nested(
+                self.kind,
+                policy.member,
+                policy.incarnation,
+                policy.epoch,
+                frame.slot,
+                0,
+                0,
+                0,
+                self._sequence,
+                now,
+                None,
+                stamp,
+                EVERYONE,
+                frame.multicast,
+                frame,
+            )
+        )
+        self._sequence += 1
+
+    def _open(self, frame: Nested, stamp_bytes: int = 0) -> Frame | None:
+        """The wrapped frame behind a stamp of this size; None if it is invalid, which is counted."""
+        frame.start += stamp_bytes
+        inner = self._door.open_nested(frame, frame.sender, frame.incarnation)
+        if isinstance(inner, Refusal):
+            self.ignored[f"contains: {inner}"] += 1
+            return None
+        return inner
+
+
+class SequenceWindow:
+    """Which messages of one sender, in one incarnation, have arrived: a contiguous range, and single numbers beyond it.
+
+    A missing number counts as lost some time after a later number arrives (`add` sets the time), or when WINDOW later
+    numbers have arrived.
+    """
+
+    __slots__ = ("_counted_from", "_holes", "floor", "highest", "seen")
+
+    def __init__(self, first: int = 0, *, may_start_midstream: bool = False) -> None:
+        """`first` is the first number to arrive. With `may_start_midstream`, earlier numbers do not count as lost."""
+        self.floor = max(0, first - WINDOW + 1)
+        """All numbers below have arrived or are lost."""
+        self.highest = self.floor - 1
+        self.seen: set[int] = set()
+        """The numbers above the floor that have arrived."""
+        self._counted_from = first if may_start_midstream else 0
+        self._holes: deque[tuple[int, int]] = deque()
+        """(time, number): at that time, all numbers before this one that have not arrived are lost."""
+
+    def is_known(self, number: int) -> bool:
+        """Whether a number has arrived or counts as lost."""
+        return number < self.floor or number in self.seen
+
+    def add(self, number: int, lost_at: int) -> list[int]:
+        """Record a number that was not known. Missing numbers before it are lost at the time `lost_at`.
+
+        Returns the numbers that are lost at once, because they are WINDOW or more behind.
+        """
+        if number > self.highest + 1:
+            self._holes.append((lost_at, number))
+        self.highest = max(self.highest, number)
+        lost = self._mark_lost_before(number - WINDOW + 1)
+        self.seen.add(number)
+        self._advance_floor()
+        return lost
+
+    def next_loss_at(self) -> int | None:
+        """When the next missing number will count as lost, or None."""
+        holes = self._holes
+        while holes and holes[0][1] <= self.floor:
+            holes.popleft()
+        return holes[0][0] if holes else None
+
+    def expire(self, now: int) -> list[int]:
+        """The numbers that are lost by now; of a range longer than WINDOW, only the end."""
+        lost: list[int] = []
+        while (due := self.next_loss_at()) is not None and due <= now:
+            lost += self._mark_lost_before(self._holes.popleft()[1])
+        return lost
+
+    def _mark_lost_before(self, before: int) -> list[int]:
+        if before <= self.floor:
+            return []
+        first = max(self.floor, self._counted_from, before - WINDOW)
+        lost = [number for number in range(first, before) if number not in self.seen]
+        self.seen = {number for number in self.seen if number >= before}
+        self.floor = before
+        self._advance_floor()
+        return lost
+
+    def _advance_floor(self) -> None:
+        while self.floor in self.seen:
+            self.seen.remove(self.floor)
+            self.floor += 1
+
+
+# -- the contracts of the order and the observer ---------------------------------------------------------------------
+
+
 class Order(Timed, Protocol):
-    """The top of a stack: application messages in, deliveries in one order out."""
+    """The top of a stack: application messages go in, ordered deliveries come out."""
 
     down: list[Frame]
+    """Frames for the first layer, or for the network."""
     events: list[StackEvent]
+    """Deliveries and other events for the application."""
     ignored: Counter[str]
-    """Frames that came through the door but were not used, by reason."""
+    """Frames that the door admitted but the order did not use, by reason."""
     window_slots: int
-    """How many slots a sender may be ahead of what it has delivered."""
+    """How many slots a sender may be ahead of its own deliveries."""
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """app-mcast: take as many of the messages, from the first on, as the declared rate has room for now."""
+        """app-mcast: accept as many of the messages, from the first on, as the declared rate allows now."""
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """Renegotiate; ReservationRefused leaves the old rate in force."""
+        """new-rate: renegotiate this member's rate. On ReservationRefused the old rate stays in force."""
 
     def leave(self, now: int) -> None:
-        """Send what was accepted, then depart."""
+        """Send the accepted messages, then leave the group."""
 
     def latest_slot(self, now: int) -> int:
         """The last slot that a frame arriving now may belong to."""
 
     def bound_ns(self) -> int:
-        """AppLatency: no delivery is later than this after its submission, while the assumptions hold."""
+        """AppLatency: the longest time from submission to delivery, while the assumptions hold."""
 
     def gap_free(self) -> bool:
-        """Whether the order is promised to be free of gaps (Definition 1), or may have them (Definition 2)."""
+        """Whether the order promises no gaps (Definition 1), or may have them (Definition 2)."""
 
     def keeps_sending_to_departed(self) -> bool:
-        """Whether somebody who is not in the list may come back into it, and so must go on hearing us."""
+        """Whether this member keeps sending to departed members, for example because they may come back."""
 
     def waiting_for(self) -> tuple[int, ...]:
-        """The members without whom the group has not begun yet; empty when it runs."""
+        """The members that the group waits for before it starts; empty when it runs."""
 
     def running(self) -> bool:
-        """Whether messages are being taken and delivered."""
+        """Whether the order accepts and delivers messages."""
 
     def why_not_formed(self) -> str:
-        """What is known of why the group has not begun, beyond members that are missing; empty if nothing."""
+        """Why the group has not started, apart from missing members; empty if there is no known reason."""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """What a peer declared, if it has."""
+        """The rate that a peer declared, or None."""
 
     def by_multicast(self) -> bool:
         """Whether this member's data goes by IP multicast."""
 
 
 class Observer(Protocol):
-    """Sees what crosses the boundaries of a stack's layers, and changes nothing of it."""
+    """Sees all frames and events that cross a boundary between layers, and changes none of them."""
 
     due: int
-    """The clock reading from which on it wants to be woken."""
+    """The clock reading at which the observer needs to be woken."""
 
     events: list[StackEvent]
-    """What the application is to know; the stack empties it."""
+    """Events for the application; the stack empties the list."""
 
     def wake(self, now: int) -> None:
         """The local clock has reached `due`."""
 
     def submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> None:
-        """The application offered messages, of which the order took the first `taken`."""
+        """The application submitted messages; the order accepted the first `accepted` of them."""
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
-        """The order handed these to the application."""
+        """The stack passed these events to the application."""
 
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
-        """The network delivered a datagram."""
+        """A datagram arrived."""
 
     def arrived_in_batch(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
-        """The network delivered datagrams at once, as kernels do with those of one socket that follow each other."""
+        """Several datagrams arrived in one read: the kernel joins consecutive datagrams of one sender."""
 
     def passed_up(self, layer: str, frames: Sequence[Frame]) -> None:
         """A layer passed frames up."""
@@ -144,7 +325,7 @@ class Observer(Protocol):
         """Frames were passed down to a layer."""
 
     def settings_agreed(self, now: int, agreed: Sequence[SettingsAgreed]) -> None:
-        """Everybody goes by what these members need."""
+        """The settings that these members requested are agreed on."""
 
     def datagrams_sent(self, datagrams: int, size: int) -> None:
         """The stack put datagrams on the network."""

@@ -1,7 +1,8 @@
-"""Holds a sender to what it declared: burst per slot, payload per slot, average over k slots (paper 000 §2.1).
+"""Pacer: holds a sender to its declared rate (paper 000 §2.1).
 
-The paper assumes that applications keep their rates; here the pacer says how much more the current slot takes, and
-the rest waits at the application.
+A rate limits the messages per slot, the payload per slot, and the average over k slots. The paper assumes that
+applications keep their rates. Here the order asks the pacer how much the current slot can still take; further messages
+wait at the application.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Pacer:
         self._allowance = rate.allowance(self.theta_ns)
 
     def open_slot(self, slot: int, rate: Rate | None = None) -> None:
-        """A slot begins, perhaps with a new rate."""
+        """Start a slot, with a new rate if one is given."""
         if self.slot_messages:
             self._past_slots.append((self._slot, self.slot_messages))
             self._past_messages += self.slot_messages
@@ -42,31 +43,33 @@ class Pacer:
             self._past_messages -= self._past_slots.popleft()[1]
 
     def change_slot(self, slot: int, theta_ns: int) -> None:
-        """Slots have another length from `slot` on, which is to be opened next.
+        """Change the slot length from `slot` on, which must be opened next.
 
-        What was sent in earlier slots is noted for slots of the new length that are as long past, or a little less.
+        Messages of earlier slots then count for slots of the new length that are as far back in time, or slightly less.
         """
-        old, self.theta_ns = self.theta_ns, theta_ns
+        old_theta_ns, self.theta_ns = self.theta_ns, theta_ns
         if self.slot_messages:
             self._past_slots.append((self._slot, self.slot_messages))
             self._past_messages += self.slot_messages
             self.slot_messages = 0
-        self._past_slots = deque((slot - (slot - then) * old // theta_ns, count) for then, count in self._past_slots)
+        self._past_slots = deque(
+            (slot - (slot - past_slot) * old_theta_ns // theta_ns, count) for past_slot, count in self._past_slots
+        )
         self._set_rate(self.rate)
 
     def messages_left(self) -> int:
-        """How many more messages this slot takes."""
+        """How many more messages this slot can take."""
         return max(0, min(self.rate.burst, self._allowance - self._past_messages) - self.slot_messages)
 
     def bytes_left(self) -> int:
-        """How much more payload this slot takes."""
+        """How many more bytes of payload this slot can take."""
         return self._burst_bytes - self.slot_bytes
 
     def record_sent(self, messages: int, payload_bytes: int) -> None:
-        """That much was taken."""
+        """Count messages and payload bytes that were accepted in this slot."""
         self.slot_messages += messages
         self.slot_bytes += payload_bytes
 
     def is_full(self) -> bool:
-        """Whether this slot can take no further message, even an empty one."""
+        """Whether this slot can take no more messages, not even an empty one."""
         return self.messages_left() == 0

@@ -1,12 +1,16 @@
-"""Multicast without a total order (paper 002 §2.2): delivered as the service below passes it up.
+"""Multicast without a total order (paper 002 §2.2): messages are delivered as the layers below pass them up.
 
-The group forms as for the orders, rates are declared and kept, a message leaves at once. What order there is, FIFO or
-causal, and whether delivery is uniform, is the layers' matter; this is the top that gives it to the application. A
-member's own messages are delivered to it as they are taken, unless the service is uniform: then they come back up like
-everybody's. A member that crashes stays in the list, since nobody waits for it; one that leaves says so last.
+This is the top of a stack of services. The layers below decide whether delivery is FIFO, causal or uniform
+(net/services). The group forms as for the orders, and members declare and keep rates.
 
-AppLatency is Δ, the time within which reliable multicast reaches everyone; an earlier message that has to be waited
-for was sent earlier. A uniform delivery also takes the news of who has the message: 2Δ+Θ.
+Sending: `submit` sends messages at once, as far as the declared rate allows. A member delivers its own messages when it
+sends them, unless delivery is uniform: then they come back from below like those of its peers.
+Receiving: `from_below` delivers each frame at once and reassembles fragmented messages.
+Membership: a crashed member stays in the view, since no member waits for it. A member that leaves announces it with its
+last frame.
+
+AppLatency is Δ, the time in which reliable multicast reaches all members; an earlier message that delivery waits for
+was also sent earlier. Uniform delivery also waits for reports of which members have the message, so it is 2Δ+Θ.
 """
 
 from __future__ import annotations
@@ -32,23 +36,23 @@ from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, M
 from unisono.wire.packed_messages import ReassembledMessage
 
 HORIZON_NS = NS_PER_S
-"""A frame from a slot further ahead of our clock than this, beyond Γ, is absurd."""
+"""Refuse frames of slots that are more than this and Γ ahead of our clock."""
 MAX_EARLY_FRAMES = 1 << 14
-"""How many frames are kept that come before this member knows that the group has begun."""
+"""How many frames are kept that arrive before this member knows that the group has started."""
 MAX_PARTIAL_MESSAGES = 1 << 10
-"""How many messages of one sender may lack pieces; beyond that the oldest one is given up."""
+"""How many incomplete messages are kept per sender; beyond that the oldest one is dropped."""
 
 
 @dataclass(slots=True)
 class _PartialMessage:
-    """A message that has come in part, by the numbers of its frames."""
+    """The fragments of a message that have arrived, by frame number."""
 
     bodies: dict[int, bytes | memoryview] = field(default_factory=dict)
     first_number: int | None = None
     last_number: int | None = None
 
     def add(self, frame: Frame) -> bool:
-        """Whether the message is whole now."""
+        """Store a fragment. Returns True if the message is complete."""
         self.bodies[frame.number] = frame.body
         if frame.flags & FIRST_FRAGMENT:
             self.first_number = frame.number
@@ -61,6 +65,7 @@ class _PartialMessage:
         )
 
     def assemble(self) -> ReassembledMessage:
+        """The complete message."""
         return ReassembledMessage([self.bodies[number] for number in sorted(self.bodies)])
 
 
@@ -87,19 +92,19 @@ class Unordered:
         self._new_rate: Rate | None = None
         self._slot = self._next_frame_number = self._sequence = 0
         self._submissions_waiting = False
-        """Whether messages were turned away, to be offered again in the next slot."""
+        """Whether messages were refused that the application will submit again in the next slot."""
         self._leaving = False
         # Delivering.
         self._index = 0
         self._early_frames: list[Frame] = []
         self._partial_messages: dict[int, dict[int, _PartialMessage]] = {member: {} for member in policy.view.members}
-        """By sender and the message's number."""
+        """The incomplete messages, by sender and message number."""
         self.window_slots = -(-(self._timing.delta_ns + self._timing.gamma_ns) // self._timing.theta_ns) + 3
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take what the declared rate has room for now; it is on its way when this returns."""
+        """app-mcast: send as many of the messages at once as the declared rate allows now. Returns how many."""
         if Input.SUBMIT not in ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
         sizes = list(map(len, messages))
@@ -116,16 +121,16 @@ class Unordered:
         self._submissions_waiting = count < len(sizes)
         messages, sizes = messages[:count], sizes[:count]
         self._pacer.record_sent(count, sum(sizes))
-        loads: list[FramePayload] = self._packer.add(messages, sizes)
+        payloads: list[FramePayload] = self._packer.add(messages, sizes)
         rest = self._packer.flush()
         if rest is not None:
-            loads.append(rest)
-        for at, load in enumerate(loads):
-            self._emit(now, load, END_OF_SLOT if at == len(loads) - 1 else 0)
+            payloads.append(rest)
+        for position, payload in enumerate(payloads):
+            self._emit(now, payload, END_OF_SLOT if position == len(payloads) - 1 else 0)
         return count
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has been passed up."""
+        """net-receive."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 violation = self.exchange.from_below(now, frame)
@@ -135,7 +140,7 @@ class Unordered:
                 self._start_delivery()
             return
         if frame.kind is not Kind.DATA:
-            self.ignored["kind of another order"] += 1
+            self.ignored["frame kind not used by this order"] += 1
         elif self.mode is Mode.DELIVER_MESSAGES:
             self._receive_data(frame)
         elif self.mode is Mode.DET_RATE and len(self._early_frames) < MAX_EARLY_FRAMES:
@@ -144,22 +149,22 @@ class Unordered:
             self.ignored["data in mode " + self.mode] += 1
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
+        """new-rate: in force from the next slot on. Until then the larger of both rates is reserved."""
         if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
             return
         self._policy.check_rate(rate)
-        asked, held = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
+        new, old = reservation(self._policy, rate), reservation(self._policy, self._pacer.rate)
         self._reserver.reserve(
             BandwidthReservation(
-                max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
-                max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
-                asked.theta_ns,
+                max(new.avg_bytes_per_s, old.avg_bytes_per_s),
+                max(new.burst_bytes_per_slot, old.burst_bytes_per_slot),
+                new.theta_ns,
             )
         )
         self._new_rate = rate
 
     def leave(self, now: int) -> None:
-        """Say so, behind all that was sent."""
+        """Announce the departure, after all messages."""
         if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
@@ -168,7 +173,7 @@ class Unordered:
             self._emit(now, None, END_OF_SLOT | LEAVING)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Send HELLOs until the group starts, and open the current slot."""
         if self.mode is Mode.LEFT:
             return
         if self.mode is Mode.GET_RATE:
@@ -180,7 +185,7 @@ class Unordered:
             self._submissions_waiting = False
 
     def wake_at(self) -> int | None:
-        """A HELLO, or the slot in which there is room again."""
+        """When the next HELLO is due, or the next slot if messages or a new rate wait for it."""
         if self.mode is Mode.GET_RATE:
             return 0
         if self.mode is Mode.LEFT:
@@ -194,7 +199,7 @@ class Unordered:
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _start_delivery(self) -> None:
-        """Every rate is known: what has come already is delivered."""
+        """Start when the rates of all members are known, and deliver the frames that arrived before."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
         self.mode = Mode.DELIVER_MESSAGES
@@ -222,16 +227,12 @@ class Unordered:
             self._new_rate = None
 
     def _emit(self, now: int, payload: FramePayload | None, flags: int) -> None:
-        run = None if payload is None else payload.packed_messages
         body: bytes | memoryview = b""
         if payload is not None and payload.fragment is not None:
-            body, flags = (
-                payload.fragment,
-                flags
-                | FRAGMENT
-                | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
-            )
+            body = payload.fragment
+            flags |= FRAGMENT
+            flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
+            flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
         policy = self._policy
         frame = Frame(
             Kind.DATA,
@@ -244,7 +245,7 @@ class Unordered:
             self._pacer.rate.burst,
             self._sequence,
             now,
-            run,
+            None if payload is None else payload.packed_messages,
             body,
             multicast=self._multicast,
         )
@@ -264,20 +265,21 @@ class Unordered:
         self._deliver(frame)
 
     def _deliver(self, frame: Frame) -> None:
-        sender, run = frame.sender, frame.packed_messages
+        sender, packed = frame.sender, frame.packed_messages
         if frame.flags & FRAGMENT:
-            pieced = self._partial_messages[sender]
-            pieces = pieced.setdefault(frame.first_sequence, _PartialMessage())
-            if pieces.add(frame):
-                run = pieced.pop(frame.first_sequence).assemble()
-            elif len(pieced) > MAX_PARTIAL_MESSAGES:
-                del pieced[min(pieced)]
-        if run is not None:
-            place = sender * POSITIONS_PER_SENDER + frame.first_sequence % POSITIONS_PER_SENDER
+            partial_messages = self._partial_messages[sender]
+            partial = partial_messages.setdefault(frame.first_sequence, _PartialMessage())
+            if partial.add(frame):
+                packed = partial_messages.pop(frame.first_sequence).assemble()
+            elif len(partial_messages) > MAX_PARTIAL_MESSAGES:
+                del partial_messages[min(partial_messages)]
+        if packed is not None:
+            sequence = frame.first_sequence
+            position = sender * POSITIONS_PER_SENDER + sequence % POSITIONS_PER_SENDER
             self.events.append(
-                Batch(sender, frame.incarnation, frame.slot, frame.first_sequence, place, self._index, run.count, [run])
+                Batch(sender, frame.incarnation, frame.slot, sequence, position, self._index, packed.count, [packed])
             )
-            self._index += run.count
+            self._index += packed.count
         if frame.flags & LEAVING:
             self._on_departure(sender, frame.slot)
 
@@ -291,38 +293,38 @@ class Unordered:
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """The last slot that a right sender could be in."""
+        """The last slot that a frame arriving now may belong to."""
         return self._timing.slot_of(now + self._timing.gamma_ns + HORIZON_NS) + 1
 
     def bound_ns(self) -> int:
-        """Δ, or 2Δ+Θ where delivery is uniform."""
+        """AppLatency: Δ, or 2Δ+Θ if delivery is uniform."""
         delta = self._timing.delta_ns
         return 2 * delta + self._timing.theta_ns if self._uniform else delta
 
     def keeps_sending_to_departed(self) -> bool:
-        """Who has left has left; but its peers may still need copies of what it has."""
+        """Yes: a departed member cannot come back, but it may still broadcast copies that its peers need."""
         return True
 
     def gap_free(self) -> bool:
-        """No total order is promised, so none without gaps; agreement is what is checked."""
+        """No: there is no total order to be free of gaps. The checker checks agreement."""
         return False
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Members that the rate exchange still lacks."""
+        """The members that the rate exchange still waits for."""
         return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
 
     def running(self) -> bool:
-        """Whether messages are being taken and delivered."""
+        """Whether the order accepts and delivers messages."""
         return self.mode is Mode.DELIVER_MESSAGES
 
     def why_not_formed(self) -> str:
-        """What peers' HELLOs were refused for."""
+        """Why HELLOs of peers were refused; empty if none was."""
         return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """What a peer declared at the start."""
+        """The rate that a peer declared at the start, or None."""
         return self.exchange.rate(peer)
 
     def by_multicast(self) -> bool:
-        """Whether every peer has heard this member by IP multicast."""
+        """Whether every peer has received this member's HELLO by IP multicast."""
         return self._multicast

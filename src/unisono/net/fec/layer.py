@@ -1,20 +1,23 @@
-"""Forward error correction (paper 001 §5.1, errata 001-1, -2, -4, -6, -7): no loss is seen above it while the network
-loses at most a of any b consecutive datagrams of a sender.
+"""Forward error correction (paper 001 §5.1, errata 001-1, -2, -4, -6, -7).
 
-Each frame of the order is one original. A block is b-a originals and a redundant shares, of which any b-a give back
-the originals. It is cut when one original more than that is waiting, so that the last block of a slot, which has
-what is left, is never empty. The order ends every slot with its end-of-slot mark, the paper's FEC-end-slot; without
-messages the mark is the paper's dummy. Waiting costs no latency, since a slot is delivered after its end (001-7).
+While the network loses at most a of any b consecutive datagrams of a sender, the order above sees no loss. Each frame
+of the order is one original. A block has b-a originals and a redundant shares; any b-a of its shares restore the
+originals.
 
-How the b consecutive datagrams are counted (001-4): a block of at most b shares leaves in one go, so between its
-first and last share the sender's link carries nothing else. Frames that are not the order's data (HELLO, JOIN, PROBE)
-pass at once and uncoded, which is always between two blocks. Whatever lies between blocks, some b consecutive
-datagrams contain all of a block, and so at most a of it are lost.
+Sending: `from_above` collects the order's frames. It sends a block when b-a+1 originals are waiting, so the last block
+of a slot is never empty. The order ends every slot with an end-of-slot mark, the paper's FEC-end-slot, which closes
+the last block. In a slot without messages the mark is the paper's dummy. Waiting costs no latency, since a slot is
+delivered after its end (001-7).
 
-An original goes up as it arrives, behind a gap too, and a reconstructed one as soon as it can be. The order keeps
-frames by slot and number (Rqueue) and delivers none before its turn, so holding back here would only cost time; and
-when a crashed sender's block stays incomplete, what came of it is above already, for the order to deliver in its
-order at its time-out (001-6). The order sees the paper's `end` as the mark, which is an original like any other.
+How b consecutive datagrams are counted (001-4): a block of at most b shares leaves in one go, so the sender's link
+carries nothing else between its first and last share. Frames other than the order's data (HELLO, JOIN, PROBE) pass at
+once and uncoded, always between two blocks. So every block lies within some b consecutive datagrams, of which at most
+a are lost.
+
+Receiving: an original goes up when it arrives, even behind a gap, and a reconstructed one as soon as it is computed.
+The order stores frames by slot and number (Rqueue), so holding them back here would only cost time. If the block of a
+crashed sender stays incomplete, the order already has the originals that arrived and delivers them at its time-out
+(001-6). The paper's `end` is the end-of-slot mark, an original like any other.
 """
 
 from __future__ import annotations
@@ -44,26 +47,26 @@ from unisono.wire.door import Refusal
 from unisono.wire.frame import END_OF_SLOT, FRAME_NUMBER_MAX, Frame, Kind, encode
 
 LATE_SHARE_NS = NS_PER_S
-"""Incomplete blocks are kept until their sender is this much and Δ+Γ further: a late share may still complete them."""
+"""Keep incomplete blocks until their sender is this and Δ+Γ ahead: a late share may still complete them."""
 SENDER_TIMEOUT_NS = 60 * NS_PER_S
-"""Of a sender that says nothing more, they are kept for this long by our clock, which a pause may have let leap."""
+"""Keep the incomplete blocks of a silent sender for this long by our clock, which may jump after a pause."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
-"""How much of one sender's incomplete blocks is kept; beyond that the oldest slot's are given up."""
+"""How much of one sender's incomplete blocks is kept; beyond that, those of the oldest slot are dropped."""
 _SHARE_OVERHEAD_BYTES = 512
-"""What keeping a share takes beside its bytes, roughly."""
+"""The approximate cost of storing a share, in addition to its bytes."""
 
 
-# -- the algebra ---------------------------------------------------------------------------------------------
+# -- the cost of redundancy ------------------------------------------------------------------------------------------
 
 
 def checked_fec(fec: tuple[int, int]) -> tuple[int, int]:
-    """(a, b) if blocks of b shares with a redundant ones are possible."""
+    """(a, b) unchanged; raises InvalidOption if blocks of b shares with a redundant ones are not possible."""
     check_fec(fec)
     return fec
 
 
 def datagrams_per_slot(originals: int, a: int, b: int) -> int:
-    """The datagrams of a slot with M originals: M' + a⌈M'/(b-a)⌉, M' = max(M, 1) for the dummy (001-2)."""
+    """The datagrams of a slot with M originals: M' + a⌈M'/(b-a)⌉, with M' = max(M, 1) for the dummy (001-2)."""
     sent = max(originals, 1)
     return sent + a * -(-sent // (b - a))
 
@@ -71,36 +74,37 @@ def datagrams_per_slot(originals: int, a: int, b: int) -> int:
 def net_max_burst(app_max_burst: int, a: int, b: int) -> int:
     """NetMaxBurst = AppMaxBurst + a⌈AppMaxBurst/(b-a)⌉, in datagrams per slot (001-2).
 
-    It bounds a slot; a stretch of length Θ that is not a slot can contain more (001-3). Raises InvalidOption if a
-    slot cannot number so many.
+    It bounds the datagrams of a slot; an interval of length Θ that is not a slot can contain more (001-3). Raises
+    InvalidOption if a slot cannot number that many.
     """
-    most = datagrams_per_slot(app_max_burst, a, b)
-    if most > FRAME_NUMBER_MAX:
-        raise InvalidOption("fec", f"a slot would need {most:,} datagrams, and {FRAME_NUMBER_MAX:,} are possible")
-    return most
+    datagrams = datagrams_per_slot(app_max_burst, a, b)
+    if datagrams > FRAME_NUMBER_MAX:
+        text = f"a slot would need {datagrams:,} datagrams, but at most {FRAME_NUMBER_MAX:,} are possible"
+        raise InvalidOption("fec", f"{text}; lower the burst or the redundancy")
+    return datagrams
 
 
 def net_avg_per_slot(app_avg_per_slot: float, a: int, b: int) -> float:
     """NetAvgRate <= AppAvgRate·b/(b-a) + a + 1, in datagrams per slot (001-2).
 
-    By M' <= M + 1 and ⌈M'/(b-a)⌉ <= (M'+b-a-1)/(b-a). `app_avg_per_slot` is without dummies and marks.
+    It follows from M' <= M + 1 and ⌈M'/(b-a)⌉ <= (M'+b-a-1)/(b-a). `app_avg_per_slot` does not count end-of-slot marks.
     """
     return app_avg_per_slot * b / (b - a) + a + 1
 
 
 def residual_loss(loss: float, a: int, b: int) -> float:
-    """The share of originals that stay lost when each datagram is lost with this probability, independently.
+    """The fraction of originals that stay lost if each datagram is lost with this probability, independently.
 
-    An original stays lost if it is lost and with it at least a of the other shares of its block. A slot's last block
-    is at most as long, and so at least as safe.
+    An original stays lost if it is lost together with at least a of the other shares of its block. The last block of a
+    slot is at most as long, so it is at least as safe.
     """
     others = b - 1
-    bearable = sum(comb(others, lost) * loss**lost * (1 - loss) ** (others - lost) for lost in range(a))
-    return loss * max(0.0, 1 - bearable)
+    recoverable = sum(comb(others, lost) * loss**lost * (1 - loss) ** (others - lost) for lost in range(a))
+    return loss * max(0.0, 1 - recoverable)
 
 
 def ask_above_fec(ask: Ask) -> Ask:
-    """What an order on top of this layer is asked: the same, over a network that loses only what stays lost."""
+    """The request to an order above this layer: the same, over a network with only the residual loss."""
     if ask.fec is None:
         return ask
     a, b = checked_fec(ask.fec)
@@ -109,11 +113,11 @@ def ask_above_fec(ask: Ask) -> Ask:
 
 
 def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offer:
-    """What an order's offer becomes when its frames go through this layer.
+    """An order's offer, adjusted for the cost of this layer.
 
-    The order sends at least its mark in each slot, so its O frames per second become at most
-    O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is `net_avg_per_slot`. The latency bound stays as it
-    is (001-7).
+    The order sends at least an end-of-slot mark in each slot, so its O frames per second become at most
+    O·b/(b-a) + a(b-a-1)/(b-a)/Θ; for O = AppAvgRate + 1/Θ that is `net_avg_per_slot`. The latency bound stays the same
+    (001-7).
     """
     a, b = checked_fec(fec)
     k = b - a
@@ -125,7 +129,7 @@ def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offe
         f"FEC {a}/{b}: NetAvgRate = {offer.avg_rate:g}·{b}/{k} + {a}·{k - 1}/{k}/Θ = {average:g} per second",
     ]
     if burst > FRAME_NUMBER_MAX:
-        why.append(f"a slot would need {burst:,} datagrams, and {FRAME_NUMBER_MAX:,} are possible")
+        why.append(f"a slot would need {burst:,} datagrams, but at most {FRAME_NUMBER_MAX:,} are possible")
     return replace(
         offer,
         feasible=offer.feasible and burst <= FRAME_NUMBER_MAX,
@@ -138,32 +142,33 @@ def offer_through_fec(offer: Offer, fec: tuple[int, int], theta_ns: int) -> Offe
 
 
 def order_policy(policy: Policy) -> Policy:
-    """The policy of the order above: its frames leave room for the header that this layer puts before them."""
+    """The policy for the order above: its frames leave room for this layer's header."""
     fec = policy.fec
     if fec is not None and policy.fec_most > fec[0]:
         fec = (policy.fec_most, fec[1] - fec[0] + policy.fec_most)
     return replace(policy, max_frame=policy.max_frame - SHARE_HEADER_BYTES, fec=fec)
 
 
-# -- the layer -----------------------------------------------------------------------------------------------
+# -- the layer -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _SlotBlocks:
-    """What is known of one sender's slot."""
+    """The blocks of one sender's slot."""
 
     incomplete: dict[int, dict[int, Share]] = field(default_factory=dict)
-    """Blocks that are not complete yet, by number, each with its shares by index."""
+    """The shares of incomplete blocks, by block number and share index."""
     complete: set[int] = field(default_factory=set)
+    """The numbers of the complete blocks."""
     last_block: int | None = None
-    """The number of the slot's last block, once it is known."""
+    """The number of the slot's last block, once known."""
 
     def is_finished(self) -> bool:
         """Whether every block is complete."""
         return self.last_block is not None and len(self.complete) == self.last_block + 1
 
     def is_consistent_with(self, share: Share) -> bool:
-        """Whether a share agrees with what others of its slot and block have said."""
+        """Whether a share agrees with the shares of its slot and block that arrived before."""
         if self.last_block is not None:
             if share.block > self.last_block or (share.flags & END_OF_SLOT != 0) != (share.block == self.last_block):
                 return False
@@ -183,24 +188,25 @@ class _SlotBlocks:
 
 @dataclass(slots=True)
 class _SenderBlocks:
-    """What has come from one sender in one life."""
+    """The blocks of one sender in one incarnation."""
 
     incarnation_id: tuple[int, int]
     floor: int
-    """Slots before this one are finished or given up, and nothing is known of them."""
+    """Slots before this one are finished or dropped; no state is kept of them."""
     slots: dict[int, _SlotBlocks] = field(default_factory=dict)
+    """The unfinished slots."""
     finished: set[int] = field(default_factory=set)
-    """Finished slots after an unfinished one."""
+    """The finished slots after an unfinished one."""
     held_bytes: int = 0
 
     def finish_slot(self, slot: int) -> None:
-        """All of a slot is here."""
+        """Forget a slot of which all blocks are complete."""
         del self.slots[slot]
         self.finished.add(slot)
         self._advance_floor()
 
     def raise_floor(self, floor: int) -> int:
-        """Give up what is before a slot; how many blocks that were incomplete."""
+        """Drop all slots before `floor`. Returns how many incomplete blocks they had."""
         blocks = 0
         for slot in [s for s in self.slots if s < floor]:
             for shares in self.slots.pop(slot).incomplete.values():
@@ -218,12 +224,12 @@ class _SenderBlocks:
 
 
 def stored_bytes(shares: dict[int, Share]) -> int:
-    """What a block's shares take to keep."""
+    """The approximate cost of storing these shares."""
     return sum(len(share.body) + _SHARE_OVERHEAD_BYTES for share in shares.values())
 
 
 class Fec:
-    """The layer: the order's frames down in blocks, and up as they were."""
+    """The layer: sends the order's frames in blocks, and passes them up as they were."""
 
     name: ClassVar[str] = "fec"
     wraps = frozenset({Kind.DATA})
@@ -232,22 +238,22 @@ class Fec:
     def __init__(
         self, policy: Policy, held_bytes_max: int = HELD_BYTES_MAX, slots: Callable[[], SlotGrid] | None = None
     ) -> None:
-        """`slots` says what slots are now, where their length may change.
+        """`slots` returns the current slot schedule; without it the slot length stays as declared.
 
-        Raises InvalidOption if policy.fec makes no sense, MissingDependency if there is no erasure code here.
+        Raises InvalidOption if policy.fec is not valid, MissingDependency if the erasure code is not installed.
         """
         if policy.fec is None:
-            raise InvalidOption("fec", "the layer needs an a/b")
+            raise InvalidOption("fec", "forward error correction needs a/b, for example 1/5")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
-        """Shares that came through the door but were not used, by reason."""
+        """Shares that the door admitted but this layer did not use, by reason."""
         self.recovered_originals = 0
-        """How many originals were reconstructed."""
+        """The number of reconstructed originals."""
         self.surplus_shares = 0
-        """How many shares came when their block was complete."""
+        """The number of shares that arrived after their block was complete."""
         self.incomplete_blocks = 0
-        """How many blocks stayed incomplete."""
+        """The number of blocks that stayed incomplete."""
         self._redundant, b = checked_fec(policy.fec)
         self._originals = b - self._redundant
         prepare_coder(self._originals, self._redundant)
@@ -267,21 +273,21 @@ class Fec:
         self._sweep_at = 0
 
     def change_code(self, fec: tuple[int, int], slot: int) -> None:
-        """Blocks of this slot and later ones have these shares; a share says itself what its block is."""
+        """Use this a/b from `slot` on. Receivers need not know, since every share describes its block."""
         prepare_coder(fec[1] - fec[0], fec[0])
         self._next_code = checked_fec(fec), slot
 
-    # -- down ------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
-        """FEC-send, and with the end-of-slot mark FEC-end-slot."""
+        """FEC-send; with an end-of-slot mark also FEC-end-slot."""
         if frame.kind is not Kind.DATA or frame.to != EVERYONE:
             self.down.append(frame)
             return
         waiting = self._waiting
         if frame.slot != self._slot:
             if waiting:
-                # An order that stood still goes on in a later slot without having ended this one.
+                # The order was paused and continues in a later slot without having ended this one.
                 self._send_block(now, len(waiting), 0)
             self._slot, self._next_block, self._next_number = frame.slot, 0, 0
             if self._next_code is not None and frame.slot >= self._next_code[1]:
@@ -294,7 +300,7 @@ class Fec:
             self._send_block(now, len(waiting), END_OF_SLOT)
 
     def _send_block(self, now: int, count: int, flags: int) -> None:
-        """Send the first `count` originals as a block."""
+        """Send the first `count` waiting originals as a block."""
         frames = self._waiting[:count]
         del self._waiting[:count]
         first, multicast = frames[0], all(frame.multicast for frame in frames)
@@ -303,10 +309,6 @@ class Fec:
         shares += redundant_shares(originals, self._redundant)
         sender, incarnation, epoch, slot, burst = first.sender, first.incarnation, first.epoch, first.slot, first.burst
         for index, (size, share) in enumerate(shares):
-            number, place = (
-                self._next_number + index,
-                pack_share_position(size, self._next_block, index, count, self._redundant),
-            )
             self.down.append(
                 Frame(
                     Kind.FEC,
@@ -314,10 +316,10 @@ class Fec:
                     incarnation,
                     epoch,
                     slot,
-                    number,
+                    self._next_number + index,
                     flags,
                     burst,
-                    place,
+                    pack_share_position(size, self._next_block, index, count, self._redundant),
                     now,
                     None,
                     share,
@@ -328,16 +330,16 @@ class Fec:
         self._next_block += 1
         self._next_number += len(shares)
 
-    # -- up --------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """net-receive."""
+        """net-receive: pass up an original, and store the share until its block is complete."""
         if not isinstance(frame, Share):
             self.up.append(frame)
             return
         grid = self._slots()
         if frame.slot > grid.slot_of(now + grid.gamma_ns + LATE_SHARE_NS) + 1:
-            # No clock is that far ahead. Were it taken for the sender's present slot, all before it would be given up.
+            # No clock is that far ahead. Storing the share would drop all earlier slots of its sender.
             self.ignored["slot ahead of any clock"] += 1
             self._pass_up_original(frame)
             return
@@ -360,22 +362,22 @@ class Fec:
             self._store_share(stream, slot, frame)
 
     def _stream_of(self, share: Share, kept_slots: int) -> _SenderBlocks | None:
-        """What has come from the share's sender; None if it has begun a later life since."""
-        life = (share.epoch, share.incarnation)
+        """The blocks of the share's sender; None if the share is of an earlier incarnation."""
+        incarnation_id = (share.epoch, share.incarnation)
         stream = self._streams.get(share.sender)
-        if stream is None or stream.incarnation_id < life:
-            stream = self._streams[share.sender] = _SenderBlocks(life, max(0, share.slot - kept_slots))
-        return stream if stream.incarnation_id == life else None
+        if stream is None or stream.incarnation_id < incarnation_id:
+            stream = self._streams[share.sender] = _SenderBlocks(incarnation_id, max(0, share.slot - kept_slots))
+        return stream if stream.incarnation_id == incarnation_id else None
 
     def _open_slot(self, stream: _SenderBlocks, number: int, kept_slots: int) -> _SlotBlocks:
-        """A slot's first share is here: what is much older is given up."""
+        """Start a slot when its first share arrives, and drop slots that are too old."""
         if stream.floor < number - kept_slots:
             self.incomplete_blocks += stream.raise_floor(number - kept_slots)
         slot = stream.slots[number] = _SlotBlocks()
         return slot
 
     def _pass_up_original(self, share: Share) -> None:
-        """Nothing is known of the share's slot any more: what is readable goes up, for the order to judge."""
+        """Pass up an original whose slot has no state here; the order decides whether it still needs it."""
         if share.original is None:
             self.surplus_shares += 1
             return
@@ -401,7 +403,7 @@ class Fec:
             self.incomplete_blocks += stream.raise_floor(min(stream.slots) + 1)
 
     def _complete_block(self, stream: _SenderBlocks, slot: _SlotBlocks, share: Share) -> None:
-        """As many shares as originals are here: the originals that are not are reconstructed."""
+        """The block has as many shares as originals: reconstruct the missing originals."""
         shares = slot.incomplete.pop(share.block)
         stream.held_bytes -= stored_bytes(shares)
         slot.complete.add(share.block)
@@ -413,12 +415,12 @@ class Fec:
     def _reconstruct(self, share: Share, shares: dict[int, Share]) -> None:
         found = missing_originals(shares)
         if found is None:
-            self.ignored["shares of no one block"] += len(shares)
+            self.ignored["shares of different blocks"] += len(shares)
             return
         for index, (data, size) in found.items():
             original = read_original(share, index, data, end=size, group=self._group)
             if isinstance(original, Refusal):
-                self.ignored["reconstruction makes no sense"] += 1
+                self.ignored["invalid reconstruction"] += 1
                 continue
             self.recovered_originals += 1
             original.multicast = share.multicast
@@ -427,7 +429,7 @@ class Fec:
     # -- time ------------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        """Time has passed: what is left of senders that have long been silent is given up."""
+        """Drop the incomplete blocks of senders that have long been silent."""
         if now < self._sweep_at:
             return
         self._sweep_at = now + SENDER_TIMEOUT_NS // 8
@@ -437,13 +439,13 @@ class Fec:
                 self.incomplete_blocks += stream.raise_floor(floor)
 
     def wake_at(self) -> int | None:
-        """Nothing here is due: the order says when a slot ends, and giving up can wait for any occasion."""
+        """None: the order ends the slots, and dropping old blocks can wait for any wake."""
         return None
 
     def kept_slots(self, slot: int) -> int:
-        """How many slots before this one of its sender incomplete blocks are kept."""
+        """How many slots before `slot` of the same sender keep their incomplete blocks."""
         return -(-self._keep_incomplete_ns // min(self._slots().lengths_from(slot))) + 1
 
     def held_bytes(self) -> int:
-        """What incomplete blocks take at present."""
+        """The approximate cost of storing all incomplete blocks."""
         return sum(stream.held_bytes for stream in self._streams.values())

@@ -1,9 +1,9 @@
-"""The bytes of forward error correction (paper 001 §5.1): where a share stands in its block, and the erasure code.
+"""Wire form and erasure code of forward error correction (paper 001 §5.1).
 
-A FEC frame has the common header and a share as its body. The header's sequence field, which a share has no use for,
-says where the share stands, so a share costs one header and no byte more. An original's share is its encoded frame
-itself, as it would travel without this layer; only for coding are shorter originals padded with zeros to the longest
-of their block. Sizes are coded along with the bytes, so that a reconstructed frame has exactly its own.
+A FEC frame has the common header, and a share as its body. The header's sequence field, which a share does not need
+otherwise, holds the position of the share in its block, so a share costs exactly one header. The share of an original
+is its encoded frame, as it would travel without this layer. Only for coding, shorter originals are padded with zeros
+to the longest of their block. The sizes are coded too, so a reconstructed frame has its exact size.
 """
 
 from __future__ import annotations
@@ -19,47 +19,50 @@ from unisono.wire.door import Door, Header, Refusal, read_messages, register_lay
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, KNOWN_FLAGS, VERSION, Frame, Kind, unpack_header
 
 SHARE_HEADER_BYTES = HEADER_BYTES
-"""What each datagram carries beside its share."""
+"""The bytes of a datagram in addition to its share."""
 _SIZE_BYTES = 2
 SIZE_END = 1 << 8 * _SIZE_BYTES
+"""All sizes are below this."""
 _CODERS_KEPT = 512
 
 
 @dataclass(slots=True)
 class Share(Frame):
-    """A FEC frame on its way up: the header's common fields, where it stands, and the share as `body`."""
+    """A received FEC frame: the common header fields, the position, and the share as `body`."""
 
     size: int = 0
-    """An original's size; of a redundant share, the code over the originals' sizes."""
+    """The size of an original; in a redundant share, the code over the sizes of the originals."""
     block: int = 0
-    """The number of its block in the slot."""
+    """The number of the block in the slot."""
     index: int = 0
-    """Its number in the block: originals come first."""
+    """The number of the share in the block; originals come first."""
     originals: int = 0
+    """The number of originals in the block."""
     redundant: int = 0
+    """The number of redundant shares in the block."""
     original: Frame | None = None
-    """The order's frame, if the share is one."""
+    """The order's frame, if the share is an original."""
 
 
 def pack_share_position(size: int, block: int, index: int, originals: int, redundant: int) -> int:
-    """Where a share stands, as the header's sequence field."""
+    """The position of a share, as the header's sequence field."""
     return size << 40 | block << 24 | index << 16 | originals << 8 | redundant
 
 
 def unpack_share_position(position: int) -> tuple[int, int, int, int, int]:
-    """The fields of `pack_place`, unchecked: the first may be wider than it can be packed."""
+    """The fields of `pack_share_position`, unchecked: the size may exceed SIZE_END."""
     return position >> 40, position >> 24 & 0xFFFF, position >> 16 & 0xFF, position >> 8 & 0xFF, position & 0xFF
 
 
 def is_possible_position(share: Share) -> bool:
-    """Whether a share's fields fit together, as far as one share alone can tell."""
+    """Whether the fields of a share are consistent with each other."""
     total = share.originals + share.redundant
     if not (share.originals and share.redundant and share.index < total <= SHARES_MAX and share.size < SIZE_END):
         return False
     base = share.number - share.index
     if share.block == 0:
         return base == 0
-    # All blocks before have one length, and none is shorter than this one.
+    # All earlier blocks of the slot have the same length, and this one is not longer.
     length, rest = divmod(base, share.block)
     return rest == 0 and total <= length <= SHARES_MAX
 
@@ -69,8 +72,8 @@ def _zfec() -> Any:
         import zfec  # noqa: PLC0415  a compiled library that only groups with redundancy need
     except ImportError as error:
         raise MissingDependency(
-            "forward error correction needs zfec, which is not installed here: pip install zfec, or unisono[fec]; "
-            "where PyPI has no wheel of it for this machine, that takes a C compiler and Python's headers"
+            "forward error correction needs zfec, which is not installed: pip install zfec, or unisono[fec]; "
+            "if PyPI has no wheel for this machine, that needs a C compiler and Python's headers"
         ) from error
     return zfec
 
@@ -87,12 +90,12 @@ def _decoder(originals: int, redundant: int) -> Any:
 
 
 def prepare_coder(originals: int, redundant: int) -> None:
-    """Make the coder of such blocks now; raises MissingDependency where there is no zfec."""
+    """Create the coder of such blocks in advance; raises MissingDependency if zfec is not installed."""
     _encoder(originals, redundant)
 
 
 def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[int, bytes]]:
-    """The size codes and the bytes of a block's redundant shares."""
+    """The redundant shares of a block: the code over the sizes, and the bytes, of each."""
     encoder, wanted = _encoder(len(originals), redundant)
     sizes = [len(original).to_bytes(_SIZE_BYTES) for original in originals]
     longest = max(map(len, originals))
@@ -102,15 +105,15 @@ def redundant_shares(originals: Sequence[bytes], redundant: int) -> list[tuple[i
 
 
 def missing_originals(shares: Mapping[int, Share]) -> dict[int, tuple[bytes, int]] | None:
-    """What a block's shares do not contain of its originals, by index: a buffer, and how much of it the frame is.
+    """The originals that are missing among a block's shares, by index: a padded buffer, and the frame's size.
 
-    As many shares as the block has originals are needed, whichever they are. None if they cannot be of one block:
-    no padding makes their sizes equal.
+    It needs as many shares as the block has originals, any of them. Returns None if the shares cannot be of the same
+    block, because no padding makes their sizes equal.
     """
     any_share = next(iter(shares.values()))
     count = any_share.originals
     spare = iter([index for index in shares if index >= count])
-    # The code wants each original in its own place; redundant shares fill the gaps.
+    # The decoder expects each original at its own index; redundant shares fill the gaps.
     indices = [index if index in shares else next(spare) for index in range(count)]
     missing = [index for index in range(count) if index not in shares]
     if not missing:
@@ -138,12 +141,12 @@ def _padded(shares: Iterable[Share], longest: int) -> list[bytes | memoryview] |
 
 
 def read_share(door: Door, header: Header, data: bytes, start: int, end: int) -> Share | Refusal:
-    """The share in data[start:end], with the order's frame if it is an original."""
+    """Decode and check the share in data[start:end], and the order's frame in it if it is an original."""
     share = Share(*header)
     share.body = memoryview(data)[start:end]
-    place = unpack_share_position(share.first_sequence)
-    share.size, share.block, share.index, share.originals, share.redundant = place
-    # No original is less than a header, so no share is.
+    position = unpack_share_position(share.first_sequence)
+    share.size, share.block, share.index, share.originals, share.redundant = position
+    # No original is shorter than a header, so no share is.
     if share.flags & ~END_OF_SLOT or end - start < HEADER_BYTES or not is_possible_position(share):
         return Refusal.BAD_SHARE
     if share.index < share.originals:
@@ -157,10 +160,10 @@ def read_share(door: Door, header: Header, data: bytes, start: int, end: int) ->
 
 
 def read_original(share: Share, index: int, data: bytes, *, end: int, group: int, start: int = 0) -> Frame | Refusal:
-    """The order's frame in data[start:end], the original of this index in the block that `share` is of.
+    """Decode and check the order's frame in data[start:end]: the original of this index in the block of `share`.
 
-    A reconstructed original passes here too: a share that lies can only make one that is refused, or one that its
-    sender could as well have sent.
+    Reconstructed originals pass this check too. So a forged share can only lead to a refused frame, or to one that its
+    sender could have sent itself.
     """
     if end - start < HEADER_BYTES or end > len(data):
         return Refusal.BAD_SHARE
@@ -170,7 +173,7 @@ def read_original(share: Share, index: int, data: bytes, *, end: int, group: int
         return Refusal.BAD_SHARE
     if sender != share.sender or incarnation != share.incarnation or epoch != share.epoch:
         return Refusal.BAD_SHARE
-    # The end-of-slot mark is the last original of the last block, and nowhere else.
+    # Only the last original of the last block carries the end-of-slot mark.
     ends = share.is_end_of_slot and index == share.originals - 1
     if flags & ~KNOWN_FLAGS or bool(flags & END_OF_SLOT) != ends or sequence >= 2**63 or sent >= 2**63:
         return Refusal.BAD_SHARE

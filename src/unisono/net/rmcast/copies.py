@@ -1,8 +1,8 @@
-"""The bytes of a reliable multicast (paper 002 §3.3, figure 12).
+"""Wire form of reliable multicast (paper 002 §3.3, figure 12).
 
-A copy is a frame of kind RMCAST: the header's sender is m.broadcaster, its number m.copy, its sequence m.sequenceNo.
-The body is the same in every copy, whoever broadcasts it: m.originator and its incarnation, ρ, η, then the frame that
-is multicast. So a process that takes over sends the bytes that it received behind a header of its own.
+A copy is a frame of kind RMCAST. In its header, the sender is m.broadcaster, the number m.copy, and the sequence
+m.sequenceNo. The body is the same in every copy of a message: m.originator and its incarnation, ρ, η, and the multicast
+frame. So a process that takes over sends the body that it received behind a header of its own.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from unisono.wire.frame import HEADER_BYTES, Frame, Kind, Nested, encoded_parts
 _FIELDS = struct.Struct("!HBBIQ")
 FIELDS_BYTES = _FIELDS.size
 RMCAST_BYTES = HEADER_BYTES + FIELDS_BYTES
-"""What a copy carries beside the frame that is multicast."""
+"""The bytes of a copy in addition to the frame that is multicast."""
 
 
 @dataclass(slots=True)
 class RmcastCopy(Nested):
-    """A copy on its way up."""
+    """A received copy."""
 
     originator: int = 0
     originator_incarnation: int = 0
-    """The originator's incarnation: it numbers its messages from 0 in each."""
+    """An originator numbers its messages from 0 in each incarnation."""
     rho: int = 0
     eta_ns: int = 0
 
 
 def pack_message(frame: Frame, rho: int, eta_ns: int, group: int) -> bytes:
-    """The body of every copy of a message: the one buffer that is kept of it. The frame's sender is the originator."""
+    """The body of every copy of a message. The frame's sender is the originator."""
     return b"".join((_FIELDS.pack(frame.sender, rho, 0, frame.incarnation, eta_ns), *encoded_parts(frame, group)))
 
 
 def read_copy_fields(copy: RmcastCopy, data: bytes, start: int, end: int) -> bool:
-    """Fill in a copy's fields and where its frame lies; False if they cannot be."""
+    """Fill in the fields of a copy and the position of its frame; False if they are invalid."""
     if end - start < FIELDS_BYTES + HEADER_BYTES:
         return False
     copy.originator, copy.rho, zero, copy.originator_incarnation, copy.eta_ns = _FIELDS.unpack_from(data, start)
@@ -47,7 +47,7 @@ def read_copy_fields(copy: RmcastCopy, data: bytes, start: int, end: int) -> boo
 
 
 def read_copy(door: Door, header: Header, data: bytes, start: int, end: int) -> RmcastCopy | Refusal:
-    """The copy in data[start:end]; the frame inside it is checked when the layer opens it."""
+    """Decode the copy in data[start:end]. The frame inside is checked when the layer opens it."""
     copy = RmcastCopy(*header)
     if copy.flags or not read_copy_fields(copy, data, start, end):
         return Refusal.BAD_COPY

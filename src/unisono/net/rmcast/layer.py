@@ -1,18 +1,23 @@
 """Reliable multicast over a network that loses datagrams (paper 002 §3; errata 002-2, -3, -12, -14, -15).
 
-Whatever is multicast from above travels as a message of its own, ρ+1 times and by whoever has it if its originator
-falls silent; each process passes it up once, when its first copy comes, in whatever order messages come. One
-`RmcastMessage` per message and process makes the protocol's decisions; here are numbers, buffers and memory.
+Every frame for everyone becomes a message of its own. Its originator broadcasts it in ρ+1 copies, η apart. If the
+originator falls silent, a process that has the message takes over. Each process passes a message up once, when the
+first copy arrives, in order of arrival.
 
-What is kept of a message is its number, until all before it have come, and while this process may still have to
-broadcast it one buffer, the body of the datagram that brought it. A message that has not come when its life is over
-(`Redundancy.life_ns` after a later one came) will not come: it is told above as `Lost`, and refused from then on.
+Sending: `from_above` numbers and broadcasts a message; later copies leave from `wake`.
+Receiving: `from_below` passes up new messages and feeds all copies to the automaton of the message, an `RmcastMessage`
+(message.py), which makes the protocol's decisions. This module keeps numbers, buffers and deadlines.
 
-What an order sends to one member, such as a message to a leader, has nobody to take it over: it is sent ρ+1 times, η
-apart, as it is, and the order ignores it when it has it, as it must ignore what the network duplicates.
+State: the number of a message is kept until all earlier ones have arrived. Its buffer, the body of the datagram that
+brought it, is kept while this process may still have to broadcast it. A message that is still missing at the end of its
+lifetime (`Redundancy.message_lifetime_ns` after a later one arrived) is lost. The layer passes up a `LostMessages` and
+refuses late copies.
 
-Reservation counts this member's own ρ+1 copies (`copies_reservation`), not what it sends for others that crash or
-are lost to it: how much that is rests on chance.
+A frame for a single member, such as a message to a leader, has no other process that could take over. The layer sends
+it unchanged ρ+1 times, η apart. The order ignores duplicates, which the network may create anyway.
+
+Reservations count the member's own ρ+1 copies (`copies_reservation`), but not the copies that it broadcasts for other
+members: their number depends on chance.
 """
 
 from __future__ import annotations
@@ -29,21 +34,20 @@ from unisono.model.policy import FRAME_MIN, Policy
 from unisono.model.rates import BandwidthReservation
 from unisono.model.redundancy import Redundancy
 from unisono.model.seeded_stream import SplitMix64
-from unisono.net.layer import LostMessages
+from unisono.net.layer import LostMessages, SequenceWindow
 from unisono.net.rmcast.copies import RMCAST_BYTES, RmcastCopy, pack_message
 from unisono.net.rmcast.message import DONE, NEVER, NO_COPY, RmcastMessage, RmcastRules
-from unisono.net.services.sequence_window import SequenceWindow
 from unisono.wire.door import Door, Refusal
 from unisono.wire.frame import Frame, Kind
 
 _REPEATED = frozenset({Kind.DATA, Kind.JOIN, Kind.STAMP_REQUEST, Kind.NEW_RATE, Kind.RESERVED})
-"""What is repeated when it goes to one member; the rest passes, since its sender says it again by itself."""
+"""Frames for one member that are repeated. Frames of other kinds are sent once, since their senders repeat them."""
 RULES_MAX = 64
-"""How many pairs of ρ and η are remembered."""
+"""For how many pairs of ρ and η the rules are cached."""
 
 
 class _HeldMessage(RmcastMessage):
-    """A message that this process may have to broadcast, with the buffer that it would send."""
+    """A message that this process may have to broadcast, with the bytes that it would send."""
 
     __slots__ = ("body", "expires_at", "multicast", "planned_at", "sequence", "stream")
 
@@ -51,20 +55,22 @@ class _HeldMessage(RmcastMessage):
     expires_at: int
     multicast: bool
     planned_at: int
+    """The time of the message's entry in the heap of deadlines."""
     sequence: int
     stream: _OriginatorStream | None
+    """The originator's stream; None for this process's own messages."""
 
 
 @dataclass(slots=True)
 class _RepeatedFrame:
-    """A frame for one member, and how often it is still to be sent."""
+    """A frame for one member, and the number of copies still to send."""
 
     frame: Frame
     copies_left: int
 
 
 class _OriginatorStream:
-    """What is known of one originator's messages in one incarnation."""
+    """The messages of one originator in one incarnation."""
 
     __slots__ = ("held", "incarnation_id", "originator", "received")
 
@@ -76,7 +82,7 @@ class _OriginatorStream:
 
 
 def order_policy(policy: Policy) -> Policy:
-    """The policy of what is above: its frames leave room for the header that this layer puts before them."""
+    """The policy for the layers above: their frames leave room for this layer's header."""
     least = FRAME_MIN + RMCAST_BYTES
     if policy.max_frame < least:
         raise InvalidOption("max_frame", f"reliable multicast needs at least {least} bytes, not {policy.max_frame}")
@@ -87,10 +93,10 @@ def order_policy(policy: Policy) -> Policy:
 
 
 def copies_reservation(own: BandwidthReservation, redundancy: Redundancy) -> BandwidthReservation:
-    """What a sender's own copies take, if one copy of what it sends takes `own`.
+    """The reservation for all ρ+1 copies of a sender's messages, if one copy of each needs `own`.
 
-    On average ρ+1 times as much. In one slot: what is sent in it, and for each later copy what was sent in a stretch
-    of the same length, which lies in two slots at most: 2ρ+1 bursts.
+    The average is ρ+1 times as large. A slot carries at most 2ρ+1 bursts: the first copies of one slot, and for each
+    later copy those of an interval of the same length, which overlaps at most two slots.
     """
     return BandwidthReservation(
         own.avg_bytes_per_s * (redundancy.rho + 1), own.burst_bytes_per_slot * (2 * redundancy.rho + 1), own.theta_ns
@@ -102,21 +108,21 @@ class Rmcast:
 
     name: ClassVar[str] = "rmcast"
     wraps = frozenset({Kind.DATA, Kind.ORDERED, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM}) | _REPEATED
-    """Of these, what goes to everyone; what goes to one member is repeated."""
+    """Frames of these kinds for everyone are multicast reliably; those for one member are repeated."""
     opens = frozenset({Kind.RMCAST})
 
     def __init__(self, policy: Policy, chance: RandomSource | None = None) -> None:
-        """`chance` draws ζ; unless given, a stream of this member's own."""
+        """`chance` draws ζ; the default is a seeded stream of this member's own."""
         if policy.reliable is None:
-            raise InvalidOption("reliable", "the layer needs ρ, η and ω")
+            raise InvalidOption("reliable", "reliable multicast needs ρ, η and ω")
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.ignored: Counter[str] = Counter()
-        """Copies that came through the door but were not used, by reason."""
+        """Copies that the door admitted but this layer did not use, by reason."""
         self.lost: Counter[int] = Counter()
-        """By originator, messages that did not come at all."""
+        """The number of lost messages, by originator."""
         self.copies_taken_over = 0
-        """How many copies of others' messages this process has broadcast."""
+        """The number of copies that this process has broadcast for other originators."""
         self._policy = policy
         self._redundancy = policy.reliable
         self._members = len(policy.view.members)
@@ -126,21 +132,22 @@ class Rmcast:
         self._group = group_key(policy.group)
         self._door = Door(self._group, policy.member, policy.view.members)
         self._next_redundancy: tuple[Redundancy, int] | None = None
-        """The redundancy that is agreed on, and from which slot on."""
+        """The agreed redundancy that is not in force yet, and the slot from which on it holds."""
         self._sequence = 0
         self._own_broadcasting = 0
-        """How many messages of this process's own are still being broadcast."""
+        """The number of this process's own messages and repeated frames that have copies left to send."""
         self._multicast = False
         self._streams: dict[int, _OriginatorStream] = {}
         self._deadlines: list[tuple[int, int, _HeldMessage | _OriginatorStream | _RepeatedFrame]] = []
+        """A heap of (time, serial, entry); the serial keeps entries of equal times in order."""
         self._deadline_serial = 0
 
     def _rules_for(self, rho: int, eta_ns: int) -> tuple[RmcastRules, int]:
-        """The rules for messages that carry this ρ and η, and how long such a message lives."""
+        """The rules for messages that carry this ρ and η, and the lifetime of such a message."""
         found = self._rules.get((rho, eta_ns))
         if found is None:
             if len(self._rules) >= RULES_MAX:
-                self._rules.pop(next(iter(self._rules)))  # messages that are under way have their own
+                self._rules.pop(next(iter(self._rules)))  # Messages in transit keep a reference to their rules.
             found = self._rules[rho, eta_ns] = self._new_rules(replace(self._redundancy, rho=rho, eta_ns=eta_ns))
         return found
 
@@ -152,9 +159,9 @@ class Rmcast:
         return int(self._random() * eta_ns)
 
     def change_redundancy(self, redundancy: Redundancy, slot: int) -> None:
-        """Messages of this slot and later ones have these ρ and η, and with the first of them ω is in force too.
+        """Use these ρ and η for messages of `slot` and later ones, and ω from the first of these messages on.
 
-        A message carries its own ρ and η, so whoever changes later or not at all understands it.
+        Each message carries its ρ and η, so members that change later, or not at all, understand it.
         """
         self._next_redundancy = redundancy, slot
 
@@ -164,19 +171,19 @@ class Rmcast:
             self._rules.clear()
             self._own_rules = self._new_rules(self._redundancy)
 
-    # -- down ------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def from_above(self, now: int, frame: Frame) -> None:
         """RMCast(m)."""
         if frame.kind is Kind.DATA:
             self._adopt_redundancy(frame.slot)
-        rules, life = self._own_rules
+        rules, lifetime_ns = self._own_rules
         if frame.to != EVERYONE:
             self._repeat(now, _RepeatedFrame(frame, rules.rho if frame.kind in _REPEATED else 0))
             return
         policy = self._policy
         held = _HeldMessage(rules, policy.member)
-        held.stream, held.sequence, held.expires_at = None, self._sequence, now + life
+        held.stream, held.sequence, held.expires_at = None, self._sequence, now + lifetime_ns
         held.multicast = self._multicast = frame.multicast
         held.body = pack_message(frame, rules.rho, rules.eta_ns, self._group)
         self._sequence += 1
@@ -186,6 +193,7 @@ class Rmcast:
             self._schedule_message(held)
 
     def _repeat(self, now: int, repeat: _RepeatedFrame) -> None:
+        """Send a frame for one member, and schedule its next copy."""
         self.down.append(repeat.frame)
         if repeat.copies_left:
             repeat.copies_left -= 1
@@ -193,7 +201,7 @@ class Rmcast:
             self._schedule(now + self._redundancy.eta_ns, repeat)
 
     def _broadcast(self, now: int, held: _HeldMessage, k: int) -> None:
-        """broadcast(m): a copy to everyone else, under this process's name."""
+        """broadcast(m): send copy k to all other members, with this process as the broadcaster."""
         policy = self._policy
         self.down.append(
             Frame(
@@ -214,7 +222,7 @@ class Rmcast:
             )
         )
 
-    # -- up --------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
         """receive(m)."""
@@ -230,7 +238,7 @@ class Rmcast:
         elif stream.received.is_known(frame.first_sequence):
             held = stream.held.get(frame.first_sequence)
             if held is None:
-                self.ignored["done with"] += 1
+                self.ignored["already finished"] += 1
                 return
             held.on_copy(now, frame.number, frame.sender)
             self._after_step(held)
@@ -238,58 +246,58 @@ class Rmcast:
             self._on_new_message(now, stream, frame)
 
     def _stream_of(self, copy: RmcastCopy) -> _OriginatorStream | None:
-        """What is known of the originator's messages; None if it has begun a later life since."""
-        life = (copy.epoch, copy.originator_incarnation)
+        """The stream of the copy's originator; None if the copy is of an earlier incarnation."""
+        incarnation_id = (copy.epoch, copy.originator_incarnation)
         stream = self._streams.get(copy.originator)
-        if stream is None or stream.incarnation_id < life:
+        if stream is None or stream.incarnation_id < incarnation_id:
             if stream is not None:
                 for held in stream.held.values():
                     held.phase, held.body = DONE, b""
-            numbers = SequenceWindow(copy.first_sequence, may_start_midstream=self._policy.failures)
-            stream = self._streams[copy.originator] = _OriginatorStream(copy.originator, life, numbers)
-        return stream if stream.incarnation_id == life else None
+            received = SequenceWindow(copy.first_sequence, may_start_midstream=self._policy.failures)
+            stream = self._streams[copy.originator] = _OriginatorStream(copy.originator, incarnation_id, received)
+        return stream if stream.incarnation_id == incarnation_id else None
 
     def _on_new_message(self, now: int, stream: _OriginatorStream, copy: RmcastCopy) -> None:
-        """A message that has not been here: up with it, and be prepared to broadcast it."""
-        rules, life = self._rules_for(copy.rho, copy.eta_ns)
+        """Pass a new message up, and keep it as long as this process may have to broadcast it."""
+        rules, lifetime_ns = self._rules_for(copy.rho, copy.eta_ns)
         frame = self._door.open_nested(copy, copy.originator, copy.originator_incarnation)
         if isinstance(frame, Refusal):
             self.ignored[f"contains: {frame}"] += 1
             return
-        sequence, numbers = copy.first_sequence, stream.received
-        if sequence > numbers.highest + 1:
-            self._schedule(now + life, stream)
-        self._report_lost(now, stream, numbers.add(sequence, now + life))
+        sequence, received = copy.first_sequence, stream.received
+        if sequence > received.highest + 1:
+            self._schedule(now + lifetime_ns, stream)
+        self._report_lost(now, stream, received.add(sequence, now + lifetime_ns))
         held = _HeldMessage(rules, copy.originator)
         held.on_copy(now, copy.number, copy.sender)
         if held.phase != DONE:
             held.stream, held.sequence, held.body = stream, sequence, copy.body
-            held.expires_at, held.multicast = now + life, self._multicast
+            held.expires_at, held.multicast = now + lifetime_ns, self._multicast
             stream.held[sequence] = held
             self._schedule_message(held)
         self.up.append(frame)
 
     def _report_lost(self, now: int, stream: _OriginatorStream, lost: list[int]) -> None:
-        """Messages that will not come."""
+        """Pass up a report of messages that are lost, if there are any."""
         if not lost:
             return
         self.lost[stream.originator] += len(lost)
-        epoch, life = stream.incarnation_id
+        epoch, incarnation = stream.incarnation_id
         self.up.append(
             LostMessages(
                 Kind.RMCAST,
                 stream.originator,
-                life,
+                incarnation,
                 epoch,
                 self._policy.timing.slot_of(now),
                 0,
                 first_sequence=lost[-1],
                 count=len(lost),
-                reason="did not come in any copy",
+                reason="did not arrive in any copy",
             )
         )
 
-    # -- time ------------------------------------------------------------------------------------------------
+    # -- deadlines -------------------------------------------------------------------------------------------
 
     def _schedule(self, at: int, entry: _HeldMessage | _OriginatorStream | _RepeatedFrame) -> None:
         self._deadline_serial += 1
@@ -300,7 +308,10 @@ class Rmcast:
         self._schedule(held.planned_at, held)
 
     def _after_step(self, held: _HeldMessage) -> None:
-        """After a step: let go of what is done; a deadline that has moved back is found when the planned one comes."""
+        """Release a finished message, or schedule it if its deadline is earlier now.
+
+        A deadline that has moved to a later time needs no new entry: `wake` finds it at the planned time.
+        """
         if held.phase == DONE:
             self._release(held)
         elif held.deadline < held.planned_at:
@@ -315,17 +326,17 @@ class Rmcast:
             self._own_broadcasting -= 1
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle all deadlines that have passed."""
         heap = self._deadlines
         while heap and heap[0][0] <= now:
-            _, _, what = heappop(heap)
-            if isinstance(what, _RepeatedFrame):
+            _, _, entry = heappop(heap)
+            if isinstance(entry, _RepeatedFrame):
                 self._own_broadcasting -= 1
-                self._repeat(now, what)
-            elif isinstance(what, _OriginatorStream):
-                self._report_lost(now, what, what.received.expire(now))
-            elif what.phase != DONE:
-                self._on_deadline(now, what)
+                self._repeat(now, entry)
+            elif isinstance(entry, _OriginatorStream):
+                self._report_lost(now, entry, entry.received.expire(now))
+            elif entry.phase != DONE:
+                self._on_deadline(now, entry)
 
     def _on_deadline(self, now: int, held: _HeldMessage) -> None:
         if held.expires_at <= now:
@@ -343,19 +354,19 @@ class Rmcast:
             self._schedule_message(held)
 
     def wake_at(self) -> int | None:
-        """The earliest time-out, take-over or broadcast."""
+        """When the next time-out, take-over or broadcast is due, or None."""
         heap = self._deadlines
-        while heap and isinstance(what := heap[0][2], _HeldMessage) and what.phase == DONE:
+        while heap and isinstance(entry := heap[0][2], _HeldMessage) and entry.phase == DONE:
             heappop(heap)
         return heap[0][0] if heap else None
 
     # -- questions -------------------------------------------------------------------------------------------
 
     def is_broadcasting(self) -> bool:
-        """Whether copies of this process's own messages are still to be broadcast."""
+        """Whether copies of this process's own messages remain to be sent."""
         return self._own_broadcasting > 0
 
     def held_counts(self) -> tuple[int, int]:
-        """How many frames are kept for a broadcast, and how many numbers beyond the contiguous ones."""
+        """How many frames are kept for a broadcast, and how many numbers above the contiguous range are tracked."""
         streams = self._streams.values()
         return self._own_broadcasting + sum(len(s.held) for s in streams), sum(len(s.received.seen) for s in streams)

@@ -1,12 +1,18 @@
-"""One reliable multicast at one process (paper 002 §3.3, §3.4, lines 1 to 32; errata 002-2, -3, -12, -14, -15).
+"""The automaton of one reliable multicast at one process (paper 002 §3.3, §3.4, lines 1 to 32).
 
-The automaton knows copy numbers and times, and no frames: whoever drives it sends what it says. The paper's variables
-keep their names. Its timers and its Broadcaster thread are one deadline and one phase, so that setting a timer ends
-the last one and a pending ζ with it, and no second thread can exist (002-15). Take-over resumes at copy k, the
-largest one received. A first copy below ρ sets the time-out whoever broadcast it (002-2).
+Errata 002-2, -3, -12, -14, -15. The automaton handles copy numbers and times, and no frames: its driver sends the
+copies that it names. The variables have the paper's names. The paper's timers and its Broadcaster thread are one
+deadline and one phase here. So setting a timer cancels the previous one and a pending ζ, and there is never a second
+thread (002-15).
 
-Counting is this project's own rule. The promise (7) rests on ρ+2 broadcasts: k+1 of the originator's, of which the last
-may have been cut short, and ρ-k+1 of the receiver's. Whoever knows of as many, whoever made them, has nothing to add.
+Originator: `originate` broadcasts copy 0, and `wake` the other copies, η apart.
+Receiver: `on_copy` sets the time-out η+ω, no matter which process broadcast the copy (002-2). If no further copy
+arrives in time, the process waits for a random ζ more. Then it takes over, from the largest copy number k that it has
+received.
+
+Counting is a rule of this project. The guarantee (7) rests on ρ+2 broadcasts: k+1 by the originator, of which the last
+may have been incomplete, and ρ-k+1 by the receiver. A process that knows of ρ+2 broadcasts, by any processes, makes
+none itself.
 """
 
 from __future__ import annotations
@@ -21,23 +27,23 @@ NEVER = 2**63 - 1
 MAXINT = 2**31
 """Larger than any copy number and any member."""
 NO_COPY = -1
-"""No copy is to be broadcast."""
+"""Broadcast no copy now."""
 
 WAITING = 0
-"""For the next copy, until η+ω is over; before the first copy, for that."""
+"""Phase: waiting for the first copy, or during η+ω for the next one."""
 ZETA = 1
-"""The random wait before taking over: a copy from anyone ends it."""
+"""Phase: the random wait before taking over. A copy from any process ends it."""
 BROADCASTING = 2
-"""Originator, or self-appointed: one copy each η."""
+"""Phase: the originator, or a process that has taken over, broadcasts one copy every η."""
 DONE = 3
-"""This process will never broadcast the message again."""
+"""Phase: this process will not broadcast the message again."""
 
 Zeta = Callable[[int], int]
 """Draws ζ from (0, η), given η."""
 
 
 class RmcastRules:
-    """What one process's multicasts have in common."""
+    """The parameters that the multicasts of one process share."""
 
     __slots__ = ("enough_broadcasts", "eta_ns", "last_copy", "member", "omega_rule", "rho", "timeout_ns", "zeta")
 
@@ -49,15 +55,15 @@ class RmcastRules:
         self.omega_rule: OmegaRule | None = omega_rule_of(redundancy, members)
         self.last_copy = bool(redundancy.last_copy)
         self.enough_broadcasts = redundancy.rho + 2 if redundancy.adaptive == "counting" else 0
-        """How many broadcasts make another one needless; 0: they are not counted."""
+        """After this many known broadcasts, another one is not needed; 0 if broadcasts are not counted."""
         self.zeta = zeta
 
 
 class RmcastMessage:
     """The automaton.
 
-    Tell it `originate` or `copy`; when `deadline` is reached call `wake`, which says what to broadcast. A copy that
-    comes at the very instant of the deadline is told first.
+    The driver calls `originate` or `on_copy`, and `wake` when `deadline` is reached; `wake` returns the copy to
+    broadcast. If a copy arrives at the very instant of the deadline, `on_copy` comes first.
     """
 
     __slots__ = (
@@ -86,15 +92,15 @@ class RmcastMessage:
         """When to call `wake`, or NEVER."""
 
     def originate(self, now: int) -> int:
-        """RMCast: the copy to broadcast now, which is copy 0; the others follow by `wake` (lines 1 to 4)."""
-        # With max_recd above every copy number the originator ignores its message when it comes back (002-14).
+        """RMCast (lines 1 to 4). Returns the copy to broadcast now, copy 0; `wake` returns the others."""
+        # With max_recd above every copy number, the originator ignores copies of its own message (002-14).
         self.max_recd = MAXINT
         self.leader = self._rules.member
         self.phase = BROADCASTING
         return self._broadcast(now, 0)
 
     def on_copy(self, now: int, k: int, broadcaster: int) -> bool:
-        """Copy k has come from `broadcaster`; whether the message is new here, to be delivered (lines 5 to 20)."""
+        """Copy k from `broadcaster` arrives (lines 5 to 20). Returns True if the message is new, to be delivered."""
         recd = self.max_recd
         rules = self._rules
         if rules.enough_broadcasts and recd < MAXINT and self._knows_enough(k, broadcaster):
@@ -115,7 +121,7 @@ class RmcastMessage:
                 self._set_deadline(now, rules.omega_rule.first_omega(k))
             return True
         if k >= rules.rho:
-            # A process armed for copy ρ (002-3) stands down when another one broadcasts it, not at a duplicate.
+            # A process waiting to broadcast copy ρ (002-3) stops when another one does so, but not at a duplicate.
             if recd < k or self.leader != broadcaster:
                 self._finish()
             return False
@@ -133,7 +139,7 @@ class RmcastMessage:
         return False
 
     def wake(self, now: int) -> int:
-        """The deadline is reached: the copy to broadcast now, or NOTHING (lines 21 to 32)."""
+        """The deadline is reached (lines 21 to 32). Returns the copy to broadcast now, or NO_COPY."""
         phase = self.phase
         if phase == WAITING:
             self.leader = MAXINT
@@ -160,7 +166,7 @@ class RmcastMessage:
         return k
 
     def _knows_enough(self, k: int, broadcaster: int) -> bool:
-        """Whether enough broadcasts are known, with this copy and those that its broadcaster must have made before."""
+        """Count this copy, and those that its broadcaster must have sent before it; True if they are enough."""
         if self.max_recd < 0:
             self._last_copy_from: dict[int, int] = {}
             self._known_broadcasts = 0

@@ -1,7 +1,7 @@
 """How a receiver of a reliable multicast chooses ω (paper 002 appendix B; errata 002-4, -6, -16).
 
-Fixed ω needs no rule. The exact rule takes the largest ω with which the relative latency asked for can still be kept
-((9) to (11)); the heuristic of B.2 lengthens ω by whole η. Both are functions of what this process has seen.
+A fixed ω needs no rule. The exact rule takes the largest ω that still meets the required relative latency ((9) to
+(11)). The heuristic of B.2 lengthens ω by multiples of η. Both depend only on the copies that this process received.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from typing import Protocol
 from unisono.model.redundancy import Redundancy, RelativeRequirement
 
 FOREVER = 2**62
-"""ω = ∞: this process leaves the broadcasting to others."""
+"""ω = ∞: this process never takes over."""
 _STEPS = 1024
-"""Into how many steps S is cut for the table of results: what is left of S is rounded down, which is safe."""
+"""The number of steps of S in the table of results. The remaining part of S is rounded down, which is safe."""
 
 
 class OmegaRule(Protocol):
-    """ω, from copy to copy."""
+    """Chooses ω at each copy."""
 
     def first_omega(self, k: int) -> int:
         """ω when the first copy of a message is copy k."""
 
     def next_omega(self, omega: int, first: int, k: int, elapsed_ns: int, on_time: bool) -> int:
-        """ω for the time-out that copy k sets: the last one was `omega`, the first copy was `first`, `elapsed_ns` ago.
+        """ω for the time-out that copy k sets.
 
-        `on_time` says that copy k came before a time-out ran out, and not during ζ.
+        The previous one was `omega`. The first copy was copy `first` and arrived `elapsed_ns` ago. `on_time` is True if
+        copy k arrived before the time-out, and False if it arrived during ζ.
         """
 
 
 class HeuristicOmega:
-    """B.2: k broadcasts that were missed, or copy 1 in time, are worth k·η, or η, of patience.
+    """B.2: lengthen ω by k·η if the first copy is copy k, and by η if copy 1 follows copy 0 on time.
 
-    Copy 1 counts when it comes before the time-out η+ω runs out, as the text says, and not during ζ (002-16).
+    On time means before the time-out η+ω, as the paper's text says, and not during ζ (002-16).
     """
 
     def __init__(self, redundancy: Redundancy) -> None:
@@ -50,7 +51,7 @@ class HeuristicOmega:
 
 
 class ExactOmega:
-    """(9) to (11): the largest ω with which everyone else still has the message within what is left of S."""
+    """(9) to (11): the largest ω with which all other processes still receive the message within the rest of S."""
 
     def __init__(self, redundancy: Redundancy, relative: RelativeRequirement, members: int) -> None:
         self._redundancy = redundancy
@@ -66,7 +67,7 @@ class ExactOmega:
         return self.largest_omega(k, self._relative.within_ns - elapsed_ns)
 
     def largest_omega(self, k: int, left_ns: int) -> int:
-        """FOREVER by (9), or (11), but never less than the ω that was negotiated; that, too, once S is over."""
+        """FOREVER by (9), or else ω by (11), at least the negotiated ω; once S is over, the negotiated ω."""
         if left_ns <= 0:
             return self._redundancy.omega_ns
         key = k, left_ns // self._step_ns
@@ -80,7 +81,7 @@ class ExactOmega:
         direct = self.missed_from_originator(k, left_ns)
         if self._meets_target(direct):
             return FOREVER
-        # u_k falls as ω grows; with ω = S nothing that this process sends could be in time.
+        # u_k decreases as ω grows; with ω = S no copy of this process could arrive in time.
         if not self._meets_target(direct * self.missed_from_this_process(k, left_ns, negotiated)):
             return negotiated
         low, high = negotiated, max(negotiated + 1, left_ns)
@@ -96,20 +97,20 @@ class ExactOmega:
         return (1 - missed) ** self._others >= self._relative.success
 
     def missed_from_originator(self, k: int, left_ns: int) -> float:
-        """g_k(S): a given process hears none of the copies 0 to k in time (5)."""
-        eta, unheard = self._redundancy.eta_ns, self._relative.not_arrived_probability
-        return prod(unheard(left_ns + m * eta) for m in range(k + 1))
+        """g_k(S): the probability that a given process receives none of the copies 0 to k in time (5)."""
+        eta, not_arrived = self._redundancy.eta_ns, self._relative.not_arrived_probability
+        return prod(not_arrived(left_ns + m * eta) for m in range(k + 1))
 
     def missed_from_this_process(self, k: int, left_ns: int, omega: int) -> float:
-        """g̃_k(S): nor any of the copies k to ρ from this process (6); 1 at k = ρ by definition (002-4)."""
-        rho, eta, unheard = self._redundancy.rho, self._redundancy.eta_ns, self._relative.not_arrived_probability
+        """g̃_k(S): the same for the copies k to ρ of this process (6); 1 at k = ρ by definition (002-4)."""
+        rho, eta, not_arrived = self._redundancy.rho, self._redundancy.eta_ns, self._relative.not_arrived_probability
         if k >= rho:
             return 1.0
-        return prod(unheard(left_ns - (m + 1) * eta - omega) for m in range(1, rho - k + 2))
+        return prod(not_arrived(left_ns - (m + 1) * eta - omega) for m in range(1, rho - k + 2))
 
 
 def omega_rule_of(redundancy: Redundancy, members: int) -> OmegaRule | None:
-    """The rule that a redundancy asks for; None if ω is fixed."""
+    """The rule for a redundancy; None if ω is fixed."""
     if redundancy.relative is not None:
         return ExactOmega(redundancy, redundancy.relative, members)
     return HeuristicOmega(redundancy) if redundancy.adaptive in ("heuristic", "counting") else None

@@ -1,1 +1,1 @@
-"""Services over reliable multicast: FIFO, causal and uniform delivery (paper 002 §2.2)."""
+"""Services above reliable multicast (paper 002 §2.2): FIFO, causal and uniform delivery, one layer each."""

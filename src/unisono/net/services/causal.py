@@ -1,8 +1,10 @@
-"""Causal reliable multicast (paper 002 §2.2): whoever delivers a message has delivered all that its sender had before.
+"""Causal reliable multicast (paper 002 §2.2): a frame goes up only after all frames that may have caused it.
 
-Each frame carries a vector clock: of every member, how many frames had been passed up at its sender when it was sent.
-A frame waits until as many have been passed up here, and all earlier ones of its sender. FIFO is a part of that. What
-has been waited for for a message's life will not come and is not waited for any longer; the layer below tells of it.
+Sending: every frame carries the sender's next number and its vector clock, that is, how many frames of each member
+have gone up at the sender.
+Receiving: a frame waits until at least as many frames of each member have gone up here, and all earlier frames of its
+sender. So the order is also FIFO. After a message's lifetime of waiting the missing frames are lost. This layer then
+skips them, without a report: reliable multicast, the layer below, reports lost messages.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
-from unisono.net.services.service import Service
+from unisono.net.layer import Service
 from unisono.wire.frame import Frame, Kind, Nested
 
 WAITING_MAX = 1 << 14
-"""How many frames may wait for others."""
+"""How many frames may wait for others; beyond that, missing ones are skipped."""
 _HALF, _WHOLE = 1 << 31, 1 << 32
 
 
 @dataclass(slots=True)
 class _WaitingFrame:
-    """A frame that has come, since when it waits, and what its sender had seen."""
+    """An arrived frame, since when it has been waiting, and its sender's vector clock."""
 
     frame: Nested
     waiting_since: int
@@ -30,7 +33,7 @@ class _WaitingFrame:
 
 
 class Causal(Service):
-    """The layer. The group is the one that began: a member that comes back is another matter."""
+    """The layer. Its members are those that the group started with."""
 
     name: ClassVar[str] = "causal"
     opens = frozenset({Kind.CAUSAL})
@@ -42,30 +45,26 @@ class Causal(Service):
         self._members = policy.view.members
         self._vector = struct.Struct(f"!{len(self._members)}I")
         self._passed_up = dict.fromkeys(self._members, 0)
-        """By member, the number of its next frame to be passed up; for this member, of its next frame to be sent."""
+        """The vector clock: the number of frames that have gone up, by member; for this member, of frames sent."""
         self._waiting: dict[int, dict[int, _WaitingFrame]] = {member: {} for member in self._members}
         self._incarnations: dict[int, tuple[int, int]] = {}
         self._waiting_count = 0
         self.skipped_frames = 0
-        """How many frames were not waited for any longer."""
+        """The number of missing frames that were skipped."""
 
-    def _stamp(self) -> bytes:
+    def from_above(self, now: int, frame: Frame) -> None:
+        """Number a frame for everyone and add the vector clock; a frame for one member passes."""
+        if frame.to != EVERYONE:
+            self.down.append(frame)
+            return
         self._passed_up[self._policy.member] = self._sequence
-        return self._vector.pack(*(count % _WHOLE for count in self._passed_up.values()))
+        clock = self._vector.pack(*(count % _WHOLE for count in self._passed_up.values()))
+        self._send_numbered(now, frame, clock)
 
-    def _read_vector_clock(self, frame: Nested) -> dict[int, int] | None:
-        """What the frame's sender had passed up; counts travel modulo 2³² and are read as the nearest ones to ours."""
-        if len(frame.body) < self._vector.size:
-            return None
-        counts = self._vector.unpack_from(frame.body)
-        clock = {}
-        for member, count in zip(self._members, counts, strict=True):
-            ours = self._passed_up[member]
-            clock[member] = max(0, ours + (count - ours + _HALF) % _WHOLE - _HALF)
-        return clock
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has come, in whatever order."""
+        """Pass up the frame, and those that waited for it; or let it wait for the frames before it."""
         if not isinstance(frame, Nested):
             self.up.append(frame)
             return
@@ -86,19 +85,30 @@ class Causal(Service):
             self._pass_up_ready()
 
     def _is_current_incarnation(self, frame: Frame) -> bool:
-        """Whether a frame is of its sender's present life; a later one than was known begins anew."""
-        life, sender = (frame.epoch, frame.incarnation), frame.sender
+        """Whether a frame is of its sender's current incarnation; the first frame of a later one resets the state."""
+        incarnation_id, sender = (frame.epoch, frame.incarnation), frame.sender
         known = self._incarnations.get(sender)
-        if known is None or known < life:
-            self._incarnations[sender] = life
+        if known is None or known < incarnation_id:
+            self._incarnations[sender] = incarnation_id
             if known is not None:
                 self._passed_up[sender] = 0
                 self._waiting_count -= len(self._waiting[sender])
                 self._waiting[sender].clear()
-        return self._incarnations[sender] == life
+        return self._incarnations[sender] == incarnation_id
+
+    def _read_vector_clock(self, frame: Nested) -> dict[int, int] | None:
+        """The vector clock of a frame. Counts travel modulo 2³² and are read as the value nearest to our own count."""
+        if len(frame.body) < self._vector.size:
+            return None
+        counts = self._vector.unpack_from(frame.body)
+        clock = {}
+        for member, count in zip(self._members, counts, strict=True):
+            ours = self._passed_up[member]
+            clock[member] = max(0, ours + (count - ours + _HALF) % _WHOLE - _HALF)
+        return clock
 
     def _pass_up_ready(self) -> None:
-        """Pass up whatever has all that it waits for, until nothing moves."""
+        """Pass up every frame that waits for nothing any more, until none is left."""
         moved = self._waiting_count > 0
         while moved:
             moved = False
@@ -108,8 +118,9 @@ class Causal(Service):
                     moved = True
 
     def _is_ready(self, sender: int, waiting: _WaitingFrame) -> bool:
-        known = (sender, self._policy.member)  # of one's own nobody has more than there are
-        return all(count <= self._passed_up[k] for k, count in waiting.clock.items() if k not in known)
+        # The sender's own frames are checked by number, and no member can have more of our frames than we sent.
+        skipped = (sender, self._policy.member)
+        return all(count <= self._passed_up[member] for member, count in waiting.clock.items() if member not in skipped)
 
     def _pass_up(self, sender: int, number: int) -> None:
         waiting = self._waiting[sender].pop(number)
@@ -119,15 +130,18 @@ class Causal(Service):
         if inner is not None:
             self.up.append(inner)
 
-    # -- what does not come ----------------------------------------------------------------------------------
+    # -- lost frames -----------------------------------------------------------------------------------------
 
     def _sender_waiting_longest(self) -> int:
-        """The sender whose first waiting frame has waited longest."""
+        """The sender whose first waiting frame has been waiting longest."""
         firsts = {member: waiting[min(waiting)].waiting_since for member, waiting in self._waiting.items() if waiting}
         return min(firsts, key=lambda member: firsts[member])
 
     def _force_first_waiting(self, sender: int, forcing: set[int]) -> None:
-        """Pass up a sender's first waiting frame: before it what it waits for, as far as that is here."""
+        """Pass up a sender's first waiting frame now, after the frames that it waits for, as far as they are here.
+
+        `forcing` holds the senders whose frames are already being forced, which ends the recursion.
+        """
         forcing = forcing | {sender}
         number = min(self._waiting[sender])
         clock = self._waiting[sender][number].clock
@@ -151,13 +165,14 @@ class Causal(Service):
             self._waiting_count -= 1
 
     def wake(self, now: int) -> None:
-        """Time has passed: what a frame has waited for for a message's life will not come."""
+        """Skip missing frames that others have waited for during a message's lifetime."""
         while (due := self.wake_at()) is not None and due <= now:
             self._force_first_waiting(self._sender_waiting_longest(), set())
             self._pass_up_ready()
 
     def wake_at(self) -> int | None:
-        """The end of the longest wait."""
+        """When the frame that has been waiting longest goes up without the missing ones, or None."""
         if not self._waiting_count:
             return None
-        return min(w[min(w)].waiting_since for w in self._waiting.values() if w) + self._message_lifetime_ns
+        firsts = [waiting[min(waiting)].waiting_since for waiting in self._waiting.values() if waiting]
+        return min(firsts) + self._message_lifetime_ns

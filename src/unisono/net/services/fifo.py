@@ -1,22 +1,25 @@
-"""FIFO reliable multicast (paper 002 §2.2): what one member multicasts is passed up in the order in which it was sent.
+"""FIFO reliable multicast (paper 002 §2.2): the frames of each sender go up in the order in which they were sent.
 
-A frame that overtook another waits for it. What cannot come any more is not waited for: the layer below has told of it.
+Sending: every frame gets the sender's next number.
+Receiving: a frame that overtook earlier ones waits for them. A frame still missing after a message's lifetime is lost.
+This layer then skips it, without a report: reliable multicast, the layer below, reports lost messages.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
-from unisono.net.services.service import Service
+from unisono.net.layer import Service
 from unisono.wire.frame import Frame, Kind, Nested
 
 WAITING_MAX = 1 << 14
-"""How many frames of one sender may wait for an earlier one."""
+"""How many frames of one sender may wait for an earlier one; beyond that, the missing one is skipped."""
 
 
 class _FifoStream:
-    """One sender's frames in one incarnation."""
+    """The frames of one sender in one incarnation."""
 
     __slots__ = ("incarnation_id", "next_sequence", "waiting", "waiting_since")
 
@@ -24,7 +27,7 @@ class _FifoStream:
         self.incarnation_id = incarnation_id
         self.next_sequence = 0
         self.waiting_since: int | None = None
-        """Since when the next one is missing although a later one is here."""
+        """Since when the next frame is missing while a later one waits, or None."""
         self.waiting: dict[int, Nested] = {}
 
 
@@ -39,19 +42,26 @@ class Fifo(Service):
         super().__init__(policy)
         self._streams: dict[int, _FifoStream] = {}
         self.skipped_frames = 0
-        """How many frames were not waited for any longer."""
+        """The number of missing frames that were skipped."""
+
+    def from_above(self, now: int, frame: Frame) -> None:
+        """Number a frame for everyone; a frame for one member passes."""
+        if frame.to == EVERYONE:
+            self._send_numbered(now, frame)
+        else:
+            self.down.append(frame)
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame has come, in whatever order."""
+        """Pass up the frame, and those that waited for it; or let it wait for earlier ones."""
         if not isinstance(frame, Nested):
             self.up.append(frame)
             return
-        life = (frame.epoch, frame.incarnation)
+        incarnation_id = (frame.epoch, frame.incarnation)
         stream = self._streams.get(frame.sender)
-        if stream is None or stream.incarnation_id < life:
-            stream = self._streams[frame.sender] = _FifoStream(life)
+        if stream is None or stream.incarnation_id < incarnation_id:
+            stream = self._streams[frame.sender] = _FifoStream(incarnation_id)
         number = frame.first_sequence
-        if stream.incarnation_id > life or number < stream.next_sequence or number in stream.waiting:
+        if stream.incarnation_id > incarnation_id or number < stream.next_sequence or number in stream.waiting:
             self.ignored["duplicate, or an earlier incarnation"] += 1
             return
         stream.waiting[number] = frame
@@ -78,12 +88,12 @@ class Fifo(Service):
         self._pass_up_ready(now, stream)
 
     def wake(self, now: int) -> None:
-        """Time has passed: what is missing for a message's life will not come."""
+        """Skip the frames that have been missing for a message's lifetime."""
         for stream in self._streams.values():
             while stream.waiting_since is not None and stream.waiting_since + self._message_lifetime_ns <= now:
                 self._skip_missing(now, stream)
 
     def wake_at(self) -> int | None:
-        """The end of the longest wait."""
+        """When the frame that has been missing longest will be skipped, or None."""
         waits = [stream.waiting_since for stream in self._streams.values() if stream.waiting_since is not None]
         return min(waits) + self._message_lifetime_ns if waits else None

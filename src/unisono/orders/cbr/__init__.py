@@ -1,1 +1,1 @@
-"""The CBR order (paper 000 §4): turns and rates."""
+"""The CBR order (paper 000 §4): the automaton, its turns and rates, and its latency bound."""

@@ -1,4 +1,4 @@
-"""What the CBR order promises, as arithmetic (paper 000 §4.4, erratum 000-6)."""
+"""Latency bound and offer of the CBR order (paper 000 §4.4, erratum 000-6)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 
 def turn_bound_ns(timing: Timing) -> int:
-    """Theorem 1: Δ+Γ, from the turn in which a message is sent to its delivery."""
+    """Theorem 1: a message is delivered at most Δ+Γ after its turn."""
     return timing.delta_ns + timing.gamma_ns
 
 
 def latency_bound_ns(timing: Timing, rate: int) -> int:
-    """From submission to delivery: a message waits for its sender's next turn, and then takes Δ+Γ."""
+    """From submission to delivery: a message waits at most one period for its turn, and then takes at most Δ+Γ."""
     return turn_bound_ns(timing) + period_ns(rate)
 
 
 def offer(ask: Ask) -> Offer:
-    """What this order gives for what is asked, with the arithmetic in words."""
+    """What this order can give for a request, with the reasons in words."""
     timing, rate = ask.timing, int(ask.rate.avg)
     why: list[str] = []
     if rate != ask.rate.avg or not 1 <= rate <= RATE_MAX:
         why.append(f"the rate must be a whole number of messages per second, 1 to {RATE_MAX:,}, not {ask.rate.avg:g}")
         rate = min(max(1, -int(-ask.rate.avg // 1)), RATE_MAX)
     if ask.failures:
-        why.append(f"{ask.failures} failures: none is tolerated, a member that crashes stops the order")
+        why.append(f"{ask.failures} failures: none is tolerated, a crashed member stops the order")
     through = ask.probability_nothing_lost(rate)
     if through < 0.5 or ask.loss_burst or ask.fec:
-        why.append("loss: none is tolerated, a turn that is lost stops the order")
+        why.append("loss: none is tolerated, a lost turn stops the order")
     wait = ask.rate.burst * period_ns(rate)
     bound = turn_bound_ns(timing) + wait
     feasible = not why
@@ -39,10 +39,10 @@ def offer(ask: Ask) -> Offer:
     why += [
         f"latency from its turn: Δ+Γ = {delta} + {gamma} = {duration_text(turn_bound_ns(timing))} (Theorem 1)",
         f"before its turn: the last of a burst of {ask.rate.burst} waits {ask.rate.burst} × {period} (1/rate)",
-        f"NetRate = AppRate = {rate} per second; dummies fill the turns that the application leaves empty",
+        f"NetRate = AppRate = {rate} per second; dummies fill the turns without a message",
     ]
     if ask.loss:
-        why.append(f"{duration_text(ask.session_ns)} pass without a lost turn with probability {through:.6g}")
+        why.append(f"the probability of {duration_text(ask.session_ns)} without a lost turn is {through:.6g}")
     return Offer(
         "cbr",
         feasible,

@@ -1,15 +1,20 @@
-"""The CBR order of paper 000 §4, as errata 000-1 to 000-12 correct it: reliable total order without failures.
+"""CBR: total order without failures, at constant rates (paper 000 §4, errata 000-1 to 000-12).
 
-Every member sends at a constant rate of its own: in a cycle (one second of absolute clock) a member of rate r has r
-turns, turn k at clock = cycle + k/r, with the message that is queued or else a dummy. Everybody knows all rates, so
-everybody knows in which order the turns of a cycle were sent by clocks without difference (Porder), and delivers in
-that order. A message is delivered within Δ+Γ of its turn, whatever the rates (Theorem 1).
+Time is divided into cycles of one second, numbered from the Unix epoch. Each member declares a rate of its own. A
+member of rate r has r turns per cycle and sends one message or one dummy in each; turn k is due at the start of the
+cycle plus k/r. Every member knows all rates, and so the order in which perfect clocks would send the turns of a cycle:
+Porder (turns.py). All members deliver in that order. A message is delivered within Δ+Γ of its turn (Theorem 1).
 
-The paper's names are kept: Porder and `current`, the modes of figure 2, Squeue (which holds one message, since more
-would wait for more than a period) and Rqueue. A rate holds for whole cycles; each frame's header declares the rate of
-the next one, so renegotiation takes no turn (000-5) and needs no instant within a cycle (000-12). On the wire each
-turn is a slot of its own; in deliveries the slot is that of Θ in which the turn was due, and the place is the number
-of turns processed before: the k of Lemma 4.1.
+Sending: `submit` queues the message of the next turn; `_send_due_turns` sends each turn when it is due, from `wake`.
+Receiving: `from_below` stores frames per sender and turn; `_deliver_ready_turns` delivers every turn that is next in
+Porder and complete.
+Rates: a rate holds for whole cycles. Each frame header declares the sender's rate of the next cycle, so a rate change
+takes no turn (000-5) and needs no instant within a cycle (000-12). `_finish_cycle` switches to the declared rates.
+
+The names are the paper's: Porder, `current`, the modes of figure 2, Squeue and Rqueue. Squeue holds a single message,
+since a second one would wait for more than a period. On the wire the slot field holds the turn number. In deliveries,
+the slot is the slot of length Θ in which the turn was due, and the position is the number of turns processed before:
+the k of Lemma 4.1.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from unisono.errors import InvalidOption, MessageTooLarge
 from unisono.model.durations import NS_PER_S
@@ -26,18 +32,19 @@ from unisono.model.rates import Rate, Reserver
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.cbr.bounds import latency_bound_ns, turn_bound_ns
-from unisono.orders.cbr.modes import CBR_ACCEPTED_INPUTS, CBR_RUNNING, CBR_TRANSITIONS, CbrAction, CbrInput, CbrMode
-from unisono.orders.cbr.rates import RateRenegotiation, frames_per_turn, whole_rate
 from unisono.orders.cbr.turns import (
     CYCLE_NS,
     RATE_MAX,
     Porder,
+    RateRenegotiation,
     cycle_and_turn,
     due_ns,
+    frames_per_turn,
     initial_porder,
     period_ns,
     turn_number,
     update_porder,
+    whole_rate,
 )
 from unisono.orders.clock_reports import ClockReports
 from unisono.orders.formation import RateExchange
@@ -48,7 +55,73 @@ from unisono.wire.frame import END_OF_SLOT, FIRST_FRAGMENT, FRAGMENT, LEAVING, M
 from unisono.wire.packed_messages import ReassembledMessage
 
 HORIZON_NS = NS_PER_S
-"""A frame from a turn further ahead of our clock than this, beyond Γ, is absurd."""
+"""Refuse frames of turns that are more than this and Γ ahead of our clock."""
+
+# -- the modes: figure 2 as a table ----------------------------------------------------------------------------------
+
+
+class CbrMode(StrEnum):
+    """The modes of figure 2, and LEFT, which the paper leaves out."""
+
+    GET_RATE = "GetRate"
+    FIRST_RESERVE = "FirstReserve"
+    DET_ORDER = "DetOrder"
+    DELIVER_MESSAGES = "DeliverMessages"
+    RESERVE = "Reserve"
+    LEFT = "Left"
+
+
+class CbrAction(StrEnum):
+    """The actions that change the mode."""
+
+    INIT_RATE = "init-rate"
+    RESERVE = "reserve"
+    NEW_RATE = "new-rate"
+    START_DELIVER = "start-deliver"
+    LEAVE = "leave"
+
+
+CBR_TRANSITIONS: dict[tuple[CbrMode, CbrAction], CbrMode] = {
+    (CbrMode.GET_RATE, CbrAction.INIT_RATE): CbrMode.FIRST_RESERVE,
+    (CbrMode.GET_RATE, CbrAction.NEW_RATE): CbrMode.GET_RATE,
+    (CbrMode.FIRST_RESERVE, CbrAction.RESERVE): CbrMode.DET_ORDER,
+    # 000-8: as in DetOrder, Porder is not known yet.
+    (CbrMode.FIRST_RESERVE, CbrAction.NEW_RATE): CbrMode.FIRST_RESERVE,
+    (CbrMode.DET_ORDER, CbrAction.NEW_RATE): CbrMode.FIRST_RESERVE,
+    (CbrMode.DET_ORDER, CbrAction.START_DELIVER): CbrMode.DELIVER_MESSAGES,
+    (CbrMode.DELIVER_MESSAGES, CbrAction.NEW_RATE): CbrMode.RESERVE,
+    (CbrMode.RESERVE, CbrAction.NEW_RATE): CbrMode.RESERVE,
+    (CbrMode.RESERVE, CbrAction.RESERVE): CbrMode.DELIVER_MESSAGES,
+    **{(mode, CbrAction.LEAVE): CbrMode.LEFT for mode in CbrMode if mode is not CbrMode.LEFT},
+}
+"""Figure 2: the mode after each action. Reserve lasts until the new rate is in force; deliveries continue in it."""
+
+
+class CbrInput(StrEnum):
+    """The inputs of the automaton."""
+
+    SUBMIT = "app-mcast"
+    HELLO = "rate received"
+    DATA = "net-receive"
+    RESERVATION = "new-rate or reservation received"
+    NEW_RATE = "new-rate"
+    LEAVE = "leave"
+
+
+CBR_ACCEPTED_INPUTS: dict[CbrMode, frozenset[CbrInput]] = {
+    CbrMode.GET_RATE: frozenset({CbrInput.HELLO, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.FIRST_RESERVE: frozenset({CbrInput.HELLO, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.DET_ORDER: frozenset({CbrInput.HELLO, CbrInput.DATA, CbrInput.NEW_RATE, CbrInput.LEAVE}),
+    CbrMode.DELIVER_MESSAGES: frozenset(CbrInput),
+    CbrMode.RESERVE: frozenset(CbrInput),
+    CbrMode.LEFT: frozenset(),
+}
+"""The inputs that have an effect in each mode. Others are ignored; an ignored submission stays with the application."""
+
+CBR_RUNNING = frozenset({CbrMode.DELIVER_MESSAGES, CbrMode.RESERVE})
+"""The modes in which members send and deliver turns."""
+
+# -- the automaton ---------------------------------------------------------------------------------------------------
 
 
 class Cbr(ClockReports):
@@ -57,7 +130,7 @@ class Cbr(ClockReports):
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         for field, asked in (("failures", policy.failures), ("loss_burst", policy.loss_burst), ("fec", policy.fec)):
             if asked:
-                raise InvalidOption(field, "the CBR order tolerates neither failures nor loss; choose vbr")
+                raise InvalidOption(field, "the CBR order tolerates neither failures nor loss; use the order vbr")
         super().__init__()
         self.down: list[Frame] = []
         self.events: list[StackEvent] = []
@@ -65,7 +138,7 @@ class Cbr(ClockReports):
         self.mode = CbrMode.GET_RATE
         self.view = policy.view
         timing = policy.timing
-        # The exchange's slots are cycles: the group starts with a cycle, at the same one everywhere (000-7).
+        # The slots of the rate exchange are cycles, so all members start with the same cycle (000-7).
         cycles = Timing(timing.delta_ns, timing.gamma_ns, CYCLE_NS)
         self.exchange = RateExchange(replace(policy, timing=cycles), check_clocks=True)
         self.exchange.down = self.down
@@ -79,29 +152,32 @@ class Cbr(ClockReports):
         self._squeue: bytes | None = None
         self._first_cycle_ns = 0
         self._send_cycle = 0
-        self._send_turn = 0
+        self._send_turn_index = 0
         self._sending = False
         self._leaving = False
         self._sequence = 0
         # Delivering.
         self._rqueues = {member: Rqueue() for member in policy.view.members}
         self.rate: dict[int, int] = {}
-        """rate[j] in the cycle being delivered, for each member in it."""
+        """The paper's rate[j]: the rate of each member in the cycle being delivered."""
         self.porder: Porder = ()
         self.current = 0
+        """The position in Porder of the next turn to process."""
         self.cycle = 0
+        """The cycle being delivered."""
         self.processed = 0
-        """How many turns have been processed since the start."""
+        """The number of turns processed since the start."""
         self._turns_processed: dict[int, int] = {}
+        """The number of turns processed in this cycle, by sender."""
         self._declared_next_rates: dict[int, int] = {}
-        """The rate that each member's last processed turn declared for the next cycle; 0 if it leaves."""
+        """The rate that each member's last processed turn declared for the next cycle; 0 if the member leaves."""
         self._index = 0
         self._late_reported = False
         self._late_checked_ns = 0
         self.window_slots = self._window_turns(self._renegotiation.rate)
 
     def _window_turns(self, rate: int) -> int:
-        """How many turns a member may have sent that it has not delivered: those of Δ+Γ, and a few."""
+        """How many turns a member may have sent but not delivered itself: those of Δ+Γ, and three more."""
         return -(-turn_bound_ns(self._timing) * rate // CYCLE_NS) + 3
 
     def _change_mode(self, action: CbrAction) -> None:
@@ -110,23 +186,23 @@ class Cbr(ClockReports):
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take the message of the next turn; a turn that is due at this very instant is the next one."""
+        """Queue the message of the next turn, which may be due at this very instant. Returns how many were accepted."""
         largest = max(map(len, messages), default=0)
         if largest > self._policy.max_message:
             raise MessageTooLarge(largest, self._policy.max_message)
         if CbrInput.SUBMIT not in CBR_ACCEPTED_INPUTS[self.mode] or self._leaving:
             return 0
-        taken = 0
+        accepted = 0
         for until in (now - 1, now):
             self._send_due_turns(now, until)
-            if taken < len(messages) and self._has_room(now):
-                self._squeue = messages[taken]
-                taken += 1
+            if accepted < len(messages) and self._has_room(now):
+                self._squeue = messages[accepted]
+                accepted += 1
         self._deliver_ready_turns()
-        return taken
+        return accepted
 
     def _has_room(self, now: int) -> bool:
-        """One message at a time, at most a period before its turn, and none while own turns are not delivered."""
+        """Whether Squeue is empty, the next turn at most a period away, and few enough own turns are undelivered."""
         return (
             self._squeue is None
             and self._own_turn_due_ns() - now <= period_ns(self._renegotiation.rate)
@@ -135,12 +211,12 @@ class Cbr(ClockReports):
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
-        takes = CBR_ACCEPTED_INPUTS[self.mode]
+        accepted_inputs = CBR_ACCEPTED_INPUTS[self.mode]
         if frame.kind is Kind.HELLO:
-            if CbrInput.HELLO in takes:
+            if CbrInput.HELLO in accepted_inputs:
                 self._on_hello(now, frame)
             return
-        if (CbrInput.DATA if frame.kind is Kind.DATA else CbrInput.RESERVATION) not in takes:
+        if (CbrInput.DATA if frame.kind is Kind.DATA else CbrInput.RESERVATION) not in accepted_inputs:
             self.ignored[f"{frame.kind.name.lower()} in mode {self.mode}"] += 1
         elif frame.epoch != self._policy.epoch or self.exchange.incarnation(frame.sender) != frame.incarnation:
             self.ignored["another incarnation or epoch"] += 1
@@ -154,16 +230,18 @@ class Cbr(ClockReports):
                 self.events.append(violation)
                 self._change_mode(CbrAction.RESERVE)
         else:
-            self.ignored["a kind that this order does not have"] += 1
+            self.ignored["frame kind not used by this order"] += 1
 
     def _on_hello(self, now: int, frame: Frame) -> None:
         hello = decode_hello(bytes(frame.body))
         if hello is not None and self.mode not in CBR_RUNNING:
             problem = None
             if hello.avg != int(hello.avg) or not 1 <= hello.avg <= RATE_MAX:
-                problem = f"declares {hello.avg:g} messages per second; a whole number is needed, 1 to {RATE_MAX:,}"
+                problem = (
+                    f"declares {hello.avg:g} messages per second; the CBR order needs a whole number, 1 to {RATE_MAX:,}"
+                )
             elif not self._renegotiation.reserve_first_rate(frame.sender, int(hello.avg)):
-                problem = f"declares {hello.avg:g} messages per second, and there is no room to receive them"
+                problem = f"declares {hello.avg:g} messages per second; this member has no bandwidth to receive them"
             if problem is not None:
                 if self.exchange.problems.get(frame.sender) != problem:
                     self.exchange.problems[frame.sender] = problem
@@ -187,14 +265,14 @@ class Cbr(ClockReports):
             or not 1 <= frame.burst <= RATE_MAX
             or (frame.packed_messages is not None and frame.packed_messages.count != 1)
         ):
-            self.ignored["no turn of this order"] += 1
+            self.ignored["not a turn of this order"] += 1
         elif not self._rqueues[sender].add(frame):
             self.ignored["duplicate"] += 1
         else:
             self._deliver_ready_turns()
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from a cycle's start on, the next one if this cycle's last turn is not sent yet."""
+        """new-rate: in force from the next cycle, or from the one after it if this cycle's last turn has been sent."""
         if CbrInput.NEW_RATE not in CBR_ACCEPTED_INPUTS[self.mode]:
             return
         whole = whole_rate(rate)
@@ -208,7 +286,7 @@ class Cbr(ClockReports):
         self._first_reserve()
 
     def leave(self, now: int) -> None:
-        """End with this cycle, or with the next one if this cycle's last turn has been sent."""
+        """Leave at the end of this cycle, or of the next one if this cycle's last turn has been sent."""
         if self.mode in CBR_RUNNING:
             self._send_due_turns(now, now)
             self._leaving = True
@@ -217,7 +295,7 @@ class Cbr(ClockReports):
             self._depart(self._timing.slot_of(now))
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Send the turns that are due, and report a turn that is late."""
         if self.mode is CbrMode.LEFT:
             return
         if self.mode is CbrMode.GET_RATE:
@@ -230,7 +308,7 @@ class Cbr(ClockReports):
         self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """The next turn's start, the moment at which the turn being delivered is late, or a HELLO."""
+        """When the next own turn or HELLO is due, or the next turn in Porder becomes late."""
         if self.mode is CbrMode.GET_RATE:
             return 0
         if self.mode is CbrMode.LEFT:
@@ -241,19 +319,19 @@ class Cbr(ClockReports):
             if self._sending:
                 times.append(self._own_turn_due_ns())
             if not self._late_reported:
-                # An arrival at that very instant still counts (erratum 000-22).
+                # An arrival at that very instant is still on time (erratum 000-22).
                 times.append(self._late_at() + 1)
         return min(times, default=None)
 
     # -- starting and leaving --------------------------------------------------------------------------------
 
     def _first_reserve(self) -> None:
-        """reserve, as far as it can be done: by a receiver, when it has heard everybody's rate."""
+        """reserve. Under receiver-based reservation it waits until the rates of all peers are reserved here."""
         if self.mode is CbrMode.FIRST_RESERVE and self._renegotiation.are_first_rates_reserved():
             self._change_mode(CbrAction.RESERVE)
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: every rate is known."""
+        """start-deliver: begins when the rates of all members are known."""
         self._first_reserve()
         if self.mode is not CbrMode.DET_ORDER or not self.exchange.complete:
             return
@@ -283,60 +361,56 @@ class Cbr(ClockReports):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def _own_turn_due_ns(self) -> int:
-        return due_ns(self._send_cycle, self._send_turn, self._renegotiation.rate)
+        return due_ns(self._send_cycle, self._send_turn_index, self._renegotiation.rate)
 
     def _send_due_turns(self, now: int, until: int) -> None:
-        """net-mcast or dummy, for each turn that has begun; a clock that leapt may have begun several."""
+        """net-mcast or dummy, for each turn that is due by `until`: several if the clock has jumped."""
         while self._sending and self.mode in CBR_RUNNING and self._own_turn_due_ns() <= until:
-            self._send(now)
+            self._send_turn(now)
 
-    def _send(self, now: int) -> None:
-        """One turn: what is queued, else a dummy (000-6, 000-9)."""
-        if self._send_turn == 0:
+    def _send_turn(self, now: int) -> None:
+        """Send one turn: the queued message, or a dummy (000-6, 000-9)."""
+        if self._send_turn_index == 0:
             self._renegotiation.send_requests(now)
         message, self._squeue = self._squeue, None
-        loads: list[FramePayload | None] = [None]
+        payloads: list[FramePayload | None] = [None]
         if message is not None:
-            loads = [*self._packer.add([message], [len(message)]), self._packer.flush()]
-            if loads[-1] is None:
-                loads.pop()
-        last = self._send_turn == self._renegotiation.rate - 1
+            payloads = [*self._packer.add([message], [len(message)]), self._packer.flush()]
+            if payloads[-1] is None:
+                payloads.pop()
+        last = self._send_turn_index == self._renegotiation.rate - 1
         declared = self._renegotiation.decide_next_rate() if last else self._renegotiation.declared_rate()
-        ends = END_OF_SLOT | (LEAVING if last and self._leaving else 0)
-        for number, load in enumerate(loads):
-            self._emit(now, number, load, ends if number == len(loads) - 1 else 0, declared)
+        last_flags = END_OF_SLOT | (LEAVING if last and self._leaving else 0)
+        for number, payload in enumerate(payloads):
+            self._emit(now, number, payload, last_flags if number == len(payloads) - 1 else 0, declared)
         self._sequence += message is not None
-        self._send_turn += 1
+        self._send_turn_index += 1
         if last:
-            self._send_cycle, self._send_turn = self._send_cycle + 1, 0
+            self._send_cycle, self._send_turn_index = self._send_cycle + 1, 0
             self._sending = not self._leaving
             if self._renegotiation.adopt_next_rate():
                 self._change_mode(CbrAction.RESERVE)
 
     def _emit(self, now: int, number: int, payload: FramePayload | None, flags: int, declared: int) -> None:
-        run = None if payload is None else payload.packed_messages
         body: bytes | memoryview = b""
         if payload is not None and payload.fragment is not None:
-            body, flags = (
-                payload.fragment,
-                flags
-                | FRAGMENT
-                | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
-            )
+            body = payload.fragment
+            flags |= FRAGMENT
+            flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
+            flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
         policy = self._policy
         frame = Frame(
             Kind.DATA,
             policy.member,
             policy.incarnation,
             policy.epoch,
-            turn_number(self._send_cycle, self._send_turn),
+            turn_number(self._send_cycle, self._send_turn_index),
             number,
             flags,
             declared,
             self._sequence,
             now,
-            run,
+            None if payload is None else payload.packed_messages,
             body,
             multicast=self._multicast,
         )
@@ -346,7 +420,7 @@ class Cbr(ClockReports):
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver_ready_turns(self) -> None:
-        """deliver, handle-dummy, change-rate: go on for as long as the turn that is next has arrived."""
+        """deliver, handle-dummy, change-rate: process turns in Porder for as long as the next one is complete."""
         while self.mode in CBR_RUNNING:
             if self.current == len(self.porder):
                 self._finish_cycle()
@@ -356,20 +430,20 @@ class Cbr(ClockReports):
             frames = self._rqueues[sender].slots.get(number)
             if frames is None or frames.last_number is None or len(frames.waiting) <= frames.last_number:
                 return
-            self._process(sender, frames)
+            self._process_turn(sender, frames)
             del self._rqueues[sender].slots[number]
 
-    def _process(self, sender: int, frames: SlotFrames) -> None:
-        """One turn of Porder."""
+    def _process_turn(self, sender: int, frames: SlotFrames) -> None:
+        """Deliver the message of one turn, if it has one, and record the rate that the turn declares."""
         arrived = [frames.waiting[number] for number in range(len(frames.waiting))]
         first, last = arrived[0], arrived[-1]
-        run: PackedMessages | None = last.packed_messages
+        packed: PackedMessages | None = last.packed_messages
         if last.flags & FRAGMENT:
-            run = ReassembledMessage([frame.body for frame in arrived])
-        if run is not None:
+            packed = ReassembledMessage([frame.body for frame in arrived])
+        if packed is not None:
             slot = self._timing.slot_of(due_ns(self.cycle, self._turns_processed[sender], self.rate[sender]))
-            place = (self.processed, self._index)
-            self.events.append(Batch(sender, first.incarnation, slot, first.first_sequence, *place, 1, [run]))
+            position = (self.processed, self._index)
+            self.events.append(Batch(sender, first.incarnation, slot, first.first_sequence, *position, 1, [packed]))
             self._index += 1
         self._declared_next_rates[sender] = 0 if last.flags & LEAVING else last.burst
         self._turns_processed[sender] += 1
@@ -378,11 +452,11 @@ class Cbr(ClockReports):
         self._late_reported = False
 
     def _finish_cycle(self) -> None:
-        """change-rate: the next cycle has the rates that the last turns of this one declared."""
+        """change-rate: enter the next cycle with the rates that the last turns of this one declared."""
         self.exchange.stop()
-        gone = tuple(member for member in self.rate if self._declared_next_rates[member] == 0)
+        departed = tuple(member for member in self.rate if self._declared_next_rates[member] == 0)
         end = due_ns(self.cycle + 1, 0, 1)
-        if self._policy.member in gone:
+        if self._policy.member in departed:
             self._depart(self._timing.slot_of(end - 1))
             return
         for member, rate in self._declared_next_rates.items():
@@ -391,22 +465,22 @@ class Cbr(ClockReports):
                 self.rate[member] = rate
         self.cycle, self.current = self.cycle + 1, 0
         self.rate = {member: rate for member, rate in self.rate.items() if rate}
-        for member in gone:
+        for member in departed:
             self.view = self.view.without(member, self._timing.slot_of(end))
         self._turns_processed = dict.fromkeys(self.rate, 0)
         self._declared_next_rates = {}
         self._renegotiation.on_cycle_start(self.rate)
         self.window_slots = self._window_turns(max(self.rate.values()))
-        if gone:
-            self.events.append(ViewChange(self.view, left=gone))
+        if departed:
+            self.events.append(ViewChange(self.view, left=departed))
 
     def _late_at(self) -> int:
-        """When the turn being delivered is late: Δ+Γ after it was due, by our clock."""
+        """The last clock reading at which the next turn is on time: Δ+Γ after it was due."""
         sender = self.porder[self.current]
         return due_ns(self.cycle, self._turns_processed[sender], self.rate[sender]) + turn_bound_ns(self._timing)
 
     def _check_late(self, now: int) -> None:
-        """Without failures nothing may be later than that; if something is, say whom we wait for."""
+        """Report the member whose turn is late. Without failures no turn may be."""
         self._late_checked_ns = now
         if self.mode not in CBR_RUNNING or self._late_reported or now <= self._late_at():
             return
@@ -414,48 +488,51 @@ class Cbr(ClockReports):
         sender = self.porder[self.current]
         turn = self._turns_processed[sender]
         slot = self._timing.slot_of(due_ns(self.cycle, turn, self.rate[sender]))
-        what = f"its turn {turn} of cycle {self.cycle} has not come Δ+Γ after it was due"
-        self._report_late(now, sender, slot, what)
+        text = f"its turn {turn} of cycle {self.cycle} has not arrived Δ+Γ after it was due"
+        self._report_late(now, sender, slot, text)
 
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """The last turn that a right sender could be in."""
+        """The last turn that a frame arriving now may belong to."""
         return turn_number((now + self._timing.gamma_ns + HORIZON_NS) // CYCLE_NS + 2, 0) - 1
 
     def bound_ns(self) -> int:
-        """Theorem 1, and a period of the slowest member known: AppLatency from submission, as rates are now."""
+        """AppLatency from submission, at the present rates: Theorem 1 plus a period of the slowest member."""
         known = [*self.rate.values(), self._renegotiation.rate, self._renegotiation.declared_rate()]
         return latency_bound_ns(self._timing, min(known))
 
     def keeps_sending_to_departed(self) -> bool:
-        """Who has left has left."""
+        """No: a member that has left cannot come back."""
         return False
 
     def gap_free(self) -> bool:
-        """Without failures there are no gaps (Definition 1)."""
+        """Yes: without failures there are no gaps (Definition 1)."""
         return True
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Members that the rate exchange still lacks."""
+        """The members that the rate exchange still waits for."""
         return () if self.mode in CBR_RUNNING else self.exchange.missing()
 
     def running(self) -> bool:
-        """Whether messages are taken and delivered."""
+        """Whether the order accepts and delivers messages."""
         return self.mode in CBR_RUNNING
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """What a peer declared last."""
+        """The rate that a peer declared last, or None."""
         declared = self.exchange.rate(peer)
         return declared if declared is None else replace(declared, avg=self.rate.get(peer, declared.avg))
 
     def done_slot(self) -> int:
-        """The last slot of which nothing more will be delivered here; while a turn is late, nothing at all will."""
+        """The last slot that is finished here: no more of its messages will be delivered.
+
+        While a turn is late no message is delivered at all, so the slots up to the last check count as finished.
+        """
         if self.mode not in CBR_RUNNING:
             return 0
-        waits_ns = self._late_checked_ns if self._late_reported else self._late_at() - turn_bound_ns(self._timing)
-        return max(0, self._timing.slot_of(waits_ns) - 1)
+        next_turn_ns = self._late_checked_ns if self._late_reported else self._late_at() - turn_bound_ns(self._timing)
+        return max(0, self._timing.slot_of(next_turn_ns) - 1)
 
     def by_multicast(self) -> bool:
-        """Whether every peer has heard this member by IP multicast."""
+        """Whether every peer has received this member's HELLO by IP multicast."""
         return self._multicast

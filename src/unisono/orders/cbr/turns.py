@@ -1,8 +1,15 @@
-"""Porder, Update and the cadence of the CBR order (paper 000 §4.1, figure 5, errata 000-1 to -4, -7 and -11).
+"""Turns and rates of the CBR order: Porder and rate changes (paper 000 §4.1, §4.2, figure 5).
 
-Pure functions in exact integers. A cycle is one second of absolute clock. In it a member of rate r has the turns
-0 … r-1, and turn k belongs to the instant k/r; Porder is all members' turns sorted by (k/r, member). Sends are at
-those instants rounded down to nanoseconds, which keeps the order: k/r < k'/r' is never sent later by equal clocks.
+Turns (errata 000-1 to -4, -7, -11). A cycle is one second of absolute clock. A member of rate r has the turns 0 to r-1
+in each cycle, and turn k is due at the instant k/r. Porder lists the turns of all members, sorted by (k/r, member).
+All arithmetic is in exact integers. A member sends turn k at k/r rounded down to nanoseconds, which keeps the order: if
+k/r < k'/r', then equal clocks never send the first turn after the second.
+
+Rates (§4.2). Every frame declares its sender's rate for the next cycle, and the last frame of a cycle decides. All
+members have that frame before the first turn that it affects. Under receiver-based reservation a member first asks
+for a larger rate, with a NEW_RATE that takes no turn. Each receiver reserves and answers RESERVED. Until all have
+confirmed, the member declares the smaller of the old and the new rate. The frame that then declares the new rate is
+the special message of §4.2.
 """
 
 from __future__ import annotations
@@ -13,35 +20,46 @@ from collections.abc import Mapping, Sequence
 from math import lcm
 from typing import TypeAlias
 
+from unisono.errors import InvalidOption, ReservationRefused
 from unisono.model.durations import NS_PER_S
+from unisono.model.events import Violation, ViolationKind
+from unisono.model.policy import Policy
+from unisono.model.rates import BandwidthReservation, Rate, Reserver
+from unisono.net.rmcast.copies import RMCAST_BYTES
+from unisono.net.rmcast.layer import copies_reservation
+from unisono.wire.control import decode_new_rate, decode_reserved, encode_new_rate, encode_reserved
+from unisono.wire.frame import FRAME_NUMBER_MAX, HEADER_BYTES, UDP_IP_BYTES, Frame, Kind
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES
+
+# -- turns -----------------------------------------------------------------------------------------------------------
 
 Porder: TypeAlias = tuple[int, ...]
-"""The member of each turn of one cycle, in the order of delivery."""
+"""The members of one cycle's turns, in delivery order."""
 
 CYCLE_NS = NS_PER_S
 RATE_MAX = 100_000
-"""Turns per second of one member: a period is at least 10 µs."""
+"""The highest rate of one member, in turns per second: its period is at least 10 µs."""
 _TURN_BITS = 20
 _TURN_MASK = (1 << _TURN_BITS) - 1
 
 
 def due_ns(cycle: int, turn: int, rate: int) -> int:
-    """The clock reading at which a turn is sent: the cycle's start + turn/rate (000-6, 000-7)."""
+    """The clock reading at which a turn is sent: the start of the cycle plus turn/rate (000-6, 000-7)."""
     return cycle * CYCLE_NS + turn * CYCLE_NS // rate
 
 
 def period_ns(rate: int) -> int:
-    """The longest time between two turns of a member."""
+    """The longest time between two consecutive turns of a member."""
     return -(-CYCLE_NS // rate)
 
 
 def turn_number(cycle: int, turn: int) -> int:
-    """What frames name a turn by: larger for later turns of the same sender, whatever rates it has had."""
+    """The number of a turn in frame headers: it grows from turn to turn of a sender, also across rate changes."""
     return cycle << _TURN_BITS | turn
 
 
 def cycle_and_turn(number: int) -> tuple[int, int]:
-    """The cycle and the turn in it that a frame names."""
+    """The cycle, and the turn within it, of a turn number."""
     return number >> _TURN_BITS, number & _TURN_MASK
 
 
@@ -55,7 +73,7 @@ def porder_by_sorting(rates: Mapping[int, int]) -> Porder:
 
 
 def initial_porder(rates: Mapping[int, int]) -> Porder:
-    """start-deliver: the members' turns merged one member after the other."""
+    """start-deliver: merge the turns of all members, one member after the other."""
     order: Porder = ()
     merged: dict[int, int] = {}
     for member in sorted(rates):
@@ -67,39 +85,218 @@ def initial_porder(rates: Mapping[int, int]) -> Porder:
 def update_porder(
     order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int
 ) -> tuple[Porder, int]:
-    """change-rate: the Porder and `current` after `member` goes from its rate in `rates` to `rate`.
+    """change-rate: the Porder and `current` after `member` changes from its rate in `rates` to `rate`.
 
-    The turn at `current` is the one being served. What the others have taken stays taken; a turn q of `member` counts
-    as taken if (q/rate, member) is before the turn being served, and `current` is the number of taken turns (000-4):
-    the length of the new Porder when nothing is left of the cycle. A member that is not in `rates` has taken nothing
-    (000-2); rate 0 takes a member out, and one of rate 0 is not there. The vectors are merged in the order of
-    (k/rate, member), so the result does not depend on the history of changes (000-11).
+    The turn at `current` is the next one to process. Processed turns of the other members stay processed. A turn q of
+    `member` counts as processed if (q/rate, member) comes before the turn at `current`. The new `current` is the number
+    of processed turns (000-4); it equals the length of the new Porder if no turn of the cycle is left.
+
+    A member that is not in `rates` has no processed turns (000-2). Rate 0 removes a member, and a member with rate 0 in
+    `rates` counts as absent. Turns are merged by (k/rate, member), so the result does not depend on the history of
+    changes (000-11).
     """
     others = [i for i in order if i != member]
-    counts: Counter[int] = Counter()
+    turns_seen: Counter[int] = Counter()
     keys: list[tuple[int, int]] = []
     scale = lcm(*(r for i, r in rates.items() if i != member and r), rate or 1)
     for i in others:
-        keys.append((counts[i] * (scale // rates[i]), i))
-        counts[i] += 1
+        keys.append((turns_seen[i] * (scale // rates[i]), i))
+        turns_seen[i] += 1
     merged: list[int] = []
-    done = 0
+    copied = 0
     for q in range(rate):
-        at = bisect_left(keys, (q * (scale // rate), member), lo=done)
-        merged.extend(others[done:at])
+        at = bisect_left(keys, (q * (scale // rate), member), lo=copied)
+        merged.extend(others[copied:at])
         merged.append(member)
-        done = at
-    merged.extend(others[done:])
+        copied = at
+    merged.extend(others[copied:])
     return tuple(merged), _updated_current(order, current, rates, member, rate)
 
 
 def _updated_current(order: Sequence[int], current: int, rates: Mapping[int, int], member: int, rate: int) -> int:
     if not 0 <= current < max(1, len(order)):
-        raise IndexError(f"turn {current} of a cycle of {len(order)}")
+        raise IndexError(f"turn {current} is outside a cycle of {len(order)} turns")
     if current == 0:
         return 0
     before = order[:current]
-    served, of = before.count(order[current]), rates[order[current]]
-    # q/rate < served/of, or equal if the member comes first: q < served·rate/of rounded up, or down plus one.
-    mine = served * rate // of + 1 if member < order[current] else -(-served * rate // of)
-    return current - before.count(member) + min(mine, rate)
+    next_member = order[current]
+    next_turn, next_rate = before.count(next_member), rates[next_member]
+    # Turn q of `member` is processed if q/rate < next_turn/next_rate, or if both are equal and `member` comes first.
+    processed = next_turn * rate // next_rate + 1 if member < next_member else -(-next_turn * rate // next_rate)
+    return current - before.count(member) + min(processed, rate)
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def whole_rate(rate: Rate) -> int:
+    """The rate in messages per second; raises InvalidOption if it is not a whole number in the allowed range."""
+    if rate.avg != int(rate.avg) or not 1 <= rate.avg <= RATE_MAX:
+        raise InvalidOption(
+            "rate.avg",
+            f"the CBR order needs a whole number of messages per second, 1 to {RATE_MAX:,}, not {rate.avg:g}",
+        )
+    return int(rate.avg)
+
+
+def frames_per_turn(policy: Policy) -> int:
+    """The number of frames that the largest message needs."""
+    frames = -(-policy.max_message // (policy.max_frame - HEADER_BYTES))
+    if frames > FRAME_NUMBER_MAX:
+        raise InvalidOption(
+            "max_message",
+            f"a turn would need {frames:,} frames, but at most {FRAME_NUMBER_MAX:,} are possible; lower it",
+        )
+    return frames
+
+
+def cbr_reservation(policy: Policy, rate: int) -> BandwidthReservation:
+    """NetRate = AppRate (§4.4): one turn per message that the application declared, in bytes on the wire."""
+    header = HEADER_BYTES + UDP_IP_BYTES + (RMCAST_BYTES if policy.reliable else 0)
+    turn = policy.max_message + PACKED_HEADER_BYTES + frames_per_turn(policy) * header
+    once = BandwidthReservation(rate * turn, rate * turn, CYCLE_NS)
+    return once if policy.reliable is None else copies_reservation(once, policy.reliable)
+
+
+class RateRenegotiation:
+    """One member's own rate, the rate that it has requested, and its reservations for incoming messages.
+
+    Outgoing NEW_RATE and RESERVED frames are appended to `down`, the order's list of frames to send.
+    """
+
+    def __init__(self, policy: Policy, reserver: Reserver, down: list[Frame]) -> None:
+        self.rate = whole_rate(policy.rate)
+        """The paper's myRate: in force in the cycle being sent."""
+        self.requested_rate: int | None = None
+        """A requested rate that is not in force yet."""
+        self._next_rate = self.rate
+        """The rate of the next cycle, once this cycle's last turn has declared it."""
+        self._policy = policy
+        self._reserver = reserver
+        self._down = down
+        self._by_receiver = policy.reservation == "receiver"
+        self._peers = tuple(m for m in policy.view.members if m != policy.member)
+        self._serial = 0
+        self._unconfirmed_receivers: dict[int, None] = {}
+        """Receivers that have not confirmed the requested rate yet, in member order."""
+        self._incoming_rates: dict[int, int] = {}
+        """The rate in force of each peer."""
+        self._promised_rates: dict[int, int] = {}
+        """The larger rate that this member has reserved for a peer's request, by peer."""
+        if not self._by_receiver:
+            reserver.reserve(cbr_reservation(policy, self.rate))
+
+    # -- this member's rate ----------------------------------------------------------------------------------
+
+    def request_rate(self, rate: int) -> None:
+        """new-rate. Under sender-based reservation it may raise ReservationRefused and then changes nothing."""
+        if not self._by_receiver:
+            # The old rate stays in use until the change, so reserve for the largest.
+            self._reserver.reserve(cbr_reservation(self._policy, max(self.rate, self._next_rate, rate)))
+        self.requested_rate = rate
+        self._serial += 1
+        larger = self._by_receiver and rate > self._next_rate
+        self._unconfirmed_receivers = dict.fromkeys(self._peers) if larger else {}
+
+    def send_requests(self, now: int) -> None:
+        """Send a NEW_RATE to each receiver that has not confirmed yet. Repeated requests are harmless."""
+        if self.requested_rate is not None:
+            for peer in self._unconfirmed_receivers:
+                self._send(now, peer, Kind.NEW_RATE, encode_new_rate(self._serial, self.requested_rate))
+
+    def declared_rate(self) -> int:
+        """The rate to declare now for the next cycle: the smaller one until all receivers have confirmed."""
+        if self.requested_rate is None:
+            return self._next_rate
+        return min(self._next_rate, self.requested_rate) if self._unconfirmed_receivers else self.requested_rate
+
+    def decide_next_rate(self) -> int:
+        """Fix the rate of the next cycle. Called when the last turn of a cycle is sent, which declares it."""
+        self._next_rate = self.declared_rate()
+        return self._next_rate
+
+    def adopt_next_rate(self) -> bool:
+        """Start sending the next cycle. Returns True if the requested rate comes into force with it."""
+        self.rate = self._next_rate
+        if self.requested_rate != self.rate or self._unconfirmed_receivers:
+            return False
+        self.requested_rate = None
+        if not self._by_receiver:
+            self._reserver.reserve(cbr_reservation(self._policy, self.rate))
+        return True
+
+    # -- the rates of the peers ------------------------------------------------------------------------------
+
+    def reserve_first_rate(self, peer: int, rate: int) -> bool:
+        """Reserve for the first rate that a peer declares; False if the reservation is refused."""
+        return not self._by_receiver or self._reserve_incoming(
+            {**self._incoming_rates, peer: rate}, self._promised_rates
+        )
+
+    def are_first_rates_reserved(self) -> bool:
+        """Whether `reserve` has been done for the first rates of all peers."""
+        return not self._by_receiver or len(self._incoming_rates) == len(self._peers)
+
+    def on_cycle_start(self, rates: dict[int, int]) -> None:
+        """Delivery enters a cycle with these rates; members that are not in `rates` have left."""
+        self._peers = tuple(m for m in self._peers if m in rates)
+        self._unconfirmed_receivers = {peer: None for peer in self._unconfirmed_receivers if peer in rates}
+        if self._by_receiver:
+            incoming = {peer: rates[peer] for peer in self._peers}
+            promised = {p: r for p, r in self._promised_rates.items() if incoming.get(p, r) < r}
+            if (incoming, promised) != (self._incoming_rates, self._promised_rates):
+                # This is at most the present reservation, so it cannot be refused.
+                self._reserve_incoming(incoming, promised)
+
+    def receive(self, now: int, frame: Frame) -> Violation | None:
+        """Answer a peer's NEW_RATE, or handle a RESERVED. Answers to earlier requests of this member are ignored."""
+        body = bytes(frame.body)
+        if frame.kind is Kind.NEW_RATE:
+            request = decode_new_rate(body)
+            if request is not None:
+                granted = self._promise(frame.sender, request[1])
+                self._send(now, frame.sender, Kind.RESERVED, encode_reserved(request[0], granted))
+            return None
+        answer = decode_reserved(body)
+        if answer is None or answer[0] != self._serial or frame.sender not in self._unconfirmed_receivers:
+            return None
+        if answer[1]:
+            del self._unconfirmed_receivers[frame.sender]
+            return None
+        return self._withdraw_request(now, frame.sender)
+
+    def _promise(self, peer: int, rate: int) -> bool:
+        if not self._by_receiver or rate > RATE_MAX:
+            return False
+        promised = {**self._promised_rates, peer: rate}
+        if rate <= self._incoming_rates.get(peer, 0):
+            del promised[peer]
+        return self._reserve_incoming(self._incoming_rates, promised)
+
+    def _withdraw_request(self, now: int, refused_by: int) -> Violation:
+        """A receiver refused: drop the request, and let the other receivers release their reservations for it."""
+        requested, self.requested_rate, self._unconfirmed_receivers = self.requested_rate, None, {}
+        self._serial += 1
+        for peer in self._peers:
+            self._send(now, peer, Kind.NEW_RATE, encode_new_rate(self._serial, self._next_rate))
+        text = (
+            f"member {refused_by} could not reserve bandwidth for {requested} messages per second; "
+            f"the rate stays {self._next_rate}"
+        )
+        return Violation(ViolationKind.RESERVATION_REFUSED, text, refused_by)
+
+    def _reserve_incoming(self, incoming: dict[int, int], promised: dict[int, int]) -> bool:
+        total = sum(max(rate, promised.get(peer, 0)) for peer, rate in incoming.items())
+        try:
+            self._reserver.reserve(cbr_reservation(self._policy, total))
+        except ReservationRefused:
+            return False
+        self._incoming_rates, self._promised_rates = dict(incoming), dict(promised)
+        return True
+
+    def _send(self, now: int, to: int, kind: Kind, body: bytes) -> None:
+        policy = self._policy
+        slot = turn_number(now // CYCLE_NS, 0)
+        self._down.append(
+            Frame(kind, policy.member, policy.incarnation, policy.epoch, slot, 0, sent_ns=now, body=body, to=to)
+        )
