@@ -22,7 +22,7 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.orders.cbr.bounds import turn_bound_ns
 from unisono.orders.cbr.order import Cbr
-from unisono.orders.final.log import AgreedRange, FinalLog
+from unisono.orders.final.agreement import AgreedRange, FinalLog
 from unisono.orders.final.order import FinalOrder
 from unisono.orders.final.recovery import Recovery
 from unisono.sim.swarm.final import finals

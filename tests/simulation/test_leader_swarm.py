@@ -25,8 +25,8 @@ from unisono.model.scenario import Leave, Network, PlannedRateChange, Scenario, 
 from unisono.model.timing import Timing
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.election import leader_change_bound_ns
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.leader.timeouts import leader_change_bound_ns
 from unisono.orders.leader.timestamp import PendingGrant, TimestampLeader
 from unisono.orders.packing import FramePayload
 from unisono.sim import run

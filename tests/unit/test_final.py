@@ -16,7 +16,15 @@ from unisono.model.rates import Rate
 from unisono.model.remaining import RemainingMessages
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.final.log import INCARNATIONS_KEPT, FinalLog
+from unisono.orders.final.agreement import (
+    INCARNATIONS_KEPT,
+    FinalLog,
+    FinalProposer,
+    MemberReport,
+    MemberReports,
+    MessageStore,
+    segments,
+)
 from unisono.orders.final.messages import (
     ALL_SLOTS_DONE,
     FinalLogValue,
@@ -27,8 +35,6 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.final.reports import FinalProposer, MemberReport, MemberReports, segments
-from unisono.orders.final.store import MessageStore
 from unisono.stack import build
 
 CELL = (7, 1, 1)

@@ -15,6 +15,7 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.messages import (
     ORDERED_BYTES,
     EntryHeader,
@@ -42,7 +43,6 @@ from unisono.orders.leader.messages import (
     encode_vote_request,
 )
 from unisono.orders.leader.stream import WINDOW
-from unisono.orders.leader.timeouts import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.stack import ORDERS, Stack, build

@@ -13,22 +13,33 @@ final; early deliveries go on, until so much waits that `submit` takes nothing m
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from unisono.agreement.membership.from_policy import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.decisions import ConsensusOutput, RestoredState
 from unisono.model.durations import NS_PER_MS, duration_text, earliest
-from unisono.model.events import Batch, LeaveComplete, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.grades import Grade
 from unisono.model.message_range import MessageRange, SenderSlot
 from unisono.model.policy import Policy
+from unisono.model.rates import Rate
 from unisono.model.stored_records import StoredRecords, Write
+from unisono.orders.cbr.order import Cbr
 from unisono.orders.final import messages as wire
+from unisono.orders.final.agreement import (
+    AgreedRange,
+    FinalLog,
+    FinalProposer,
+    MemberReport,
+    MemberReports,
+    MessageStore,
+    ranges_by_sender_slot,
+)
 from unisono.orders.final.bounds import report_every_ns
-from unisono.orders.final.log import AgreedRange, FinalLog
 from unisono.orders.final.messages import (
     ALL_SLOTS_DONE,
     HOLDINGS_BYTES,
@@ -40,10 +51,10 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.final.reports import FinalProposer, MemberReport, MemberReports, ranges_by_sender_slot
-from unisono.orders.final.store import MessageStore
-from unisono.orders.final.wrapper import ClockBasedOrder, OrderWrapper
+from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import HEADER_BYTES, Frame
+
+ClockBasedOrder: TypeAlias = Cbr | Vbr
 
 WINDOW = 16
 """Instances under way at once."""
@@ -60,11 +71,18 @@ RETAINED_BYTES_MAX, RETAINED_RANGES_MAX = 64 << 20, 1 << 17
 LEAVE_TIMEOUT_NS = 500 * NS_PER_MS
 
 
-class FinalOrder(OrderWrapper):
+class FinalOrder:
     """The automaton of one member: the order below, and the agreement behind it."""
 
-    def __init__(self, order: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
-        super().__init__(order)
+    def __init__(self, inner: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
+        self.inner = inner
+        self.down: list[Frame] = inner.down
+        self.events: list[StackEvent] = []
+        self.ignored: Counter[str] = inner.ignored
+        self.window_slots = inner.window_slots
+        self.now = 0
+        """The clock at the last input."""
+        self.has_left = False
         self.consensus = Consensus(
             policy.member,
             policy.view.members,
@@ -116,15 +134,20 @@ class FinalOrder(OrderWrapper):
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
-    def why_not_formed(self) -> str:
-        """The order's, and who does not count."""
-        lost = sorted(self.consensus.storage_identity.lost_storage)
-        return "; ".join(filter(None, (super().why_not_formed(), f"members {lost} lost their storage" if lost else "")))
-
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
         """What the order takes, unless too much waits to become final."""
         self.now, self._has_input = now, True
         return 0 if self._total_pending_bytes > PENDING_BYTES_MAX else self.inner.submit(now, messages)
+
+    def change_rate(self, now: int, rate: Rate) -> None:
+        """Renegotiate the order's rate."""
+        self.now = now
+        self.inner.change_rate(now, rate)
+
+    def leave(self, now: int) -> None:
+        """Depart from the order; what else there is to end follows from that."""
+        self.now = now
+        self.inner.leave(now)
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
@@ -473,3 +496,44 @@ class FinalOrder(OrderWrapper):
         kind, body = wire.encode(message)
         me, epoch = self._policy.member, self._policy.epoch
         self.down.append(Frame(kind, me, self._incarnation, epoch, 0, number, 0, total, sent_ns=now, body=body, to=to))
+
+    # -- questions ----
+
+    def latest_slot(self, now: int) -> int:
+        """The order's."""
+        return self.inner.latest_slot(now)
+
+    def bound_ns(self) -> int:
+        """The order's, of early deliveries; none is promised of final ones."""
+        return self.inner.bound_ns()
+
+    def gap_free(self) -> bool:
+        """Whether early deliveries are promised to be free of gaps; final ones are."""
+        return self.inner.gap_free()
+
+    def keeps_sending_to_departed(self) -> bool:
+        """Whoever is silent may come back, and lacks what is final then."""
+        return True
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """Whom the order waits for."""
+        return self.inner.waiting_for()
+
+    def running(self) -> bool:
+        """Whether early deliveries have begun; final ones begin when a majority is there."""
+        return self.inner.running() and not self.has_left
+
+    def peer_rate(self, peer: int) -> Rate | None:
+        """What a peer declared."""
+        return self.inner.peer_rate(peer)
+
+    def by_multicast(self) -> bool:
+        """Whether data goes by IP multicast; what is said about it goes to each member."""
+        return self.inner.by_multicast()
+
+    def why_not_formed(self) -> str:
+        """The order's, and who does not count."""
+        lost = sorted(self.consensus.storage_identity.lost_storage)
+        return "; ".join(
+            filter(None, (self.inner.why_not_formed(), f"members {lost} lost their storage" if lost else ""))
+        )

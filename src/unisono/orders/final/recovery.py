@@ -10,7 +10,7 @@ from unisono.model.message_range import MessageRange, SenderSlot
 from unisono.model.message_set import MessageSet, SequenceRange
 from unisono.model.policy import Policy
 from unisono.model.remaining import RemainingMessages
-from unisono.orders.final.log import AgreedRange, FinalLog
+from unisono.orders.final.agreement import AgreedRange, FinalLog, MemberReports, MessageStore
 from unisono.orders.final.messages import (
     LENGTH_BYTES,
     MESSAGE_RANGE_BYTES,
@@ -21,8 +21,6 @@ from unisono.orders.final.messages import (
     decode_messages,
     encode_messages,
 )
-from unisono.orders.final.reports import MemberReports
-from unisono.orders.final.store import MessageStore
 from unisono.wire.frame import HEADER_BYTES
 
 REPLY_FRAMES_MAX = 64

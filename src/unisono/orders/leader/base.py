@@ -13,27 +13,35 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.durations import earliest
+from unisono.model.durations import duration_text, earliest
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.formation import RateExchange
-from unisono.orders.leader.election import LeaderElection
-from unisono.orders.leader.messages import ORDERED_BYTES
+from unisono.orders.leader.election import (
+    LeaderElection,
+    MissingFrames,
+    leader_change_bound_ns,
+    outage_ns,
+    vote_wait_ns,
+)
+from unisono.orders.leader.messages import ORDERED_BYTES, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import FramePayload, Packer
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,
+    HEADER_BYTES,
     MORE_FRAGMENTS,
+    UDP_IP_BYTES,
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import ReassembledMessage
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES, ReassembledMessage
 
 _ELECTION_KINDS = frozenset(
     {Kind.STREAM_HEARTBEAT, Kind.VOTE_REQUEST, Kind.VOTE, Kind.RETRANSMIT_REQUEST, Kind.ORDERED}
@@ -83,8 +91,14 @@ class LeaderOrderBase(ABC):
         self.mode = Mode.GET_RATE
         self.view = policy.view
         self.exchange = RateExchange(policy)
-        self.exchange.down = self.down
-        self.election = LeaderElection(policy, self.down, self.events, self.ignored)
+        self.election = LeaderElection(
+            policy,
+            self.down,
+            self.events,
+            self.ignored,
+            last_frames_of=self._last_frames_of,
+            missing_frames_of=self._missing_frames_of,
+        )
         self._policy = policy
         self._timing = policy.timing
         self._reserver = reserver
@@ -122,6 +136,10 @@ class LeaderOrderBase(ABC):
     @abstractmethod
     def _oldest_pending_slot(self) -> int | None: ...
     @abstractmethod
+    def _last_frames_of(self, member: int) -> LastFrames | None: ...
+    @abstractmethod
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]: ...
+    @abstractmethod
     def bound_ns(self) -> int:
         """AppLatency while nobody dies."""
 
@@ -149,6 +167,7 @@ class LeaderOrderBase(ABC):
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 violation = self.exchange.from_below(now, frame)
+                self._send_hellos()
                 if violation is not None:
                     self.events.append(violation)
                 self.election.frame_sender.uses_multicast = self.exchange.reaches_all_by_multicast()
@@ -201,6 +220,7 @@ class LeaderOrderBase(ABC):
         if self.mode is Mode.GET_RATE:
             self.mode = Mode.DET_RATE
         self.exchange.wake(now)
+        self._send_hellos()
         self._start_deliver(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self.election.wake(now)
@@ -219,6 +239,10 @@ class LeaderOrderBase(ABC):
         return earliest(times)
 
     # -- shared steps ----------------------------------------------------------------------------------------
+
+    def _send_hellos(self) -> None:
+        self.down += self.exchange.down
+        self.exchange.down.clear()
 
     def _start_deliver(self, now: int) -> None:
         """start-deliver: every rate is known. No slot is waited for, since no clock is trusted."""
@@ -401,3 +425,34 @@ class LeaderOrderBase(ABC):
         stops = max(leaders, 1 if died and self.blocks_on_any_crash else 0)
         each_ns = outage_ns(self._timing, self._policy.processing_ns)
         return stops and stops * each_ns + (len(died) - stops) * vote_wait_ns(self._timing)
+
+
+def leader_order_offer(
+    order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
+) -> Offer:
+    """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
+    gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
+    longest = bound_ns + ask.failures * outage
+    if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:
+        worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
+        times = "" if ask.failures == 1 else f" {ask.failures} times"
+        text = f"when the leader dies{times} a message takes up to {worst}, more than the deadline of {deadline}"
+        against.append(text)
+    if 2 * ask.failures >= ask.members and ask.failures:
+        against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")
+    if ask.loss or ask.loss_burst or ask.fec is not None:
+        against.append("a lost datagram is sent again, later than the bound")
+    dies = f"when the leader dies nothing is ordered for Θ+5Δ+7Γ = {duration_text(gap)} at most"
+    return Offer(
+        order,
+        not against,
+        bound_ns,
+        average,
+        burst,
+        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
+        True,
+        "what is lost is sent again, late",
+        1.0,
+        (*against, *why, dies),
+        outage_ns=outage,
+    )

@@ -18,10 +18,10 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
-from unisono.orders.leader.messages import ORDERED_BYTES, EntryType
+from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.election import MissingFrames
+from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns
 from unisono.orders.modes import Mode
 from unisono.orders.packing import FramePayload, reservation
 from unisono.wire.frame import (
@@ -32,7 +32,6 @@ from unisono.wire.frame import (
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 FRAME_NUMBER_MODULUS = 1 << 16
 MAX_PENDING_FRAMES = 1 << 12
@@ -175,6 +174,14 @@ class LeaderBroadcast(LeaderOrderBase):
         if run is not None:
             self._deliver(entry, entry.ordinal, entry.first_sequence, run)
 
+    def _last_frames_of(self, member: int) -> LastFrames | None:
+        """Never needed: the leader relays whole frames, so the stream itself has all that count."""
+        return None
+
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
+        """Always empty, for the same reason."""
+        return []
+
     def _reset_after_member_change(self, now: int, entry: StreamEntry, changed: set[int]) -> None:
         """What a leader had collected of earlier reigns, or of members that come or go, is void; it is sent again."""
         if entry.term != self._last_begun_term:
@@ -216,34 +223,3 @@ def offer(ask: Ask) -> Offer:
         f"burst: the leader's, {rate.burst} from each of {n}, and a beat; another member's is {rate.burst} + 1",
     )
     return leader_order_offer("leader", ask, bound, why, average=2 * rate.avg + beats, burst=rate.burst * n + 1)
-
-
-def leader_order_offer(
-    order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
-) -> Offer:
-    """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
-    gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
-    longest = bound_ns + ask.failures * outage
-    if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:
-        worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
-        times = "" if ask.failures == 1 else f" {ask.failures} times"
-        text = f"when the leader dies{times} a message takes up to {worst}, more than the deadline of {deadline}"
-        against.append(text)
-    if 2 * ask.failures >= ask.members and ask.failures:
-        against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")
-    if ask.loss or ask.loss_burst or ask.fec is not None:
-        against.append("a lost datagram is sent again, later than the bound")
-    dies = f"when the leader dies nothing is ordered for Θ+5Δ+7Γ = {duration_text(gap)} at most"
-    return Offer(
-        order,
-        not against,
-        bound_ns,
-        average,
-        burst,
-        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
-        True,
-        "what is lost is sent again, late",
-        1.0,
-        (*against, *why, dies),
-        outage_ns=outage,
-    )

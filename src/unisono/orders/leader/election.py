@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from unisono.model.events import StackEvent
+from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.timing import Timing
 from unisono.orders.leader import messages as wire
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
@@ -33,34 +35,183 @@ from unisono.orders.leader.messages import (
     StreamHeartbeat,
     Vote,
 )
-from unisono.orders.leader.roster import (
-    ElectionState,
-    StreamMembership,
-    fenced_violation,
-    leader_lost_violation,
-    no_majority_violation,
-    stepped_down_violation,
-)
 from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
-from unisono.orders.leader.timeouts import FollowerHeartbeats, heartbeat_timeout_ns, vote_wait_ns
 from unisono.wire.frame import Frame, Kind
 
 MAX_UNANSWERED_REQUESTS = 8
 """After how many requests in vain a member knows that nobody has what it lacks."""
 
 
+def heartbeat_timeout_ns(timing: Timing) -> int:
+    """After how long without a sign of it a member counts as dead: Θ+Δ+3Γ.
+
+    The leader beats each Θ and trusts itself Γ longer, for timers that are late; what it then sends takes Δ; and two
+    clocks may each misjudge a span by Γ. Only then can no entry of its be on the way any more.
+    """
+    return timing.theta_ns + timing.delta_ns + 3 * timing.gamma_ns
+
+
+def vote_wait_ns(timing: Timing) -> int:
+    """How long after its own suspicion a candidate has the votes of all that live: 2Δ+2Γ."""
+    return 2 * timing.delta_ns + 2 * timing.gamma_ns
+
+
+def leader_change_bound_ns(timing: Timing) -> int:
+    """From the last sign of a leader that dies to the new roll, anywhere: Θ+5Δ+7Γ.
+
+    Silence, and Γ for the clock that measures it; the poll, and Γ; Δ for the roll to arrive; and Δ by which members
+    differ in when they last heard the leader. Each further member that dies with it may add one poll.
+    """
+    return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
+
+
+def outage_ns(timing: Timing, processing_ns: int) -> int:
+    """How much longer than the bound a message takes at most because the leader dies: Δ+p more than nothing is ordered.
+
+    What had been on its way to the leader, or waited there, is lost with it, and takes the whole way once more.
+    """
+    return timing.delta_ns + processing_ns + leader_change_bound_ns(timing)
+
+
+class MissingFrames(NamedTuple):
+    """Frames of one member's request that have a place in the stream and have not come, from `number` on."""
+
+    request: int
+    origin: int
+    number: int
+
+
+class StreamMembership:
+    """The members as the ordered stream has them: everybody's roster is the same at the same position."""
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self.current_members = self.members
+        self.admitted_at = dict.fromkeys(members, 0)
+        """The position at which each was last admitted, or removed."""
+        self.leaving: set[int] = set()
+        """Who has said its last word, and is to leave."""
+        self.departed: set[int] = set()
+        self.last_departure_position = 0
+
+    def leader_of(self, term: int) -> int:
+        """Whose a reign is."""
+        return self.members[term % len(self.members)]
+
+    def next_term_of(self, term: int, member: int) -> int:
+        """The first reign of a member after another reign."""
+        return term + 1 + (self.members.index(member) - term - 1) % len(self.members)
+
+    def is_current_member(self, member: int) -> bool:
+        """Whether a member is on the roll."""
+        return member in self.current_members
+
+    def may_readmit(self, member: int, position: int) -> bool:
+        """Whether a member that was removed, and has come as far as `position`, may be admitted again."""
+        gone_for_good = member in self.departed or member in self.leaving
+        return not self.is_current_member(member) and not gone_for_good and position >= self.admitted_at[member]
+
+    def majority(self) -> int:
+        """How many of the group, without those that left in order, are more than half of it."""
+        return (len(self.members) - len(self.departed)) // 2 + 1
+
+    def apply_member_list(self, entry: StreamEntry) -> None:
+        """A roll has been taken."""
+        roll = entry.member_list()
+        for cut in roll.last_frames:
+            if cut.request == ALL_REQUESTS:
+                self.departed.add(cut.member)
+                self.last_departure_position = entry.position
+        for member in sorted({*roll.members} ^ {*self.current_members}):
+            self.admitted_at[member] = entry.position
+        self.current_members = roll.members
+
+
+class ElectionState:
+    """One member's own candidacy, and whom it believes to be dead."""
+
+    def __init__(self) -> None:
+        self.is_candidate = False
+        self.deferred_vote_request: tuple[int, int] | None = None
+        """Somebody else's candidacy that cannot be answered yet: (member, reign)."""
+        self.suspected: set[int] = set()
+        self.votes: dict[int, Vote] = {}
+        self.poll_ends_at = 0
+        self.fetching_from = 0
+        """The voter from whom entries are being fetched."""
+        self.fetching_frames = False
+        """Whether it is frames of those entries that are being fetched now."""
+
+    def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
+        """Ask for votes; one's own is the first."""
+        self.is_candidate, self.fetching_from, self.fetching_frames, self.deferred_vote_request = True, 0, False, None
+        self.votes, self.poll_ends_at = {candidate: vote}, ends_at
+
+    def end_poll(self) -> None:
+        """It is decided, or given up."""
+        self.is_candidate, self.fetching_from, self.deferred_vote_request = False, 0, None
+
+    def most_advanced_voter(self, candidate: int) -> int:
+        """The voter that has come furthest; oneself if nobody has come further."""
+        return max(self.votes, key=lambda m: (self.votes[m].last_term, self.votes[m].position, m == candidate))
+
+
+class FollowerHeartbeats:
+    """What a leader has heard of each member."""
+
+    def __init__(self, member: int, members: Sequence[int], timing: Timing) -> None:
+        self._member = member
+        self._timeout_ns = heartbeat_timeout_ns(timing)
+        self._last_received = dict.fromkeys(members, 0)
+        self._echoes = dict.fromkeys(members, 0)
+        self.acked = dict.fromkeys(members, 0)
+        """How far each has delivered."""
+        self.trusted_from = 0
+        """Members count as supporters when they have answered a beat that was sent from then on."""
+
+    def assume_alive_until(self, until: int) -> None:
+        """Nobody is silent before: there was no hearing them, or they may not have begun."""
+        for member, heard in self._last_received.items():
+            self._last_received[member] = max(until, heard)
+
+    def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
+        """A beat has come."""
+        self._last_received[member] = max(now, self._last_received[member])
+        self._echoes[member] = max(self._echoes[member], heartbeat.echo_ns)
+        self.acked[member] = max(self.acked[member], heartbeat.position)
+
+    def supporters(self, members: Sequence[int], now: int) -> int:
+        """How many on the roll are known to follow, this member included."""
+        since, trusted = now - self._timeout_ns, self.trusted_from
+        heard, echoes = self._last_received, self._echoes
+        return 1 + sum(1 for m in members if m != self._member and heard[m] >= since and echoes[m] >= trusted)
+
+    def unresponsive(self, members: Sequence[int], now: int) -> list[int]:
+        """Who on the roll has not been heard for too long."""
+        return [m for m in members if m != self._member and self._last_received[m] < now - self._timeout_ns]
+
+
 class LeaderElection:
     """One member's part in it. The order on top takes `accepted` entries and appends new ones while it may."""
 
-    def __init__(self, policy: Policy, down: list[Frame], events: list[StackEvent], ignored: Counter[str]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        down: list[Frame],
+        events: list[StackEvent],
+        ignored: Counter[str],
+        *,
+        last_frames_of: Callable[[int], LastFrames | None],
+        missing_frames_of: Callable[[Sequence[int]], list[MissingFrames]],
+    ) -> None:
         self.frame_sender = FrameSender(policy, down)
         self.events = events
         self.ignored = ignored
         self.member = policy.member
         self.timing = policy.timing
-        self.last_frames_of: Callable[[int], LastFrames | None] = lambda _member: None
+        self._last_frames_of = last_frames_of
         """How far the frames of a member that is being removed count; the order knows."""
-        self.missing_frames_of: Callable[[Sequence[int]], list[tuple[int, int, int]]] = lambda _members: []
+        self._missing_frames_of = missing_frames_of
         """Frames of these members that have a place in the stream and have not come: (request, member, number)."""
         self.received_copies: deque[Frame] = deque()
         self.frame_requests: deque[tuple[int, RetransmitRequest]] = deque()
@@ -260,7 +411,7 @@ class LeaderElection:
         """Members come or go."""
         gone = [m for m in self.membership.current_members if m not in members]
         cuts = [
-            LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self.last_frames_of(m) for m in gone
+            LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self._last_frames_of(m) for m in gone
         ]
         roll = MemberList(tuple(sorted(members)), tuple(cut for cut in cuts if cut is not None))
         self.append(
@@ -316,9 +467,9 @@ class LeaderElection:
         self._election_state.suspected.clear()
         self._no_majority_reported = False
         if old == self.member != new and old not in self.membership.departed:
-            self.events.append(stepped_down_violation(new, entry.slot))
+            self.events.append(_stepped_down_violation(new, entry.slot))
         elif old != new and old not in self.membership.departed:
-            self.events.append(leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
+            self.events.append(_leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
 
     def _request_missing_entries(self, now: int) -> None:
         """Ask again for what was missing at the last beat already; a datagram may have been lost."""
@@ -356,7 +507,7 @@ class LeaderElection:
         """Another order was agreed on than the one delivered here: this member must not go on."""
         if not self.fenced:
             self.fenced = True
-            self.events.append(fenced_violation(self.member, position))
+            self.events.append(_fenced_violation(self.member, position))
 
     # -- the election ----------------------------------------------------------------------------------------
 
@@ -485,7 +636,7 @@ class LeaderElection:
 
     def _request_missing_frames(self, now: int) -> bool:
         """Ask for frames of those that are gone: what a voter has delivered of them has to count. Whether any lack."""
-        needs = self.missing_frames_of(
+        needs = self._missing_frames_of(
             [m for m in self.membership.current_members if m not in self._election_state.votes]
         )
         for request, origin, number in needs:
@@ -499,7 +650,7 @@ class LeaderElection:
             self._no_majority_reported = False
         elif not self._no_majority_reported:
             self._no_majority_reported = True
-            self.events.append(no_majority_violation(reachable_count, len(self.membership.members)))
+            self.events.append(_no_majority_violation(reachable_count, len(self.membership.members)))
 
     def _begin_term(self, now: int) -> None:
         voters = tuple(sorted(m for m in self._election_state.votes if m not in self.membership.departed))
@@ -523,3 +674,32 @@ class LeaderElection:
         self._leader_alive_at = max(self._leader_alive_at, now)
         # What was ordered before this reign and is missing here is asked for at once.
         self._missing_at_last_heartbeat = self.stream.position + 1
+
+
+def _stepped_down_violation(new_leader: int, slot: int) -> Violation:
+    """To one that slept, or was cut off."""
+    return Violation(
+        ViolationKind.DEPOSED,
+        f"this member was not heard and leads no longer; member {new_leader} does",
+        new_leader,
+        slot,
+    )
+
+
+def _leader_lost_violation(old_leader: int, new_leader: int, gap_ns: int, slot: int) -> Violation:
+    """To all others, with what it has cost."""
+    gap_ms = max(0, gap_ns) / 1e6
+    text = f"member {old_leader} is gone; member {new_leader} leads. Nothing was ordered for {gap_ms:.3f} ms"
+    return Violation(ViolationKind.LEADER_LOST, text, old_leader, slot)
+
+
+def _fenced_violation(member: int, position: int) -> Violation:
+    """To one that must not go on."""
+    text = f"this member was cut off: the group's order from position {position} on is not the one known here"
+    return Violation(ViolationKind.FENCED_OUT, text, member)
+
+
+def _no_majority_violation(reachable_count: int, member_count: int) -> Violation:
+    """To one that can do nothing for now."""
+    text = f"{reachable_count} of {member_count} members can be reached: nothing is ordered until more can"
+    return Violation(ViolationKind.NO_MAJORITY, text)

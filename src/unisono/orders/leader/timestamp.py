@@ -24,9 +24,8 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
-from unisono.orders.leader.broadcast import leader_order_offer
-from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS
+from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
     ORDERED_BYTES,
@@ -90,8 +89,6 @@ class TimestampLeader(LeaderOrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
-        self.election.last_frames_of = self._last_frames_of
-        self.election.missing_frames_of = self._missing_frames_of
         members = policy.view.members
         # Sending.
         self._current_request = self._previous_request = 0
@@ -291,9 +288,13 @@ class TimestampLeader(LeaderOrderBase):
         ):
             self.election.request_frames(now, origin, request, number)
 
-    def _missing_frames(self, entries: Sequence[StreamEntry]) -> list[tuple[int, int, int]]:
+    def _missing_frames(self, entries: Sequence[StreamEntry]) -> list[MissingFrames]:
         granted = [(entry, self._frames_of(entry)) for entry in entries if entry.entry_type is EntryType.GRANT]
-        return [(e.request, e.origin, f.next_number) for e, f in granted if f.last_number is None or f.missing()]
+        return [
+            MissingFrames(e.request, e.origin, f.next_number)
+            for e, f in granted
+            if f.last_number is None or f.missing()
+        ]
 
     def _send_copies(self, now: int, to: int, retransmit_request: RetransmitRequest) -> None:
         origin, request = retransmit_request.origin, retransmit_request.first
@@ -389,7 +390,7 @@ class TimestampLeader(LeaderOrderBase):
 
     # -- members that go and come back -----------------------------------------------------------------------
 
-    def _missing_frames_of(self, members: Sequence[int]) -> list[tuple[int, int, int]]:
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
         entries = [*(grant.entry for grant in self._pending_grants), *self.election.stream.accepted]
         return self._missing_frames([entry for entry in entries if entry.origin in members])[:MAX_RETRANSMITS_AT_ONCE]
 

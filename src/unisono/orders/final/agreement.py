@@ -1,21 +1,98 @@
-"""What members have reported of the messages that they hold, and what a leader may propose from that.
-
-A leader waits until everybody who is not suspected has delivered a slot early, so that all it delivered is counted;
-and proposes only what a majority holds, so that whoever crashes, somebody who does not can give it to the others.
-"""
+"""PLACEHOLDER."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+from unisono.agreement.paxos.decisions import RestoredState
+from unisono.errors import StorageError
+from unisono.model.events import PackedMessages
 from unisono.model.message_range import MessageRange, SenderSlot
-from unisono.model.message_set import MessageOrigin, MessageSet, SequenceRange
-from unisono.orders.final.log import FinalLog
-from unisono.orders.final.messages import Holdings
+from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageSet, SequenceRange
+from unisono.model.remaining import RemainingMessages
+from unisono.orders.final.messages import FinalLogState, Holdings, decode_state, decode_value, encode_state
 from unisono.wire.frame import Frame
 
+INCARNATIONS_KEPT = 16
+"""Of so many lives of a sender it is remembered what was final; of older ones nothing becomes final any more."""
+
 Ranges = tuple[SequenceRange, ...]
+
+
+class MessageStore:
+    """Runs of messages. What came together stays together: a run is taken apart only where it has to be cut."""
+
+    def __init__(self) -> None:
+        self.payload_bytes = 0
+        self._held: dict[SenderSlot, list[tuple[int, PackedMessages]]] = {}
+        """By cell, (first number, run), ascending and without overlap."""
+
+    def put(self, sender_slot: SenderSlot, first: int, messages: PackedMessages) -> bool:
+        """Keep messages; those that are there already stay as they are. Whether any are new."""
+        pieces = self._held.setdefault(sender_slot, [])
+        if not pieces or first >= pieces[-1][0] + pieces[-1][1].count:  # the usual case
+            pieces.append((first, messages))
+            self.payload_bytes += messages.payload_bytes
+            return True
+        fresh = [(first, messages)]
+        for start, held in pieces:
+            fresh = [part for one in fresh for part in _without_range(one, start, start + held.count)]
+        pieces.extend(fresh)
+        pieces.sort(key=lambda piece: piece[0])
+        self.payload_bytes += sum(part.payload_bytes for _, part in fresh)
+        return bool(fresh)
+
+    def ranges(self, sender_slot: SenderSlot) -> tuple[SequenceRange, ...]:
+        """Which numbers are held there, those that touch made one."""
+        made: list[SequenceRange] = []
+        for first, run in self._held.get(sender_slot, ()):
+            last = first + run.count - 1
+            if made and made[-1][1] + 1 == first:
+                made[-1] = (made[-1][0], last)
+            else:
+                made.append((first, last))
+        return tuple(made)
+
+    def packed_messages(self, message_range: MessageRange) -> list[PackedMessages] | None:
+        """The messages of an extent, or None if one of them is missing."""
+        found: list[PackedMessages] = []
+        at, end = message_range.first, message_range.first + message_range.length
+        for first, run in self._held.get(message_range.sender_slot, ()):
+            if first + run.count <= at:
+                continue
+            if first > at or at == end:
+                break
+            upto = min(end, first + run.count)
+            whole = first == at and first + run.count == upto
+            found.append(run if whole else RemainingMessages(run.messages()[at - first : upto - first]))
+            at = upto
+        return found if at == end else None
+
+    def drop(self, message_range: MessageRange) -> None:
+        """Keep these no longer."""
+        pieces = self._held.pop(message_range.sender_slot, [])
+        first, end = message_range.first, message_range.first + message_range.length
+        left = [part for piece in pieces for part in _without_range(piece, first, end)]
+        self.payload_bytes -= sum(run.payload_bytes for _, run in pieces) - sum(run.payload_bytes for _, run in left)
+        if left:
+            self._held[message_range.sender_slot] = left
+
+
+def _without_range(held: tuple[int, PackedMessages], first: int, end: int) -> list[tuple[int, PackedMessages]]:
+    """What of a piece has numbers below `first`, and from `end` on."""
+    start, run = held
+    stop = start + run.count
+    if stop <= first or end <= start:
+        return [held]
+    messages = run.messages()
+    parts: list[tuple[int, PackedMessages]] = []
+    if start < first:
+        parts.append((start, RemainingMessages(messages[: first - start])))
+    if end < stop:
+        parts.append((end, RemainingMessages(messages[end - start :])))
+    return parts
 
 
 class MemberReport:
@@ -174,3 +251,78 @@ class FinalProposer:
     def _next_sequence(self, origin: MessageOrigin) -> int:
         settled = (self._log.final.ranges.get(origin, ()), self._proposed.ranges.get(origin, ()))
         return max((ranges[-1][1] + 1 for ranges in settled if ranges), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class AgreedRange:
+    """Messages that have their place in the final order."""
+
+    k: int
+    """The instance that decided it."""
+    slot: int
+    """The slot under which they are final: their own, or that of what is before them, if that is later."""
+    position: int
+    """How many messages are final before them."""
+    message_range: MessageRange
+
+
+class FinalLog:
+    """One member's reading of the log; the same at every member."""
+
+    def __init__(self) -> None:
+        self.k = 0
+        """The last instance that was read."""
+        self.message_count = self.slot = 0
+        self.participants: dict[int, int] = {}
+        """By member, the life in which it takes part."""
+        self.final: MessageSet = NO_MESSAGES
+        self._closed_incarnations: dict[int, int] = {}
+
+    def apply(self, k: int, value: bytes) -> list[AgreedRange] | None:
+        """The log's next value; what becomes final by it, or None if it is no value of this log."""
+        read = decode_value(value)
+        if read is None:
+            return None
+        self.k = k
+        for member, life in read.new_participants.items():
+            self.participants[member] = max(life, self.participants.get(member, 0))
+        return [agreed for extent in read.message_ranges for agreed in self._finalize(k, extent)]
+
+    def not_yet_final(self, message_range: MessageRange) -> list[MessageRange]:
+        """What of an extent could still become final."""
+        if message_range.incarnation <= self._closed_incarnations.get(message_range.sender, -1):
+            return []
+        return message_range.without(self.final)
+
+    def _finalize(self, k: int, message_range: MessageRange) -> list[AgreedRange]:
+        self.slot = max(self.slot, message_range.slot)
+        counted = []
+        for part in self.not_yet_final(message_range):
+            counted.append(AgreedRange(k, self.slot, self.message_count, part))
+            self.message_count += part.length
+        if counted:
+            if message_range.origin not in self.final.ranges:
+                self._close_oldest_incarnation(message_range.sender)
+            self.final |= message_range.messages()
+        return counted
+
+    def _close_oldest_incarnation(self, sender: int) -> None:
+        lives = sorted(life for member, life in self.final.ranges if member == sender)
+        if len(lives) >= INCARNATIONS_KEPT:
+            self._closed_incarnations[sender] = lives[0]
+            ranges = self.final.ranges
+            self.final = MessageSet({origin: ranges[origin] for origin in ranges if origin != (sender, lives[0])})
+
+    def state(self) -> bytes:
+        """What stands for all that was read."""
+        return encode_state(
+            FinalLogState(self.message_count, self.slot, self.participants, self.final, self._closed_incarnations)
+        )
+
+    def restore(self, restored: RestoredState) -> None:
+        """Go on from what stands for a prefix of the log."""
+        state = decode_state(restored.state)
+        if state is None:
+            raise StorageError(f"the state that stands for the final order up to {restored.k} cannot be read")
+        self.k, self.message_count, self.slot, self.final = restored.k, state.message_count, state.slot, state.final
+        self.participants, self._closed_incarnations = dict(state.participants), dict(state.closed_incarnations)
