@@ -271,4 +271,4 @@ def test_offers_refuse_what_the_assumptions_rule_out() -> None:
         assert offer(Ask(5, rate, timing, failures=2)).feasible
         late = offer(Ask(5, rate, timing, failures=1, deadline_ns=60 * MS))
         assert not late.feasible
-        assert "when the leader dies" in late.reasons[0]
+        assert "when the leader crashes" in late.reasons[0]

@@ -214,12 +214,12 @@ def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str)
     assert bench.order(2).election.term == 1
     assert bench.violations(3) == ["leader_lost"]
     assert [e.left for e in bench.events[4] if isinstance(e, ViewChange)][-1] == (1,)
-    before = bench.order(3).ignored["an old reign"]
+    before = bench.order(3).ignored["an old term"]
     ordered = [datagram.data for datagram in stale if datagram.data[1] in {Kind.ORDERED, Kind.STREAM_HEARTBEAT}]
     for data in ordered:
         bench.stacks[3].receive(bench.now, data)
     assert ordered
-    assert bench.order(3).ignored["an old reign"] == before + len(ordered)
+    assert bench.order(3).ignored["an old term"] == before + len(ordered)
 
 
 def test_a_vote_is_given_only_in_silence_and_once() -> None:
