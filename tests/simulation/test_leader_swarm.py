@@ -12,7 +12,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from tests.paper.led_group import MS, SAFETY, LedGroup, unrelated_clocks
+from tests.paper.leader_group import MS, SAFETY, LeaderGroup, unrelated_clocks
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status
@@ -44,7 +44,7 @@ LONG = 600 * MS
 
 def busy(
     order: type[LeaderOrderBase], seed: int, members: int = 5, cuts: Sequence[Partition | Loss] = ()
-) -> tuple[Random, LedGroup]:
+) -> tuple[Random, LeaderGroup]:
     """Everybody sends for about 120 ms; delays and clocks are anything."""
     chance = Random(seed)
 
@@ -52,7 +52,7 @@ def busy(
         return chance.choice((0, 10 * MS, chance.randint(0, 10 * MS)))
 
     offsets = unrelated_clocks(chance, range(1, members + 1))
-    group = LedGroup(order, TIMING, members, delays, processing_ns=MS, offsets_ns=offsets, link_faults=cuts)
+    group = LeaderGroup(order, TIMING, members, delays, processing_ns=MS, offsets_ns=offsets, link_faults=cuts)
     for member in range(1, members + 1):
         at = 0
         for _ in range(15):
@@ -61,7 +61,7 @@ def busy(
     return chance, group
 
 
-def said(group: LedGroup) -> dict[int, list[str]]:
+def said(group: LeaderGroup) -> dict[int, list[str]]:
     return {member: group.violation_kinds(member) for member in group.members if group.violation_kinds(member)}
 
 
@@ -70,7 +70,9 @@ def said(group: LedGroup) -> dict[int, list[str]]:
 def test_a_leader_that_dies_at_any_instant(order: type[LeaderOrderBase], first_us: int) -> None:
     """Each half millisecond of a small scenario: before a request comes, between its parts, after."""
     for at_us in range(first_us, first_us + 8_000, 500):
-        group = LedGroup(order, TIMING, 4, constant_delay(9 * MS), processing_ns=MS, offsets_ns={2: 7 * MS, 3: 3 * MS})
+        group = LeaderGroup(
+            order, TIMING, 4, constant_delay(9 * MS), processing_ns=MS, offsets_ns={2: 7 * MS, 3: 3 * MS}
+        )
         for number in range(8):
             for member in (1, 2, 3, 4):
                 group.send(number * 11 * MS + member * 700_000, member, 30, 30)
@@ -95,7 +97,7 @@ def test_what_is_lost_with_a_leader_has_taken_its_time_before(order: type[Leader
     """A message that comes to a leader just before it dies: more than the gap and the bound, and never Δ+p more."""
     timing, slowest = Timing(10 * MS, 0, 5 * MS), 0
     for at_us in range(18_000, 30_000, 500):
-        group = LedGroup(order, timing, 4, constant_delay(10 * MS), processing_ns=processing_ns)
+        group = LeaderGroup(order, timing, 4, constant_delay(10 * MS), processing_ns=processing_ns)
         group.send(20 * MS, 3, 10)
         group.crash(at_us * 1000, 1)
         outage_ns = group.orders[3].outage_ns([1])
@@ -104,7 +106,7 @@ def test_what_is_lost_with_a_leader_has_taken_its_time_before(order: type[Leader
     assert group.bound_ns + leader_change_bound_ns(timing) < slowest <= group.bound_ns + outage_ns
 
 
-def crashed(order: type[LeaderOrderBase], seed: int) -> LedGroup:
+def crashed(order: type[LeaderOrderBase], seed: int) -> LeaderGroup:
     """The leader dies, and somebody else with it, before it or after it."""
     chance, group = busy(order, seed)
     at = chance.randint(0, 100 * MS)
@@ -175,7 +177,7 @@ def test_of_two_sides_one_goes_on(order: type[LeaderOrderBase], first: int) -> N
         assert not {*other} & {m for m in group.members if "fenced_out" in group.violation_kinds(m)}
 
 
-def cut_and_struck(order: type[LeaderOrderBase], seed: int) -> tuple[LedGroup, list[int]]:
+def cut_and_struck(order: type[LeaderOrderBase], seed: int) -> tuple[LeaderGroup, list[int]]:
     """A partition, and around it a member that dies or sleeps; and who is there to the end."""
     chance = Random(seed)
     count = chance.choice((3, 5))
@@ -186,7 +188,7 @@ def cut_and_struck(order: type[LeaderOrderBase], seed: int) -> tuple[LedGroup, l
         Span(at, at + chance.randint(20 * MS, 120 * MS)), (side, tuple(m for m in members if m not in side))
     )
     delay = chance.choice((2 * MS, 5 * MS, 9 * MS))
-    group = LedGroup(order, TIMING, count, constant_delay(delay), processing_ns=MS, link_faults=[cut])
+    group = LeaderGroup(order, TIMING, count, constant_delay(delay), processing_ns=MS, link_faults=[cut])
     for number in range(40):
         for member in members:
             group.send(number * 15 * MS + member * MS, member, 20)
@@ -229,7 +231,7 @@ def test_many_majorities_that_can_talk_again(order: type[LeaderOrderBase]) -> No
 @pytest.mark.parametrize("order", ORDERS, ids=NAMES)
 def test_a_cut_heals_after_the_only_other_one_has_died(order: type[LeaderOrderBase]) -> None:
     cut = Partition(Span(30 * MS, 150 * MS), ((3,), (1, 2)))
-    group = LedGroup(order, TIMING, 3, constant_delay(5 * MS), processing_ns=MS, link_faults=[cut])
+    group = LeaderGroup(order, TIMING, 3, constant_delay(5 * MS), processing_ns=MS, link_faults=[cut])
     for number in range(40):
         for member in (1, 2, 3):
             group.send(number * 15 * MS + member * MS, member, 20)
@@ -241,7 +243,7 @@ def test_a_cut_heals_after_the_only_other_one_has_died(order: type[LeaderOrderBa
         assert all(max(group.delivery_times(member)) - group.base_ns > 500 * MS for member in alive), said(group)
 
 
-def assert_one_order(group: LedGroup, told: str, living: Sequence[int] | None = None) -> None:
+def assert_one_order(group: LeaderGroup, told: str, living: Sequence[int] | None = None) -> None:
     delivered = group.delivered()
     logs = [delivered[m] for m in living or group.members if "fenced_out" not in group.violation_kinds(m)]
     logs.sort(key=len)
