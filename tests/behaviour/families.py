@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from examples.areas.play import Game
 from tests.behaviour.recording import Play, Recording, frame_bytes
-from tests.paper.led_group import LedGroup
+from tests.paper.leader_group import LeaderGroup
 from tests.simulation import consensus_world, membership_world, test_adaptation
-from tests.simulation.test_leader_swarm import busy, crashed, cut_and_struck
+from tests.simulation.test_leader_swarm import busy, crashed, partitioned_with_failure
 from tests.simulation.test_rmcast_swarm import counted, crashing, lossy
 
 from unisono.model.delays import ExponentialDelay
@@ -141,14 +141,14 @@ def _led(seed: int, recording: Recording) -> None:
     if what == 0:
         group = crashed(order, seed)
     elif what == 1:
-        group, _ = cut_and_struck(order, seed)
+        group, _ = partitioned_with_failure(order, seed)
     else:
         group = _left(order, seed) if what == 2 else busy(order, seed)[1]
     group.run(300 * NS_PER_MS)
     recording.rows(group.trace())
 
 
-def _left(order: type[LeaderBroadcast | TimestampLeader], seed: int) -> LedGroup:
+def _left(order: type[LeaderBroadcast | TimestampLeader], seed: int) -> LeaderGroup:
     chance, group = busy(order, seed)
     group.leave(chance.randint(0, 100 * NS_PER_MS), 1)
     return group

@@ -21,7 +21,7 @@ from unisono.model.rates import Rate
 from unisono.model.text.scenario import parse_scenario
 from unisono.model.timing import Timing
 from unisono.model.views import View
-from unisono.orders.leader.timeouts import outage_ns
+from unisono.orders.leader.election import outage_ns
 from unisono.orders.vbr.failures import VbrGaps, latency_bound_ns
 from unisono.qos.plan.planner import lower_bound_ns, plan
 from unisono.sim import run as simulate

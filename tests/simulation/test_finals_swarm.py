@@ -1,9 +1,9 @@
-"""A swarm for final deliveries: whatever happens to a minority, there is one final sequence, with all that was early.
+"""A swarm for final deliveries: whatever happens to a minority, one final sequence contains all early deliveries.
 
-A failure prints the command that replays it; a range of seeds runs by
+A failure prints the command that replays it. A range of seeds runs with
     .venv/bin/python tests/simulation/test_finals_swarm.py 0..500
-and over the CBR order with the word cbr before it. A run is over when nothing is left to do; of FULL_EVERY runs one
-goes on to its end all the same.
+and over the CBR order with the word cbr before the range. A run ends when nothing is left to do; one of FULL_EVERY runs
+continues to its planned end.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from unisono.sim.swarm.final_at_rest import FinalOrderQuiescent
 SEEDS, SLOW_SEEDS = range(4), range(1000, 3000)
 FULL_EVERY = 100
 GRACE_NS = 3 * NS_PER_S // 2
-JUDGED = ("total_order[early]", "integrity[early]", "fifo[early]")
-"""What is promised of early deliveries whatever happens; gaps are explained only within what the group allows for."""
+CHECKED_EARLY = ("total_order[early]", "integrity[early]", "fifo[early]")
+"""Guarantees of early deliveries that hold in every run. The others hold only within the group's fault assumptions."""
 
 
-def judged(scenario: Scenario, *, whole: bool = False) -> dict[str, Verdict]:
-    """One run, until nothing is left to do or the `whole` of it, and what the checkers say."""
+def verdicts_of(scenario: Scenario, *, whole: bool = False) -> dict[str, Verdict]:
+    """Run a scenario until nothing is left to do, or the `whole` of it, and check the trace."""
     result = run(scenario, compare_payloads=True, is_quiescent=None if whole else FinalOrderQuiescent(scenario))
     return check_all(result.trace, until_ns=result.until_ns, grace_ns=GRACE_NS)
 
 
 def problems(scenario: Scenario) -> list[str]:
-    """What is wrong with one run."""
+    """The failed checks of one run."""
     return [
         f"{name}: {verdict.status.value}: {verdict.witness.text if verdict.witness else verdict.reason}"
-        for name, verdict in judged(scenario, whole=scenario.seed % FULL_EVERY == 0).items()
-        if verdict.status is not Status.VALID and (name in JUDGED or not name.endswith("[early]"))
+        for name, verdict in verdicts_of(scenario, whole=scenario.seed % FULL_EVERY == 0).items()
+        if verdict.status is not Status.VALID and (name in CHECKED_EARLY or not name.endswith("[early]"))
     ]
 
 
@@ -59,34 +59,34 @@ def assert_holds(seeds: range, draw: Callable[[int], Scenario] = finals) -> None
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 2] for at in range(0, len(SEEDS), 2)], ids=str)
-def test_there_is_one_final_sequence_and_all_that_was_early_is_in_it(seeds: range) -> None:
+def test_one_final_sequence_contains_all_early_deliveries(seeds: range) -> None:
     assert_holds(seeds)
 
 
-def test_over_the_cbr_order_what_anybody_had_early_becomes_final_though_that_order_stops() -> None:
+def test_over_cbr_early_deliveries_become_final_although_that_order_stops() -> None:
     for seed in (5, 8):
         assert_holds(range(seed, seed + 1), cbr_finals)
 
 
-def test_the_swarm_is_not_tame() -> None:
-    happen: Counter[str] = Counter()
+def test_the_swarm_contains_every_kind_of_fault() -> None:
+    kinds: Counter[str] = Counter()
     for seed in range(300):
         scenario = finals(seed)
-        happen.update({type(part).__name__ for part in (*scenario.faults, *scenario.steps)})
-    assert min(happen[what] for what in ("Crash", "Restart", "Leave", "Start", "Pause", "Partition", "Loss")) >= 15
+        kinds.update({type(part).__name__ for part in (*scenario.faults, *scenario.steps)})
+    assert min(kinds[kind] for kind in ("Crash", "Restart", "Leave", "Start", "Pause", "Partition", "Loss")) >= 15
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seeds", [SLOW_SEEDS[at : at + 100] for at in range(0, len(SLOW_SEEDS), 100)], ids=str)
-def test_in_2000_runs_there_is_no_violation(seeds: range) -> None:
+def test_2000_runs_have_no_violation(seeds: range) -> None:
     assert_holds(seeds)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(1000, 1400, 100))
-def test_in_400_runs_over_the_cbr_order_there_is_no_violation(first: int) -> None:
+def test_400_runs_over_the_cbr_order_have_no_violation(first: int) -> None:
     assert_holds(range(first, first + 100), cbr_finals)
 
 

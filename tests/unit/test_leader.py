@@ -1,4 +1,4 @@
-"""Leader broadcast as an automaton: its modes, its budget, what it refuses, and how reigns follow one another."""
+"""Leader broadcast as an automaton: modes, rate, refused input, terms and votes, wire form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.leader.base import LeaderOrderBase
 from unisono.orders.leader.broadcast import LeaderBroadcast
+from unisono.orders.leader.election import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.messages import (
     ORDERED_BYTES,
     EntryHeader,
@@ -43,7 +44,6 @@ from unisono.orders.leader.messages import (
     encode_vote_request,
 )
 from unisono.orders.leader.stream import WINDOW
-from unisono.orders.leader.timeouts import heartbeat_timeout_ns, leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.leader.timestamp import TimestampLeader
 from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.stack import ORDERS, Stack, build
@@ -61,44 +61,45 @@ def policy(member: int, members: int = 3, order: str = "leader", rate: Rate | No
 
 
 class Bench:
-    """Stacks that exchange datagrams at once, at one time, unless a test keeps some back."""
+    """Stacks that exchange datagrams without delay, unless a test keeps some back."""
 
     def __init__(self, members: int = 3, order: str = "leader", rate: Rate | None = None) -> None:
         self.now = START
         self.stacks: dict[int, Stack] = {m: build(policy(m, members, order, rate)) for m in range(1, members + 1)}
-        self.deaf: set[int] = set()
-        self.seen: list[object] = []
+        self.isolated: set[int] = set()
+        """Members that neither send nor receive; `wait` does not wake them either."""
         self.events: dict[int, list[object]] = {m: [] for m in self.stacks}
         for stack in self.stacks.values():
             stack.wake(self.now)
             stack.wake(self.now)
-        self.pass_on()
+        self.exchange()
 
     def order(self, member: int) -> LeaderOrderBase:
         order = self.stacks[member].order
         assert isinstance(order, LeaderOrderBase)
         return order
 
-    def pass_on(self) -> None:
-        moved = True
-        while moved:
-            moved = False
+    def exchange(self) -> None:
+        """Transmit datagrams until no stack sends any more, and collect the events."""
+        sent = True
+        while sent:
+            sent = False
             for member, stack in self.stacks.items():
                 for datagram in outgoing(stack):
                     for other in datagram.destinations:
-                        if other != member and not {member, other} & self.deaf:
+                        if other != member and not {member, other} & self.isolated:
                             self.stacks[other].receive(self.now, datagram.data)
-                    moved = True
+                    sent = True
                 self.events[member] += events(stack)
 
     def wait(self, until: int) -> None:
-        """Time goes by in steps of a quarter of a slot."""
+        """Advance to `until` after the start, in steps of a quarter of a slot."""
         while self.now < START + until:
             self.now = min(self.now + TIMING.theta_ns // 4, START + until)
             for member, stack in self.stacks.items():
-                if member not in self.deaf:
+                if member not in self.isolated:
                     stack.wake(self.now)
-            self.pass_on()
+            self.exchange()
 
     def texts(self, member: int) -> list[bytes]:
         return [text for event in self.events[member] if isinstance(event, Batch) for text in event.messages]
@@ -112,25 +113,25 @@ def test_members_deliver_in_one_order(order: str) -> None:
     bench = Bench(order=order)
     assert bench.stacks[2].submit(bench.now, [b"a", b"b"]) == 2
     assert bench.stacks[1].submit(bench.now, [b"c"]) == 1
-    bench.pass_on()
+    bench.exchange()
     bench.wait(30 * MS)
     assert len(bench.texts(1)) == 3
     assert bench.texts(1) == bench.texts(2) == bench.texts(3)
 
 
 @pytest.mark.parametrize("order", ["leader", "timestamp"])
-def test_a_group_of_one_needs_nobody(order: str) -> None:
+def test_a_group_of_one_works_alone(order: str) -> None:
     bench = Bench(1, order)
     assert bench.stacks[1].submit(bench.now, [b"alone"]) == 1
-    bench.pass_on()
+    bench.exchange()
     bench.wait(10 * MS)
     assert bench.texts(1) == [b"alone"]
     bench.stacks[1].leave(bench.now)
-    bench.pass_on()
+    bench.exchange()
     assert isinstance(bench.events[1][-1], LeaveComplete)
 
 
-def test_every_mode_takes_what_the_table_says() -> None:
+def test_every_mode_accepts_the_inputs_of_the_table() -> None:
     def fresh(mode: Mode) -> LeaderBroadcast:
         order = LeaderBroadcast(policy(1, 1), UnlimitedNetwork())
         if mode is Mode.DET_RATE:
@@ -143,151 +144,151 @@ def test_every_mode_takes_what_the_table_says() -> None:
         assert order.mode is mode
         return order
 
-    for mode, takes in ACCEPTED_INPUTS.items():
-        assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in takes)
+    for mode, accepted in ACCEPTED_INPUTS.items():
+        assert bool(fresh(mode).submit(START, [b"x"])) == (Input.SUBMIT in accepted)
         order = fresh(mode)
         order.change_rate(START, Rate(1e9, 2))
-        assert (order._new_rate is not None) == (Input.NEW_RATE in takes)
+        assert (order._new_rate is not None) == (Input.NEW_RATE in accepted)
         order = fresh(mode)
         before = len(order.events)
         order.leave(START)
-        assert (len(order.events) > before) == (Input.LEAVE in takes)
+        assert (len(order.events) > before) == (Input.LEAVE in accepted)
 
 
-def test_a_slot_takes_the_burst_and_no_more() -> None:
+def test_a_slot_accepts_the_burst_and_no_more() -> None:
     bench = Bench()
     assert bench.stacks[2].submit(bench.now, [b"x"] * 9) == 4
     assert bench.stacks[2].submit(bench.now, [b"x"]) == 0
-    bench.pass_on()
+    bench.exchange()
     bench.wait(5 * MS)
     assert bench.stacks[2].submit(bench.now, [b"x"] * 9) == 4
 
 
 @pytest.mark.parametrize("order", [LeaderBroadcast, TimestampLeader])
-def test_a_message_that_was_not_declared_is_refused(order: type[LeaderOrderBase]) -> None:
+def test_a_message_larger_than_declared_is_refused(order: type[LeaderOrderBase]) -> None:
     with pytest.raises(MessageTooLarge):
         order(policy(1), UnlimitedNetwork()).submit(START, [b"x" * 101])
 
 
-class Full:
+class FullNetwork:
     def reserve(self, reservation: BandwidthReservation) -> None:
         raise ReservationRefused(reservation.peak_bytes_per_s, 0, 1)
 
 
-class Counting:
+class RecordingReserver:
     def __init__(self) -> None:
-        self.asked: list[BandwidthReservation] = []
+        self.reserved: list[BandwidthReservation] = []
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        self.asked.append(reservation)
+        self.reserved.append(reservation)
 
 
 @pytest.mark.parametrize("order", [LeaderBroadcast, TimestampLeader])
-def test_a_network_without_room_is_not_joined(order: type[LeaderOrderBase]) -> None:
+def test_a_network_without_bandwidth_is_not_joined(order: type[LeaderOrderBase]) -> None:
     with pytest.raises(ReservationRefused):
-        order(policy(1), Full())
-    first, second = Counting(), Counting()
+        order(policy(1), FullNetwork())
+    first, second = RecordingReserver(), RecordingReserver()
     order(policy(1), first)
     order(policy(2), second)
-    assert first.asked[0].burst_bytes_per_slot > second.asked[0].burst_bytes_per_slot, "the leader sends for all"
+    assert first.reserved[0].burst_bytes_per_slot > second.reserved[0].burst_bytes_per_slot, "the leader sends for all"
 
 
-def test_without_a_leader_senders_are_pushed_back() -> None:
+def test_without_a_leader_submit_applies_back_pressure() -> None:
     bench = Bench()
-    bench.deaf = {1, 3}
-    taken = 0
+    bench.isolated = {1, 3}
+    accepted = 0
     for _ in range(100):
-        taken += bench.stacks[2].submit(bench.now, [b"x"])
+        accepted += bench.stacks[2].submit(bench.now, [b"x"])
         bench.wait(bench.now - START + 5 * MS)
-    assert taken <= bench.order(2).window_slots + 2
+    assert accepted <= bench.order(2).window_slots + 2
     assert bench.stacks[2].submit(bench.now, [b"x"]) == 0
     assert "late" in bench.violations(2)
 
 
 @pytest.mark.parametrize("order", ["leader", "timestamp"])
-def test_the_lowest_that_lives_leads_next_and_old_frames_are_refused(order: str) -> None:
+def test_the_lowest_live_member_leads_next_and_old_frames_are_ignored(order: str) -> None:
     bench = Bench(4, order)
     bench.stacks[1].submit(bench.now, [b"first"])
     stale = outgoing(bench.stacks[1])
-    bench.deaf = {1}
+    bench.isolated = {1}
     bench.wait(leader_change_bound_ns(TIMING) + 10 * MS)
     assert [bench.order(m).election.leader for m in (2, 3, 4)] == [2, 2, 2]
     assert bench.order(2).election.term == 1
     assert bench.violations(3) == ["leader_lost"]
     assert [e.left for e in bench.events[4] if isinstance(e, ViewChange)][-1] == (1,)
-    before = bench.order(3).ignored["an old reign"]
+    before = bench.order(3).ignored["an old term"]
     ordered = [datagram.data for datagram in stale if datagram.data[1] in {Kind.ORDERED, Kind.STREAM_HEARTBEAT}]
     for data in ordered:
         bench.stacks[3].receive(bench.now, data)
     assert ordered
-    assert bench.order(3).ignored["an old reign"] == before + len(ordered)
+    assert bench.order(3).ignored["an old term"] == before + len(ordered)
 
 
-def test_a_vote_is_given_only_in_silence_and_once() -> None:
+def test_a_member_votes_only_after_the_leader_timed_out_and_once_per_term() -> None:
     bench = Bench(4)
     voter = bench.order(3).election
 
-    def ask(reign: int, sender: int) -> list[Kind]:
-        frame = Frame(Kind.VOTE_REQUEST, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_vote_request(reign))
+    def answers_to_request(term: int, sender: int) -> list[Kind]:
+        frame = Frame(Kind.VOTE_REQUEST, sender, 1, 0, 0, 0, sent_ns=bench.now, body=encode_vote_request(term))
         bench.order(3).from_below(bench.now, frame)
         kinds = [frame.kind for frame in bench.order(3).down]
         bench.order(3).down.clear()
         return kinds
 
-    assert Kind.VOTE not in ask(1, 2), "the leader has just been heard"
-    bench.deaf = {1, 2, 4}
+    assert Kind.VOTE not in answers_to_request(1, 2), "the leader is alive"
+    bench.isolated = {1, 2, 4}
     bench.now += 2 * TIMING.delta_ns
     while voter.promised_term == 0 and bench.now < START + 200 * MS:
         bench.now += MS
         bench.order(3).wake(bench.now)
-    assert voter.promised_term == 1, "silence has lasted: it votes for who had asked"
+    assert voter.promised_term == 1, "the leader timed out: it answers the deferred request"
     bench.order(3).down.clear()
-    assert Kind.VOTE not in ask(1, 3), "reign 1 is not member 3's"
-    assert ask(1, 2) == [Kind.VOTE], "the same vote again, if it was lost"
-    assert Kind.VOTE not in ask(0, 1)
+    assert Kind.VOTE not in answers_to_request(1, 3), "term 1 does not belong to member 3"
+    assert answers_to_request(1, 2) == [Kind.VOTE], "the same vote again, in case it was lost"
+    assert Kind.VOTE not in answers_to_request(0, 1)
 
 
-def test_reigns_have_one_owner_each() -> None:
-    succession = Bench(4).order(1).election
-    assert [succession.membership.leader_of(reign) for reign in range(6)] == [1, 2, 3, 4, 1, 2]
+def test_each_term_belongs_to_one_member() -> None:
+    election = Bench(4).order(1).election
+    assert [election.membership.leader_of(term) for term in range(6)] == [1, 2, 3, 4, 1, 2]
 
 
-def test_who_can_reach_less_than_a_majority_orders_nothing() -> None:
+def test_a_leader_without_a_majority_orders_nothing() -> None:
     bench = Bench(2)
-    bench.deaf = {2}
+    bench.isolated = {2}
     bench.wait(100 * MS)
     assert bench.stacks[1].submit(bench.now, [b"x"]) == 1
-    bench.pass_on()
+    bench.exchange()
     assert bench.texts(1) == []
     assert "no_majority" in bench.violations(1)
-    bench.deaf = set()
+    bench.isolated = set()
     bench.wait(200 * MS)
     assert bench.texts(1) == bench.texts(2) == [b"x"]
 
 
-def test_a_leader_is_not_ahead_of_the_slowest_by_more_than_the_window() -> None:
+def test_the_leader_is_ahead_of_the_slowest_member_by_at_most_the_window() -> None:
     order = Bench(3).order(1)
     assert order.election.may_order(START + MS)
     order.election.stream.position = WINDOW
     assert not order.election.may_order(START + MS)
 
 
-def test_leaving_before_the_beginning_is_departing() -> None:
+def test_leaving_before_the_start_departs_at_once() -> None:
     order = LeaderBroadcast(policy(1), UnlimitedNetwork())
     order.leave(START)
     assert order.mode is Mode.LEFT
     assert order.wake_at() is None
 
 
-def test_spans_add_up() -> None:
+def test_timeouts_and_bounds_have_their_stated_values() -> None:
     assert heartbeat_timeout_ns(TIMING) == 21 * MS
     assert vote_wait_ns(TIMING) == 24 * MS
     assert leader_change_bound_ns(TIMING) == 69 * MS
-    assert outage_ns(TIMING, MS) == 80 * MS, "the dead leader's last message had waited for Δ+p"
+    assert outage_ns(TIMING, MS) == 80 * MS, "the crashed leader's last message had waited for Δ+p"
 
 
 @pytest.mark.parametrize(
-    ("order", "died", "outage_ms"),
+    ("order", "crashed", "outage_ms"),
     [
         ("leader", (), 0),
         ("leader", (3, 4), 0),
@@ -300,34 +301,34 @@ def test_spans_add_up() -> None:
         ("vbr", (1, 2), 0),
     ],
 )
-def test_what_deaths_cost_is_stated_beside_the_bound(order: str, died: tuple[int, ...], outage_ms: int) -> None:
+def test_the_outage_after_crashes_is_stated(order: str, crashed: tuple[int, ...], outage_ms: int) -> None:
     stack = build(Policy("led", 2, View((1, 2, 3, 4, 5)), TIMING, Rate(1000, 8), order=order))
-    assert stack.outage_ns(died) == outage_ms * MS
+    assert stack.outage_ns(crashed) == outage_ms * MS
 
 
-def test_both_are_on_the_list_of_orders() -> None:
+def test_both_orders_are_registered() -> None:
     assert {"leader", "timestamp"} <= ORDERS.keys()
 
 
 # -- wire --------------------------------------------------------------------------------------------------------
 
-PLACE = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
+HEADER = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9)
 
 
-def test_control_messages_come_back_as_they_were() -> None:
-    beat, vote, need = (
+def test_control_messages_round_trip() -> None:
+    heartbeat, vote, request = (
         StreamHeartbeat(1, 2, 3, 4, True),
         Vote(5, 6, 4),
         RetransmitRequest(1, MissingKind.FRAMES, 2, 3, 4),
     )
-    assert decode_stream_heartbeat(encode_stream_heartbeat(beat)) == beat
+    assert decode_stream_heartbeat(encode_stream_heartbeat(heartbeat)) == heartbeat
     assert decode_vote_request(encode_vote_request(7)) == 7
     assert decode_vote(encode_vote(vote)) == vote
-    assert decode_retransmit_request(encode_retransmit_request(need)) == need
+    assert decode_retransmit_request(encode_retransmit_request(request)) == request
     assert decode_stamp_request(encode_stamp_request(StampRequest(1, 2, 3))) == StampRequest(1, 2, 3)
-    assert decode_entry_header(encode_entry_header(PLACE)) == PLACE
-    roll = MemberList((1, 5, 9), (LastFrames(2, 3, 4), LastFrames(3, 1, 0)))
-    assert decode_member_list(encode_member_list(roll)) == roll
+    assert decode_entry_header(encode_entry_header(HEADER)) == HEADER
+    member_list = MemberList((1, 5, 9), (LastFrames(2, 3, 4), LastFrames(3, 1, 0)))
+    assert decode_member_list(encode_member_list(member_list)) == member_list
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def test_control_messages_come_back_as_they_were() -> None:
         (decode_entry_header, encode_entry_header(EntryHeader(3, 2**63, 2, 1, EntryType.RELAY, 2, 1, 40, 0, 9))),
     ],
 )
-def test_what_contradicts_itself_is_nothing(decode: Callable[[bytes], object], body: bytes) -> None:
+def test_malformed_and_contradictory_bodies_decode_to_none(decode: Callable[[bytes], object], body: bytes) -> None:
     assert decode(body) is None
 
 
@@ -369,24 +370,24 @@ def admitted(body: bytes, flags: int = 0, kind: Kind = Kind.ORDERED) -> Frame | 
     return found if found is not None else next(iter(door.refused))
 
 
-def test_the_door_takes_an_entry_apart_before_it_lets_it_in() -> None:
-    run = b"\0\1\0\3abc"
-    frame = admitted(encode_entry_header(PLACE) + run)
+def test_the_door_checks_an_entry_before_it_admits_it() -> None:
+    packed_messages = b"\0\1\0\3abc"
+    frame = admitted(encode_entry_header(HEADER) + packed_messages)
     assert isinstance(frame, Frame)
     assert frame.packed_messages is not None
     assert frame.packed_messages.messages() == [b"abc"]
-    assert bytes(frame.body[ORDERED_BYTES:]) == run
-    assert isinstance(admitted(encode_entry_header(PLACE), END_OF_SLOT | LEAVING), Frame)
-    assert admitted(encode_entry_header(PLACE) + b"\0\2\0\3abc") is Refusal.INCONSISTENT_LENGTHS
-    assert admitted(encode_entry_header(PLACE)) is Refusal.TRUNCATED
+    assert bytes(frame.body[ORDERED_BYTES:]) == packed_messages
+    assert isinstance(admitted(encode_entry_header(HEADER), END_OF_SLOT | LEAVING), Frame)
+    assert admitted(encode_entry_header(HEADER) + b"\0\2\0\3abc") is Refusal.INCONSISTENT_LENGTHS
+    assert admitted(encode_entry_header(HEADER)) is Refusal.TRUNCATED
     assert admitted(b"short") is Refusal.BAD_CONTROL
     stranger = EntryHeader(3, 7, 2, 1, EntryType.RELAY, 9, 1, 40, 0, 9)
-    assert admitted(encode_entry_header(stranger) + run) is Refusal.NOT_A_MEMBER
+    assert admitted(encode_entry_header(stranger) + packed_messages) is Refusal.NOT_A_MEMBER
     grant = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.GRANT, 2, 1, 40, 8, 9))
     assert isinstance(admitted(grant), Frame)
     assert admitted(grant + b"x") is Refusal.BAD_CONTROL
     assert admitted(grant, END_OF_SLOT) is Refusal.BAD_CONTROL
-    roll = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.MEMBER_LIST, 2, 1, 40, 0, 9))
-    assert isinstance(admitted(roll + encode_member_list(MemberList((1, 3)))), Frame)
-    assert admitted(roll + encode_member_list(MemberList((1, 4)))) is Refusal.BAD_CONTROL
+    list_header = encode_entry_header(EntryHeader(3, 7, 2, 1, EntryType.MEMBER_LIST, 2, 1, 40, 0, 9))
+    assert isinstance(admitted(list_header + encode_member_list(MemberList((1, 3)))), Frame)
+    assert admitted(list_header + encode_member_list(MemberList((1, 4)))) is Refusal.BAD_CONTROL
     assert admitted(b"", kind=Kind.STREAM_HEARTBEAT) is Refusal.BAD_CONTROL

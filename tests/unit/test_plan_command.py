@@ -112,7 +112,7 @@ def test_what_two_grades_cost_is_in_the_rate(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (("--grades", "final", "--deadline", "60ms"), "no bound is promised of final deliveries"),
+        (("--grades", "final", "--deadline", "60ms"), "final deliveries have no latency bound"),
         (("--grades", "both", "--failures", "3"), "need a majority, and 3 of 5 is half or more"),
     ],
 )

@@ -430,9 +430,9 @@ def test_leaving_a_service(order: str) -> None:
     group.until(group.now + 100 * MS)
     assert isinstance(events(group.stacks[1])[-1], LeaveComplete)
     for member in (2, 3):
-        events = events(group.stacks[member])
-        assert [m for e in events if isinstance(e, Batch) for m in e.messages] == [b"last words"]
-        (change,) = [e for e in events if isinstance(e, ViewChange) and e.left]
+        reported = events(group.stacks[member])
+        assert [m for e in reported if isinstance(e, Batch) for m in e.messages] == [b"last words"]
+        (change,) = [e for e in reported if isinstance(e, ViewChange) and e.left]
         assert (change.left, change.view.members) == ((1,), (2, 3))
     group.send(2, b"continues")
     group.until(group.now + 20 * MS)

@@ -1,4 +1,4 @@
-"""What final deliveries cost beside the order that gives the early ones: reports, votes, signs of life; and time."""
+"""The cost of final deliveries beyond the inner order: latency, and the traffic of reports, votes and heartbeats."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from unisono.orders.final.messages import HOLDINGS_BYTES, MESSAGE_RANGE_BYTES
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 REPORT_INTERVAL_MIN_NS = 10 * NS_PER_MS
+"""Members report at most this often; shorter intervals cost more traffic than they save time."""
 _VOTES_BYTES = 64
 
 
 def report_every_ns(timing: Timing) -> int:
-    """How often a member reports at most: once a slot, or as often as pays."""
+    """The interval between two reports of a member: a slot, or longer if slots are very short."""
     return max(timing.theta_ns, REPORT_INTERVAL_MIN_NS)
 
 
 def final_latency_ns(timing: Timing, early_ns: int) -> int:
-    """When messages are final while nobody fails and nothing is lost, if all are early within `early_ns`; no promise.
+    """When messages are final if no member fails and nothing is lost, given that they are early within `early_ns`.
 
-    A member reports at the end of the interval, Δ to the leader; its value goes out, votes come back, and word of the
-    decision goes out: 4Δ.
+    A member reports at the end of its interval. The report, the leader's value, the votes and the decision take Δ each:
+    4Δ. This is an estimate and not a guarantee.
     """
     return early_ns + report_every_ns(timing) + 4 * timing.delta_ns
 
 
 def background_datagrams_per_s(timing: Timing) -> float:
-    """A leader's: a report, a value and word of its decision for each interval, and two signs of life."""
+    """The datagrams of a leader: a report, a value and a decision per report interval, and two heartbeats."""
     return 3 * NS_PER_S / report_every_ns(timing) + 2 * NS_PER_S / heartbeat_interval_ns(timing)
 
 
 def with_finals(offer: Offer, ask: Ask) -> Offer:
-    """What a slot order offers together with final deliveries behind it: the early ones are as they were."""
+    """The offer of a slot order, extended by final deliveries. The early deliveries stay the same."""
     timing, against = ask.timing, []
-    # The CBR order is done with a slot when the last turn in it has come.
-    settled_ns = final_latency_ns(timing, offer.latency_bound_ns + (timing.theta_ns if offer.order == "cbr" else 0))
+    # The CBR order has finished a slot when the last turn in it is over.
+    final_ns = final_latency_ns(timing, offer.latency_bound_ns + (timing.theta_ns if offer.order == "cbr" else 0))
     if 2 * ask.failures >= ask.members:
         against.append(f"final deliveries need a majority, and {ask.failures} of {ask.members} is half or more")
     if ask.grades == "final" and ask.deadline_ns is not None:
-        against.append("no bound is promised of final deliveries; with both grades the early ones keep the deadline")
+        against.append('final deliveries have no latency bound; with grades "both", early deliveries meet the deadline')
     more, every = background_datagrams_per_s(timing), duration_text(report_every_ns(timing))
-    when = f"about {duration_text(settled_ns)} after sending while nobody fails (early, a report each {every}, 4Δ)"
+    when = f"about {duration_text(final_ns)} after sending if no member fails (early, a report each {every}, 4Δ)"
     why = (
-        f"final: the same everywhere and without gaps, {when}; no bound",
-        f"final: a leader sends {more:g} datagrams/s more, a report, a value and its decision each {every}, and signs",
+        f"final: the same at all members and without gaps, {when}; no bound",
+        f"final: a leader sends {more:g} datagrams/s more: a report, a value and a decision each {every}; heartbeats",
     )
     return replace(
         offer,
@@ -58,30 +59,30 @@ def with_finals(offer: Offer, ask: Ask) -> Offer:
         gap_free=True,
         reliability=offer.reliability if offer.gap_free else 1.0,
         reasons=(*against, *offer.reasons, *why),
-        final_latency_ns=settled_ns,
+        final_latency_ns=final_ns,
     )
 
 
 def background_bytes_per_s(policy: Policy) -> int:
-    """A member's reports, each of the slots that are under way; a leader's values, of every slot once; two signs."""
+    """Reports, each of all slots that are not final yet; a leader's values, each slot once; and two heartbeats."""
     timing, members = policy.timing, len(policy.view.members)
     frame = HEADER_BYTES + UDP_IP_BYTES
-    under_way = (5 * timing.delta_ns + 2 * report_every_ns(timing)) // timing.theta_ns + 2
-    report = frame + HOLDINGS_BYTES + MESSAGE_RANGE_BYTES * members * under_way
+    open_slots = (5 * timing.delta_ns + 2 * report_every_ns(timing)) // timing.theta_ns + 2
+    report = frame + HOLDINGS_BYTES + MESSAGE_RANGE_BYTES * members * open_slots
     value = frame + _VOTES_BYTES + MESSAGE_RANGE_BYTES * members
     reports = report * NS_PER_S // report_every_ns(timing)
     return reports + 2 * value * NS_PER_S // timing.theta_ns + 2 * frame * NS_PER_S // heartbeat_interval_ns(timing)
 
 
 class BackgroundReserver:
-    """Reserves for what runs behind the order together with what the order itself needs."""
+    """Adds the traffic of final deliveries to each reservation of the inner order."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         self._background_bytes_per_s = background_bytes_per_s(policy)
         self._reserver = reserver
 
     def reserve(self, reservation: BandwidthReservation) -> None:
-        """The order's reservation, and the rest."""
+        """Reserve for the inner order and for final deliveries together."""
         burst = -(-self._background_bytes_per_s * reservation.theta_ns // NS_PER_S)
         self._reserver.reserve(
             BandwidthReservation(

@@ -1,6 +1,7 @@
-"""What members say to one another so that deliveries become final: what each holds, what it lacks, what it gives.
+"""Wire form of final deliveries: reports of held messages, recovery requests and replies.
 
-And the values of the log that they agree on, with the state that stands for a prefix of it.
+Also the values of the log that the members agree on, and the snapshot that replaces a prefix of that log. The decoders
+return None for malformed bytes.
 """
 
 from __future__ import annotations
@@ -32,34 +33,34 @@ HOLDINGS_BYTES, MESSAGE_RANGE_BYTES, INCARNATION_BYTES, COUNT_BYTES = (
 )
 RECOVERY_REPLY_BYTES = _MESSAGE_RANGE.size + _PART.size
 LENGTH_BYTES = _LENGTH.size
-"""What a given message has before it."""
+"""Each message in a recovery reply starts with its length."""
 ALL_SLOTS_DONE = _LIMIT - 1
-"""Done up to here is who delivers nothing early any more."""
+"""The done slot of a member whose inner order has left: it delivers nothing early any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Of slots up to `upto` its sender will deliver nothing more early, and of what is not final in them it holds
-    exactly these messages, and those in the other parts of the report. It has finally delivered the log up to `known`.
-
-    The frame's number says which part this is, its burst of how many.
-    """
+    """One part of a member's report. The frame's number is the number of the part, its burst the number of parts."""
 
     done_slot: int
+    """The sender will deliver nothing more early in slots up to this one."""
     delivered_instance: int
+    """The sender has finally delivered the log up to this instance."""
     message_ranges: tuple[MessageRange, ...]
+    """All messages that the sender holds in slots up to `done_slot` and that are not final, together with the ranges
+    in the other parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRequest:
-    """Its sender lacks these."""
+    """Asks for messages that the sender lacks."""
 
     message_ranges: tuple[MessageRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReply:
-    """Messages, or a part of one message; `total` 0 says that they were final and are not kept any more."""
+    """Messages, or a part of one message. With `total_bytes` 0: they were final here and are dropped."""
 
     message_range: MessageRange
     total_bytes: int
@@ -71,7 +72,7 @@ FinalsMessage: TypeAlias = Holdings | RecoveryRequest | RecoveryReply
 
 
 def encode(message: FinalsMessage) -> tuple[Kind, bytes]:
-    """A frame's kind and body."""
+    """The kind and the body of the frame for a message."""
     match message:
         case Holdings():
             return Kind.FINAL_REPORT, _HOLDINGS.pack(message.done_slot, message.delivered_instance) + _encode_ranges(
@@ -88,15 +89,15 @@ def encode(message: FinalsMessage) -> tuple[Kind, bytes]:
 
 
 def _encode_ranges(message_ranges: Sequence[MessageRange]) -> bytes:
-    return b"".join(_MESSAGE_RANGE.pack(*extent) for extent in message_ranges)
+    return b"".join(_MESSAGE_RANGE.pack(*message_range) for message_range in message_ranges)
 
 
 def _decode_ranges(data: bytes, at: int) -> tuple[MessageRange, ...] | None:
-    """All that follows, if each is possible."""
+    """The ranges from offset `at` to the end, or None if one of them is impossible."""
     if (len(data) - at) % MESSAGE_RANGE_BYTES:
         return None
-    extents = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(data[at:])))
-    return extents if all(map(_is_valid, extents)) else None
+    message_ranges = tuple(map(MessageRange._make, _MESSAGE_RANGE.iter_unpack(data[at:])))
+    return message_ranges if all(map(_is_valid, message_ranges)) else None
 
 
 def _is_valid(message_range: MessageRange) -> bool:
@@ -108,35 +109,37 @@ def _is_valid(message_range: MessageRange) -> bool:
 
 
 def decode_holdings(data: bytes) -> Holdings | None:
-    """What a member holds, or None if it is malformed."""
+    """A part of a report, or None if it is malformed."""
     if len(data) < HOLDINGS_BYTES:
         return None
-    upto, known = _HOLDINGS.unpack_from(data)
-    extents = _decode_ranges(data, HOLDINGS_BYTES)
-    if extents is None or max(upto, known) >= _LIMIT or any(extent.slot > upto for extent in extents):
+    done_slot, delivered_instance = _HOLDINGS.unpack_from(data)
+    message_ranges = _decode_ranges(data, HOLDINGS_BYTES)
+    if message_ranges is None or max(done_slot, delivered_instance) >= _LIMIT:
         return None
-    return Holdings(upto, known, extents)
+    if any(message_range.slot > done_slot for message_range in message_ranges):
+        return None
+    return Holdings(done_slot, delivered_instance, message_ranges)
 
 
 def decode_recovery_request(data: bytes) -> RecoveryRequest | None:
-    """What a member lacks, or None if it is malformed."""
-    extents = _decode_ranges(data, 0)
-    return RecoveryRequest(extents) if extents else None
+    """A recovery request, or None if it is malformed."""
+    message_ranges = _decode_ranges(data, 0)
+    return RecoveryRequest(message_ranges) if message_ranges else None
 
 
 def decode_recovery_reply(data: bytes) -> RecoveryReply | None:
-    """What a member gives, or None if it is malformed."""
+    """A recovery reply, or None if it is malformed."""
     if len(data) < RECOVERY_REPLY_BYTES:
         return None
-    extent = MessageRange._make(_MESSAGE_RANGE.unpack_from(data))
-    total, offset = _PART.unpack_from(data, MESSAGE_RANGE_BYTES)
+    message_range = MessageRange._make(_MESSAGE_RANGE.unpack_from(data))
+    total_bytes, offset = _PART.unpack_from(data, MESSAGE_RANGE_BYTES)
     part = data[RECOVERY_REPLY_BYTES:]
-    whole = offset == 0 and len(part) == total
-    if not _is_valid(extent) or offset + len(part) > total or (extent.length > 1 and not whole):
+    is_whole = offset == 0 and len(part) == total_bytes
+    if not _is_valid(message_range) or offset + len(part) > total_bytes or (message_range.length > 1 and not is_whole):
         return None
-    if total and not part:
+    if total_bytes and not part:
         return None
-    return RecoveryReply(extent, total, offset, part)
+    return RecoveryReply(message_range, total_bytes, offset, part)
 
 
 DECODERS: Mapping[Kind, Callable[[bytes], FinalsMessage | None]] = {
@@ -148,12 +151,12 @@ register_control(DECODERS)
 
 
 def encode_messages(messages: Sequence[bytes]) -> bytes:
-    """What a Give carries: messages, each with its length before it."""
-    return b"".join(piece for message in messages for piece in (_LENGTH.pack(len(message)), message))
+    """The data of a recovery reply: messages, each after its length."""
+    return b"".join(part for message in messages for part in (_LENGTH.pack(len(message)), message))
 
 
 def decode_messages(data: bytes, count: int) -> list[bytes] | None:
-    """The messages, or None if there are not so many."""
+    """The messages, or None if their number is not `count`."""
     messages: list[bytes] = []
     at = 0
     while at + LENGTH_BYTES <= len(data) and len(messages) < count:
@@ -165,63 +168,67 @@ def decode_messages(data: bytes, count: int) -> list[bytes] | None:
 
 @dataclass(frozen=True, slots=True)
 class FinalLogValue:
-    """A value of the log: who takes part from here on, by member its life, and what is final next."""
+    """A value of the log: the messages that become final next, and members that take part from here on."""
 
     new_participants: Mapping[int, int] = field(default_factory=dict)
+    """By member, its incarnation."""
     message_ranges: tuple[MessageRange, ...] = ()
 
 
 def encode_value(value: FinalLogValue) -> bytes:
-    """A value of the log as bytes."""
-    lives = b"".join(_INCARNATION.pack(*entry) for entry in sorted(value.new_participants.items()))
-    return _COUNT.pack(len(value.new_participants)) + lives + _encode_ranges(value.message_ranges)
+    """The value as bytes."""
+    incarnations = b"".join(_INCARNATION.pack(*entry) for entry in sorted(value.new_participants.items()))
+    return _COUNT.pack(len(value.new_participants)) + incarnations + _encode_ranges(value.message_ranges)
 
 
 def decode_value(data: bytes) -> FinalLogValue | None:
-    """The value, or None if it is not one of this log."""
+    """The value, or None if it is malformed."""
     if len(data) < COUNT_BYTES:
         return None
     end = COUNT_BYTES + _COUNT.unpack_from(data)[0] * INCARNATION_BYTES
     if end > len(data):
         return None
-    entering = dict(_INCARNATION.iter_unpack(data[COUNT_BYTES:end]))
-    extents = _decode_ranges(data, end)
-    return None if extents is None else FinalLogValue(entering, extents)
+    new_participants = dict(_INCARNATION.iter_unpack(data[COUNT_BYTES:end]))
+    message_ranges = _decode_ranges(data, end)
+    return None if message_ranges is None else FinalLogValue(new_participants, message_ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLogState:
-    """What stands for a prefix of the log: how many messages are final, in which slot it is, who takes part in which
-    life, what is final, and up to which life of each sender everything counts as if it were."""
+    """A snapshot that replaces a prefix of the log."""
 
     message_count: int = 0
+    """How many messages are final."""
     slot: int = 0
+    """The slot of the last final message."""
     participants: Mapping[int, int] = field(default_factory=dict)
+    """By member, the incarnation in which it takes part."""
     final: MessageSet = NO_MESSAGES
     closed_incarnations: Mapping[int, int] = field(default_factory=dict)
+    """By sender, its last incarnation that is too old for anything of it to become final."""
 
 
 def encode_state(state: FinalLogState) -> bytes:
-    """A log's state as bytes."""
+    """The snapshot as bytes."""
     parts = [_STATE.pack(state.message_count, state.slot)]
-    for lives in (state.participants, state.closed_incarnations):
-        parts.append(_COUNT.pack(len(lives)))
-        parts += [_INCARNATION.pack(*entry) for entry in sorted(lives.items())]
+    for incarnations in (state.participants, state.closed_incarnations):
+        parts.append(_COUNT.pack(len(incarnations)))
+        parts += [_INCARNATION.pack(*entry) for entry in sorted(incarnations.items())]
     return b"".join((*parts, encode_set(state.final)))
 
 
 def decode_state(data: bytes) -> FinalLogState | None:
-    """The state, or None if it is malformed."""
+    """The snapshot, or None if it is malformed."""
     reader = Reader(data)
     try:
-        messages, slot = reader.unpack(_STATE)
-        maps: list[dict[int, int]] = []
+        message_count, slot = reader.unpack(_STATE)
+        incarnations: list[dict[int, int]] = []
         for _ in range(2):
             (count,) = reader.unpack(_COUNT)
             pairs = [reader.unpack(_INCARNATION) for _ in range(count)]
-            maps.append({pair[0]: pair[1] for pair in pairs})
+            incarnations.append({pair[0]: pair[1] for pair in pairs})
         final = reader.read_message_set()
         reader.expect_end()
     except Unreadable:
         return None
-    return FinalLogState(messages, slot, maps[0], final, maps[1])
+    return FinalLogState(message_count, slot, incarnations[0], final, incarnations[1])

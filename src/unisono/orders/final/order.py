@@ -1,34 +1,51 @@
-"""Two grades over a slot order: early as that order delivers, with gaps and on time; final as all agree, later.
+"""Two grades over a slot order (paper 000 §9): early on time and possibly with gaps, final later and agreed by all.
 
-Paper 000's conclusion asks for it: updates in time, and in the background reliable total order, so that the data become
-consistent. Early deliveries are the order's own, untouched. Behind them members report to each other what they hold of
-each slot, recover from one another what they lack, and agree by consensus on what a slot contains; that is then
-delivered finally, in one sequence that is the same everywhere. Agreement is on extents, a sender's consecutive messages
-in a slot: its cost is per slot and sender, many slots go into one instance, and no message travels twice unless lost.
+The paper's conclusion asks for updates in time, and for reliable total order in the background that makes the data
+consistent. Early deliveries are those of the inner order (CBR or VBR), unchanged.
 
-What is final at one member becomes final at all that do not crash (uniform agreement), and what a member that does not
-crash has delivered early becomes final: while a majority of the members is up and can talk. Without one nothing becomes
-final; early deliveries go on, until so much waits that `submit` takes nothing more.
+Sending: `submit` passes messages to the inner order. It accepts nothing while too much waits to become final.
+Receiving: `from_below` passes frames to the inner order, to consensus, or to this class.
+Becoming final, all in `flush`: each member reports the messages that it holds (`_report`) and recovers missing ones
+from the others (`_recover`). The consensus leader proposes message ranges that a majority holds (`_propose`). The
+decided ranges are delivered finally in one sequence that is the same at all members (`_deliver`). A range is a sender's
+consecutive messages in a slot. The cost is therefore per slot and sender, one instance decides many slots, and no
+message is sent twice unless it was lost.
+
+Guarantees, while a majority of the members is up and can communicate: a message that is final at one member becomes
+final at all that do not crash (uniform agreement), and an early delivery of a member that does not crash becomes final.
+Without a majority nothing becomes final; early deliveries continue until PENDING_BYTES_MAX wait.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from unisono.agreement.failure_detector import heartbeat_interval_ns, retry_interval_ns
 from unisono.agreement.paxos.consensus import Consensus
 from unisono.agreement.paxos.log import ConsensusOutput, RestoredState
 from unisono.model.durations import NS_PER_MS, duration_text, earliest
-from unisono.model.events import Batch, LeaveComplete, Violation, ViolationKind
+from unisono.model.events import Batch, LeaveComplete, StackEvent, Violation, ViolationKind
 from unisono.model.grades import Grade
+from unisono.model.ids import EVERYONE
 from unisono.model.message_range import MessageRange, SenderSlot
 from unisono.model.policy import Policy
+from unisono.model.rates import Rate
 from unisono.model.stored_records import StoredRecords, Write
+from unisono.orders.cbr.order import Cbr
 from unisono.orders.final import messages as wire
+from unisono.orders.final.agreement import (
+    AgreedRange,
+    FinalLog,
+    FinalProposer,
+    MemberReport,
+    MemberReports,
+    MessageStore,
+    ranges_by_sender_slot,
+)
 from unisono.orders.final.bounds import report_every_ns
-from unisono.orders.final.log import AgreedRange, FinalLog
 from unisono.orders.final.messages import (
     ALL_SLOTS_DONE,
     HOLDINGS_BYTES,
@@ -40,31 +57,40 @@ from unisono.orders.final.messages import (
     encode_value,
 )
 from unisono.orders.final.recovery import Recovery
-from unisono.orders.final.reports import FinalProposer, MemberReport, MemberReports, ranges_by_sender_slot
-from unisono.orders.final.store import MessageStore
-from unisono.orders.final.wrapper import ClockBasedOrder, OrderWrapper
+from unisono.orders.vbr.order import Vbr
 from unisono.wire.frame import HEADER_BYTES, Frame
 
+ClockBasedOrder: TypeAlias = Cbr | Vbr
+
 WINDOW = 16
-"""Instances under way at once."""
+"""Propose at most this many instances that are not decided."""
 COMPACT_EVERY_INSTANCES = 1024
-"""So many instances are read between two cuts of the log."""
+"""Replace the log by a snapshot after this many instances."""
 RETAINED_INSTANCES = 4096
-"""So many decided instances are kept behind a cut, for members that lag."""
+"""Keep this many decided instances before a snapshot, for members that lag."""
 REPORT_FRAMES_MAX = 8
-"""A report has no more frames than this, unless one slot needs more; what comes later waits."""
+"""A report has at most this many frames, unless a single slot needs more; later slots wait for the next one."""
 PENDING_BYTES_MAX = 16 << 20
-"""So much payload that is not final may wait before nothing more is taken."""
+"""`submit` accepts nothing while more payload than this is not final."""
 RETAINED_BYTES_MAX, RETAINED_RANGES_MAX = 64 << 20, 1 << 17
-"""So much is kept for members that are silent; who is away for longer is left behind."""
+"""Keep at most this much for unresponsive members; a member that misses more is excluded."""
 LEAVE_TIMEOUT_NS = 500 * NS_PER_MS
+"""A leaving member waits this long, and three latency bounds, for its messages to become final."""
 
 
-class FinalOrder(OrderWrapper):
-    """The automaton of one member: the order below, and the agreement behind it."""
+class FinalOrder:
+    """The automaton of one member: the inner order, and the agreement on its deliveries."""
 
-    def __init__(self, order: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
-        super().__init__(order)
+    def __init__(self, inner: ClockBasedOrder, policy: Policy, stored_records: StoredRecords | None = None) -> None:
+        self.inner = inner
+        self.down: list[Frame] = inner.down
+        """The list of the inner order: frames of both leave in the order in which they were created."""
+        self.events: list[StackEvent] = []
+        self.ignored: Counter[str] = inner.ignored
+        self.window_slots = inner.window_slots
+        self.now = 0
+        """The time of the last input."""
+        self.has_left = False
         self.consensus = Consensus(
             policy.member,
             policy.view.members,
@@ -86,24 +112,23 @@ class FinalOrder(OrderWrapper):
         self._delivers_early = policy.grades == "both"
         self._incarnation = policy.incarnation
         self._pending_bytes: dict[SenderSlot, int] = {}
-        """Where messages are held that are not final, and how much payload."""
+        """By sender slot, the payload of held messages that are not final."""
         self._total_pending_bytes = 0
         self._undelivered: deque[AgreedRange] = deque()
-        """What has its place and is not delivered yet."""
+        """Agreed ranges that are not delivered yet."""
         self._retained: deque[tuple[int, MessageRange]] = deque()
-        """By instance, what is final and kept for those that may lack it."""
+        """(instance, range) of final messages that another member may lack."""
         self._index = self._compacted_upto = 0
         self._recovery = Recovery(policy, self.store, self.log, self._send)
         self._proposer: FinalProposer | None = None
         self._leader_changes_seen = -1
         self._trusted: list[int] = []
+        # Whether something has changed since the last attempt, so that another one may succeed.
         self._may_propose = True
-        """Whether there may be something to propose."""
         self._may_lack_messages = self._may_drop_messages = False
-        """Whether there may be something to ask for, or to keep no longer."""
         self._has_input = False
         self._report_outdated = True
-        """Whether the last report is not how things stand any more."""
+        """Whether the next report would differ from the last one."""
         self._report_every_ns = report_every_ns(policy.timing)
         self._retry_ns = retry_interval_ns(policy.timing) + self._report_every_ns
         self._reported_at: int | None = None
@@ -111,20 +136,25 @@ class FinalOrder(OrderWrapper):
         self._order_left: LeaveComplete | None = None
         self._leaving_since = 0
         self._last_progress_at = 0
-        """When something last became final, or nothing was left to."""
+        """When something last became final, or nothing was pending."""
         self._blocked_reported = False
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
-    def why_not_formed(self) -> str:
-        """The order's, and who does not count."""
-        lost = sorted(self.consensus.storage_identity.lost_storage)
-        return "; ".join(filter(None, (super().why_not_formed(), f"members {lost} lost their storage" if lost else "")))
-
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """What the order takes, unless too much waits to become final."""
+        """Submit to the inner order, unless too much waits to become final."""
         self.now, self._has_input = now, True
         return 0 if self._total_pending_bytes > PENDING_BYTES_MAX else self.inner.submit(now, messages)
+
+    def change_rate(self, now: int, rate: Rate) -> None:
+        """Change the rate of the inner order."""
+        self.now = now
+        self.inner.change_rate(now, rate)
+
+    def leave(self, now: int) -> None:
+        """Leave the inner order; `_depart_if_done` completes the departure."""
+        self.now = now
+        self.inner.leave(now)
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
@@ -138,15 +168,15 @@ class FinalOrder(OrderWrapper):
             self.inner.from_below(now, frame)
             return
         if frame.epoch != self._policy.epoch or frame.sender in self.consensus.storage_identity.lost_storage:
-            self.ignored["not of this agreement"] += 1
+            self.ignored["another epoch or lost storage"] += 1
             return
         match wire.DECODERS[frame.kind](bytes(frame.body)):
             case Holdings() as holdings:
                 self._on_holdings(frame, holdings)
-            case RecoveryRequest() as want:
-                self._recovery.answer(now, frame.sender, want, self._was_dropped)
-            case RecoveryReply() as give:
-                self._on_recovery_reply(frame.sender, give)
+            case RecoveryRequest() as request:
+                self._recovery.answer(now, frame.sender, request, self._was_dropped)
+            case RecoveryReply() as reply:
+                self._on_recovery_reply(frame.sender, reply)
 
     def _on_holdings(self, frame: Frame, holdings: Holdings) -> None:
         if not self.reports.receive(frame, holdings):
@@ -154,17 +184,17 @@ class FinalOrder(OrderWrapper):
         self._may_propose = self._may_drop_messages = True
         self._may_lack_messages = self._may_lack_messages or bool(holdings.message_ranges)
         if holdings.message_ranges and holdings.done_slot > self._reported_done_slot:
-            self._report_outdated = True  # the leader waits for us, though we may have nothing of it
+            self._report_outdated = True  # the leader waits for this member, even if it holds none of these messages
 
     def _on_recovery_reply(self, sender: int, reply: RecoveryReply) -> None:
-        for cell, first, run in self._recovery.receive(sender, reply):
-            if self.store.put(cell, first, run):
+        for sender_slot, first, messages in self._recovery.receive(sender, reply):
+            if self.store.put(sender_slot, first, messages):
                 self._may_propose = self._may_lack_messages = True
-                if self.log.not_yet_final(MessageRange(*cell, first, run.count)):
-                    self._add_pending(cell, run.payload_bytes)
+                if self.log.not_yet_final(MessageRange(*sender_slot, first, messages.count)):
+                    self._add_pending(sender_slot, messages.payload_bytes)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle the timers that are due."""
         if self.has_left:
             return
         self.now, self._has_input = now, True
@@ -172,7 +202,7 @@ class FinalOrder(OrderWrapper):
         self.consensus.wake(now)
 
     def wake_at(self) -> int | None:
-        """The order's alarm, the agreement's, and when a report, a request or a departure is due."""
+        """The next timer of the inner order, of consensus, or of a report, a request, a proposal or a departure."""
         if self.has_left:
             return None
         times = [self.inner.wake_at(), self.consensus.wake_at(), self._recovery.retry_at(), self._report_due_at()]
@@ -182,26 +212,26 @@ class FinalOrder(OrderWrapper):
             times.append(self._leaving_since + self._leave_timeout_ns())
         return earliest(times)
 
-    # -- early -----------------------------------------------------------------------------------------------
+    # -- processing the input --------------------------------------------------------------------------------
 
     @property
     def has_pending_input(self) -> bool:
-        """Whether anything has happened since the last `flush`."""
+        """Whether there was any input since the last `flush`."""
         return not self.has_left and bool(self._has_input or self.inner.events)
 
     def flush(self) -> None:
-        """Say what there is to say to all that has happened since the last time."""
+        """Process all input since the last call as one batch, and queue the resulting frames and events."""
         if not self.has_pending_input:
             return
         self._has_input, now = False, self.now
         self._collect_early()
         self.window_slots = self.inner.window_slots
-        moved = True
-        while moved:
+        decided = True
+        while decided:
             self._propose(now)
             self.consensus.flush(now)
             decisions, self.consensus.decisions[:] = self.consensus.decisions[:], []
-            moved = bool(decisions)
+            decided = bool(decisions)
             self._apply_decisions(decisions)
         self._deliver()
         self._recover(now)
@@ -216,16 +246,15 @@ class FinalOrder(OrderWrapper):
             self.consensus.down.clear()
 
     def _collect_early(self) -> None:
-        """What the order has delivered is kept, and goes on to the application if it is to have it."""
+        """Store the deliveries of the inner order, and pass them on if the application wants early deliveries."""
         for event in self.inner.events:
             if isinstance(event, Batch):
-                cell, number = (event.slot, event.sender, event.incarnation), event.first_sequence
-                for run in event.packed_messages:
-                    if self.store.put(cell, number, run) and self.log.not_yet_final(
-                        MessageRange(*cell, number, run.count)
-                    ):
-                        self._add_pending(cell, run.payload_bytes)
-                    number += run.count
+                sender_slot, number = (event.slot, event.sender, event.incarnation), event.first_sequence
+                for messages in event.packed_messages:
+                    message_range = MessageRange(*sender_slot, number, messages.count)
+                    if self.store.put(sender_slot, number, messages) and self.log.not_yet_final(message_range):
+                        self._add_pending(sender_slot, messages.payload_bytes)
+                    number += messages.count
                 if self._delivers_early:
                     self.events.append(replace(event, grade=Grade.EARLY))
             elif isinstance(event, LeaveComplete):
@@ -245,50 +274,53 @@ class FinalOrder(OrderWrapper):
         self._report_outdated = self._may_propose = True
 
     def _done_slot(self) -> int:
-        """The last slot of which nothing more will be delivered early here."""
+        """This member will deliver nothing more early in slots up to this one."""
         return ALL_SLOTS_DONE if self._order_left is not None else self.inner.done_slot()
 
-    # -- reports -----------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     def _report_due_at(self) -> int | None:
         if self._reported_at is None:
             return self.now
         if self._report_outdated:
             return self._reported_at + self._report_every_ns
-        unsettled = self._pending_bytes or self._undelivered or not self.participates()
-        return self._reported_at + self._retry_ns if unsettled else None
+        repeat = self._pending_bytes or self._undelivered or not self.participates()
+        return self._reported_at + self._retry_ns if repeat else None
 
     def _report(self, now: int) -> None:
-        """Tell everybody what this member holds that is not final, of slots that are over for it, oldest first."""
-        room = (self._policy.max_frame - HEADER_BYTES - HOLDINGS_BYTES) // MESSAGE_RANGE_BYTES
-        upto, extents = self._done_slot(), list[MessageRange]()
-        for cell in sorted(self._pending_bytes):
-            if cell[0] > upto:
+        """Report the messages that this member holds and that are not final, in slots that are done, oldest first."""
+        ranges_per_frame = (self._policy.max_frame - HEADER_BYTES - HOLDINGS_BYTES) // MESSAGE_RANGE_BYTES
+        done_slot, held = self._done_slot(), list[MessageRange]()
+        for sender_slot in sorted(self._pending_bytes):
+            if sender_slot[0] > done_slot:
                 break
-            if len(extents) >= room * REPORT_FRAMES_MAX and cell[0] > extents[-1].slot:
-                upto = extents[-1].slot
+            if len(held) >= ranges_per_frame * REPORT_FRAMES_MAX and sender_slot[0] > held[-1].slot:
+                done_slot = held[-1].slot
                 break
-            for first, last in self.store.ranges(cell):
-                extents += self.log.not_yet_final(MessageRange(*cell, first, last - first + 1))
-        known, me = self._delivered_instance(), self._policy.member
-        parts = [tuple(extents[at : at + room]) for at in range(0, len(extents), room)] or [()]
+            for first, last in self.store.ranges(sender_slot):
+                held += self.log.not_yet_final(MessageRange(*sender_slot, first, last - first + 1))
+        delivered_instance = self._delivered_instance()
+        parts = [tuple(held[at : at + ranges_per_frame]) for at in range(0, len(held), ranges_per_frame)] or [()]
         for number, part in enumerate(parts):
-            self._send(now, Holdings(upto, known, part), 0, number, len(parts))
-        self.reports.by_member[me] = MemberReport(self._incarnation, upto, known, ranges_by_sender_slot(extents))
-        self._reported_at, self._reported_done_slot, self._report_outdated, self._may_propose = now, upto, False, True
+            self._send(now, Holdings(done_slot, delivered_instance, part), EVERYONE, number, len(parts))
+        self.reports.by_member[self._policy.member] = MemberReport(
+            self._incarnation, done_slot, delivered_instance, ranges_by_sender_slot(held)
+        )
+        self._reported_at, self._reported_done_slot = now, done_slot
+        self._report_outdated, self._may_propose = False, True
 
     def _delivered_instance(self) -> int:
-        """The last instance all of which is delivered here."""
+        """The last instance whose messages are all delivered here."""
         return self._undelivered[0].k - 1 if self._undelivered else self.log.k
 
     def participates(self) -> bool:
-        """Whether this member takes part in the final order, in this life."""
+        """Whether the log admits this incarnation of this member to the final order."""
         return self.log.participants.get(self._policy.member) == self._incarnation
 
-    # -- agreeing ----------------------------------------------------------------------------------------------
+    # -- agreement -------------------------------------------------------------------------------------------
 
     def _propose(self, now: int) -> None:
-        """As a leader: what can be final next, as many slots as there are, in as few instances as will do."""
+        """As the leader, propose the messages that can become final next, in as few instances as possible."""
         consensus = self.consensus
         if consensus.leader_changes != self._leader_changes_seen or not consensus.is_leader:
             self._leader_changes_seen, self._proposer = consensus.leader_changes, None
@@ -296,36 +328,35 @@ class FinalOrder(OrderWrapper):
         if not consensus.is_leader:
             return
         if self._proposer is None:
-            patience = max(map(consensus.detector.timeout_ns, consensus.peers), default=0) + self._retry_ns
-            self._proposer = FinalProposer(self.reports, self.log, consensus.majority, patience)
-        chooser = self._proposer
+            hole_timeout_ns = max(map(consensus.detector.timeout_ns, consensus.peers), default=0) + self._retry_ns
+            self._proposer = FinalProposer(self.reports, self.log, consensus.majority, hole_timeout_ns)
+        proposer = self._proposer
         trusted = [
             m for m in consensus.detector.trusted(consensus.members) if m not in consensus.storage_identity.lost_storage
         ]
-        overdue = chooser.retry_at is not None and now >= chooser.retry_at
+        overdue = proposer.retry_at is not None and now >= proposer.retry_at
         if not (self._may_propose or overdue or trusted != self._trusted):
             return
         self._trusted, self._may_propose = trusted, False
         if consensus.next_free > consensus.decided + consensus.window:
             return
-        chooser.forget_decided()
-        entering = chooser.new_participants(trusted, ALL_SLOTS_DONE)
-        room = (
-            consensus.max_value_bytes - wire.COUNT_BYTES - wire.INCARNATION_BYTES * len(consensus.members)
-        ) // MESSAGE_RANGE_BYTES
-        free = consensus.decided + consensus.window - consensus.next_free + 1
-        extents = chooser.next_ranges(now, trusted, room * free)
-        while entering or extents:
-            value = FinalLogValue(entering, tuple(extents[:room]))
+        proposer.forget_decided()
+        new_participants = proposer.new_participants(trusted, ALL_SLOTS_DONE)
+        participants_bytes = wire.COUNT_BYTES + wire.INCARNATION_BYTES * len(consensus.members)
+        ranges_per_value = (consensus.max_value_bytes - participants_bytes) // MESSAGE_RANGE_BYTES
+        free_instances = consensus.decided + consensus.window - consensus.next_free + 1
+        message_ranges = proposer.next_ranges(now, trusted, ranges_per_value * free_instances)
+        while new_participants or message_ranges:
+            value = FinalLogValue(new_participants, tuple(message_ranges[:ranges_per_value]))
             consensus.propose(now, consensus.next_free, encode_value(value))
             consensus.flush(now)
-            entering, extents = {}, extents[room:]
+            new_participants, message_ranges = {}, message_ranges[ranges_per_value:]
 
     def _apply_decisions(self, decisions: Sequence[ConsensusOutput]) -> None:
         for decision in decisions:
             if isinstance(decision, RestoredState):
                 if self.participates():
-                    self._exclude_self("the log that was agreed on meanwhile is not kept any more")
+                    self._exclude_self("the others no longer keep the part of the agreed log that it lacks")
                     return
                 self.log.restore(decision)
                 self._compacted_upto = decision.k
@@ -341,48 +372,47 @@ class FinalOrder(OrderWrapper):
     def _apply_decision(self, k: int, value: bytes) -> None:
         agreed = self.log.apply(k, value)
         if agreed is None:
-            self.ignored["no value of the final order"] += 1
+            self.ignored["malformed value of the final order"] += 1
             return
-        for one in agreed:
-            self._retained.append((k, one.message_range))
+        for agreed_range in agreed:
+            self._retained.append((k, agreed_range.message_range))
             if self.participates():
-                self._undelivered.append(one)
-        for cell in dict.fromkeys(
-            one.message_range.sender_slot for one in agreed if one.message_range.sender_slot in self._pending_bytes
-        ):
-            left = [self.log.not_yet_final(MessageRange(*cell, a, b - a + 1)) for a, b in self.store.ranges(cell)]
-            if not any(left):
-                self._total_pending_bytes -= self._pending_bytes.pop(cell)
+                self._undelivered.append(agreed_range)
+        for sender_slot in dict.fromkeys(agreed_range.message_range.sender_slot for agreed_range in agreed):
+            if sender_slot in self._pending_bytes:
+                held = [MessageRange(*sender_slot, a, b - a + 1) for a, b in self.store.ranges(sender_slot)]
+                if not any(map(self.log.not_yet_final, held)):
+                    self._total_pending_bytes -= self._pending_bytes.pop(sender_slot)
 
-    # -- final -------------------------------------------------------------------------------------------------
+    # -- final deliveries and recovery -----------------------------------------------------------------------
 
     def _deliver(self) -> None:
-        """What has its place, for as long as the next is here."""
+        """Deliver agreed ranges in order, as far as their messages are held."""
         while self._undelivered:
-            one = self._undelivered[0]
-            extent = one.message_range
-            runs = self.store.packed_messages(extent)
-            if runs is None:
+            agreed = self._undelivered[0]
+            message_range = agreed.message_range
+            packed_messages = self.store.packed_messages(message_range)
+            if packed_messages is None:
                 return
             self._undelivered.popleft()
             self._report_outdated = self._may_drop_messages = True
             self.events.append(
                 Batch(
-                    extent.sender,
-                    extent.incarnation,
-                    one.slot,
-                    extent.first,
-                    one.position,
+                    message_range.sender,
+                    message_range.incarnation,
+                    agreed.slot,
+                    message_range.first,
+                    agreed.position,
                     self._index,
-                    extent.length,
-                    runs,
+                    message_range.length,
+                    packed_messages,
                     grade=Grade.FINAL,
                 )
             )
-            self._index += extent.length
+            self._index += message_range.length
 
     def _recover(self, now: int) -> None:
-        """Ask for what others hold, or all have agreed on, and we lack."""
+        """Request messages that are agreed on, or that a peer holds, and that are missing here."""
         if not self._may_lack_messages and not self._recovery.overdue(now):
             return
         self._may_lack_messages = False
@@ -391,43 +421,46 @@ class FinalOrder(OrderWrapper):
         if self._undelivered and self._recovery.is_unrecoverable(
             self._undelivered[0].message_range, self.consensus.majority
         ):
-            self._exclude_self("what was agreed on meanwhile is not kept any more")
+            self._exclude_self("the others no longer keep the agreed messages that it lacks")
 
     def _was_dropped(self, message_range: MessageRange) -> bool:
-        """Whether this was delivered finally here; what is still to come, or was before this member, it never had."""
-        coming = any(one.message_range.sender_slot == message_range.sender_slot for one in self._undelivered)
-        return self.participates() and not coming and not self.log.not_yet_final(message_range)
+        """Whether this member has delivered these messages finally and dropped them.
+
+        It never had messages that are not delivered yet, or that were final before it took part.
+        """
+        undelivered = any(agreed.message_range.sender_slot == message_range.sender_slot for agreed in self._undelivered)
+        return self.participates() and not undelivered and not self.log.not_yet_final(message_range)
 
     def _drop_delivered(self) -> None:
-        """Keep nothing that everybody has; for who is silent, only so much."""
+        """Drop messages that all members have delivered; for unresponsive members, keep only a limited amount."""
         if not self._may_drop_messages:
             return
         self._may_drop_messages = False
-        known = self._delivered_instance()
-        heard = self.consensus.detector.trusted(self.consensus.peers)
-        needed = known
-        for member, life in self.log.participants.items():
-            if member in heard:
+        delivered_here = delivered_by_all = self._delivered_instance()
+        responsive = self.consensus.detector.trusted(self.consensus.peers)
+        for member, incarnation in self.log.participants.items():
+            if member in responsive:
                 report = self.reports.by_member.get(member)
-                needed = min(
-                    needed, report.delivered_instance if report is not None and report.incarnation == life else 0
-                )
-        silent = [member for member in self.log.participants if member not in heard and member != self._policy.member]
-        while self._retained and self._retained[0][0] <= known:
-            k, extent = self._retained[0]
-            crowded = (
+                if report is None or report.incarnation != incarnation:
+                    delivered_by_all = 0
+                else:
+                    delivered_by_all = min(delivered_by_all, report.delivered_instance)
+        unresponsive = [m for m in self.log.participants if m not in responsive and m != self._policy.member]
+        while self._retained and self._retained[0][0] <= delivered_here:
+            k, message_range = self._retained[0]
+            over_limit = (
                 self.store.payload_bytes - self._total_pending_bytes > RETAINED_BYTES_MAX
                 or len(self._retained) > RETAINED_RANGES_MAX
             )
-            if not crowded and (k > needed or silent):
+            if not over_limit and (k > delivered_by_all or unresponsive):
                 return
             self._retained.popleft()
-            self.store.drop(extent)
+            self.store.drop(message_range)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- blocking and departure ------------------------------------------------------------------------------
 
     def _report_if_blocked(self, now: int) -> None:
-        """Say so when nothing becomes final though it should."""
+        """Report a violation, once, if messages wait to become final and nothing does."""
         if not (self._pending_bytes or self._undelivered):
             self._last_progress_at, self._blocked_reported = now, False
         if self._blocked_reported or now <= self._last_progress_at + 4 * self._retry_ns:
@@ -435,24 +468,25 @@ class FinalOrder(OrderWrapper):
         longest = max(map(self.consensus.detector.timeout_ns, self.consensus.peers), default=0)
         if now > self._last_progress_at + 2 * longest + self.bound_ns() + 2 * self._retry_ns:
             self._blocked_reported = True
-            heard = self.consensus.detector.trusted(self.consensus.members)
-            text = f"nothing becomes final; of {len(self.consensus.members)} members {len(heard)} are heard: {heard}"
+            reachable = self.consensus.detector.trusted(self.consensus.members)
+            count = len(self.consensus.members)
+            text = f"nothing becomes final: {len(reachable)} of {count} members are reachable: {reachable}"
             self.events.append(Violation(ViolationKind.BLOCKED, text, self._policy.member))
 
     def _depart_if_done(self, now: int) -> None:
-        """Stay until all that is held here is final and everybody who is there knows, but not for ever."""
+        """Stay until all held messages are final and all reachable members know it, or until a time-out."""
         if self._order_left is None:
             return
-        settled = not (self._pending_bytes or self._undelivered)
+        all_final = not (self._pending_bytes or self._undelivered)
         peers = self.consensus.detector.trusted(self.consensus.peers)
-        known = all(
+        all_know = all(
             self.reports.by_member[m].delivered_instance >= self.log.k for m in peers if m in self.reports.by_member
         )
-        if not (settled and known) and now < self._leaving_since + self._leave_timeout_ns():
+        if not (all_final and all_know) and now < self._leaving_since + self._leave_timeout_ns():
             return
-        if not settled:
+        if not all_final:
             count = len(self._pending_bytes) + len(self._undelivered)
-            text = f"this member goes before all is final: of {count} slots of senders something is left"
+            text = f"this member leaves before all messages are final: messages of {count} sender slots are not"
             self.events.append(Violation(ViolationKind.UNSETTLED, text, self._policy.member))
         self._report(now)
         self.has_left = True
@@ -462,9 +496,8 @@ class FinalOrder(OrderWrapper):
         return LEAVE_TIMEOUT_NS + 3 * self.bound_ns()
 
     def _exclude_self(self, reason: str) -> None:
-        """This member has been away for too long: as if it had crashed."""
-        away = duration_text(self._retry_ns)
-        text = f"this member was silent for so long, far beyond {away}, that {reason}; it goes"
+        """Leave as if crashed: this member was away for too long."""
+        text = f"this member was away for too long, far beyond {duration_text(self._retry_ns)}: {reason}; it leaves"
         self.events.append(Violation(ViolationKind.EXCLUDED, text, self._policy.member))
         self.events.append(LeaveComplete(self.inner.done_slot()))
         self.has_left = True
@@ -473,3 +506,44 @@ class FinalOrder(OrderWrapper):
         kind, body = wire.encode(message)
         me, epoch = self._policy.member, self._policy.epoch
         self.down.append(Frame(kind, me, self._incarnation, epoch, 0, number, 0, total, sent_ns=now, body=body, to=to))
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def latest_slot(self, now: int) -> int:
+        """The latest slot that the inner order accepts."""
+        return self.inner.latest_slot(now)
+
+    def bound_ns(self) -> int:
+        """The latency bound of early deliveries; final deliveries have none."""
+        return self.inner.bound_ns()
+
+    def gap_free(self) -> bool:
+        """Whether early deliveries are guaranteed to have no gaps; final ones always are."""
+        return self.inner.gap_free()
+
+    def keeps_sending_to_departed(self) -> bool:
+        """An unresponsive member may come back, and then lacks final messages."""
+        return True
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The members that the inner order waits for."""
+        return self.inner.waiting_for()
+
+    def running(self) -> bool:
+        """Whether early deliveries have started; final ones start when a majority is up."""
+        return self.inner.running() and not self.has_left
+
+    def peer_rate(self, peer: int) -> Rate | None:
+        """The rate that a peer declared."""
+        return self.inner.peer_rate(peer)
+
+    def by_multicast(self) -> bool:
+        """Whether data frames use IP multicast; reports and votes are sent to each member."""
+        return self.inner.by_multicast()
+
+    def why_not_formed(self) -> str:
+        """Why the inner order has not formed, and which members lost their storage."""
+        reasons = [self.inner.why_not_formed()]
+        if lost := sorted(self.consensus.storage_identity.lost_storage):
+            reasons.append(f"members {lost} lost their storage")
+        return "; ".join(filter(None, reasons))

@@ -1,7 +1,9 @@
-"""What every order with a leader is made of: its modes, its beginning and its end, its rate, and its succession.
+"""The part that both leader orders share: modes, start and departure, rate, delivery, and the election of a leader.
 
-A subclass says what becomes of messages that are taken (`_take`), of frames that arrive (`_arrived`), what a leader
-does (`_work`) and how entries of the ordered stream are delivered (`_advance`).
+`LeaderBroadcast` (000 §8.1) and `TimestampLeader` (000 §8.2) differ in what the leader does for a message: it relays
+the message, or it grants stamps for it. Both read one stream of ordered entries (`stream`), which the current leader
+extends (`election`). After each input `_deliver_and_order` delivers the accepted entries and, at the leader, orders
+what can be ordered, until nothing changes any more.
 """
 
 from __future__ import annotations
@@ -13,27 +15,35 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from unisono.errors import MessageTooLarge, ReservationRefused
-from unisono.model.durations import earliest
+from unisono.model.durations import duration_text, earliest
 from unisono.model.events import Batch, LeaveComplete, PackedMessages, StackEvent, ViewChange, Violation, ViolationKind
+from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.views import View
 from unisono.net.pacer import Pacer
 from unisono.orders.formation import RateExchange
-from unisono.orders.leader.election import LeaderElection
-from unisono.orders.leader.messages import ORDERED_BYTES
+from unisono.orders.leader.election import (
+    LeaderElection,
+    MissingFrames,
+    leader_change_bound_ns,
+    outage_ns,
+    vote_wait_ns,
+)
+from unisono.orders.leader.messages import ORDERED_BYTES, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns, vote_wait_ns
 from unisono.orders.modes import ACCEPTED_INPUTS, Input, Mode
 from unisono.orders.packing import FramePayload, Packer
 from unisono.wire.frame import (
     FIRST_FRAGMENT,
     FRAGMENT,
+    HEADER_BYTES,
     MORE_FRAGMENTS,
+    UDP_IP_BYTES,
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import ReassembledMessage
+from unisono.wire.packed_messages import PACKED_HEADER_BYTES, ReassembledMessage
 
 _ELECTION_KINDS = frozenset(
     {Kind.STREAM_HEARTBEAT, Kind.VOTE_REQUEST, Kind.VOTE, Kind.RETRANSMIT_REQUEST, Kind.ORDERED}
@@ -41,7 +51,7 @@ _ELECTION_KINDS = frozenset(
 
 
 def count_fitting_messages(pacer: Pacer, sizes: list[int]) -> int:
-    """How many messages of these sizes, from the first on, a slot still takes."""
+    """How many messages of these sizes, starting with the first, still fit into the current slot."""
     count = min(len(sizes), pacer.messages_left())
     if sum(sizes[:count]) <= pacer.bytes_left():
         return count
@@ -49,7 +59,7 @@ def count_fitting_messages(pacer: Pacer, sizes: list[int]) -> int:
 
 
 class FragmentAssembler:
-    """Puts the frames of each sender back together into runs."""
+    """Reassembles messages that their sender split over several frames."""
 
     def __init__(self, members: Iterable[int]) -> None:
         self._fragments: dict[int, list[bytes | memoryview]] = {member: [] for member in members}
@@ -57,24 +67,24 @@ class FragmentAssembler:
     def reassemble(
         self, sender: int, flags: int, packed_messages: PackedMessages | None, body: bytes | memoryview
     ) -> PackedMessages | None:
-        """What a frame completes: its run, or the message whose last piece it is."""
+        """The messages that this frame completes: its own, or the message whose last fragment it carries."""
         if not flags & FRAGMENT:
             return packed_messages
-        pieces = self._fragments[sender]
+        fragments = self._fragments[sender]
         if flags & FIRST_FRAGMENT:
-            pieces.clear()
-        pieces.append(body)
+            fragments.clear()
+        fragments.append(body)
         if flags & MORE_FRAGMENTS:
             return None
         self._fragments[sender] = []
-        return ReassembledMessage(pieces)
+        return ReassembledMessage(fragments)
 
 
 class LeaderOrderBase(ABC):
-    """The part of an order that does not depend on what the leader does for a message."""
+    """The automaton of one member, except for what the leader does for a message."""
 
     blocks_on_any_crash = False
-    """Whether the order also stops for a member that dies without leading, until the leader removes it."""
+    """Whether a crash also stops the order if the crashed member did not lead, until the leader removes it."""
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         self.down: list[Frame] = []
@@ -83,8 +93,14 @@ class LeaderOrderBase(ABC):
         self.mode = Mode.GET_RATE
         self.view = policy.view
         self.exchange = RateExchange(policy)
-        self.exchange.down = self.down
-        self.election = LeaderElection(policy, self.down, self.events, self.ignored)
+        self.election = LeaderElection(
+            policy,
+            self.down,
+            self.events,
+            self.ignored,
+            last_frames_of=self._last_frames_of,
+            missing_frames_of=self._missing_frames_of,
+        )
         self._policy = policy
         self._timing = policy.timing
         self._reserver = reserver
@@ -99,36 +115,61 @@ class LeaderOrderBase(ABC):
         self._leaving = False
         self._late_reported_slot = -1
         self._last_begun_term = 0
-        """The last reign whose roll has come."""
+        """The last term whose first member list was delivered."""
         self._leader_hold_ns = max(0, policy.processing_ns - policy.timing.gamma_ns)
+        """How long the leader keeps a frame before it orders it: p, less Γ for a clock that is wrong by Γ."""
         self.window_slots = -(-self.bound_ns() // self._timing.theta_ns) + 3
 
-    # -- what the two orders differ in -----------------------------------------------------------------------
+    # -- where the two orders differ -------------------------------------------------------------------------
 
     @abstractmethod
-    def _reservation(self, rate: Rate) -> BandwidthReservation: ...
-    @abstractmethod
-    def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int: ...
-    @abstractmethod
-    def _on_frame(self, now: int, frame: Frame) -> None: ...
-    @abstractmethod
-    def _deliver_accepted(self, now: int) -> None: ...
-    @abstractmethod
-    def _order_and_retransmit(self, now: int) -> None: ...
-    @abstractmethod
-    def _order_timer_at(self) -> int | None: ...
-    @abstractmethod
-    def _send_leaving_frame(self, now: int) -> None: ...
-    @abstractmethod
-    def _oldest_pending_slot(self) -> int | None: ...
-    @abstractmethod
     def bound_ns(self) -> int:
-        """AppLatency while nobody dies."""
+        """AppLatency while no member crashes."""
+
+    @abstractmethod
+    def _reservation(self, rate: Rate) -> BandwidthReservation:
+        """The bandwidth that this member needs at this rate, as the leader or not."""
+
+    @abstractmethod
+    def _accept_messages(self, now: int, messages: Sequence[bytes], sizes: list[int]) -> int:
+        """Send the messages that the rate allows now; returns how many."""
+
+    @abstractmethod
+    def _send_leaving_frame(self, now: int) -> None:
+        """Send this member's last frame."""
+
+    @abstractmethod
+    def _oldest_pending_slot(self) -> int | None:
+        """The slot of this member's oldest frame or request that it has not delivered yet."""
+
+    @abstractmethod
+    def _on_frame(self, now: int, frame: Frame) -> None:
+        """Receive a frame that is neither a HELLO nor the election's."""
+
+    @abstractmethod
+    def _order_and_retransmit(self, now: int) -> None:
+        """As the leader, order what has waited long enough; retransmit what is overdue."""
+
+    @abstractmethod
+    def _order_timer_at(self) -> int | None:
+        """When `_order_and_retransmit` has to run next."""
+
+    @abstractmethod
+    def _deliver_accepted(self, now: int) -> None:
+        """Deliver the accepted entries of the stream as far as possible."""
+
+    @abstractmethod
+    def _last_frames_of(self, member: int) -> LastFrames | None:
+        """The last frames of a member that count, when the leader removes it."""
+
+    @abstractmethod
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
+        """Frames of these members that the stream has ordered and that have not arrived."""
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take what the declared rate has room for; it is on its way when this returns."""
+        """Accept as many messages as the declared rate allows; their frames leave at once. Returns how many."""
         sizes = list(map(len, messages))
         largest = max(sizes, default=0)
         if largest > self._policy.max_message:
@@ -137,18 +178,19 @@ class LeaderOrderBase(ABC):
             return 0
         self.election.detect_own_pause(now)
         oldest = self._oldest_pending_slot()
-        behind = oldest is not None and self._timing.slot_of(now) - oldest > self.window_slots
-        taken = 0
-        if self.election.membership.is_current_member(self._policy.member) and not behind:
-            taken = self._accept_messages(now, messages, sizes)
+        is_behind = oldest is not None and self._timing.slot_of(now) - oldest > self.window_slots
+        accepted = 0
+        if self.election.membership.is_current_member(self._policy.member) and not is_behind:
+            accepted = self._accept_messages(now, messages, sizes)
         self._deliver_and_order(now)
-        return taken
+        return accepted
 
     def from_below(self, now: int, frame: Frame) -> None:
         """net-receive."""
         if frame.kind is Kind.HELLO:
             if Input.HELLO in ACCEPTED_INPUTS[self.mode]:
                 violation = self.exchange.from_below(now, frame)
+                self._send_hellos()
                 if violation is not None:
                     self.events.append(violation)
                 self.election.frame_sender.uses_multicast = self.exchange.reaches_all_by_multicast()
@@ -168,22 +210,22 @@ class LeaderOrderBase(ABC):
         self._deliver_and_order(now)
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """new-rate: in force from the next slot on; the larger of both rates is reserved until then."""
+        """new-rate: takes effect with the next slot. Until then the larger of both rates is reserved."""
         if Input.NEW_RATE not in ACCEPTED_INPUTS[self.mode]:
             return
         self._policy.check_rate(rate)
-        asked, held = self._reservation(rate), self._reservation(self._pacer.rate)
+        new, current = self._reservation(rate), self._reservation(self._pacer.rate)
         self._reserver.reserve(
             BandwidthReservation(
-                max(asked.avg_bytes_per_s, held.avg_bytes_per_s),
-                max(asked.burst_bytes_per_slot, held.burst_bytes_per_slot),
-                asked.theta_ns,
+                max(new.avg_bytes_per_s, current.avg_bytes_per_s),
+                max(new.burst_bytes_per_slot, current.burst_bytes_per_slot),
+                new.theta_ns,
             )
         )
         self._new_rate = rate
 
     def leave(self, now: int) -> None:
-        """Depart when all that was accepted is in its place; a leader hands over with its departure."""
+        """Depart when all accepted messages have their position. If a leader departs, an election follows."""
         if self.mode in {Mode.GET_RATE, Mode.DET_RATE}:
             self._depart(self._timing.slot_of(now))
         elif self.mode is Mode.DELIVER_MESSAGES and not self._leaving:
@@ -195,12 +237,13 @@ class LeaderOrderBase(ABC):
             self._deliver_and_order(now)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle the timers that are due."""
         if self.mode is Mode.LEFT:
             return
         if self.mode is Mode.GET_RATE:
             self.mode = Mode.DET_RATE
         self.exchange.wake(now)
+        self._send_hellos()
         self._start_deliver(now)
         if self.mode is Mode.DELIVER_MESSAGES:
             self.election.wake(now)
@@ -208,7 +251,7 @@ class LeaderOrderBase(ABC):
             self._check_late(now)
 
     def wake_at(self) -> int | None:
-        """A HELLO, a beat, a suspicion, or something of the order's own."""
+        """The time of the next HELLO, heartbeat or time-out, or of the order's own timer."""
         if self.mode is Mode.GET_RATE:
             return 0
         if self.mode is Mode.LEFT:
@@ -218,10 +261,14 @@ class LeaderOrderBase(ABC):
             times += [self.election.wake_at(), self._order_timer_at()]
         return earliest(times)
 
-    # -- shared steps ----------------------------------------------------------------------------------------
+    # -- start and departure ---------------------------------------------------------------------------------
+
+    def _send_hellos(self) -> None:
+        self.down += self.exchange.down
+        self.exchange.down.clear()
 
     def _start_deliver(self, now: int) -> None:
-        """start-deliver: every rate is known. No slot is waited for, since no clock is trusted."""
+        """start-deliver: every rate is known. The order does not wait for a slot, since it compares no clocks."""
         if self.mode is not Mode.DET_RATE or not self.exchange.complete:
             return
         first = self.exchange.first_slot()
@@ -232,13 +279,10 @@ class LeaderOrderBase(ABC):
         self._deliver_and_order(now)
 
     def _deliver_and_order(self, now: int) -> None:
-        """Deliver what can be delivered and, as the leader, order what can be ordered, until nothing moves."""
-        moved = -1
-        while (
-            self.mode is Mode.DELIVER_MESSAGES
-            and moved != self.election.stream.position + self.election.stream.delivered_position
-        ):
-            moved = self.election.stream.position + self.election.stream.delivered_position
+        """Deliver what can be delivered and, as the leader, order what can be ordered, until nothing changes."""
+        stream, progress = self.election.stream, -1
+        while self.mode is Mode.DELIVER_MESSAGES and progress != stream.position + stream.delivered_position:
+            progress = stream.position + stream.delivered_position
             if self.election.fenced:
                 self._depart(self._timing.slot_of(now))
                 return
@@ -247,7 +291,7 @@ class LeaderOrderBase(ABC):
             self._order_and_retransmit(now)
             self._deliver_accepted(now)
         if self.election.membership.leaving >= {*self.view.members}:
-            # The last of all has nobody to tell.
+            # Every member is leaving: no member remains that could remove the last one.
             self._depart(self._timing.slot_of(now))
 
     def _depart(self, final_slot: int) -> None:
@@ -255,16 +299,63 @@ class LeaderOrderBase(ABC):
             self.mode = Mode.LEFT
             self.events.append(LeaveComplete(final_slot))
 
-    def _apply_member_list(self, entry: StreamEntry) -> None:
-        """The members change here, at the same place in the order everywhere."""
-        old, new, me = self.view.members, entry.member_list().members, self._policy.member
-        joined, left = tuple(m for m in new if m not in old), tuple(m for m in old if m not in new)
-        self.view = View(new, entry.slot)
-        self.exchange.stop()
-        if joined or left:
-            self.events.append(ViewChange(self.view, joined, left))
-        if me in left and me in self.election.membership.leaving:
-            self._depart(entry.slot)
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _adopt_rate(self, slot: int) -> None:
+        """Open the pacer's slot; a new rate takes effect with it."""
+        self._pacer.open_slot(slot, self._new_rate)
+        if self._new_rate is not None:
+            self._reserver.reserve(self._reservation(self._new_rate))
+            self._new_rate = None
+
+    def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
+        """Pack all these messages into frames; the packer keeps nothing back."""
+        self._pacer.record_sent(len(sizes), sum(sizes))
+        payloads = self._packer.add(messages, sizes)
+        last = self._packer.flush()
+        return payloads if last is None else [*payloads, last]
+
+    def _data_frame(self, now: int, payload: FramePayload | None, *, slot: int, number: int, flags: int) -> Frame:
+        packed_messages: PackedMessages | None = None
+        body: bytes | memoryview = b""
+        if payload is not None:
+            packed_messages = payload.packed_messages
+            if payload.fragment is not None:
+                body = payload.fragment
+                flags |= FRAGMENT
+                flags |= FIRST_FRAGMENT if payload.is_first_fragment else 0
+                flags |= MORE_FRAGMENTS if payload.has_more_fragments else 0
+        policy = self._policy
+        frame = Frame(
+            Kind.DATA,
+            policy.member,
+            policy.incarnation,
+            policy.epoch,
+            slot,
+            number,
+            flags,
+            self._pacer.rate.burst,
+            self._sequence,
+            now,
+            packed_messages,
+            body,
+        )
+        if payload is not None:
+            self._sequence += payload.messages_completed
+        return frame
+
+    def _reserve_as_leader(self) -> None:
+        """A new leader needs more bandwidth. If the network refuses, it leads anyway and reports a violation."""
+        if self.election.leading == self._reserved_as_leader:
+            return
+        self._reserved_as_leader = self.election.leading
+        try:
+            self._reserver.reserve(self._reservation(self._pacer.rate))
+        except ReservationRefused as refused:
+            text = f"this member leads without the bandwidth that a leader needs: {refused}"
+            self.events.append(Violation(ViolationKind.RESERVATION_REFUSED, text, self._policy.member))
+
+    # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver(self, entry: StreamEntry, ordinal: int, first_sequence: int, packed_messages: PackedMessages) -> None:
         self.events.append(
@@ -281,92 +372,46 @@ class LeaderOrderBase(ABC):
         )
         self._index += packed_messages.count
 
-    def _reserve_as_leader(self) -> None:
-        """Who comes to lead needs more room; without it, it leads all the same, and says so."""
-        if self.election.leading == self._reserved_as_leader:
-            return
-        self._reserved_as_leader = self.election.leading
-        try:
-            self._reserver.reserve(self._reservation(self._pacer.rate))
-        except ReservationRefused as refused:
-            self.events.append(
-                Violation(ViolationKind.RESERVATION_REFUSED, f"leading without room: {refused}", self._policy.member)
-            )
-
-    def _adopt_rate(self, slot: int) -> None:
-        """The pacer's slot; a new rate comes into force with it."""
-        self._pacer.open_slot(slot, self._new_rate)
-        if self._new_rate is not None:
-            self._reserver.reserve(self._reservation(self._new_rate))
-            self._new_rate = None
-
-    def _data_frame(self, now: int, payload: FramePayload | None, *, slot: int, number: int, flags: int) -> Frame:
-        run, body = None, b""  # type: PackedMessages | None, bytes | memoryview
-        if payload is not None:
-            run = payload.packed_messages
-            if payload.fragment is not None:
-                body, flags = (
-                    payload.fragment,
-                    flags
-                    | FRAGMENT
-                    | (FIRST_FRAGMENT if payload.is_first_fragment else 0)
-                    | (MORE_FRAGMENTS if payload.has_more_fragments else 0),
-                )
-        policy = self._policy
-        frame = Frame(
-            Kind.DATA,
-            policy.member,
-            policy.incarnation,
-            policy.epoch,
-            slot,
-            number,
-            flags,
-            self._pacer.rate.burst,
-            self._sequence,
-            now,
-            run,
-            body,
-        )
-        if payload is not None:
-            self._sequence += payload.messages_completed
-        return frame
-
-    def _pack(self, messages: Sequence[bytes], sizes: list[int]) -> list[FramePayload]:
-        """All of these messages in frames: nothing is held back."""
-        self._pacer.record_sent(len(sizes), sum(sizes))
-        loads = self._packer.add(messages, sizes)
-        rest = self._packer.flush()
-        return loads if rest is None else [*loads, rest]
+    def _apply_member_list(self, entry: StreamEntry) -> None:
+        """Change the view, at the same position of the order at every member."""
+        old, new, me = self.view.members, entry.member_list().members, self._policy.member
+        joined, left = tuple(m for m in new if m not in old), tuple(m for m in old if m not in new)
+        self.view = View(new, entry.slot)
+        self.exchange.stop()
+        if joined or left:
+            self.events.append(ViewChange(self.view, joined, left))
+        if me in left and me in self.election.membership.leaving:
+            self._depart(entry.slot)
 
     def _check_late(self, now: int) -> None:
-        """Own messages should have been delivered by now; if not, say so once."""
+        """Report once if this member's own messages should have been delivered by now."""
         oldest = self._oldest_pending_slot()
         if oldest is None or oldest <= self._late_reported_slot:
             return
-        late = self._timing.end_of(oldest) + self.bound_ns() + self._timing.gamma_ns
-        if now > late:
+        due = self._timing.end_of(oldest) + self.bound_ns() + self._timing.gamma_ns
+        if now > due:
             self._late_reported_slot = self._timing.slot_of(now)
             leader = self.election.leader
-            who = f"member {leader}, the leader" if leader is not None else "a new leader"
-            text = f"waiting for {who}: what was sent in slot {oldest} is {(now - late) / 1e6:.3f} ms late"
+            awaited = f"member {leader}, the leader" if leader is not None else "a new leader"
+            text = f"waiting for {awaited}: messages sent in slot {oldest} are {(now - due) / 1e6:.3f} ms late"
             self.events.append(Violation(ViolationKind.LATE, text, leader, oldest))
 
     # -- questions -------------------------------------------------------------------------------------------
 
     def latest_slot(self, now: int) -> int:
-        """Clocks are not compared, so any slot that a clock can show."""
+        """Any slot that a clock can show, since the order compares no clocks."""
         return ((1 << 63) - 1) // self._timing.theta_ns
 
     def keeps_sending_to_departed(self) -> bool:
-        """Who was given up may be back, and has to hear us for that."""
+        """A removed member may come back, and needs this member's frames for that."""
         return True
 
     def gap_free(self) -> bool:
-        """Survivors deliver all that survivors send, also when the leader dies (Definition 1)."""
+        """Survivors deliver all messages of survivors, also if the leader crashes (Definition 1)."""
         return True
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Members that the rate exchange still lacks."""
+        """Members whose HELLO is still missing."""
         return () if self.mode is Mode.DELIVER_MESSAGES else self.exchange.missing()
 
     def running(self) -> bool:
@@ -374,25 +419,25 @@ class LeaderOrderBase(ABC):
         return self.mode is Mode.DELIVER_MESSAGES
 
     def why_not_formed(self) -> str:
-        """What peers' HELLOs were refused for."""
+        """Why this member refused peers' HELLOs."""
         return "; ".join(f"member {peer} {problem}" for peer, problem in sorted(self.exchange.problems.items()))
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """What a peer declared at the start."""
+        """The rate that a peer declared at the start."""
         return self.exchange.rate(peer)
 
     def by_multicast(self) -> bool:
-        """Whether every peer has heard this member by IP multicast."""
+        """Whether every peer receives this member's IP multicast."""
         return self.election.frame_sender.uses_multicast
 
     def leader_change_bound_ns(self) -> int:
-        """How long nothing is ordered when the leader dies, at most."""
+        """For how long nothing is ordered at most when the leader crashes."""
         return leader_change_bound_ns(self._timing)
 
     def outage_ns(self, died: Sequence[int]) -> int:
-        """How much longer than the bound a message takes at most in a run in which these members die, in this order.
+        """How much later than the bound a message is at most in a run in which these members crash, in this order.
 
-        The lowest that lives leads; who dies beside a leader may add a poll.
+        The lowest live member leads. A member that crashes together with a leader may add one poll.
         """
         alive, leaders = list(self._policy.view.members), 0
         for member in died:
@@ -401,3 +446,35 @@ class LeaderOrderBase(ABC):
         stops = max(leaders, 1 if died and self.blocks_on_any_crash else 0)
         each_ns = outage_ns(self._timing, self._policy.processing_ns)
         return stops and stops * each_ns + (len(died) - stops) * vote_wait_ns(self._timing)
+
+
+def leader_order_offer(
+    order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
+) -> Offer:
+    """The offer of either leader order. Crashes cost the interruption at a change of leader, and need a majority."""
+    gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
+    longest = bound_ns + ask.failures * outage
+    if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:
+        worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
+        times = "" if ask.failures == 1 else f" {ask.failures} times"
+        against.append(
+            f"when the leader crashes{times} a message takes up to {worst}, more than the deadline of {deadline}"
+        )
+    if 2 * ask.failures >= ask.members and ask.failures:
+        against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")
+    if ask.loss or ask.loss_burst or ask.fec is not None:
+        against.append("a lost datagram is retransmitted, later than the bound")
+    crash = f"when the leader crashes nothing is ordered for Θ+5Δ+7Γ = {duration_text(gap)} at most"
+    return Offer(
+        order,
+        not against,
+        bound_ns,
+        average,
+        burst,
+        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
+        True,
+        "lost datagrams are retransmitted, late",
+        1.0,
+        (*against, *why, crash),
+        outage_ns=outage,
+    )

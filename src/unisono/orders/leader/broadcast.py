@@ -1,10 +1,15 @@
-"""Leader broadcast (paper 000 §8.1): members send to a leader, and it multicasts what arrives, in that order.
+"""Leader broadcast (paper 000 §8.1): members send to a leader, and it multicasts the frames in the order of arrival.
 
-A frame goes to the leader at once and whole, and from there to everybody with another header: order is decided per
-frame. It takes Δ to the leader, at most p there and Δ to everyone: AppLatency = 2Δ+p, with no clock compared to
-another. Timers are set Γ short, so that a clock that strays by Γ meanwhile does no harm to the bound.
+The leader decides the order per frame. AppLatency is 2Δ+p: Δ to the leader, at most p there, and Δ to all members. No
+clock is compared to another one. Timers fire Γ early, so that a clock that is wrong by Γ does not break the bound.
 
-`led` is what every order with a leader is made of; `election` is how the leader is replaced.
+Sending: `submit` packs messages into frames, and each frame goes to the leader at once (`_send_to_leader`). A frame
+stays in `_pending_frames` until this member delivers it. Overdue frames, and all frames after a change of leader, are
+sent again; the leader recognises frames that it has by their number.
+Ordering: the leader keeps each frame for p and then appends it to the ordered stream (`_order_and_retransmit`).
+Receiving: `election` accepts the entries of the stream in sequence; `_deliver_accepted` delivers them.
+
+`base` has what both leader orders share; `election` replaces a leader that crashes.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
-from unisono.orders.leader.messages import ORDERED_BYTES, EntryType
+from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.election import MissingFrames
+from unisono.orders.leader.messages import ORDERED_BYTES, EntryType, LastFrames
 from unisono.orders.leader.stream import StreamEntry
-from unisono.orders.leader.timeouts import leader_change_bound_ns, outage_ns
 from unisono.orders.modes import Mode
 from unisono.orders.packing import FramePayload, reservation
 from unisono.wire.frame import (
@@ -32,11 +37,10 @@ from unisono.wire.frame import (
     Frame,
     Kind,
 )
-from unisono.wire.packed_messages import PACKED_HEADER_BYTES
 
 FRAME_NUMBER_MODULUS = 1 << 16
 MAX_PENDING_FRAMES = 1 << 12
-"""How many frames of its own a member may have on the way to their place."""
+"""A member accepts no messages while this many of its frames are not delivered."""
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
@@ -49,23 +53,27 @@ class LeaderBroadcast(LeaderOrderBase):
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
+        # Sending.
         self._paced_slot = -1
         self._next_number = 0
         self._pending_frames: deque[Frame] = deque()
         self._pending_sent_at = 0
+        # Delivering.
         self._next_ordered_number = dict.fromkeys(policy.view.members, 0)
-        """By member, the number of its next frame in the order."""
+        """By member, the number of its next frame in the stream."""
         # As the leader.
         self._next_expected_number = dict(self._next_ordered_number)
+        """By member, the number of the next frame to put into `_ready_to_order`."""
         self._out_of_sequence: dict[int, dict[int, Frame]] = {member: {} for member in policy.view.members}
         self._ready_to_order: deque[tuple[int, Frame]] = deque()
+        """(time from which on it may be ordered, frame)."""
+
+    def bound_ns(self) -> int:
+        """§8.1: 2Δ+p."""
+        return latency_bound_ns(self._timing, self._policy.processing_ns)
 
     def _reservation(self, rate: Rate) -> BandwidthReservation:
         return relaying_reservation(self._policy, rate, leads=self.election.leading)
-
-    def bound_ns(self) -> int:
-        """§8.1."""
-        return latency_bound_ns(self._timing, self._policy.processing_ns)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -77,8 +85,8 @@ class LeaderBroadcast(LeaderOrderBase):
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0 or len(self._pending_frames) >= MAX_PENDING_FRAMES:
             return 0
-        for load in self._pack(messages[:count], sizes[:count]):
-            self._send(now, load, 0)
+        for payload in self._pack(messages[:count], sizes[:count]):
+            self._send(now, payload, 0)
         return count
 
     def _send_leaving_frame(self, now: int) -> None:
@@ -102,7 +110,7 @@ class LeaderBroadcast(LeaderOrderBase):
             self.down.append(replace(frame, to=leader))
 
     def _resend_pending(self, now: int) -> None:
-        """Whatever has no place yet; the leader knows by its number what it has seen."""
+        """Send all undelivered frames again; the leader ignores those that it has."""
         self._pending_sent_at = now
         for frame in self._pending_frames:
             self._send_to_leader(now, frame)
@@ -110,30 +118,32 @@ class LeaderBroadcast(LeaderOrderBase):
     def _oldest_pending_slot(self) -> int | None:
         return self._pending_frames[0].slot if self._pending_frames else None
 
-    # -- leading ---------------------------------------------------------------------------------------------
+    # -- ordering, as the leader -----------------------------------------------------------------------------
 
     def _on_frame(self, now: int, frame: Frame) -> None:
+        """As the leader, receive a member's frame and queue it in the sequence of the member's numbers."""
         sender = frame.sender
         if frame.kind is not Kind.DATA or self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
             return
-        early = self._out_of_sequence[sender]
         if not self.election.membership.is_current_member(sender):
-            self.ignored["not on the roll"] += 1
-        elif (
-            frame.number - self._next_expected_number[sender]
-        ) % FRAME_NUMBER_MODULUS >= FRAME_NUMBER_MODULUS // 2 or frame.number in early:
+            self.ignored["not a current member"] += 1
+            return
+        out_of_sequence, expected = self._out_of_sequence[sender], self._next_expected_number[sender]
+        is_old = (frame.number - expected) % FRAME_NUMBER_MODULUS >= FRAME_NUMBER_MODULUS // 2
+        if is_old or frame.number in out_of_sequence:
             self.ignored["duplicate"] += 1
-        elif len(early) >= 2 * MAX_PENDING_FRAMES:
+        elif len(out_of_sequence) >= 2 * MAX_PENDING_FRAMES:
             self.ignored["too far ahead"] += 1
         else:
-            early[frame.number] = frame
-            while (following := early.pop(self._next_expected_number[sender], None)) is not None:
+            out_of_sequence[frame.number] = frame
+            while (following := out_of_sequence.pop(expected, None)) is not None:
                 self._ready_to_order.append((now + self._leader_hold_ns, following))
-                self._next_expected_number[sender] = (self._next_expected_number[sender] + 1) % FRAME_NUMBER_MODULUS
+                expected = (expected + 1) % FRAME_NUMBER_MODULUS
+            self._next_expected_number[sender] = expected
 
     def _order_and_retransmit(self, now: int) -> None:
-        """Multicast what has been here for p, in the order in which it came."""
+        """As the leader, order frames that have waited for p. As a follower, send overdue frames again."""
         while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
             _, frame = self._ready_to_order.popleft()
             if self.election.membership.is_current_member(frame.sender):
@@ -143,19 +153,17 @@ class LeaderBroadcast(LeaderOrderBase):
             self._resend_pending(now)
 
     def _order_timer_at(self) -> int | None:
-        return (
-            self._ready_to_order[0][0]
-            if self._ready_to_order and self._leader_hold_ns and self.election.leading
-            else None
-        )
+        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
+            return self._ready_to_order[0][0]
+        return None
 
     # -- delivering ------------------------------------------------------------------------------------------
 
     def _deliver_accepted(self, now: int) -> None:
-        succession = self.election
-        while succession.stream.accepted and self.mode is Mode.DELIVER_MESSAGES:
-            entry = succession.stream.accepted.popleft()
-            succession.stream.delivered_position = entry.position
+        stream = self.election.stream
+        while stream.accepted and self.mode is Mode.DELIVER_MESSAGES:
+            entry = stream.accepted.popleft()
+            stream.delivered_position = entry.position
             if entry.entry_type is EntryType.RELAY:
                 self._on_relayed_entry(now, entry)
             else:
@@ -171,79 +179,61 @@ class LeaderBroadcast(LeaderOrderBase):
             self._pending_sent_at = now
         if entry.flags & LEAVING:
             self.election.membership.leaving.add(sender)
-        run = self._fragments.reassemble(sender, entry.flags, entry.packed_messages, entry.payload)
-        if run is not None:
-            self._deliver(entry, entry.ordinal, entry.first_sequence, run)
+        packed_messages = self._fragments.reassemble(sender, entry.flags, entry.packed_messages, entry.payload)
+        if packed_messages is not None:
+            self._deliver(entry, entry.ordinal, entry.first_sequence, packed_messages)
+
+    # -- a change of members or of the leader ----------------------------------------------------------------
 
     def _reset_after_member_change(self, now: int, entry: StreamEntry, changed: set[int]) -> None:
-        """What a leader had collected of earlier reigns, or of members that come or go, is void; it is sent again."""
+        """Drop the frames that the leader collected in an earlier term, or of admitted or removed members.
+
+        Their senders send them again.
+        """
         if entry.term != self._last_begun_term:
             self._last_begun_term, changed = entry.term, set(self._next_ordered_number)
         for member in changed:
             self._next_expected_number[member] = self._next_ordered_number[member]
             self._out_of_sequence[member].clear()
-        self._ready_to_order = deque(waiting for waiting in self._ready_to_order if waiting[1].sender not in changed)
+        self._ready_to_order = deque(ready for ready in self._ready_to_order if ready[1].sender not in changed)
         self._reserve_as_leader()
         if self._policy.member in changed:
             self._resend_pending(now)
 
+    def _last_frames_of(self, member: int) -> LastFrames | None:
+        """Not needed: entries contain complete frames, so the stream itself shows which frames count."""
+        return None
+
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
+        """None can be missing: entries contain complete frames."""
+        return []
+
 
 def relaying_reservation(policy: Policy, rate: Rate, *, leads: bool) -> BandwidthReservation:
-    """A member's own frames and a beat per slot; the leader's as many times that as there are members.
+    """A member's own frames and a heartbeat per slot; for the leader, the frames of all members.
 
-    The others' rates are taken to be like one's own, so that a leader can reserve before it has heard them.
+    The leader assumes the other members' rates to be equal to its own, so that it can reserve before it knows them.
     """
     own = reservation(policy, rate)
-    beat = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
+    heartbeat_bytes = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
     times = len(policy.view.members) if leads else 1
     return BandwidthReservation(
-        own.avg_bytes_per_s * times + beat * NS_PER_S // policy.timing.theta_ns,
-        own.burst_bytes_per_slot * times + beat,
+        own.avg_bytes_per_s * times + heartbeat_bytes * NS_PER_S // policy.timing.theta_ns,
+        own.burst_bytes_per_slot * times + heartbeat_bytes,
         own.theta_ns,
     )
 
 
 def offer(ask: Ask) -> Offer:
-    """What leader broadcast gives."""
+    """What leader broadcast offers for an ask."""
     timing, rate, n = ask.timing, ask.rate, ask.members
-    beats = NS_PER_S / timing.theta_ns
+    heartbeats = NS_PER_S / timing.theta_ns
     bound = latency_bound_ns(timing, ask.processing_ns)
-    delta, p, sums = duration_text(timing.delta_ns), duration_text(ask.processing_ns), duration_text(bound)
+    delta, p, total = duration_text(timing.delta_ns), duration_text(ask.processing_ns), duration_text(bound)
     why = (
-        f"latency 2Δ+p = 2·{delta} + {p} = {sums}, whatever the number of members; Γ and Θ do not enter",
-        f"average: each message is sent twice, 2·{rate.avg:g}/s per member; and a beat per slot, {beats:g}/s",
+        f"latency 2Δ+p = 2·{delta} + {p} = {total}, for any number of members; independent of Γ and Θ",
+        f"average: each message is sent twice, 2·{rate.avg:g}/s per member; and a heartbeat per slot, {heartbeats:g}/s",
         f"the leader itself sends for all {n} members: {rate.avg * n:g}/s",
-        f"burst: the leader's, {rate.burst} from each of {n}, and a beat; another member's is {rate.burst} + 1",
+        f"burst: the leader's, {rate.burst} from each of {n}, and a heartbeat; another member's is {rate.burst} + 1",
     )
-    return leader_order_offer("leader", ask, bound, why, average=2 * rate.avg + beats, burst=rate.burst * n + 1)
-
-
-def leader_order_offer(
-    order: str, ask: Ask, bound_ns: int, why: tuple[str, ...], *, average: float, burst: int
-) -> Offer:
-    """What any order with a leader gives: with failures there is the gap at a leader's death, and a majority."""
-    gap, outage, against = leader_change_bound_ns(ask.timing), outage_ns(ask.timing, ask.processing_ns), []
-    longest = bound_ns + ask.failures * outage
-    if ask.failures and ask.deadline_ns is not None and bound_ns <= ask.deadline_ns < longest:
-        worst, deadline = duration_text(longest), duration_text(ask.deadline_ns)
-        times = "" if ask.failures == 1 else f" {ask.failures} times"
-        text = f"when the leader dies{times} a message takes up to {worst}, more than the deadline of {deadline}"
-        against.append(text)
-    if 2 * ask.failures >= ask.members and ask.failures:
-        against.append(f"a majority must survive, and {ask.failures} of {ask.members} is half or more")
-    if ask.loss or ask.loss_burst or ask.fec is not None:
-        against.append("a lost datagram is sent again, later than the bound")
-    dies = f"when the leader dies nothing is ordered for Θ+5Δ+7Γ = {duration_text(gap)} at most"
-    return Offer(
-        order,
-        not against,
-        bound_ns,
-        average,
-        burst,
-        HEADER_BYTES + PACKED_HEADER_BYTES + UDP_IP_BYTES + (ORDERED_BYTES if order == "leader" else 0),
-        True,
-        "what is lost is sent again, late",
-        1.0,
-        (*against, *why, dies),
-        outage_ns=outage,
-    )
+    return leader_order_offer("leader", ask, bound, why, average=2 * rate.avg + heartbeats, burst=rate.burst * n + 1)

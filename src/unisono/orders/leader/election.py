@@ -1,26 +1,33 @@
-"""One leader after the other: the ordered stream of a led group, and who may extend it (beyond paper 000 §8).
+"""Election of a leader and the stream of entries that it orders (beyond paper 000 §8, which assumes a leader).
 
-A leader numbers entries and multicasts them; everybody takes them in sequence. The time of one leader is a reign.
-Reigns are numbered, and reign r belongs to member r mod n of the group's list, so that no two members can lead in
-one reign. When the leader has been silent for Θ+Δ+3Γ, or has left, the lowest member that lives asks for votes. A
-vote is given only by who has not heard the leader for that long either, it promises to take nothing more of an
-earlier reign, and it says how far its sender has come. With votes of a majority of the group, and after all that
-live can have voted, the candidate fetches what any voter has more of, and begins its reign with a roll of members.
+The leader numbers entries and multicasts them; every member accepts them in sequence (`stream`). The time of one leader
+is a term. Terms are numbered, and term t belongs to member t mod n of the group's list, so no two members can lead in
+the same term.
 
-What is assumed: crashes, and a network that delivers within Δ. Then survivors deliver one sequence, without a gap.
-What holds without Δ: entries carry the reign of the entry before them, so two sequences that differ are never
-joined; a leader that has overslept orders nothing before a majority has confirmed it; one that hears less than a
-majority orders nothing; a member that has delivered what the majority has not is fenced out and told so.
+Electing: when the leader has been silent for Θ+Δ+3Γ, or has left, the lowest live member asks for votes. A member votes
+only if it has not received anything from the leader for that long either. Its vote promises to accept nothing more of
+an earlier term, and states the end of its stream. The candidate waits for votes of a majority of the group, and until
+every live member can have voted. Then it fetches the entries that any voter has beyond its own, and starts its term
+with a member list of those that voted.
+
+Guarantees: if members only crash and the network delivers within Δ, the survivors deliver one sequence without gaps.
+Without the bound Δ, the following still holds:
+- Entries carry the term of the entry before them, so two different sequences are never joined.
+- A leader that was paused orders nothing until a majority has confirmed it.
+- A leader that does not hear from a majority orders nothing.
+- A member that has delivered entries that the majority does not have is fenced: it reports this and leaves.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from unisono.model.events import StackEvent
+from unisono.model.events import StackEvent, Violation, ViolationKind
 from unisono.model.ids import EVERYONE
 from unisono.model.policy import Policy
+from unisono.model.timing import Timing
 from unisono.orders.leader import messages as wire
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
@@ -33,50 +40,220 @@ from unisono.orders.leader.messages import (
     StreamHeartbeat,
     Vote,
 )
-from unisono.orders.leader.roster import (
-    ElectionState,
-    StreamMembership,
-    fenced_violation,
-    leader_lost_violation,
-    no_majority_violation,
-    stepped_down_violation,
-)
 from unisono.orders.leader.stream import WINDOW, FrameSender, OrderedStream, StreamEntry, read_copy, read_entry
-from unisono.orders.leader.timeouts import FollowerHeartbeats, heartbeat_timeout_ns, vote_wait_ns
 from unisono.wire.frame import Frame, Kind
 
 MAX_UNANSWERED_REQUESTS = 8
-"""After how many requests in vain a member knows that nobody has what it lacks."""
+"""After this many unanswered requests a member assumes that no other member has the data that it lacks."""
+NEVER_NS = 1 << 62
+
+
+# -- time-outs -------------------------------------------------------------------------------------------------------
+
+
+def heartbeat_timeout_ns(timing: Timing) -> int:
+    """A member that has been silent for this long counts as crashed: Θ+Δ+3Γ.
+
+    The leader sends a heartbeat each Θ and keeps ordering for Γ longer, because timers may be late. Its last frame
+    takes Δ. Two clocks may each be wrong by Γ over such a span. After that, no entry of a crashed leader can arrive.
+    """
+    return timing.theta_ns + timing.delta_ns + 3 * timing.gamma_ns
+
+
+def vote_wait_ns(timing: Timing) -> int:
+    """A candidate has the votes of all live members this long after it suspected the leader: 2Δ+2Γ."""
+    return 2 * timing.delta_ns + 2 * timing.gamma_ns
+
+
+def leader_change_bound_ns(timing: Timing) -> int:
+    """From the last frame of a crashed leader until every survivor has the new member list: Θ+5Δ+7Γ.
+
+    The terms are the heartbeat time-out, and Γ for the clock that measures it; the wait for votes, and Γ; Δ for the
+    member list to arrive; and Δ because members differ by that much in when they last received the leader. Each further
+    member that crashes with the leader may add one wait for votes.
+    """
+    return heartbeat_timeout_ns(timing) + vote_wait_ns(timing) + 2 * timing.gamma_ns + 2 * timing.delta_ns
+
+
+def outage_ns(timing: Timing, processing_ns: int) -> int:
+    """How much later than the bound a message is at most because the leader crashes: the change of leader plus Δ+p.
+
+    A message on its way to the leader, or waiting there for p, is lost with the leader and starts again.
+    """
+    return timing.delta_ns + processing_ns + leader_change_bound_ns(timing)
+
+
+# -- one member's knowledge of the others ----------------------------------------------------------------------------
+
+
+class MissingFrames(NamedTuple):
+    """Frames of one request that have a position in the stream but have not arrived, from `number` on."""
+
+    request: int
+    origin: int
+    number: int
+
+
+class StreamMembership:
+    """The members according to the ordered stream: the same at every member at the same position."""
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = tuple(members)
+        """The members with which the group started."""
+        self.current_members = self.members
+        self.admitted_at = dict.fromkeys(members, 0)
+        """By member, the position at which it was last admitted or removed."""
+        self.leaving: set[int] = set()
+        """Members whose last frame was delivered; the leader removes them next."""
+        self.departed: set[int] = set()
+        """Members that left in an orderly way."""
+        self.last_departure_position = 0
+
+    def leader_of(self, term: int) -> int:
+        """The member that a term belongs to."""
+        return self.members[term % len(self.members)]
+
+    def next_term_of(self, term: int, member: int) -> int:
+        """The first term after `term` that belongs to `member`."""
+        return term + 1 + (self.members.index(member) - term - 1) % len(self.members)
+
+    def is_current_member(self, member: int) -> bool:
+        """Whether the last member list has this member."""
+        return member in self.current_members
+
+    def may_readmit(self, member: int, position: int) -> bool:
+        """Whether the leader may admit a removed member again that has delivered up to `position`."""
+        has_left = member in self.departed or member in self.leaving
+        return not self.is_current_member(member) and not has_left and position >= self.admitted_at[member]
+
+    def majority(self) -> int:
+        """More than half of the members with which the group started, except those that departed."""
+        return (len(self.members) - len(self.departed)) // 2 + 1
+
+    def apply_member_list(self, entry: StreamEntry) -> None:
+        """Adopt a MEMBER_LIST entry that the stream has accepted."""
+        member_list = entry.member_list()
+        for last_frames in member_list.last_frames:
+            if last_frames.request == ALL_REQUESTS:
+                self.departed.add(last_frames.member)
+                self.last_departure_position = entry.position
+        for member in sorted({*member_list.members} ^ {*self.current_members}):
+            self.admitted_at[member] = entry.position
+        self.current_members = member_list.members
+
+
+class ElectionState:
+    """This member's own candidacy, and the members that it suspects to have crashed."""
+
+    def __init__(self) -> None:
+        self.is_candidate = False
+        self.deferred_vote_request: tuple[int, int] | None = None
+        """(candidate, term) of a vote request to answer when the leader has timed out here too."""
+        self.suspected: set[int] = set()
+        self.votes: dict[int, Vote] = {}
+        self.poll_ends_at = 0
+        self.fetching_from = 0
+        """The voter from which this candidate fetches entries; 0 if none."""
+        self.fetching_frames = False
+        """Whether the entries are complete and the candidate now fetches frames that they order."""
+
+    def start_poll(self, candidate: int, vote: Vote, ends_at: int) -> None:
+        """Become a candidate; its own vote is the first."""
+        self.is_candidate, self.fetching_from, self.fetching_frames, self.deferred_vote_request = True, 0, False, None
+        self.votes, self.poll_ends_at = {candidate: vote}, ends_at
+
+    def end_poll(self) -> None:
+        """Stop being a candidate: this member has won, or follows another one."""
+        self.is_candidate, self.fetching_from, self.deferred_vote_request = False, 0, None
+
+    def most_advanced_voter(self, candidate: int) -> int:
+        """The voter whose stream ends last; the candidate itself if no other voter has more."""
+        return max(self.votes, key=lambda m: (self.votes[m].last_term, self.votes[m].position, m == candidate))
+
+
+class FollowerHeartbeats:
+    """The leader's record of the heartbeats that it received from its followers."""
+
+    def __init__(self, member: int, members: Sequence[int], timing: Timing) -> None:
+        self._member = member
+        self._timeout_ns = heartbeat_timeout_ns(timing)
+        self._last_received = dict.fromkeys(members, 0)
+        self._echoes = dict.fromkeys(members, 0)
+        self.acked = dict.fromkeys(members, 0)
+        """By member, the position up to which it has delivered."""
+        self.trusted_from = 0
+        """A follower counts as a supporter if it has answered a heartbeat that was sent at this time or later."""
+
+    def assume_alive_until(self, until: int) -> None:
+        """Count no member as silent before `until`: it may not have started, or this member could not receive it."""
+        for member, last_received in self._last_received.items():
+            self._last_received[member] = max(until, last_received)
+
+    def on_heartbeat(self, member: int, now: int, heartbeat: StreamHeartbeat) -> None:
+        """Record a follower's heartbeat."""
+        self._last_received[member] = max(now, self._last_received[member])
+        self._echoes[member] = max(self._echoes[member], heartbeat.echo_ns)
+        self.acked[member] = max(self.acked[member], heartbeat.position)
+
+    def supporters(self, members: Sequence[int], now: int) -> int:
+        """How many of `members` follow this leader for certain, itself included."""
+        since, trusted = now - self._timeout_ns, self.trusted_from
+        received, echoes = self._last_received, self._echoes
+        return 1 + sum(1 for m in members if m != self._member and received[m] >= since and echoes[m] >= trusted)
+
+    def unresponsive(self, members: Sequence[int], now: int) -> list[int]:
+        """The members whose heartbeats have timed out."""
+        return [m for m in members if m != self._member and self._last_received[m] < now - self._timeout_ns]
+
+
+# -- the automaton ---------------------------------------------------------------------------------------------------
 
 
 class LeaderElection:
-    """One member's part in it. The order on top takes `accepted` entries and appends new ones while it may."""
+    """One member's part in the election and in the stream.
 
-    def __init__(self, policy: Policy, down: list[Frame], events: list[StackEvent], ignored: Counter[str]) -> None:
+    The order reads entries from `stream.accepted`, and appends new ones while `may_order`. It also answers
+    `frame_requests` and reads `received_copies`; only the timestamp leader has any.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        down: list[Frame],
+        events: list[StackEvent],
+        ignored: Counter[str],
+        *,
+        last_frames_of: Callable[[int], LastFrames | None],
+        missing_frames_of: Callable[[Sequence[int]], list[MissingFrames]],
+    ) -> None:
+        """Frames are appended to `down`, events to `events`; `ignored` counts frames that had no effect.
+
+        `last_frames_of` tells which frames of a member count that the leader removes now. `missing_frames_of` lists
+        the frames of some members that the stream has ordered and that have not arrived.
+        """
         self.frame_sender = FrameSender(policy, down)
         self.events = events
         self.ignored = ignored
         self.member = policy.member
         self.timing = policy.timing
-        self.last_frames_of: Callable[[int], LastFrames | None] = lambda _member: None
-        """How far the frames of a member that is being removed count; the order knows."""
-        self.missing_frames_of: Callable[[Sequence[int]], list[tuple[int, int, int]]] = lambda _members: []
-        """Frames of these members that have a place in the stream and have not come: (request, member, number)."""
+        self._last_frames_of = last_frames_of
+        self._missing_frames_of = missing_frames_of
         self.received_copies: deque[Frame] = deque()
+        """Frames of other members that a third member has retransmitted to this one."""
         self.frame_requests: deque[tuple[int, RetransmitRequest]] = deque()
-        """Members that need other members' frames, for the order to serve."""
-        # Reigns.
+        """(member, request) of members that lack other members' frames."""
+        # Terms.
         self.term = self.promised_term = 0
         self.fenced = False
         self.membership = StreamMembership(policy.view.members)
         # The stream.
         self.stream = OrderedStream()
         self._leader_position = self._missing_at_last_heartbeat = self._unanswered_requests = 0
-        # Signs of life.
+        # Heartbeats.
         self.started = False
         self._next_heartbeat = self._leader_alive_at = 0
         self._leader_last_received_ns = 0
-        """When the leader was really last heard: what the gap counts from."""
+        """When this member last received anything from the leader: the reported interruption starts here."""
         self._leader_lost_at = self._leader_heartbeat_sent_ns = 0
         self._follower_heartbeats = FollowerHeartbeats(self.member, policy.view.members, self.timing)
         # The election.
@@ -87,7 +264,7 @@ class LeaderElection:
 
     @property
     def leader(self) -> int | None:
-        """Whom this member follows now."""
+        """The leader that this member follows; None during an election."""
         return (
             self.membership.leader_of(self.term)
             if self.promised_term == self.term and not self._has_leader_departed()
@@ -96,14 +273,14 @@ class LeaderElection:
 
     @property
     def leading(self) -> bool:
-        """Whether that is this member itself."""
+        """Whether this member is the leader."""
         return self.leader == self.member and not self.fenced
 
     def _has_leader_departed(self) -> bool:
         return self.membership.leader_of(self.term) in self.membership.departed
 
     def may_order(self, now: int) -> bool:
-        """Whether this member leads, and can be sure of it."""
+        """Whether this member leads, a majority supports it, and the slowest member is not too far behind."""
         if not self.leading or not self.started or self.stream.position - self.stream.stable >= WINDOW:
             return False
         return self._follower_heartbeats.supporters(self.membership.current_members, now) >= self.membership.majority()
@@ -111,7 +288,7 @@ class LeaderElection:
     # -- inputs ----------------------------------------------------------------------------------------------
 
     def start(self, now: int, first_slot: int) -> None:
-        """The group begins, everybody in it; others may know that up to Δ later, and their first beat takes Δ."""
+        """The group starts with all members. Others may start up to Δ later, and their first heartbeat takes Δ."""
         self.started = True
         self.stream.last_slot = max(self.stream.last_slot, first_slot)
         self._leader_alive_at, self._leader_last_received_ns = now + 2 * self.timing.delta_ns, now
@@ -119,7 +296,10 @@ class LeaderElection:
         self._send_heartbeat(now)
 
     def detect_own_pause(self, now: int) -> None:
-        """Before anything else: has this member slept? Then what it knows of others is old."""
+        """If this member missed its own heartbeat, it was paused and its knowledge of the others is outdated.
+
+        Call this before any other processing. A leader then orders nothing until a majority has answered it.
+        """
         if not self.started or now <= self._next_heartbeat + self.timing.gamma_ns:
             return
         self._leader_alive_at = max(self._leader_alive_at, now)
@@ -131,24 +311,24 @@ class LeaderElection:
             self._next_heartbeat = now
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame that is not the order's own."""
+        """Receive a frame of the election or of the stream."""
         self.detect_own_pause(now)
         body = bytes(frame.body) if frame.kind is not Kind.ORDERED else b""
-        if frame.kind is Kind.ORDERED and (place := wire.decode_entry_header(frame.body)) is not None:
-            self._on_ordered(now, frame, place)
-        elif frame.kind is Kind.STREAM_HEARTBEAT and (beat := wire.decode_stream_heartbeat(body)) is not None:
-            self._on_heartbeat(now, frame, beat)
-        elif frame.kind is Kind.VOTE_REQUEST and (reign := wire.decode_vote_request(body)) is not None:
-            self._on_vote_request(now, frame.sender, reign)
+        if frame.kind is Kind.ORDERED and (header := wire.decode_entry_header(frame.body)) is not None:
+            self._on_ordered(now, frame, header)
+        elif frame.kind is Kind.STREAM_HEARTBEAT and (heartbeat := wire.decode_stream_heartbeat(body)) is not None:
+            self._on_heartbeat(now, frame, heartbeat)
+        elif frame.kind is Kind.VOTE_REQUEST and (term := wire.decode_vote_request(body)) is not None:
+            self._on_vote_request(now, frame.sender, term)
         elif frame.kind is Kind.VOTE and (vote := wire.decode_vote(body)) is not None:
             if self._election_state.is_candidate and vote.term == self.promised_term:
                 self._election_state.votes[frame.sender] = vote
                 self._count_votes(now)
-        elif frame.kind is Kind.RETRANSMIT_REQUEST and (need := wire.decode_retransmit_request(body)) is not None:
-            self._on_retransmit_request(now, frame.sender, need)
+        elif frame.kind is Kind.RETRANSMIT_REQUEST and (request := wire.decode_retransmit_request(body)) is not None:
+            self._on_retransmit_request(now, frame.sender, request)
 
     def wake(self, now: int) -> None:
-        """Time has passed."""
+        """Handle the timers: heartbeat, leader time-out, end of the poll."""
         if not self.started:
             return
         self.detect_own_pause(now)
@@ -162,21 +342,22 @@ class LeaderElection:
             self._report_no_majority(self._follower_heartbeats.supporters(self.membership.current_members, now))
 
     def wake_at(self) -> int | None:
-        """The next beat, or the moment at which silence has lasted too long."""
+        """The time of the next heartbeat, leader time-out or end of the poll."""
         if not self.started:
             return None
-        times, ballot = [self._next_heartbeat], self._election_state
-        if not self.leading and not ballot.is_candidate:
-            times += [self._become_candidate_at() + 1] + [self._leader_timeout_at() + 1] * (
-                ballot.deferred_vote_request is not None
-            )
-        elif ballot.is_candidate and not ballot.fetching_from and len(ballot.votes) >= self.membership.majority():
-            times.append(ballot.poll_ends_at + 1)
+        times, election = [self._next_heartbeat], self._election_state
+        if not self.leading and not election.is_candidate:
+            times.append(self._become_candidate_at() + 1)
+            if election.deferred_vote_request is not None:
+                times.append(self._leader_timeout_at() + 1)
+        elif election.is_candidate and not election.fetching_from and len(election.votes) >= self.membership.majority():
+            times.append(election.poll_ends_at + 1)
         return min(times)
 
-    # -- signs of life ---------------------------------------------------------------------------------------
+    # -- heartbeats and members ------------------------------------------------------------------------------
 
     def _send_heartbeat(self, now: int, *, wants_answer: bool = False) -> None:
+        """Send what a candidate, a leader or a follower sends once per slot."""
         self._next_heartbeat = self.timing.end_of(self.timing.slot_of(now))
         if self._election_state.is_candidate:
             self.frame_sender.send(now, Kind.VOTE_REQUEST, wire.encode_vote_request(self.promised_term))
@@ -187,25 +368,27 @@ class LeaderElection:
                 self.stream.stable, min(self._follower_heartbeats.acked[m] for m in self.membership.current_members)
             )
             self.stream.prune()
-            beat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
-            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(beat))
+            heartbeat = StreamHeartbeat(self.term, self.stream.position, self.stream.stable, 0, wants_answer)
+            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(heartbeat))
         elif self.leader is not None:
-            beat = StreamHeartbeat(self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False)
-            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(beat), to=self.leader)
+            heartbeat = StreamHeartbeat(
+                self.term, self.stream.delivered_position, 0, self._leader_heartbeat_sent_ns, False
+            )
+            self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(heartbeat), to=self.leader)
 
     def _on_heartbeat(self, now: int, frame: Frame, heartbeat: StreamHeartbeat) -> None:
         sender = frame.sender
         if heartbeat.term < self.term:
-            self.ignored["an old reign"] += 1
+            self.ignored["an old term"] += 1
             if sender == self.membership.leader_of(heartbeat.term) and not self._election_state.is_candidate:
-                # Only a leader that does not know better beats to everyone: it hears that there is another reign.
+                # The sender still believes that it leads: the answer shows it that there is a later term.
                 answer = StreamHeartbeat(self.term, self.stream.delivered_position, 0, 0, False)
                 self.frame_sender.send(now, Kind.STREAM_HEARTBEAT, wire.encode_stream_heartbeat(answer), to=sender)
             return
-        begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
+        promised_has_begun = heartbeat.term == self.promised_term != self.term and sender == self.membership.leader_of(
             heartbeat.term
         )
-        if heartbeat.term > self.promised_term or begun:
+        if heartbeat.term > self.promised_term or promised_has_begun:
             self._adopt_term(now, heartbeat.term)
         if heartbeat.term != self.term or self.promised_term != self.term:
             return
@@ -227,50 +410,47 @@ class LeaderElection:
         self._leader_last_received_ns = max(self._leader_last_received_ns, now)
 
     def update_member_list(self, now: int) -> None:
-        """The leader keeps the roll: it removes who is silent, and who has said its last word."""
+        """As the leader, remove unresponsive members, and leaving members whose last frame was delivered."""
         if not self.may_order(now):
             return
-        silent = self._follower_heartbeats.unresponsive(self.membership.current_members, now)
-        if silent:
-            self.append_member_list(now, tuple(m for m in self.membership.current_members if m not in silent))
-        # One departure at a time, so that the majorities before and after it have a member in common.
-        for member in (
-            sorted(self.membership.leaving & set(self.membership.current_members))
-            if len(self.membership.current_members) > 1
-            else ()
-        ):
+        unresponsive = self._follower_heartbeats.unresponsive(self.membership.current_members, now)
+        if unresponsive:
+            self.append_member_list(now, tuple(m for m in self.membership.current_members if m not in unresponsive))
+        if len(self.membership.current_members) == 1:
+            return
+        # Departures take effect one at a time, so that the majorities before and after each share a member.
+        for member in sorted(self.membership.leaving & set(self.membership.current_members)):
             self._follower_heartbeats.acked[self.member] = self.stream.delivered_position
-            known = sum(
+            know_last_departure = sum(
                 1
                 for m in self.membership.current_members
                 if self._follower_heartbeats.acked[m] >= self.membership.last_departure_position
             )
-            if known >= self.membership.majority() and self.leading:
+            if know_last_departure >= self.membership.majority() and self.leading:
                 self.append_member_list(now, tuple(m for m in self.membership.current_members if m != member))
 
     # -- the stream ------------------------------------------------------------------------------------------
 
     def append(self, now: int, entry_type: EntryType, frame: Frame, payload: bytes = b"") -> None:
-        """The next entry; only while `may_order`."""
+        """As the leader, append an entry and multicast it. Allowed only while `may_order`."""
         entry = self.stream.next_entry(self.term, self.timing.slot_of(now), entry_type, frame, payload)
         self.frame_sender.send_entry(now, entry, self.promised_term)
         self._accept(now, entry)
 
     def append_member_list(self, now: int, members: tuple[int, ...]) -> None:
-        """Members come or go."""
-        gone = [m for m in self.membership.current_members if m not in members]
-        cuts = [
-            LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self.last_frames_of(m) for m in gone
+        """As the leader, admit or remove members at the next position of the stream."""
+        removed = [m for m in self.membership.current_members if m not in members]
+        last_frames = [
+            LastFrames(m, ALL_REQUESTS, 0) if m in self.membership.leaving else self._last_frames_of(m) for m in removed
         ]
-        roll = MemberList(tuple(sorted(members)), tuple(cut for cut in cuts if cut is not None))
-        self.append(
-            now, EntryType.MEMBER_LIST, self.frame_sender.make_frame(now, Kind.ORDERED), wire.encode_member_list(roll)
-        )
+        member_list = MemberList(tuple(sorted(members)), tuple(f for f in last_frames if f is not None))
+        frame = self.frame_sender.make_frame(now, Kind.ORDERED)
+        self.append(now, EntryType.MEMBER_LIST, frame, wire.encode_member_list(member_list))
 
     def _on_ordered(self, now: int, frame: Frame, header: EntryHeader) -> None:
         sender = frame.sender
         if header.term < self.promised_term:
-            self.ignored["an old reign"] += 1
+            self.ignored["an old term"] += 1
             return
         if header.term > self.promised_term or (
             header.term != self.term and sender == self.membership.leader_of(header.term)
@@ -290,9 +470,10 @@ class LeaderElection:
             self.ignored["too far ahead"] += 1
         else:
             self._leader_position = max(self._leader_position, entry.position)
-            self._drain(now)
+            self._accept_in_sequence(now)
 
-    def _drain(self, now: int) -> None:
+    def _accept_in_sequence(self, now: int) -> None:
+        """Accept every stored entry that follows without a hole."""
         while (entry := self.stream.pop_ahead()) is not None:
             if self.stream.contradicts(entry):
                 self.fence(entry.position)
@@ -302,13 +483,14 @@ class LeaderElection:
             self._count_votes(now)
 
     def _accept(self, now: int, entry: StreamEntry) -> None:
-        before = self.stream.last_term
+        previous_term = self.stream.last_term
         self._unanswered_requests = 0
         self.stream.accept(entry)
         if entry.entry_type is EntryType.MEMBER_LIST:
-            self._adopt_member_list(now, entry, before)
+            self._adopt_member_list(now, entry, previous_term)
 
     def _adopt_member_list(self, now: int, entry: StreamEntry, previous_term: int) -> None:
+        """Apply a member list. If it starts a new term, report how long there was no leader."""
         self.membership.apply_member_list(entry)
         if entry.term == previous_term:
             return
@@ -316,34 +498,36 @@ class LeaderElection:
         self._election_state.suspected.clear()
         self._no_majority_reported = False
         if old == self.member != new and old not in self.membership.departed:
-            self.events.append(stepped_down_violation(new, entry.slot))
+            self.events.append(_stepped_down_violation(new, entry.slot))
         elif old != new and old not in self.membership.departed:
-            self.events.append(leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
+            self.events.append(_leader_lost_violation(old, new, now - self._leader_lost_at, entry.slot))
 
     def _request_missing_entries(self, now: int) -> None:
-        """Ask again for what was missing at the last beat already; a datagram may have been lost."""
-        stream, source = (
-            self.stream,
-            self._election_state.fetching_from if self._election_state.is_candidate else self.leader,
-        )
-        lacking = stream.position + 1 if self._leader_position > stream.position or stream.has_holes() else 0
-        if lacking and lacking == self._missing_at_last_heartbeat and source and source != self.member:
+        """Request the next entry if it was already missing at the previous heartbeat: its datagram may be lost."""
+        stream, election = self.stream, self._election_state
+        source = election.fetching_from if election.is_candidate else self.leader
+        missing = stream.position + 1 if self._leader_position > stream.position or stream.has_holes() else 0
+        if missing and missing == self._missing_at_last_heartbeat and source and source != self.member:
             self._unanswered_requests += 1
             if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and stream.has_holes():
                 self.fence(stream.position)
                 return
             self.frame_sender.request_retransmit(
-                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, lacking, 0, 0), source
+                now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, missing, 0, 0), source
             )
-        self._missing_at_last_heartbeat = lacking
+        self._missing_at_last_heartbeat = missing
 
-    def request_frames(self, now: int, origin: int, request: int, number: int) -> None:
-        """Ask for a member's frames: the leader, or, as the leader, that member."""
-        source = origin if self.leader in {self.member, None} else self.leader
+    def request_frames(self, now: int, missing: MissingFrames) -> None:
+        """Request missing frames from the leader; a leader requests them from the member that sent them."""
+        source = missing.origin if self.leader in {self.member, None} else self.leader
         if source is not None and source != self.member:
-            self.frame_sender.request_retransmit(
-                now, RetransmitRequest(self.promised_term, MissingKind.FRAMES, request, origin, number), source
-            )
+            self._request_frames_from(now, missing, source)
+
+    def _request_frames_from(self, now: int, missing: MissingFrames, source: int) -> None:
+        request = RetransmitRequest(
+            self.promised_term, MissingKind.FRAMES, missing.request, missing.origin, missing.number
+        )
+        self.frame_sender.request_retransmit(now, request, source)
 
     def _on_retransmit_request(self, now: int, sender: int, request: RetransmitRequest) -> None:
         if request.missing is MissingKind.FRAMES:
@@ -353,10 +537,10 @@ class LeaderElection:
                 self.frame_sender.send_entry(now, entry, self.promised_term, to=sender)
 
     def fence(self, position: int) -> None:
-        """Another order was agreed on than the one delivered here: this member must not go on."""
+        """The majority agreed on another order than the one delivered here, so this member must leave."""
         if not self.fenced:
             self.fenced = True
-            self.events.append(fenced_violation(self.member, position))
+            self.events.append(_fenced_violation(self.member, position))
 
     # -- the election ----------------------------------------------------------------------------------------
 
@@ -364,14 +548,18 @@ class LeaderElection:
         return 0 if self._has_leader_departed() else self._leader_alive_at + heartbeat_timeout_ns(self.timing)
 
     def _become_candidate_at(self) -> int:
-        """When this member asks for votes, if it has not been asked by then."""
-        left = [m for m in self._live_members() if m != self.membership.leader_of(self.promised_term)]
-        if self.member not in left:
-            return 1 << 62
-        # Who left in order is not waited for. Who was then promised a reign is: it asks each Θ, and two must not order.
+        """When this member asks for votes itself, unless it has voted for another candidate by then.
+
+        The lowest live member is first; each other one waits one poll longer than the member before it.
+        """
+        candidates = [m for m in self._live_members() if m != self.membership.leader_of(self.promised_term)]
+        if self.member not in candidates:
+            return NEVER_NS
+        # A leader that left in an orderly way has no time-out. But once a term is promised, its candidate has one: it
+        # repeats its vote request each Θ, and two members must never order.
         vacant = self._has_leader_departed() and self.promised_term == self.term
         since = self._leader_alive_at + (0 if vacant else heartbeat_timeout_ns(self.timing))
-        return since + left.index(self.member) * vote_wait_ns(self.timing)
+        return since + candidates.index(self.member) * vote_wait_ns(self.timing)
 
     def _live_members(self) -> list[int]:
         return [
@@ -381,16 +569,17 @@ class LeaderElection:
         ]
 
     def _check_leader_timeout(self, now: int) -> None:
+        """If the leader has timed out, answer a deferred vote request or become a candidate."""
         if self.leading or self._election_state.is_candidate or self.fenced:
             return
         if self._election_state.deferred_vote_request is not None and now > self._leader_timeout_at():
-            asked_by, self._election_state.deferred_vote_request = self._election_state.deferred_vote_request, None
-            self._on_vote_request(now, *asked_by)
+            deferred, self._election_state.deferred_vote_request = self._election_state.deferred_vote_request, None
+            self._on_vote_request(now, *deferred)
         elif now > self._become_candidate_at():
             self._become_candidate(now)
 
     def _become_candidate(self, now: int) -> None:
-        """Ask everyone for the next reign that is this member's own."""
+        """Ask all members for their vote for the next term that belongs to this member."""
         self._election_state.suspected.add(self.membership.leader_of(self.promised_term))
         self._election_state.suspected.discard(self.member)
         self._record_leader_lost(now)
@@ -400,34 +589,33 @@ class LeaderElection:
         self._count_votes(now)
 
     def _record_leader_lost(self, now: int) -> None:
-        """The leader is followed no longer: from when on is what the gap counts from."""
+        """Record the start of the interruption, when this member stops following its leader."""
         if self.promised_term == self.term:
             self._leader_lost_at = min(self._leader_last_received_ns, now)
 
     def _on_vote_request(self, now: int, sender: int, term: int) -> None:
-        alone = (
+        election, is_newer = self._election_state, term > self.promised_term
+        is_owner = sender == self.membership.leader_of(term)
+        without_majority = (
             self.leading
             and self._follower_heartbeats.supporters(self.membership.current_members, now) < self.membership.majority()
         )
-        if alone and term > self.promised_term and sender == self.membership.leader_of(term):
-            # This leader is of no use to anybody: whoever asks may find the majority that it lacks.
+        if without_majority and is_newer and is_owner:
+            # This leader cannot order anything; the candidate may find the majority that it lacks.
             self._vote_for(now, sender, term)
             return
-        if self.leading or (self._election_state.is_candidate and self.membership.leader_of(self.term) == self.member):
-            # Somebody could not hear this leader for a while and promised itself away: a new reign takes it back.
-            if term > self.promised_term and (self._election_state.is_candidate or self.may_order(now)):
-                self._election_state.is_candidate = False
+        if self.leading or (election.is_candidate and self.membership.leader_of(self.term) == self.member):
+            # The sender did not receive this leader for a while and promised another term. A new term of this leader
+            # brings it back.
+            if is_newer and (election.is_candidate or self.may_order(now)):
+                election.is_candidate = False
                 self.promised_term = term
                 self._become_candidate(now)
             return
-        if (
-            term == self.promised_term
-            and sender == self.membership.leader_of(term) != self.member
-            and not self._election_state.is_candidate
-        ):
-            self._vote_for(now, sender, term)
-        elif term <= self.promised_term or sender != self.membership.leader_of(term):
-            self.ignored["an old reign"] += 1
+        if term == self.promised_term and is_owner and sender != self.member and not election.is_candidate:
+            self._vote_for(now, sender, term)  # again: the first vote may be lost
+        elif not is_newer or not is_owner:
+            self.ignored["an old term"] += 1
         elif (
             sender == self.membership.leader_of(self.term)
             or now > self._leader_timeout_at()
@@ -435,7 +623,7 @@ class LeaderElection:
         ):
             self._vote_for(now, sender, term)
         else:
-            self._election_state.deferred_vote_request = (sender, term)
+            election.deferred_vote_request = (sender, term)
 
     def _vote_for(self, now: int, candidate: int, term: int) -> None:
         if term == self.term:
@@ -446,7 +634,7 @@ class LeaderElection:
         )
         self.promised_term = term
         self._election_state.end_poll()
-        # The candidate has the time of its poll before it is taken for dead in turn.
+        # The candidate has the time of its poll before it can time out itself.
         self._leader_alive_at = max(self._leader_alive_at, now + vote_wait_ns(self.timing))
         self.frame_sender.send(now, Kind.VOTE, wire.encode_vote(self._own_vote()), to=candidate)
 
@@ -454,54 +642,55 @@ class LeaderElection:
         return Vote(self.promised_term, self.stream.position, self.stream.last_term)
 
     def _count_votes(self, now: int) -> None:
-        """Is it decided?"""
-        ballot = self._election_state
-        if len(ballot.votes) < self.membership.majority():
-            if now > ballot.poll_ends_at:
-                self._report_no_majority(len(ballot.votes))
+        """Start the term if a majority has voted, all votes that can come are here, and no voter has more entries."""
+        election = self._election_state
+        if len(election.votes) < self.membership.majority():
+            if now > election.poll_ends_at:
+                self._report_no_majority(len(election.votes))
             return
-        if now <= ballot.poll_ends_at and any(m not in ballot.votes for m in self._live_members()):
+        if now <= election.poll_ends_at and any(m not in election.votes for m in self._live_members()):
             return
-        best = ballot.most_advanced_voter(self.member)
-        if best == self.member or ballot.votes[best].position <= self.stream.position:
-            # Of entries that were fetched frames may be missing; otherwise they have been asked for with the votes.
+        best = election.most_advanced_voter(self.member)
+        if best == self.member or election.votes[best].position <= self.stream.position:
+            # Fetched entries may order frames that are missing here. Otherwise the vote requests asked for them.
             if (
-                not ballot.fetching_from
-                or (ballot.fetching_frames and now > ballot.poll_ends_at)
+                not election.fetching_from
+                or (election.fetching_frames and now > election.poll_ends_at)
                 or not self._request_missing_frames(now)
             ):
                 self._begin_term(now)
-            elif not ballot.fetching_frames:
-                ballot.fetching_frames, ballot.poll_ends_at = True, now + vote_wait_ns(self.timing)
-        elif ballot.fetching_from != best:
-            ballot.fetching_from, ballot.poll_ends_at = best, now + vote_wait_ns(self.timing)
+            elif not election.fetching_frames:
+                election.fetching_frames, election.poll_ends_at = True, now + vote_wait_ns(self.timing)
+        elif election.fetching_from != best:
+            election.fetching_from, election.poll_ends_at = best, now + vote_wait_ns(self.timing)
             self.frame_sender.request_retransmit(
                 now, RetransmitRequest(self.promised_term, MissingKind.ENTRIES, self.stream.position + 1, 0, 0), best
             )
-        elif now > ballot.poll_ends_at:
-            # Who has more has died since: what only the dead have is nobody's.
-            del ballot.votes[best]
+        elif now > election.poll_ends_at:
+            # The voter with more entries has crashed since. Entries that only crashed members have are void.
+            del election.votes[best]
             self._count_votes(now)
 
     def _request_missing_frames(self, now: int) -> bool:
-        """Ask for frames of those that are gone: what a voter has delivered of them has to count. Whether any lack."""
-        needs = self.missing_frames_of(
-            [m for m in self.membership.current_members if m not in self._election_state.votes]
-        )
-        for request, origin, number in needs:
-            self.frame_sender.request_retransmit(
-                now, RetransmitRequest(self.promised_term, MissingKind.FRAMES, request, origin, number), EVERYONE
-            )
-        return bool(needs)
+        """Request frames of members that did not vote from all members. True if any are missing.
+
+        Frames that a voter has delivered must count.
+        """
+        not_voted = [m for m in self.membership.current_members if m not in self._election_state.votes]
+        missing = self._missing_frames_of(not_voted)
+        for frames in missing:
+            self._request_frames_from(now, frames, EVERYONE)
+        return bool(missing)
 
     def _report_no_majority(self, reachable_count: int) -> None:
         if reachable_count >= self.membership.majority():
             self._no_majority_reported = False
         elif not self._no_majority_reported:
             self._no_majority_reported = True
-            self.events.append(no_majority_violation(reachable_count, len(self.membership.members)))
+            self.events.append(_no_majority_violation(reachable_count, len(self.membership.members)))
 
     def _begin_term(self, now: int) -> None:
+        """As the elected leader, start the promised term with a member list of those that voted."""
         voters = tuple(sorted(m for m in self._election_state.votes if m not in self.membership.departed))
         self._election_state.end_poll()
         self.term = self.promised_term
@@ -514,12 +703,40 @@ class LeaderElection:
         self._send_heartbeat(now)
 
     def _adopt_term(self, now: int, term: int) -> None:
-        """Somebody else's reign has begun."""
+        """Follow another member whose term has started."""
         self._record_leader_lost(now)
         self.term = self.promised_term = term
         self._election_state.end_poll()
         self.stream.forget_ahead()
         self._leader_position = 0
         self._leader_alive_at = max(self._leader_alive_at, now)
-        # What was ordered before this reign and is missing here is asked for at once.
+        # Request entries that were ordered before this term and are missing here at once.
         self._missing_at_last_heartbeat = self.stream.position + 1
+
+
+# -- violations ------------------------------------------------------------------------------------------------------
+
+
+def _stepped_down_violation(new_leader: int, slot: int) -> Violation:
+    """Reported by a former leader that was paused or cut off."""
+    text = f"this member was unreachable and no longer leads; member {new_leader} leads now"
+    return Violation(ViolationKind.DEPOSED, text, new_leader, slot)
+
+
+def _leader_lost_violation(old_leader: int, new_leader: int, gap_ns: int, slot: int) -> Violation:
+    """Reported by every other member, with the length of the interruption."""
+    gap_ms = max(0, gap_ns) / 1e6
+    text = f"leader {old_leader} failed and member {new_leader} leads now; nothing was ordered for {gap_ms:.3f} ms"
+    return Violation(ViolationKind.LEADER_LOST, text, old_leader, slot)
+
+
+def _fenced_violation(member: int, position: int) -> Violation:
+    """Reported by a member that must leave."""
+    text = f"this member was cut off: its order differs from the group's from position {position} on, so it leaves"
+    return Violation(ViolationKind.FENCED_OUT, text, member)
+
+
+def _no_majority_violation(reachable_count: int, member_count: int) -> Violation:
+    """Reported by a member that cannot reach a majority."""
+    text = f"only {reachable_count} of {member_count} members are reachable: nothing is ordered until a majority is"
+    return Violation(ViolationKind.NO_MAJORITY, text)

@@ -1,7 +1,8 @@
-"""The ordered stream of a led group: numbered entries that everybody takes in sequence.
+"""The ordered stream of a group with a leader: numbered entries that every member accepts in sequence.
 
-Each entry says in which reign it was ordered and in which the one before it was, so two streams that differ at one
-position are never joined. Entries are kept for members that lack them: as long as any may, and RETAINED beyond that.
+Each entry states the term in which it was ordered and the term of the entry before it. Two streams that differ at one
+position are therefore never joined: `OrderedStream.contradicts` detects the difference. A member keeps entries for
+members that may lack them, and RETAINED_ENTRIES more.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from unisono.wire.frame import FRAGMENT, MORE_FRAGMENTS, Frame, Kind
 from unisono.wire.packed_messages import IncomingMessages, OutgoingMessages
 
 WINDOW = 4096
-"""How many entries the leader may be ahead of what all members have delivered."""
+"""The leader orders at most this many entries beyond those that all members have delivered."""
 RETAINED_ENTRIES = 4096
-"""How many entries are kept beyond those, for members that come back."""
+"""Keep this many entries that all current members have, for removed members that come back."""
 MAX_RESENT_ENTRIES = 512
+"""Answer one retransmission request with at most this many entries."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class StreamEntry:
 
     @property
     def ordinals_used(self) -> int:
-        """How many numbers of the whole order it takes up."""
+        """How many numbers of the total order the entry uses: one per message, or one per granted stamp."""
         if self.entry_type is EntryType.RELAY:
             if self.flags & FRAGMENT:
                 return 0 if self.flags & MORE_FRAGMENTS else 1
@@ -63,15 +65,15 @@ class StreamEntry:
         return self.stamps_granted
 
     def member_list(self) -> MemberList:
-        """The members, of a ROLL."""
-        roll = decode_member_list(self.payload)
-        if roll is None:
-            raise ValueError("a roll that passed the door cannot be malformed")
-        return roll
+        """The content of a MEMBER_LIST entry."""
+        member_list = decode_member_list(self.payload)
+        if member_list is None:
+            raise ValueError(f"entry {self.position} has a malformed member list; the door should have refused it")
+        return member_list
 
     def write(self, frame: Frame, term: int) -> Frame:
-        """Into a frame that is sent in a reign."""
-        place = EntryHeader(
+        """Write the entry into `frame`, which is sent in `term`."""
+        header = EntryHeader(
             term,
             self.position,
             self.term,
@@ -83,14 +85,14 @@ class StreamEntry:
             self.stamps_granted,
             self.request,
         )
-        frame.body = b"".join((encode_entry_header(place), self.payload))
+        frame.body = b"".join((encode_entry_header(header), self.payload))
         frame.slot, frame.number = self.slot, self.number
         frame.flags, frame.first_sequence = self.flags, self.first_sequence
         return frame
 
 
 def read_entry(frame: Frame, header: EntryHeader) -> StreamEntry:
-    """The entry that an ORDERED frame carries."""
+    """The entry in an ORDERED frame."""
     return StreamEntry(
         header.position,
         header.entry_term,
@@ -111,25 +113,25 @@ def read_entry(frame: Frame, header: EntryHeader) -> StreamEntry:
 
 
 def payload_of(frame: Frame) -> bytes | memoryview:
-    """A DATA frame's body, whole, to be passed on."""
-    run = frame.packed_messages
-    if not isinstance(run, OutgoingMessages | IncomingMessages):
+    """The complete body of a DATA frame, to be relayed."""
+    packed_messages = frame.packed_messages
+    if not isinstance(packed_messages, OutgoingMessages | IncomingMessages):
         return frame.body
-    parts = run.parts()
+    parts = packed_messages.parts()
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def write_copy(original: Frame, frame: Frame, term: int) -> Frame:
-    """Another member's frame, into one that is sent in its place."""
-    place = EntryHeader(term, 0, 0, 0, EntryType.COPY, original.sender, original.incarnation, 0, 0, original.slot)
-    frame.body = b"".join((encode_entry_header(place), payload_of(original)))
+    """Write another member's frame into `frame`, which is sent in `term`."""
+    header = EntryHeader(term, 0, 0, 0, EntryType.COPY, original.sender, original.incarnation, 0, 0, original.slot)
+    frame.body = b"".join((encode_entry_header(header), payload_of(original)))
     frame.slot, frame.number = original.slot, original.number
     frame.flags, frame.first_sequence = original.flags, original.first_sequence
     return frame
 
 
 def read_copy(frame: Frame, header: EntryHeader) -> Frame:
-    """The member's frame that such a frame carries."""
+    """The original frame that `write_copy` wrote into an ORDERED frame."""
     return Frame(
         Kind.DATA,
         header.origin,
@@ -145,16 +147,16 @@ def read_copy(frame: Frame, header: EntryHeader) -> Frame:
 
 
 class FrameSender:
-    """One member's frames, on their way down."""
+    """Creates one member's frames and appends them to `down`, its list of outgoing frames."""
 
     def __init__(self, policy: Policy, down: list[Frame]) -> None:
         self.uses_multicast = False
-        """Whether everybody is known to hear this member by IP multicast."""
+        """Whether every peer receives this member's IP multicast."""
         self._policy = policy
         self._down = down
 
     def make_frame(self, now: int, kind: Kind, body: bytes = b"", to: int = EVERYONE) -> Frame:
-        """A frame of this member's."""
+        """A frame from this member in the current slot."""
         policy, slot = self._policy, self._policy.timing.slot_of(now)
         frame = Frame(kind, policy.member, policy.incarnation, policy.epoch, slot, 0, sent_ns=now, body=body, to=to)
         frame.multicast = self.uses_multicast and to == EVERYONE
@@ -165,32 +167,32 @@ class FrameSender:
         self._down.append(self.make_frame(now, kind, body, to))
 
     def request_retransmit(self, now: int, request: RetransmitRequest, to: int) -> None:
-        """Ask for something that is missing here."""
+        """Ask member `to` for missing entries or frames."""
         self.send(now, Kind.RETRANSMIT_REQUEST, encode_retransmit_request(request), to)
 
     def send_entry(self, now: int, entry: StreamEntry, term: int, to: int = EVERYONE) -> None:
-        """Send an entry."""
+        """Send an entry of the stream."""
         self._down.append(entry.write(self.make_frame(now, Kind.ORDERED, to=to), term))
 
     def send_copy(self, now: int, original: Frame, term: int, to: int) -> None:
-        """Send another member's frame once more."""
+        """Retransmit another member's frame."""
         self._down.append(write_copy(original, self.make_frame(now, Kind.ORDERED, to=to), term))
 
 
 class OrderedStream:
-    """What one member has of it."""
+    """One member's copy of the stream."""
 
     def __init__(self) -> None:
         self.position = 0
-        """Of the last entry taken."""
+        """Position of the last accepted entry."""
         self.delivered_position = 0
-        """Up to where the order on top has delivered."""
+        """Position up to which the order has delivered."""
         self.stable = 0
-        """Up to where everybody is known to have."""
+        """Position up to which every member is known to have delivered."""
         self.last_term = 0
         self.last_slot = 0
         self.accepted: deque[StreamEntry] = deque()
-        """Taken, and not yet seen by the order."""
+        """Accepted entries that the order has not read yet."""
         self._log: dict[int, StreamEntry] = {}
         self._ahead: dict[int, StreamEntry] = {}
         self._next_ordinal = 0
@@ -198,8 +200,8 @@ class OrderedStream:
     def next_entry(
         self, term: int, slot: int, entry_type: EntryType, frame: Frame, payload: bytes | memoryview
     ) -> StreamEntry:
-        """The entry that a leader puts behind the last one; `frame` is whose it is, its burst the stamps granted."""
-        relayed = entry_type is EntryType.RELAY
+        """The entry that the leader appends for `frame`. For a GRANT, the frame's burst is the number of stamps."""
+        is_relay = entry_type is EntryType.RELAY
         return StreamEntry(
             self.position + 1,
             term,
@@ -209,57 +211,57 @@ class OrderedStream:
             frame.sender,
             frame.incarnation,
             frame.number,
-            frame.flags if relayed else 0,
+            frame.flags if is_relay else 0,
             frame.first_sequence,
             self._next_ordinal,
             frame.burst if entry_type is EntryType.GRANT else 0,
             frame.slot,
             frame.packed_messages,
-            payload_of(frame) if relayed else payload,
+            payload_of(frame) if is_relay else payload,
         )
 
     def accept(self, entry: StreamEntry) -> None:
-        """Take the next entry."""
+        """Append the next entry."""
         self._log[entry.position] = entry
         self.position, self.last_term = entry.position, entry.term
         self.last_slot, self._next_ordinal = max(self.last_slot, entry.slot), entry.ordinal + entry.ordinals_used
         self.accepted.append(entry)
 
     def contradicts(self, entry: StreamEntry) -> bool:
-        """Whether another entry was taken at its position, or it follows upon another than was."""
+        """Whether this member accepted a different entry at that position, or a different one before it."""
         if entry.position == self.position + 1:
             return entry.previous_term != self.last_term
         known = self._log.get(entry.position)
         return known is not None and known.term != entry.term
 
     def store_ahead(self, entry: StreamEntry) -> bool:
-        """Keep an entry for its turn, unless it is too far off."""
+        """Keep an entry that arrived out of sequence. False if it is too far ahead."""
         if entry.position > self.position + 2 * WINDOW:
             return False
         self._ahead[entry.position] = entry
         return True
 
     def pop_ahead(self) -> StreamEntry | None:
-        """The next entry, if it has come."""
+        """The next entry in sequence, if it has arrived."""
         return self._ahead.pop(self.position + 1, None)
 
     def has_holes(self) -> bool:
-        """Whether later entries have come than the next one."""
+        """Whether later entries have arrived while the next one is missing."""
         return bool(self._ahead)
 
     def forget_ahead(self) -> None:
-        """Whatever was on the way in an earlier reign."""
+        """Drop the entries that arrived out of sequence: they belong to an earlier term."""
         self._ahead.clear()
 
     def prune(self) -> None:
-        """Let go of what nobody lacks, except for the last RETAINED."""
+        """Drop entries that all members have, except for the last RETAINED_ENTRIES."""
         end = min(self.stable, self.position - RETAINED_ENTRIES)
         first = next(iter(self._log), end + 1)
         for position in range(first, end + 1):
             self._log.pop(position, None)
 
     def entries_from(self, first: int) -> Iterator[StreamEntry]:
-        """Entries from a position on, as many as are sent again at once."""
+        """Retained entries from position `first` on, at most MAX_RESENT_ENTRIES."""
         first = max(first, next(iter(self._log), 1))
         for position in range(first, min(first + MAX_RESENT_ENTRIES, self.position + 1)):
             yield self._log[position]

@@ -1,15 +1,18 @@
-"""Timestamp leader (paper 000 §8.2): messages go to everybody at once, and a leader only says in which order.
+"""Timestamp leader (paper 000 §8.2, errata 000-30 and 000-31): members multicast messages, a leader only orders them.
 
-The first message of a burst opens a request: its sender asks the leader for k stamps, k being what its rate allows
-for a slot, and multicasts. The leader grants requests in the order in which they come, each a range of stamps, and
-multicasts the grants. Members deliver grant by grant: order is decided per request. A request is open for Θ at
-most; then one release gives back all stamps that were not used (erratum 000-31), by an empty last frame, unless the
-burst was used up: then the last frame of the burst says so.
+Sending: the first message of a burst opens a request. Its sender asks the leader for k stamps, as many as its rate
+allows per slot, and multicasts the messages as DATA frames of this request. A request is open for at most Θ. Then one
+release gives all unused stamps back (erratum 000-31): an empty last frame. If the burst is used up, the last DATA frame
+ends the request and no release is needed.
+Ordering: the leader grants requests in the order of arrival, each a range of stamps, and multicasts the grants in the
+ordered stream. The order is decided per request.
+Receiving: `_store_frame` stores DATA frames per sender and request; `_deliver_accepted` delivers grant by grant, and
+waits for all frames of a grant before it starts the next one.
 
-AppLatency is 2Δ+max(p, Θ): a request that takes Δ can be overtaken by one that was made Δ later and takes no time,
-and whose last frame comes Θ and Δ after that (erratum 000-30). If every delay is Δ, only the leader's own requests
-overtake; without those it is the paper's Δ+max(Δ+p, Θ). The request is closed Γ before Θ is over, for a clock that
-strays by Γ meanwhile.
+AppLatency is 2Δ+max(p, Θ). A request that takes Δ can be overtaken by a request that is made Δ later and takes no time;
+the last frame of the second one arrives Θ+Δ after that (erratum 000-30). If every delay is exactly Δ, only the leader's
+own requests can overtake; without those the paper's bound Δ+max(Δ+p, Θ) holds. A sender closes its request Γ before Θ
+is over, so that a clock that is wrong by Γ does not break the bound.
 """
 
 from __future__ import annotations
@@ -24,9 +27,8 @@ from unisono.model.offers import Ask, Offer
 from unisono.model.policy import Policy
 from unisono.model.rates import BandwidthReservation, Rate, Reserver
 from unisono.model.timing import Timing
-from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages
-from unisono.orders.leader.broadcast import leader_order_offer
-from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS
+from unisono.orders.leader.base import LeaderOrderBase, count_fitting_messages, leader_order_offer
+from unisono.orders.leader.election import MAX_UNANSWERED_REQUESTS, MissingFrames
 from unisono.orders.leader.messages import (
     ALL_REQUESTS,
     ORDERED_BYTES,
@@ -44,12 +46,13 @@ from unisono.orders.receive_queue import Rqueue, SlotFrames
 from unisono.wire.frame import END_OF_SLOT, HEADER_BYTES, LEAVING, UDP_IP_BYTES, Frame, Kind
 
 MAX_PENDING_REQUESTS = 1 << 10
-"""How many requests of one member may wait for their stamps."""
+"""A member has at most this many requests without stamps."""
 MAX_RETRANSMITS_AT_ONCE = 64
+"""Request the missing frames of at most this many grants at a time."""
 
 
 def latency_bound_ns(timing: Timing, processing_ns: int) -> int:
-    """§8.2 as erratum 000-30 corrects it: 2Δ+max(p, Θ)."""
+    """§8.2, corrected by erratum 000-30: 2Δ+max(p, Θ)."""
     return 2 * timing.delta_ns + max(processing_ns, timing.theta_ns)
 
 
@@ -59,13 +62,13 @@ def constant_delay_bound_ns(timing: Timing, processing_ns: int) -> int:
 
 
 def carries_data(frame: Frame) -> bool:
-    """Whether a frame is more than the release of stamps."""
+    """Whether a frame is more than a release of stamps."""
     return frame.packed_messages is not None or bool(frame.body) or bool(frame.flags & LEAVING)
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request of this member's own that has not been granted, or not been delivered, yet."""
+    """A request of this member that is not granted or not delivered yet."""
 
     request: int
     previous: int
@@ -76,22 +79,21 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class PendingGrant:
-    """A grant whose turn has not come, and how many of its frames count if its sender is gone."""
+    """An accepted entry of the stream that is not delivered completely."""
 
     entry: StreamEntry
     frame_limit: int | None = None
+    """Frames from this number on do not count: the leader removed their sender. None: all count."""
     stamps_used: int = 0
 
 
 class TimestampLeader(LeaderOrderBase):
     """The automaton of one member."""
 
-    blocks_on_any_crash = True  # a dead member may hold stamps
+    blocks_on_any_crash = True  # a crashed member may hold stamps
 
     def __init__(self, policy: Policy, reserver: Reserver) -> None:
         super().__init__(policy, reserver)
-        self.election.last_frames_of = self._last_frames_of
-        self.election.missing_frames_of = self._missing_frames_of
         members = policy.view.members
         # Sending.
         self._current_request = self._previous_request = 0
@@ -101,13 +103,13 @@ class TimestampLeader(LeaderOrderBase):
         self._pending_requests: deque[PendingRequest] = deque()
         self._last_requested_at = 0
         self._frames_to_resend: list[Frame] = []
-        """Frames of requests that were cut short while this member was taken for dead."""
+        """Frames that did not count because the leader had removed this member."""
         # Delivering.
         self._rqueues = {member: Rqueue() for member in members}
         self._last_delivered_request = dict.fromkeys(members, 0)
         self._pending_grants: deque[PendingGrant] = deque()
         self._retained_frames: deque[tuple[int, int, int, list[Frame]]] = deque()
-        """(position, sender, request, frames) of what was delivered here, while somebody may lack it."""
+        """(position, sender, request, frames) of delivered grants that another member may lack."""
         self._stuck_at = self._unanswered_requests = 0
         self._stuck_on: tuple[int, int] | None = None
         # As the leader.
@@ -120,7 +122,7 @@ class TimestampLeader(LeaderOrderBase):
         return stamping_reservation(self._policy, rate, leads=self.election.leading)
 
     def bound_ns(self) -> int:
-        """§8.2, corrected."""
+        """§8.2, corrected: 2Δ+max(p, Θ)."""
         return latency_bound_ns(self._timing, self._policy.processing_ns)
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -132,15 +134,15 @@ class TimestampLeader(LeaderOrderBase):
         count = count_fitting_messages(self._pacer, sizes)
         if count == 0:
             return 0
-        loads = self._pack(messages[:count], sizes[:count])
-        full = self._pacer.is_full() or self._request_closes_at == now
-        for load in loads[:-1]:
-            self._send(now, load, 0)
-        self._send(now, loads[-1], END_OF_SLOT if full else 0)
+        payloads = self._pack(messages[:count], sizes[:count])
+        is_last = self._pacer.is_full() or self._request_closes_at == now
+        for payload in payloads[:-1]:
+            self._send(now, payload, 0)
+        self._send(now, payloads[-1], END_OF_SLOT if is_last else 0)
         return count
 
     def _open_request(self, now: int) -> bool:
-        """Ask for as many stamps as the rate allows, if the last request was made Θ ago."""
+        """Request as many stamps as the rate allows. False if the last request is less than Θ old."""
         slot = self._timing.slot_of(now)
         if (
             now < self._next_request_at
@@ -161,11 +163,12 @@ class TimestampLeader(LeaderOrderBase):
         previous, self._previous_request = self._previous_request, request
         self._current_request, self._next_number = request, 0
         self._next_request_at = now + self._timing.theta_ns
-        asked = PendingRequest(request, previous, self.election.membership.admitted_at[self._policy.member], stamps)
-        if all(known.granted for known in self._pending_requests):
+        admitted_at = self.election.membership.admitted_at[self._policy.member]
+        pending = PendingRequest(request, previous, admitted_at, stamps)
+        if all(other.granted for other in self._pending_requests):
             self._last_requested_at = now
-        self._pending_requests.append(asked)
-        self._send_request(now, asked)
+        self._pending_requests.append(pending)
+        self._send_request(now, pending)
 
     def _send_request(self, now: int, pending: PendingRequest) -> None:
         policy, leader = self._policy, self.election.leader
@@ -201,7 +204,7 @@ class TimestampLeader(LeaderOrderBase):
             self._request_closes_at = None
 
     def _close_if_due(self, now: int) -> None:
-        """Θ is over: the release. In time for a message that is handed in at this very instant to open the next."""
+        """Release the unused stamps when Θ is over. A message submitted at this instant can open the next request."""
         if self._request_closes_at is not None and now >= self._request_closes_at:
             self._send(now, None, END_OF_SLOT)
 
@@ -213,7 +216,7 @@ class TimestampLeader(LeaderOrderBase):
     def _oldest_pending_slot(self) -> int | None:
         return self._pending_requests[0].request if self._pending_requests else None
 
-    # -- leading ---------------------------------------------------------------------------------------------
+    # -- ordering, as the leader -----------------------------------------------------------------------------
 
     def _on_frame(self, now: int, frame: Frame) -> None:
         if frame.kind is Kind.STAMP_REQUEST:
@@ -222,31 +225,32 @@ class TimestampLeader(LeaderOrderBase):
             self._store_frame(frame)
 
     def _on_request(self, now: int, frame: Frame) -> None:
+        """As the leader, receive a request and queue it in the sequence of its sender's requests."""
         sender, request = frame.sender, decode_stamp_request(bytes(frame.body))
-        early = self._out_of_sequence[sender]
+        out_of_sequence = self._out_of_sequence[sender]
         if request is None or self.election.leader != self._policy.member:
             self.ignored["not the leader"] += 1
         elif (
             not self.election.membership.is_current_member(sender)
             or request.admitted_at != self.election.membership.admitted_at[sender]
         ):
-            self.ignored["not on the roll"] += 1
+            self.ignored["not a current member"] += 1
         elif (
             frame.slot <= self._last_accepted_request[sender]
-            or request.previous in early
-            or len(early) >= MAX_PENDING_REQUESTS
+            or request.previous in out_of_sequence
+            or len(out_of_sequence) >= MAX_PENDING_REQUESTS
         ):
             self.ignored["duplicate"] += 1
         else:
-            early[request.previous] = frame
-            while (following := early.pop(self._last_accepted_request[sender], None)) is not None:
-                wanted = decode_stamp_request(bytes(following.body))
-                self._ready_to_order.append(
-                    (now + self._leader_hold_ns, replace(following, burst=wanted.count if wanted else 0))
-                )
+            out_of_sequence[request.previous] = frame
+            while (following := out_of_sequence.pop(self._last_accepted_request[sender], None)) is not None:
+                decoded = decode_stamp_request(bytes(following.body))
+                stamps = decoded.count if decoded else 0
+                self._ready_to_order.append((now + self._leader_hold_ns, replace(following, burst=stamps)))
                 self._last_accepted_request[sender] = following.slot
 
     def _order_and_retransmit(self, now: int) -> None:
+        """As the leader, grant requests that have waited for p. As any member, serve and repeat requests for frames."""
         while self._ready_to_order and self._ready_to_order[0][0] <= now and self.election.may_order(now):
             _, frame = self._ready_to_order.popleft()
             if self.election.membership.is_current_member(frame.sender):
@@ -263,18 +267,18 @@ class TimestampLeader(LeaderOrderBase):
         self._retransmit_overdue(now)
 
     def _retransmit_overdue(self, now: int) -> None:
-        """Whatever was sent may be lost: ask again when it is late."""
+        """Repeat requests for stamps and for frames that have not been answered in time."""
         wait = self.bound_ns() + self._timing.gamma_ns
-        waiting = [asked for asked in self._pending_requests if not asked.granted]
-        if waiting and now > self._last_requested_at + wait:
+        not_granted = [pending for pending in self._pending_requests if not pending.granted]
+        if not_granted and now > self._last_requested_at + wait:
             self._last_requested_at = now
-            for asked in waiting:
-                self._send_request(now, asked)
+            for pending in not_granted:
+                self._send_request(now, pending)
         if self._pending_grants:
             entry = self._pending_grants[0].entry
-            on = (entry.position, self._frames_of(entry).next_number)
-            if on != self._stuck_on:
-                self._stuck_on, self._stuck_at, self._unanswered_requests = on, now, 0
+            next_frame = (entry.position, self._frames_of(entry).next_number)
+            if next_frame != self._stuck_on:
+                self._stuck_on, self._stuck_at, self._unanswered_requests = next_frame, now, 0
             elif now > self._stuck_at + wait:
                 self._stuck_at, self._unanswered_requests = now, self._unanswered_requests + 1
                 if self._unanswered_requests > MAX_UNANSWERED_REQUESTS and self.election.leader not in {
@@ -285,32 +289,35 @@ class TimestampLeader(LeaderOrderBase):
                 self._request_missing_frames(now)
 
     def _request_missing_frames(self, now: int) -> None:
-        """Of all grants that wait, not of the first only: who was cut off lacks many."""
-        for request, origin, number in self._missing_frames(
-            [grant.entry for grant in islice(self._pending_grants, MAX_RETRANSMITS_AT_ONCE)]
-        ):
-            self.election.request_frames(now, origin, request, number)
+        """Request the frames of all waiting grants, not only of the first: a member that was cut off lacks many."""
+        entries = [grant.entry for grant in islice(self._pending_grants, MAX_RETRANSMITS_AT_ONCE)]
+        for missing in self._missing_frames(entries):
+            self.election.request_frames(now, missing)
 
-    def _missing_frames(self, entries: Sequence[StreamEntry]) -> list[tuple[int, int, int]]:
-        granted = [(entry, self._frames_of(entry)) for entry in entries if entry.entry_type is EntryType.GRANT]
-        return [(e.request, e.origin, f.next_number) for e, f in granted if f.last_number is None or f.missing()]
+    def _missing_frames(self, entries: Sequence[StreamEntry]) -> list[MissingFrames]:
+        missing = []
+        for entry in entries:
+            if entry.entry_type is EntryType.GRANT:
+                frames = self._frames_of(entry)
+                if frames.last_number is None or frames.missing():
+                    missing.append(MissingFrames(entry.request, entry.origin, frames.next_number))
+        return missing
 
     def _send_copies(self, now: int, to: int, retransmit_request: RetransmitRequest) -> None:
+        """Retransmit the frames of a request, delivered or not, to a member that lacks them."""
         origin, request = retransmit_request.origin, retransmit_request.first
         queue = self._rqueues.get(origin)
         frames = [] if queue is None else list(queue.slots.get(request, SlotFrames()).waiting.values())
-        for _, sender, of, kept in self._retained_frames:
-            if (sender, of) == (origin, request):
-                frames = [*kept, *frames]
+        for _, sender, delivered_request, retained in self._retained_frames:
+            if (sender, delivered_request) == (origin, request):
+                frames = [*retained, *frames]
         for frame in frames:
             self.election.frame_sender.send_copy(now, frame, self.election.promised_term, to)
 
     def _order_timer_at(self) -> int | None:
-        times = (
-            [self._ready_to_order[0][0]]
-            if self._ready_to_order and self._leader_hold_ns and self.election.leading
-            else []
-        )
+        times = []
+        if self._ready_to_order and self._leader_hold_ns and self.election.leading:
+            times.append(self._ready_to_order[0][0])
         if self._request_closes_at is not None:
             times.append(self._request_closes_at)
         return min(times, default=None)
@@ -328,7 +335,7 @@ class TimestampLeader(LeaderOrderBase):
         return self._rqueues[entry.origin].slots.setdefault(entry.request, SlotFrames())
 
     def _deliver_accepted(self, now: int) -> None:
-        """Grant by grant, as far as frames have come; rolls in between have their turn."""
+        """Deliver grant by grant as far as frames have arrived, and apply member lists at their position."""
         accepted = self.election.stream.accepted
         while accepted:
             entry = accepted.popleft()
@@ -337,8 +344,8 @@ class TimestampLeader(LeaderOrderBase):
                 if entry.origin == self._policy.member:
                     self._record_granted(now, entry.request)
             elif entry.entry_type is EntryType.MEMBER_LIST:
-                for cut in entry.member_list().last_frames:
-                    self._apply_last_frames(cut, entry.position)
+                for last_frames in entry.member_list().last_frames:
+                    self._apply_last_frames(last_frames, entry.position)
                 self._reset_after_member_change(now, entry)
             self._pending_grants.append(PendingGrant(entry))
         while self._pending_grants and self.mode is Mode.DELIVER_MESSAGES:
@@ -351,13 +358,13 @@ class TimestampLeader(LeaderOrderBase):
             self.election.stream.delivered_position = grant.entry.position
 
     def _record_granted(self, now: int, request: int) -> None:
-        for asked in self._pending_requests:
-            if asked.request == request:
-                asked.granted = True
+        for pending in self._pending_requests:
+            if pending.request == request:
+                pending.granted = True
         self._last_requested_at = now
 
     def _deliver_grant(self, grant: PendingGrant) -> bool:
-        """What has come of it; True if that was all."""
+        """Deliver the frames of a grant that have arrived. True if the grant is complete."""
         entry, limit = grant.entry, grant.frame_limit
         sender, frames = entry.origin, self._frames_of(entry)
         if not self._retained_frames or self._retained_frames[-1][0] != entry.position:
@@ -366,10 +373,10 @@ class TimestampLeader(LeaderOrderBase):
         while not ended and (frame := frames.waiting.pop(frames.next_number, None)) is not None:
             frames.next_number += 1
             self._retained_frames[-1][3].append(frame)
-            run = self._fragments.reassemble(sender, frame.flags, frame.packed_messages, frame.body)
-            if run is not None:
-                self._deliver(entry, entry.ordinal + grant.stamps_used, frame.first_sequence, run)
-                grant.stamps_used += run.count
+            packed_messages = self._fragments.reassemble(sender, frame.flags, frame.packed_messages, frame.body)
+            if packed_messages is not None:
+                self._deliver(entry, entry.ordinal + grant.stamps_used, frame.first_sequence, packed_messages)
+                grant.stamps_used += packed_messages.count
             if frame.flags & LEAVING:
                 self.election.membership.leaving.add(sender)
             ended = bool(frame.flags & END_OF_SLOT) or frames.next_number == limit
@@ -387,14 +394,14 @@ class TimestampLeader(LeaderOrderBase):
             self._retained_frames.popleft()
         return True
 
-    # -- members that go and come back -----------------------------------------------------------------------
+    # -- members that are removed and come back --------------------------------------------------------------
 
-    def _missing_frames_of(self, members: Sequence[int]) -> list[tuple[int, int, int]]:
+    def _missing_frames_of(self, members: Sequence[int]) -> list[MissingFrames]:
         entries = [*(grant.entry for grant in self._pending_grants), *self.election.stream.accepted]
         return self._missing_frames([entry for entry in entries if entry.origin in members])[:MAX_RETRANSMITS_AT_ONCE]
 
     def _last_frames_of(self, member: int) -> LastFrames:
-        """How far the frames of a member go that have come here: the others are to deliver as many."""
+        """The frames of a removed member that have arrived here, at the leader. All members deliver exactly these."""
         for grant in self._pending_grants:
             entry = grant.entry
             if entry.entry_type is EntryType.GRANT and entry.origin == member:
@@ -407,16 +414,17 @@ class TimestampLeader(LeaderOrderBase):
         return LastFrames(member, self._last_granted[member] + 1, 0)
 
     def _apply_last_frames(self, last_frames: LastFrames, position: int) -> None:
+        """Limit the grants of a removed member to the frames that count."""
         if last_frames.request == ALL_REQUESTS:
             return
         for _, sender, request, frames in self._retained_frames:
-            most = last_frames.number if request == last_frames.request else 0
+            limit = last_frames.number if request == last_frames.request else 0
             if (
                 sender == last_frames.member
                 and request >= last_frames.request
-                and any(map(carries_data, frames[most:]))
+                and any(map(carries_data, frames[limit:]))
             ):
-                # More was delivered here than counts: only a network that loses frames can bring that about.
+                # This member delivered frames that do not count. That happens only if the network loses frames.
                 self.election.fence(position)
         for grant in self._pending_grants:
             if (
@@ -432,16 +440,16 @@ class TimestampLeader(LeaderOrderBase):
             self._void_pending_requests()
 
     def _void_pending_requests(self) -> None:
-        """This member was taken for dead. What it has asked for since is void, and is asked for anew, in order."""
+        """The leader had removed this member, so its requests without stamps are void. Their frames are sent again."""
         own = self._rqueues[self._policy.member]
         self._request_closes_at, self._previous_request = None, self._last_granted[self._policy.member]
-        for asked in [asked for asked in self._pending_requests if not asked.granted]:
-            self._pending_requests.remove(asked)
-            frames = own.slots.pop(asked.request, SlotFrames())
+        for pending in [pending for pending in self._pending_requests if not pending.granted]:
+            self._pending_requests.remove(pending)
+            frames = own.slots.pop(pending.request, SlotFrames())
             self._frames_to_resend += [frames.waiting[number] for number in sorted(frames.waiting)]
 
     def _resend_frames(self, now: int) -> None:
-        """Back on the roll, with all grants of the earlier life delivered: the rest gets stamps of its own."""
+        """Request new stamps for the remaining frames, once this member is back and its grants are delivered."""
         me = self._policy.member
         if (
             not self._frames_to_resend
@@ -462,33 +470,36 @@ class TimestampLeader(LeaderOrderBase):
             self._multicast_frame(replace(frame, slot=self._current_request, number=number, flags=flags, sent_ns=now))
 
     def _reset_after_member_change(self, now: int, entry: StreamEntry) -> None:
-        """What a leader had collected of earlier reigns, or of members that come or go, is void; it is asked again."""
+        """Drop the requests that the leader collected in an earlier term, or of admitted or removed members.
+
+        Their senders repeat them.
+        """
         changed = {member for member, at in self.election.membership.admitted_at.items() if at == entry.position}
         if entry.term != self._last_begun_term:
             self._last_begun_term, changed = entry.term, set(self._last_accepted_request)
         for member in changed:
             self._last_accepted_request[member] = self._last_granted[member]
             self._out_of_sequence[member].clear()
-        self._ready_to_order = deque(waiting for waiting in self._ready_to_order if waiting[1].sender not in changed)
+        self._ready_to_order = deque(ready for ready in self._ready_to_order if ready[1].sender not in changed)
         self._reserve_as_leader()
         if self._policy.member in changed:
-            for asked in self._pending_requests:
-                if not asked.granted:
-                    self._send_request(now, asked)
+            for pending in self._pending_requests:
+                if not pending.granted:
+                    self._send_request(now, pending)
 
 
 def stamping_reservation(policy: Policy, rate: Rate, *, leads: bool) -> BandwidthReservation:
-    """A member's frames, a request, a release and a beat per slot; the leader's: a grant for each member besides."""
+    """A member's frames, a request, a release and a heartbeat per slot; for the leader, also a grant per member."""
     own = reservation(policy, rate)
-    small = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
-    extra = small * (2 + (len(policy.view.members) if leads else 0))
+    control_bytes = HEADER_BYTES + ORDERED_BYTES + UDP_IP_BYTES
+    extra = control_bytes * (2 + (len(policy.view.members) if leads else 0))
     return BandwidthReservation(
         own.avg_bytes_per_s + extra * NS_PER_S // policy.timing.theta_ns, own.burst_bytes_per_slot + extra, own.theta_ns
     )
 
 
 def offer(ask: Ask) -> Offer:
-    """What the timestamp leader gives."""
+    """What the timestamp leader offers for an ask."""
     timing, rate = ask.timing, ask.rate
     slots = NS_PER_S / timing.theta_ns
     bound, published = latency_bound_ns(timing, ask.processing_ns), constant_delay_bound_ns(timing, ask.processing_ns)
@@ -496,8 +507,8 @@ def offer(ask: Ask) -> Offer:
     why = (
         f"latency 2Δ+max(p, Θ) = 2·{delta} + max({p}, {theta}) = {duration_text(bound)}, for any number of members",
         f"(if every delay were exactly Δ: Δ+max(Δ+p, Θ) = {duration_text(published)})",
-        f"average {rate.avg:g}/s; per slot a request, a grant, one release of what was not used: 3·{slots:g}/s",
-        f"and a beat per slot, {slots:g}/s: {rate.avg + 4 * slots:g}/s; the leader sends {ask.members} grants per slot",
-        f"burst {rate.burst} + 2: a request and a grant, since a full burst needs no release; and a beat",
+        f"average {rate.avg:g}/s; per slot a request, a grant and one release of unused stamps: 3·{slots:g}/s; and",
+        f"a heartbeat, {slots:g}/s: {rate.avg + 4 * slots:g}/s; the leader sends {ask.members} grants per slot",
+        f"burst {rate.burst} + 2: a request and a grant, since a full burst needs no release; and a heartbeat",
     )
     return leader_order_offer("timestamp", ask, bound, why, average=rate.avg + 4 * slots, burst=rate.burst + 3)

@@ -1,4 +1,4 @@
-"""A group with a leader in a hand-made world: schedules for §8, and an account of what happened.
+"""A simulated group with a leader for the schedules of §8, with the deliveries and violations of each member.
 
 Clocks are unrelated on purpose: §8 does not assume that they are synchronised.
 """
@@ -39,8 +39,8 @@ MessageName = tuple[int, int]
 NAMES: dict[type[LeaderOrderBase], str] = {LeaderBroadcast: "leader", TimestampLeader: "timestamp"}
 
 
-class LedGroup:
-    """Members 1 to n; `base` is an instant, the first of a slot of a clock without offset, by which all run."""
+class LeaderGroup:
+    """Members 1 to n. Times are relative to `base_ns`, the start of a slot by which the group has formed."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class LedGroup:
         delta = timing.delta_ns
         network = SimulatedNetwork(
             full_mesh(self.members, lambda a, b: delays_from_adversary(delays, a, b, delta), fifo=fifo),
-            [link_fault(cut, self.base_ns, delta, Random(1)) for cut in link_faults],
+            [link_fault(fault, self.base_ns, delta, Random(1)) for fault in link_faults],
         )
-        self._memory = MemoryTrace("led", "led")
+        self._trace_rows = MemoryTrace("led", "led")
         self.ledger = TrafficLedger()
         self.world = World(
-            network, start_ns=start, memory_trace=self._memory, ledger=self.ledger, compare_payloads=True
+            network, start_ns=start, memory_trace=self._trace_rows, ledger=self.ledger, compare_payloads=True
         )
         self.orders: dict[int, LeaderOrderBase] = {}
         for member in self.members:
@@ -84,14 +84,14 @@ class LedGroup:
                 processing_ns=processing_ns,
             )
             self.orders[member] = order(policy, UnlimitedNetwork())
-            skew = ClockCheck(policy)
-            stack = Stack(policy, self.orders[member], [skew], skew)
+            clock_check = ClockCheck(policy)
+            stack = Stack(policy, self.orders[member], [clock_check], clock_check)
             self.world.add(member, stack, FixedClock((offsets_ns or {}).get(member, 0)), timing)
         self.bound_ns = self.orders[self.members[0]].bound_ns()
         self.last_ns = self.base_ns
 
     def send(self, at: int, member: int, *sizes: int) -> None:
-        """A member's application hands in messages, `at` after the base."""
+        """A member's application submits messages of these sizes at `at`."""
         self.last_ns = max(self.last_ns, self.base_ns + at)
         self.world.send(self.base_ns + at, member, sizes)
 
@@ -104,22 +104,22 @@ class LedGroup:
     def leave(self, at: int, member: int) -> None:
         self.world.leave(self.base_ns + at, member)
 
-    def run(self, extra_ns: int = 0) -> LedGroup:
-        """Up to the bound after the last message was handed in, and `extra_ns` more."""
+    def run(self, extra_ns: int = 0) -> LeaderGroup:
+        """Run until the bound after the last submission, and `extra_ns` more."""
         self.world.run(self.last_ns + self.bound_ns + extra_ns)
         return self
 
     def _rows(self, kind: EventKind) -> Iterator[tuple[int, int, int, int]]:
         """(member, sender, sequence, true time)."""
-        for (member, _), runs in self._memory.packed_rows.items():
-            for code, sender, _, first, count, _, _, _, _, real, _, _ in runs:
+        for (member, _), rows in self._trace_rows.packed_rows.items():
+            for code, sender, _, first, count, _, _, _, _, real, _, _ in rows:
                 if code == kind.code:
                     assert isinstance(real, int)
                     for sequence in range(first, first + count):
                         yield member, sender if kind is EventKind.DELIVER else member, sequence, real
 
     def latencies(self) -> list[tuple[int, MessageName, int]]:
-        """(how long it took, which message, to whom) of every delivery."""
+        """(latency, message, receiving member) of every delivery."""
         sent = {(sender, sequence): real for _, sender, sequence, real in self._rows(EventKind.SEND)}
         return [
             (real - sent[sender, sequence], (sender, sequence), member)
@@ -127,23 +127,23 @@ class LedGroup:
         ]
 
     def delivered(self) -> dict[int, list[MessageName]]:
-        """What each member delivered, in its order."""
+        """The messages that each member delivered, in delivery order."""
         found: dict[int, list[MessageName]] = {member: [] for member in self.members}
         for member, sender, sequence, _ in self._rows(EventKind.DELIVER):
             found[member].append((sender, sequence))
         return found
 
     def delivery_times(self, member: int) -> list[int]:
-        """When a member delivered, in true time."""
-        return [real for who, _, _, real in self._rows(EventKind.DELIVER) if who == member]
+        """The true times at which a member delivered."""
+        return [real for receiver, _, _, real in self._rows(EventKind.DELIVER) if receiver == member]
 
     def longest_gap_ns(self, member: int, after_ns: int) -> int:
-        """The longest time between two deliveries of a member, from an instant on."""
+        """The longest time between two deliveries of a member, from `after_ns` on."""
         times = [max(at, self.base_ns + after_ns) for at in self.delivery_times(member)]
         return max((b - a for a, b in pairwise(times)), default=0)
 
     def violation_kinds(self, member: int) -> list[str]:
-        """What a member complained of."""
+        """The kinds of the violations that a member reported."""
         return [violation.kind for violation in self.world.members[member].violations]
 
     def violation_texts(self, kind: str) -> list[str]:
@@ -151,7 +151,7 @@ class LedGroup:
 
     def trace(self, bound_ns: int | None = None) -> Trace:
         timing = self.timing
-        return self._memory.trace(
+        return self._trace_rows.trace(
             RunMeta(
                 run="led",
                 group="led",
@@ -167,7 +167,7 @@ class LedGroup:
         )
 
     def failed_checks(self, *, bound_ns: int | None = None, ignore: Sequence[str] = ()) -> dict[str, Verdict]:
-        """What the project's checkers do not find valid."""
+        """The verdicts of the checkers that are not valid."""
         verdicts = check_all(self.trace(bound_ns), until_ns=self.world.now)
         return {n: v for n, v in verdicts.items() if v.status is not Status.VALID and n not in ignore}
 
