@@ -12,13 +12,14 @@ from unisono.orders.priority.messages import (
     MessageBody,
     PriorityBody,
     Progress,
-    Unreadable,
     decode_body,
+    decode_state,
     encode_body,
+    encode_state,
 )
-from unisono.orders.priority.state_messages import decode_state, encode_state
 from unisono.sim.ideal_swarm import random_group, run_randomly
 from unisono.sim.random_streams import RandomStreams
+from unisono.wire.codec import Unreadable
 
 REFS = st.builds(MessageRef, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 NEAR = st.builds(MessageRef, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))
@@ -98,5 +99,5 @@ def test_a_state_in_which_a_lock_belongs_to_nobody_is_refused() -> None:
     run_randomly(group, RandomStreams(3).stream("lock"))
     state = next(iter(group.peers.values())).core.state()
     broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (MessageRef(9, 9, 9),)})
-    with pytest.raises(Unreadable, match=r"\(9,9\) is spoken of and does not wait"):
+    with pytest.raises(Unreadable, match=r"\(9,9\) holds a lock or has an acknowledgment, but is not waiting"):
         decode_state(encode_state(broken))

@@ -19,8 +19,8 @@ from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.priority.insertion import DecisionMode
+from unisono.orders.priority.messages import decode_handover
 from unisono.orders.priority.order import REJOIN_DELAY_NS, PriorityOrder
-from unisono.orders.priority.state_messages import decode_handover
 from unisono.wire.frame import Frame
 
 MS = 1_000_000

@@ -39,9 +39,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRef, MessageSet
-from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, PriorityBody, Progress
+from unisono.orders.priority.messages import (
+    Ack,
+    InsertionDecision,
+    MessageBody,
+    PriorityBody,
+    PriorityState,
+    Progress,
+    QueueEntry,
+)
 from unisono.orders.priority.queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
-from unisono.orders.priority.state_messages import PriorityState, QueueEntry
 
 
 class DecisionMode(Enum):

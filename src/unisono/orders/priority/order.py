@@ -51,8 +51,15 @@ from unisono.net.pacer import Pacer
 from unisono.orders.packing import reservation
 from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
-from unisono.orders.priority.messages import Ack, PriorityBody, Unreadable, decode_body, encode_body
-from unisono.orders.priority.state_messages import decode_handover, encode_handover
+from unisono.orders.priority.messages import (
+    Ack,
+    PriorityBody,
+    decode_body,
+    decode_handover,
+    encode_body,
+    encode_handover,
+)
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import Frame
 from unisono.wire.packed_messages import OutgoingMessages
 
