@@ -67,7 +67,7 @@ def test_a_member_that_has_crashed_for_good_is_not_waited_for() -> None:
     assert {verdict.status for verdict in verdicts(result).values()} == {Status.VALID}
     for member in (4, 5, 6):
         assert told(result, member)[-1].startswith("sends to floor, market; receives from floor;")
-    assert told(result, 3)[-1] == "sends to market; receives from floor, market; talks with floor, market"
+    assert told(result, 3)[-1] == "sends to market; receives from floor, market; exchanges datagrams with floor, market"
 
 
 def test_a_member_that_only_seemed_to_be_gone_is_told_what_is_delivered_nowhere() -> None:

@@ -28,7 +28,7 @@ LOW, HIGH = 0, 1
 
 
 class ScriptedViews:
-    """One member's end of the world."""
+    """One member's virtual synchrony, connected to the others through `World`."""
 
     def __init__(self, world: "World", member: int, incarnation: int = 1) -> None:
         self.down: list[Frame] = []
@@ -191,7 +191,7 @@ def test_the_declared_rate_is_kept() -> None:
 
 
 @pytest.mark.parametrize("mode", DecisionMode)
-def test_a_newcomer_goes_on_from_where_the_giver_was(mode: DecisionMode) -> None:
+def test_a_newcomer_continues_from_the_state_it_received(mode: DecisionMode) -> None:
     world = World((1, 2), mode=mode)
     world.orders[1].submit(0, [b"a", b"b"])
     world.run()

@@ -37,10 +37,10 @@ def test_references_by_beacon_and_by_name() -> None:
         ("unisono://table-7", "unisono://NAME"),
         ("unisono://table-7?", "one of peers, beacon and dns"),
         ("unisono://table-7?peers=1@h:1&dns=n:1", "one of peers, beacon and dns"),
-        ("unisono://table-7?peers=1@h:1&color=red", "color means nothing"),
+        ("unisono://table-7?peers=1@h:1&color=red", "unknown field color"),
         ("unisono://table-7?peers=h:1", "NUMBER@HOST:PORT"),
         ("unisono://table-7?peers=1@h:1,1@h:2", "each number once"),
-        ("unisono://table-7?beacon=1.2.3.4:5&members=many", "members is a number"),
+        ("unisono://table-7?beacon=1.2.3.4:5&members=many", "expected a number after members="),
         ("http://table-7?peers=1@h:1", "unisono://NAME"),
     ],
 )

@@ -87,7 +87,7 @@ class PriorityOrder:
         window: int = WINDOW,
         views_for_rejoin: Callable[[Policy], ViewSynchrony] | None = None,
     ) -> None:
-        """`views_for_rejoin` makes the virtual synchrony of a new incarnation; without it, an excluded member leaves."""
+        """`views_for_rejoin` makes the virtual synchrony of a new incarnation; without it, excluded members leave."""
         self.down: list[Frame] = []
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
