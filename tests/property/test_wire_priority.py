@@ -1,4 +1,4 @@
-"""Round trips of what the priority order says, and bytes that are not what they should be."""
+"""Round trips of the priority order's messages, and malformed ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -44,12 +44,12 @@ BODIES = st.one_of(
 
 
 @given(BODIES)
-def test_a_body_comes_back_as_it_went(body: PriorityBody) -> None:
+def test_a_body_survives_a_round_trip(body: PriorityBody) -> None:
     assert decode_body(encode_body(body)) == body
 
 
 @given(BODIES, st.integers(0, 200))
-def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: PriorityBody, length: int) -> None:
+def test_a_truncated_body_is_refused_or_is_a_shorter_message(body: PriorityBody, length: int) -> None:
     data = encode_body(body)
     cut = data[: min(length, len(data) - 1)]
     if isinstance(body, MessageBody) and len(cut) >= len(data) - len(body.payload):
@@ -62,7 +62,7 @@ def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: Prio
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -> None:
+def test_random_bytes_are_refused_or_decode_to_a_body_of_the_same_length(data: bytes) -> None:
     try:
         body = decode_body(data)
     except Unreadable:
@@ -74,7 +74,7 @@ def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
-def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: int) -> None:
+def test_a_state_survives_a_round_trip_and_its_prefixes_are_refused(seed: int) -> None:
     chance = RandomStreams(seed).stream("state")
     group = random_group(chance)
     for _ in range(40):
@@ -94,7 +94,7 @@ def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: i
             decode_state(b"\7" + data[1:])
 
 
-def test_a_state_in_which_a_lock_belongs_to_nobody_is_refused() -> None:
+def test_a_state_with_a_lock_of_an_unknown_message_is_refused() -> None:
     group = random_group(RandomStreams(3).stream("lock"))
     run_randomly(group, RandomStreams(3).stream("lock"))
     state = next(iter(group.peers.values())).core.state()

@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, and what is said when they are wrong."""
+"""Scenario files: their meaning, and the errors for invalid ones."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from unisono.model.timing import Timing
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
 MS = 1_000_000
-LEAST = """
+MINIMAL = """
 [group]
 name = "g"
 members = 3
@@ -29,11 +29,11 @@ seconds = 1.5
 """
 
 
-def parse(more: str = "", *, base: str = LEAST) -> Scenario:
+def parse(more: str = "", *, base: str = MINIMAL) -> Scenario:
     return parse_scenario(base + more, "file.toml")
 
 
-def test_the_least_that_a_file_must_say() -> None:
+def test_the_minimal_file_and_its_defaults() -> None:
     scenario = parse()
     assert scenario.members == (1, 2, 3)
     assert scenario.timing == Timing(10 * MS, 2 * MS, 5 * MS)
@@ -46,13 +46,13 @@ def test_the_least_that_a_file_must_say() -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_file_of_the_project_is_right(path: Path) -> None:
+def test_every_scenario_file_of_the_project_is_valid(path: Path) -> None:
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
     for member in scenario.members:
         assert scenario.policy_for(member).member == member
 
 
-def test_members_differ_where_the_file_says_so() -> None:
+def test_single_members_can_have_their_own_rate_and_workload() -> None:
     scenario = parse("""
     [rate.3]
     burst = 2
@@ -74,7 +74,7 @@ def test_members_differ_where_the_file_says_so() -> None:
     assert scenario.workloads[3].kind == "silent"
 
 
-def test_the_world_is_said_in_plain_values() -> None:
+def test_network_clocks_steps_and_expectation() -> None:
     scenario = parse("""
     [workload]
     kind = "script"
@@ -130,7 +130,7 @@ def test_faults() -> None:
             { kind = "pause", member = 1, from = "1s", to = "2s" },
         ]
         """
-        + LEAST,
+        + MINIMAL,
         "file.toml",
     )
     assert scenario.faults == (
@@ -144,7 +144,7 @@ def test_faults() -> None:
     )
 
 
-WRONG = [
+INVALID = [
     ("[[group", "(syntax)", "not valid TOML"),
     ("[worklaod]\nkind = 'cbr'", "worklaod", "unknown field; did you mean 'workload'?"),
     ("[workload]\nkind = 'posson'", "workload.kind", "did you mean 'poisson'?"),
@@ -169,7 +169,11 @@ WRONG = [
     ("[[fault]]\nkind = 'los'", "fault[1].kind", "did you mean 'loss'?"),
     ("[[fault]]\nkind = 'loss'", "fault[1].probability", "is missing"),
     ("[[fault]]\nkind = 'loss'\nprobability = 2", "fault[1].probability", "a number from 0 to 1"),
-    ("[[fault]]\nkind = 'loss'\nprobability = 0.1\nfrom = '2s'\nto = '1s'", "fault[1].to", "expected a time after from = 2s, got 1s"),
+    (
+        "[[fault]]\nkind = 'loss'\nprobability = 0.1\nfrom = '2s'\nto = '1s'",
+        "fault[1].to",
+        "expected a time after from = 2s, got 1s",
+    ),
     ("[[fault]]\nkind = 'pause'\nmember = 1", "fault[1].to", "a pause needs an end"),
     ("[[fault]]\nkind = 'partition'\ngroups = [[1], [1]]", "fault[1].groups", "each member in at most one"),
     ("[[step]]\nkind = 'leave'\nmember = 4\nat = '1s'", "step[1].member", "one of the members 1, 2, 3"),
@@ -178,9 +182,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("more", "field", "part"), WRONG, ids=[f"{field}-{n}" for n, (_, field, _) in enumerate(WRONG)]
+    ("more", "field", "part"), INVALID, ids=[f"{field}-{n}" for n, (_, field, _) in enumerate(INVALID)]
 )
-def test_what_is_wrong_names_the_file_the_field_and_what_was_expected(more: str, field: str, part: str) -> None:
+def test_an_error_names_the_file_the_field_and_the_expected_value(more: str, field: str, part: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         parse(more)
     assert raised.value.field == field
@@ -202,8 +206,8 @@ def test_what_is_wrong_names_the_file_the_field_and_what_was_expected(more: str,
         ("seconds = 1.5", "seconds = 'long'", "run.seconds", "a number from"),
     ],
 )
-def test_what_is_wrong_in_what_a_file_must_say(was: str, now: str, field: str, part: str) -> None:
+def test_an_invalid_required_field_is_named(was: str, now: str, field: str, part: str) -> None:
     with pytest.raises(ScenarioError) as raised:
-        parse(base=LEAST.replace(was, now))
+        parse(base=MINIMAL.replace(was, now))
     assert raised.value.field == field
     assert part in raised.value.problem
