@@ -127,7 +127,7 @@ class TimingChange:
 
 
 class ViolationKind(StrEnum):
-    """What did not hold. The value is the token that traces and JSON lines carry; it never changes."""
+    """The assumption that did not hold. The value is the token that traces and JSON lines carry; it never changes."""
 
     BLOCKED = "blocked"
     """No majority of the group is reachable: nothing can be agreed on."""
@@ -196,7 +196,7 @@ class ViolationKind(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a notice is about. The value is the token that traces and JSON lines carry; it never changes."""
+    """The subject of a notice. The value is the token that traces and JSON lines carry; it never changes."""
 
     ADAPTED = "adapted"
     """The group uses other settings."""
