@@ -1,14 +1,14 @@
-"""What can go wrong, as types: each error carries the figures that its message states."""
+"""All exceptions of unisono. Each carries the values that its message states as attributes."""
 
 from __future__ import annotations
 
 
 class UnisonoError(Exception):
-    """Base of every error that unisono raises on purpose."""
+    """Base class of all errors that unisono raises."""
 
 
 class InvalidOption(UnisonoError, ValueError):
-    """A rate, duration, size or other declared policy makes no sense; the message names the field."""
+    """An option has an invalid value. The message names the option, the expected value and the given one."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -17,13 +17,13 @@ class InvalidOption(UnisonoError, ValueError):
 
 
 class ReservationRefused(UnisonoError):
-    """The link cannot carry what was asked for; `free_bytes_per_s` is what it could still carry."""
+    """The link cannot carry the requested rate; `free_bytes_per_s` is what it can still carry."""
 
     def __init__(self, asked_bytes_per_s: int, free_bytes_per_s: int, capacity_bytes_per_s: int) -> None:
         super().__init__(
-            f"reservation refused: {asked_bytes_per_s:,} B/s asked for, {free_bytes_per_s:,} B/s free of the "
-            f"link's declared {capacity_bytes_per_s:,} B/s; lower the burst or the largest message, lengthen "
-            "the slot, or declare a larger link"
+            f"reservation refused: requested {asked_bytes_per_s:,} B/s, but the link has {free_bytes_per_s:,} B/s free "
+            f"of its declared {capacity_bytes_per_s:,} B/s; lower the burst or the largest message, use longer slots, "
+            "or declare a faster link"
         )
         self.asked_bytes_per_s = asked_bytes_per_s
         self.free_bytes_per_s = free_bytes_per_s
@@ -31,38 +31,38 @@ class ReservationRefused(UnisonoError):
 
 
 class Infeasible(UnisonoError):
-    """The quality of service asked for cannot be had; `offered_ns` is the best bound that can."""
+    """The requested quality of service is impossible; `offered_ns` is the best possible bound."""
 
     def __init__(self, asked_ns: int, offered_ns: int, arithmetic: str, alternative: str = "") -> None:
-        """`instead` puts into words what can be offered where that is more than a bound."""
+        """`alternative` describes the best offer if it is more than a bound."""
         offered = alternative or f"{offered_ns / 1e6:g} ms"
         super().__init__(
-            f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; what can be offered is {offered}"
+            f"a deadline of {asked_ns / 1e6:g} ms is not feasible: {arithmetic}; the best offer is {offered}"
         )
         self.asked_ns = asked_ns
         self.offered_ns = offered_ns
 
 
 class MessageTooLarge(UnisonoError, ValueError):
-    """A message exceeds the size that was declared when the group was joined."""
+    """A message is larger than the `max_message` declared when the group was joined."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
             f"message of {size:,} bytes is larger than the declared maximum of {limit:,}; "
-            "join with a larger max_message, or split it"
+            "join with a larger max_message, or split the message"
         )
         self.size = size
         self.limit = limit
 
 
 class DestinationNotAllowed(UnisonoError, ValueError):
-    """A message is for a group that the sender's group may not send to (paper 003, assumption A1)."""
+    """The sender's group may not send to a destination of the message (paper 003, assumption A1)."""
 
     def __init__(self, source: str, disallowed: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-        what = f"may not send to {', '.join(disallowed)}" if disallowed else "was given no group to send to"
+        problem = f"may not send to {', '.join(disallowed)}" if disallowed else "needs at least one destination group"
         super().__init__(
-            f"group {source!r} {what}; the topology lets it send to {', '.join(allowed) or 'nobody'}, and a member of "
-            "it can have that changed (change_topology)"
+            f"group {source!r} {problem}; the topology lets it send to {', '.join(allowed) or 'no group'}; "
+            "its members can change that with change_topology"
         )
         self.source = source
         self.disallowed = disallowed
@@ -70,19 +70,17 @@ class DestinationNotAllowed(UnisonoError, ValueError):
 
 
 class FormationTimeout(UnisonoError, TimeoutError):
-    """The group did not form in time; `missing` are the members that were not heard from."""
+    """The group did not form in time; `missing` are the members that did not respond."""
 
     def __init__(self, group: str, timeout_s: float, missing: tuple[int, ...], hint: str = "") -> None:
-        who = ", ".join(map(str, missing)) or "nobody, but their answers did not arrive"
-        super().__init__(
-            f"group {group!r} did not form within {timeout_s:g} s; missing: member {who}{f'; {hint}' if hint else ''}"
-        )
+        reason = f"missing: member {', '.join(map(str, missing))}" if missing else "not all answers arrived"
+        super().__init__(f"group {group!r} did not form within {timeout_s:g} s; {reason}{f'; {hint}' if hint else ''}")
         self.group = group
         self.missing = missing
 
 
 class GroupClosed(UnisonoError):
-    """The group has been left, or its driver has stopped."""
+    """This member has left the group, or its driver has stopped."""
 
 
 class StorageError(UnisonoError):
@@ -90,11 +88,11 @@ class StorageError(UnisonoError):
 
 
 class MissingDependency(UnisonoError):
-    """This machine lacks something that the work needs; the message says what to do."""
+    """A program or package that is needed is not installed; the message says how to install it."""
 
 
 class ScenarioError(UnisonoError, ValueError):
-    """A scenario file is wrong; names the file, the field and what was expected."""
+    """A scenario file is invalid. The message names the file, the field and the expected value."""
 
     def __init__(self, source: str, field: str, problem: str) -> None:
         super().__init__(f"{source}: {field}: {problem}")
@@ -104,7 +102,7 @@ class ScenarioError(UnisonoError, ValueError):
 
 
 class SlaError(UnisonoError, ValueError):
-    """A file of service level agreements is wrong; names the file, the line, the field and what was expected."""
+    """An SLA file is invalid. The message names the file, the line, the field and the expected value."""
 
     def __init__(self, source: str, line: int, field: str, problem: str) -> None:
         super().__init__(f"{source}:{line}: {field}: {problem}")

@@ -29,7 +29,6 @@ from unisono.orders.final import messages as finals
 from unisono.orders.leader import messages as succession
 from unisono.orders.multigroup import messages as multigroup
 from unisono.orders.priority import messages as priority
-from unisono.orders.priority import state_messages as priority_state
 from unisono.wire import beacon, control, door, heartbeat
 from unisono.wire import bundles as parcel
 from unisono.wire import setting_requests as demand
@@ -379,17 +378,17 @@ def _group_state() -> multigroup.GroupState:
     )
 
 
-def _priority_state() -> priority_state.PriorityState:
+def _priority_state() -> priority.PriorityState:
     message = priority.MessageBody(4, 3, 17, 2, b"payload")
     queued, waiting = MessageRef(1, 4, 3), MessageRef(2, 5, 4)
     ack = priority.Ack(waiting, SET, SET)
-    return priority_state.PriorityState(
+    return priority.PriorityState(
         position=10,
         clock=18,
         next_sequences=(((1, 4), 4), ((2, 5), 5)),
-        queue=(priority_state.QueueEntry(priority.MessageBody(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
+        queue=(priority.QueueEntry(priority.MessageBody(3, 1, 16, 3, b"x"), queued.origin, (waiting,)),),
         tail_locks=(waiting,),
-        waiting=(priority_state.QueueEntry(message, waiting.origin, ()),),
+        waiting=(priority.QueueEntry(message, waiting.origin, ()),),
         acks=(((1, 4), ack),),
         history=SET,
         consumed_by=(((3, 1), SET),),
@@ -452,8 +451,8 @@ def contents() -> dict[str, Example]:
         "group state": Example(group_state, multigroup.encode_state(group_state), multigroup.decode_state),
         "priority state": Example(
             (queue_state, b"application"),
-            priority_state.encode_handover(queue_state, b"application"),
-            priority_state.decode_handover,
+            priority.encode_handover(queue_state, b"application"),
+            priority.decode_handover,
         ),
         "settings": Example(settings, demand.encode_settings(settings), demand.decode_settings),
         "settings with verdict": Example((settings, commanded), commanded, command),

@@ -1,9 +1,9 @@
-"""All that can happen in a small ideal group, one thing after another, each state once.
+"""Visits every reachable state of a small ideal group once.
 
-Most orders of events make no difference. An acknowledgment that does not complete a message's set changes nothing that
-can be seen, so receptions are taken in strides: up to the next message or the farewell of a sender, or up to the
-acknowledgments or the decision that a waiting message lacks. Whatever a finer schedule could bring about, one of these
-does too.
+Most orders of events are equivalent. An acknowledgment that does not complete a message's bag has no visible effect.
+Therefore a receiver takes several bodies in one stride: up to a sender's next message or final progress report, or up
+to the acknowledgments or the decision that a waiting message lacks. These strides reach every outcome that single
+receptions can reach.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ OPTIONAL = frozenset({"crash", "leave", "admit"})
 
 @dataclass
 class Exploration:
-    """How many states were seen, how many of them were ends, and what was wrong at ends."""
+    """The number of states visited, the number of end states among them, and the problems found there."""
 
     states: int = 0
     ends: int = 0
@@ -35,7 +35,7 @@ def explore(
     max_states: int = 1_000_000,
     max_problems: int = 3,
 ) -> Exploration:
-    """Visit every state that can be reached; `verdict` says what is wrong with an end."""
+    """Visit every reachable state. `problem_at_end` describes the problem of an end state, if it has one."""
     found = Exploration()
     seen = {_key(group)}
     todo = [group]
@@ -59,19 +59,15 @@ def explore(
                 seen.add(key)
                 todo.append(following)
         if len(seen) > max_states:
-            raise AssertionError(f"more than {max_states} states: the case is too large to be explored")
+            raise AssertionError(f"more than {max_states} states: this case is too large to explore")
     found.states = len(seen)
     return found
 
 
 def _receive_unicasts_at_once(group: IdealGroup) -> None:
-    """What is said to a coordinator alone can be heard as soon as it is said: when it is heard makes no difference."""
-    heard = True
-    while heard:
-        told = [action for action in group.enabled() if action[0] == "told"]
-        heard = bool(told)
-        for action in told[:1]:
-            group.perform(action)
+    """Deliver unicasts to coordinators as soon as they are sent: the time of their arrival makes no difference."""
+    while unicasts := [action for action in group.enabled() if action[0] == "told"]:
+        group.perform(unicasts[0])
 
 
 def _strides(group: IdealGroup) -> Iterator[list[Action]]:
@@ -103,14 +99,17 @@ def _strides(group: IdealGroup) -> Iterator[list[Action]]:
 
 
 def _up_to(group: IdealGroup, peer: Peer, sender: MessageOrigin, ref: MessageRef | None) -> int:
-    """How many bodies up to the next message (no `ref`), or up to what is said about one before any message."""
-    got, bodies = peer.received_counts.get(sender, 0), group.bodies[peer.view, sender]
-    for number in range(got, group.receivable_count(peer.view, sender)):
+    """The number of bodies to receive up to the sender's next message or final progress report.
+
+    With `ref`, up to the acknowledgment or decision of that message; 0 if another message comes first.
+    """
+    received, bodies = peer.received_counts.get(sender, 0), group.bodies[peer.view, sender]
+    for number in range(received, group.receivable_count(peer.view, sender)):
         body = bodies[number]
         if isinstance(body, MessageBody) or (isinstance(body, Progress) and body.final):
-            return number + 1 - got if ref is None else 0
+            return number + 1 - received if ref is None else 0
         if ref is not None and isinstance(body, Ack | InsertionDecision) and body.ref == ref:
-            return number + 1 - got
+            return number + 1 - received
     return 0
 
 
@@ -137,7 +136,7 @@ def _completing(group: IdealGroup, peer: Peer, ref: MessageRef, senders: list[Me
 
 
 def fork(group: IdealGroup) -> IdealGroup:
-    """A copy that can go another way."""
+    """An independent copy of the group."""
     new = object.__new__(IdealGroup)
     for name, value in vars(group).items():
         setattr(new, name, _copied(value))
@@ -166,7 +165,7 @@ def _copied(value: Any) -> Any:
 
 
 def _key(group: IdealGroup) -> int:
-    """A number for what the future depends on, and for what a verdict looks at."""
+    """A hash of everything that the future of the run or a verdict depends on."""
     parts: list[object] = [
         group.view,
         group.members,
@@ -190,11 +189,11 @@ def _peer_key(peer: Peer) -> tuple[object, ...]:
         peer.member,
         peer.view,
         tuple(sorted(peer.received_counts.items())),
-        tuple((teller, tuple(acks)) for teller, acks in sorted(peer.unicasts.items()) if acks),
+        tuple((sender, tuple(acks)) for sender, acks in sorted(peer.unicasts.items()) if acks),
         (peer.blocked, peer.outcome, peer.leaving, peer.sent),
         tuple(peer.backlog),
         tuple(peer.consumed),
-        tuple((note.message.ref, note.index) for note in peer.recorded_steps if note.kind == "receive"),
+        tuple((step.message.ref, step.index) for step in peer.recorded_steps if step.kind == "receive"),
         tuple((item.ref, tuple(sorted(item.locks))) for item in core.queue),
         tuple(sorted(core.queue.tail_locks)),
         tuple((ref, tuple(sorted(core.bags[ref].items()))) for ref in sorted(core.waiting)),
@@ -208,17 +207,17 @@ def _peer_key(peer: Peer) -> tuple[object, ...]:
 
 
 def p1_and_p2(group: IdealGroup) -> str:
-    """P1 among those that did not crash, P2 in words, and that nothing is stuck; empty if all hold."""
+    """The first violation of P1, of progress (no stuck messages) or of P2; empty if all hold."""
     return p1(group) or stuck_messages(group) or p2(group)
 
 
 def all_incarnations(group: IdealGroup) -> list[Peer]:
-    """Every member in every life."""
+    """Every member in every incarnation."""
     return [*group.past_incarnations, *(group.peers[member] for member in sorted(group.peers))]
 
 
 def p1(group: IdealGroup) -> str:
-    """One sequence for all who did not crash."""
+    """All members that did not crash consume one sequence."""
     agreed: dict[int, MessageRef] = {}
     for peer in all_incarnations(group):
         if peer.outcome == "crashed":
@@ -229,12 +228,12 @@ def p1(group: IdealGroup) -> str:
                 orders = {
                     p.member: [str(r) for r in p.consumed] for p in all_incarnations(group) if p.outcome != "crashed"
                 }
-                return f"P1: {other} and {ref} at place {peer.first_position + number}: {orders}"
+                return f"P1: {other} and {ref} at position {peer.first_position + number}: {orders}"
     return ""
 
 
 def stuck_messages(group: IdealGroup) -> str:
-    """At the end of a run nothing may wait."""
+    """At the end of a run, no message may wait or be queued."""
     for peer in group.survivors():
         if peer.core.waiting or len(peer.core.queue):
             left = [str(ref) for ref in peer.core.waiting] + [str(item.ref) for item in peer.core.queue]
@@ -243,23 +242,25 @@ def stuck_messages(group: IdealGroup) -> str:
 
 
 def p2(group: IdealGroup) -> str:
-    """In words: l delivered nowhere when h was received there means h before l."""
+    """If no member had delivered l when it received the more urgent h, then h is delivered before l."""
     peers = all_incarnations(group)
-    levels = {note.message.ref: note.message.priority for peer in peers for note in peer.recorded_steps}
-    had_consumed = [{n.message.ref: n.index for n in peer.recorded_steps if n.kind == "receive"} for peer in peers]
-    places = [{ref: place for place, ref in enumerate(peer.consumed)} for peer in peers]
-    for peer, place in zip(peers, places, strict=True):
+    levels = {step.message.ref: step.message.priority for peer in peers for step in peer.recorded_steps}
+    consumed_at_receipt = [
+        {step.message.ref: step.index for step in peer.recorded_steps if step.kind == "receive"} for peer in peers
+    ]
+    positions = [{ref: position for position, ref in enumerate(peer.consumed)} for peer in peers]
+    for peer, own in zip(peers, positions, strict=True):
         if peer.outcome == "crashed":
             continue
-        for low, at in place.items():
+        for low, at in own.items():
             for high, level in levels.items():
-                if level <= levels[low] or place.get(high, 1 << 30) < at:
+                if level <= levels[low] or own.get(high, 1 << 30) < at:
                     continue
-                if high not in place and not any(high in received for received in had_consumed):
+                if high not in own and not any(high in received for received in consumed_at_receipt):
                     continue
                 if all(
                     theirs.get(low, 1 << 30) >= received.get(high, 1 << 29)
-                    for received, theirs in zip(had_consumed, places, strict=True)
+                    for received, theirs in zip(consumed_at_receipt, positions, strict=True)
                 ):
                     return f"P2: member {peer.member} delivered {low} before {high}"
     return ""

@@ -1,16 +1,16 @@
-"""Scripted runs of an ideal group: what happens, one thing after another, and in which order its members consumed."""
+"""Scripted runs of an ideal group: perform given actions, and compare the orders in which members consumed."""
 
 from unisono.sim.ideal_views import Action, IdealGroup
 
 
 def perform_all(group: IdealGroup, *actions: Action) -> None:
     for action in actions:
-        assert action in group.enabled(), f"{action} cannot happen; {group.enabled()} can"
+        assert action in group.enabled(), f"{action} is not enabled; enabled: {group.enabled()}"
         group.perform(action)
 
 
 def receive_from(sender: int, receiver: int, count: int = 1) -> list[Action]:
-    """`at` receives the next bodies of `sender`."""
+    """`receiver` receives the next `count` bodies of `sender`."""
     return [("receive", receiver, sender, 1)] * count
 
 

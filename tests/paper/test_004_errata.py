@@ -1,6 +1,7 @@
-"""The counterexamples to paper 004's published algorithm (errata 004-1 to 004-5, 004-9, 004-10): it fails, ours holds.
+"""Counterexamples to paper 004's published algorithm (errata 004-1 to 004-5, 004-7, 004-9, 004-10).
 
-Each published step is put back by patching the one method that corrects it.
+The published algorithm fails, the corrected one holds. A test restores a published step by patching the one method that
+corrects it.
 """
 
 from collections.abc import Callable
@@ -25,17 +26,17 @@ LOW, HIGH = 0, 1
 
 
 def insert_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """004-1 put back: no waiting for the history set."""
+    """004-1 as published: insertion does not wait for the history set."""
     monkeypatch.setattr(Insertion, "may_insert", lambda self, decision: True)
 
 
-def throw_early_acks_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """004-2 put back: the bag is emptied at reception."""
+def drop_early_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """004-2 as published: the arrival of the message empties its bag."""
     monkeypatch.setattr(Insertion, "_open_bag", lambda self, ref: self.bags.__setitem__(ref, {}))
 
 
 def compare_priorities_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """004-3 put back: nothing puts messages of one priority in one order."""
+    """004-3 as published: messages of equal priority are not ordered."""
 
     def by_priority(message: PriorityMessage) -> Urgency:
         return (message.priority,)
@@ -45,7 +46,7 @@ def compare_priorities_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_acks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """004-4 put back: as many acknowledgments as members, whoever they are from, and also if they have gone."""
+    """004-4 as published: as many acknowledgments as members are enough, also from departed members."""
     monkeypatch.setattr(Insertion, "_discard_decisions", lambda self: None)
     monkeypatch.setattr(Insertion, "all_acknowledged", lambda self, bag: len(bag) >= len(self.members))
 
@@ -54,7 +55,7 @@ def count_acks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ack_overtakes() -> IdealGroup:
-    """Member 2 consumes l and then receives h; member 1 has all acknowledgments of h, but not its own of l."""
+    """Member 2 consumes l and then receives h. Member 1 has all acknowledgments of h, but not its own of l."""
     group = IdealGroup({1: [], 2: [LOW], 3: [HIGH]})
     perform_all(group, ("send", 2), *receive_from(2, receiver=3), ("send", 3))
     perform_all(group, *receive_from(3, receiver=1, count=2), *receive_from(2, receiver=1))
@@ -107,16 +108,16 @@ def ack_before_message() -> IdealGroup:
     return group
 
 
-def test_004_2_published_an_early_acknowledgment_is_thrown_away_and_the_message_is_stuck(
+def test_004_2_published_an_early_acknowledgment_is_dropped_and_the_message_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    throw_early_acks_away(monkeypatch)
+    drop_early_acks(monkeypatch)
     group = ack_before_message()
     finish_required(group)
     assert "member 3 is stuck" in stuck_messages(group)
 
 
-def test_004_2_corrected_the_bag_is_created_by_whichever_comes_first() -> None:
+def test_004_2_corrected_the_message_or_its_first_acknowledgment_opens_the_bag() -> None:
     group = ack_before_message()
     finish_required(group)
     assert not stuck_messages(group)
@@ -126,7 +127,7 @@ def test_004_2_corrected_the_bag_is_created_by_whichever_comes_first() -> None:
 # -- 004-3 -------------------------------------------------------------------------------------------------------
 
 
-def crossing_equals() -> IdealGroup:
+def crossing_equal_priorities() -> IdealGroup:
     """Each member receives its own message first, and both acknowledge an empty queue."""
     group = IdealGroup({1: [LOW], 2: [LOW]})
     perform_all(
@@ -143,7 +144,7 @@ def crossing_equals() -> IdealGroup:
     return group
 
 
-def test_004_3_published_equal_priorities_in_two_orders_of_reception_break_p1(
+def test_004_3_published_equal_priorities_received_in_two_orders_break_p1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compare_priorities_only(monkeypatch)
@@ -159,7 +160,7 @@ def test_004_3_published_equal_priorities_in_two_orders_of_reception_break_p1(
 
 
 def test_004_3_corrected_the_logical_clock_decides_among_equals() -> None:
-    group = crossing_equals()
+    group = crossing_equal_priorities()
     finish_required(group)
     assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(2,0)"])
 
@@ -167,8 +168,8 @@ def test_004_3_corrected_the_logical_clock_decides_among_equals() -> None:
 # -- 004-4 -------------------------------------------------------------------------------------------------------
 
 
-def ack_of_the_dead() -> IdealGroup:
-    """Member 3 acknowledges h and dies; member 2 has consumed l before it receives h."""
+def ack_of_a_crashed_member() -> IdealGroup:
+    """Member 3 acknowledges h and crashes. Member 2 has consumed l before it receives h."""
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
     perform_all(
         group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
@@ -188,24 +189,24 @@ def ack_of_the_dead() -> IdealGroup:
     return group
 
 
-def test_004_4_published_the_acknowledgment_of_the_dead_stands_in_for_a_living_one(
+def test_004_4_published_a_crashed_members_acknowledgment_replaces_a_live_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count_acks(monkeypatch)
-    group = ack_of_the_dead()
+    group = ack_of_a_crashed_member()
     finish_required(group)
     assert consumed_orders(group) == {1: ["(1,1)", "(1,0)"], 2: ["(1,0)", "(1,1)"]}
     assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
 
 
-def test_004_4_corrected_every_member_of_the_view_must_have_acknowledged() -> None:
-    group = ack_of_the_dead()
+def test_004_4_corrected_every_member_of_the_view_must_acknowledge() -> None:
+    group = ack_of_a_crashed_member()
     finish_required(group)
     assert consumed_orders(group) == {1: ["(1,0)", "(1,1)"], 2: ["(1,0)", "(1,1)"]}
 
 
-def test_004_4_what_the_dead_said_before_the_view_change_still_counts() -> None:
-    """Member 3 consumes l, acknowledges h and dies: l stays before h at those who have both."""
+def test_004_4_a_crashed_members_acknowledgment_before_the_view_change_still_counts() -> None:
+    """Member 3 consumes l, acknowledges h and crashes: l stays before h at the other members."""
     group = IdealGroup({1: [LOW, HIGH], 2: [], 3: []}, crashes=1)
     perform_all(
         group, ("send", 1), *receive_from(1, receiver=1), *receive_from(1, receiver=2), *receive_from(1, receiver=3)
@@ -265,7 +266,7 @@ def test_004_5_a_member_that_leaves_in_order_does_not_differ() -> None:
     perform_all(group, ("leave", 3), *receive_from(3, receiver=3), ("depart", 3), ("block", 3))
     finish_required(group)
     assert group.peers[3].consumed == [MessageRef(1, 1, 0)]
-    assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(1,1)"]), "what the leaver consumed stays in front"
+    assert consumed_orders(group) == same_for_all((1, 2), ["(1,0)", "(1,1)"]), "the departed member's message is first"
 
 
 # -- 004-7 -------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def test_004_7_without_step_3_nothing_breaks(form: DecisionMode, monkeypatch: py
 # -- 004-9 -------------------------------------------------------------------------------------------------------
 
 
-def talked_through(messages: int, report_every: int = 1 << 30) -> IdealGroup:
+def after_sending(messages: int, report_every: int = 1 << 30) -> IdealGroup:
     group = IdealGroup({1: [LOW] * messages, 2: []}, report_every=report_every)
     for _ in range(messages):
         perform_all(group, ("send", 1))
@@ -298,18 +299,18 @@ def finish_but_send(group: IdealGroup) -> None:
         group.perform(actions[0])
 
 
-def test_004_9_what_everybody_has_consumed_leaves_the_histories_without_further_messages() -> None:
-    group = talked_through(10)
+def test_004_9_messages_consumed_by_all_leave_the_histories_without_extra_traffic() -> None:
+    group = after_sending(10)
     for peer in group.survivors():
         assert peer.consumed == [MessageRef(1, 1, n) for n in range(10)]
         assert list(peer.core.history) == [MessageRef(1, 1, 9)], (
-            "the acknowledgments of message 9 told of all before it"
+            "the acknowledgments of message 9 report all earlier ones"
         )
     assert {type(body).__name__ for bodies in group.bodies.values() for body in bodies} == {"MessageBody", "Ack"}
 
 
 def test_004_9_a_member_that_only_consumes_reports_its_progress() -> None:
-    group = talked_through(10, report_every=1)
+    group = after_sending(10, report_every=1)
     assert [list(peer.core.history) for peer in group.survivors()] == [[], []]
 
 
@@ -321,8 +322,8 @@ def test_004_9_a_slow_consumer_keeps_the_histories() -> None:
     finish_required(group)
 
 
-def test_004_9_a_collected_message_counts_as_inserted() -> None:
-    """A member that was slow to hear still names what the others have forgotten."""
+def test_004_9_a_message_consumed_by_all_counts_as_inserted() -> None:
+    """A slow member's acknowledgments still name messages that the others have dropped from their histories."""
     chance = RandomStreams(9).stream("collected")
     for _ in range(20):
         group = random_group(chance)
@@ -343,19 +344,19 @@ def test_004_10_a_newcomer_takes_over_queue_locks_history_and_pending_acknowledg
     perform_all(group, ("admit", 3), ("block", 1), ("block", 2))
     finish_without(group, {"consume", "install", "admit"})
     perform_all(group, ("install", 1), ("join", 3, 1))
-    giver, newcomer = group.peers[1].core, group.peers[3].core
+    provider, newcomer = group.peers[1].core, group.peers[3].core
     assert newcomer.position == 1
     assert [item.ref for item in newcomer.queue] == [MessageRef(1, 1, 1)]
     assert [list(item.locks) for item in newcomer.queue] == [[MessageRef(1, 1, 2)]]
-    assert list(newcomer.waiting) == list(giver.waiting) == [MessageRef(1, 1, 2)]
-    assert newcomer.history == giver.history
+    assert list(newcomer.waiting) == list(provider.waiting) == [MessageRef(1, 1, 2)]
+    assert newcomer.history == provider.history
     finish_required(group)
     assert consumed_orders(group)[1] == ["(1,0)", "(1,2)", "(1,1)"]
     assert consumed_orders(group)[3] == ["(1,2)", "(1,1)"]
     assert not stuck_messages(group)
 
 
-def test_004_10_the_coordinator_dies_with_its_decision_and_the_first_member_decides_anew() -> None:
+def test_004_10_the_first_member_decides_again_when_the_coordinator_crashes_with_its_decision() -> None:
     group = IdealGroup({1: [], 2: [], 3: [HIGH]}, form=DecisionMode.COORDINATOR, crashes=1, crash_candidates=[3])
     perform_all(
         group,
@@ -372,8 +373,8 @@ def test_004_10_the_coordinator_dies_with_its_decision_and_the_first_member_deci
     assert consumed_orders(group) == same_for_all((1, 2), ["(3,0)"])
 
 
-def test_004_10_decisions_wait_for_the_history_set_as_acknowledgments_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wait, decisions of two coordinators that come in two orders break P1."""
+def test_004_10_a_coordinators_decision_waits_for_the_history_set_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wait, decisions of two coordinators that arrive in two orders break P1."""
     insert_at_once(monkeypatch)
     broken = 0
     for seed in range(400):
@@ -388,19 +389,19 @@ def test_004_10_decisions_wait_for_the_history_set_as_acknowledgments_do(monkeyp
     assert broken >= 3
 
 
-# -- planted, caught ---------------------------------------------------------------------------------------------
+# -- the checkers find every published error ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("published", "scripts", "crashes"),
     [
         (insert_at_once, {1: [], 2: [LOW, LOW], 3: [HIGH, HIGH]}, 0),
-        (throw_early_acks_away, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 0),
+        (drop_early_acks, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 0),
         (compare_priorities_only, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 0),
         (count_acks, {1: [LOW], 2: [LOW, HIGH], 3: [HIGH]}, 1),
     ],
 )
-def test_each_published_step_is_caught_by_the_checkers_in_runs_by_lot(
+def test_the_checkers_find_each_published_error_in_random_runs(
     published: Callable[[pytest.MonkeyPatch], None],
     scripts: dict[int, list[int]],
     crashes: int,
@@ -419,9 +420,9 @@ def test_each_published_step_is_caught_by_the_checkers_in_runs_by_lot(
         if p1(group):
             assert check_all(ideal_trace(group))["total_order"].status is Status.VIOLATED
             return
-    pytest.fail("no run showed it")
+    pytest.fail("no run showed the error")
 
 
-def test_everyone_has_a_life_in_the_trace() -> None:
+def test_all_incarnations_lists_every_member() -> None:
     group = not_uniform()
     assert {(peer.member, peer.incarnation) for peer in all_incarnations(group)} == {(1, 1), (2, 1), (3, 1)}

@@ -1,6 +1,6 @@
-"""Paper 004 §3.1: P1 and P2 in every schedule of small groups, crashes at every step included, and in both forms.
+"""Paper 004 §3.1: P1 and P2 in every schedule of small groups, with crashes at every step, in both decision modes.
 
-Cases are named members x messages. Acknowledgments are FIFO per sender and in no causal order.
+Cases are named members x messages. Acknowledgments are FIFO per sender, without causal order.
 """
 
 import pytest

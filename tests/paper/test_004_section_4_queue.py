@@ -1,4 +1,4 @@
-"""Paper 004 §4: Figure 1, equations (2) to (6), Figures 2 and 3, cases A and B, the three steps of an insertion."""
+"""Paper 004 §4: Figures 1 to 3, equations (2) to (6), cases A and B, and the three steps of an insertion."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from unisono.orders.priority.messages import Ack
 from unisono.orders.priority.queue import TAIL, ConsumableQueue, InsertionPointMissing, PriorityMessage, urgency
 
 LOW, MEDIUM, HIGH = 0, 1, 2
-NOBODY: frozenset[MessageRef] = frozenset()
+NOTHING_CONSUMED: frozenset[MessageRef] = frozenset()
 
 
 def message(name: int, priority: int, *, stamp: int | None = None, previous: int | None = None) -> PriorityMessage:
-    """A message that has a sender of its own, so that only priorities decide."""
+    """A message with its own sender, so that only priorities decide."""
     ref = MessageRef(name, 1, 0)
     return PriorityMessage(
         ref, priority, name if stamp is None else stamp, ref.sequence if previous is None else previous, b""
@@ -41,7 +41,7 @@ def locks(queue: ConsumableQueue) -> list[list[int]]:
 # -- Figure 1 ----------------------------------------------------------------------------------------------------
 
 
-def test_figure_1_consume_gives_the_first_message_unless_it_is_locked_or_there_is_none() -> None:
+def test_figure_1_consume_returns_the_first_message_unless_it_is_locked_or_missing() -> None:
     queue = queue_of(message(1, LOW), message(2, LOW))
     first = queue.consume()
     assert first is not None
@@ -51,7 +51,7 @@ def test_figure_1_consume_gives_the_first_message_unless_it_is_locked_or_there_i
     assert ConsumableQueue().consume() is None
 
 
-def test_figure_1_a_message_behind_a_locked_one_is_not_consumed_either() -> None:
+def test_figure_1_a_message_behind_a_locked_one_is_not_consumed() -> None:
     queue = queue_of(message(1, LOW), message(2, LOW))
     queue.lock(message(3, MEDIUM))
     queue.insert(message(4, HIGH), TAIL, {MessageRef(1, 1, 0), MessageRef(2, 1, 0)})
@@ -66,7 +66,7 @@ def test_figure_1_a_message_behind_a_locked_one_is_not_consumed_either() -> None
 
 
 @pytest.mark.parametrize(
-    ("queued", "joins", "tail"),
+    ("queued", "priority", "tail"),
     [
         ([], HIGH, []),
         ([LOW, LOW], HIGH, [1, 2]),
@@ -78,14 +78,14 @@ def test_figure_1_a_message_behind_a_locked_one_is_not_consumed_either() -> None
     ],
 )
 def test_equation_2_the_target_tail_ends_at_the_first_message_that_is_not_less_urgent(
-    queued: list[int], joins: int, tail: list[int]
+    queued: list[int], priority: int, tail: list[int]
 ) -> None:
-    queue = queue_of(*(message(name, priority) for name, priority in enumerate(queued, 1)))
-    found = queue.target_tail(urgency(message(9, joins)))
+    queue = queue_of(*(message(name, level) for name, level in enumerate(queued, 1)))
+    found = queue.target_tail(urgency(message(9, priority)))
     assert [item.ref.sender for item in found] == tail
 
 
-def test_equation_3_all_of_the_target_tail_is_locked_and_nothing_else() -> None:
+def test_equation_3_exactly_the_target_tail_is_locked() -> None:
     queue = queue_of(message(1, HIGH), message(2, LOW), message(3, LOW))
     assert [ref.sender for ref in queue.lock(message(4, HIGH))] == [2, 3]
     assert locks(queue) == [[], [4], [4], [4]]
@@ -96,31 +96,31 @@ def test_erratum_004_8_the_tail_itself_can_be_locked() -> None:
     queue = ConsumableQueue()
     assert queue.lock(message(1, HIGH)) == []
     assert locks(queue) == [[1]]
-    queue.insert(message(2, LOW), TAIL, NOBODY)
-    assert locks(queue) == [[1], [1]], "what is inserted before the tail inherits its locks"
+    queue.insert(message(2, LOW), TAIL, NOTHING_CONSUMED)
+    assert locks(queue) == [[1], [1]], "a message inserted before TAIL inherits its locks"
     assert queue.consume() is None
 
 
 # -- equations (4) and (5) -----------------------------------------------------------------------------------------
 
 
-def acks_of(ref: MessageRef, *said: tuple[list[int], list[int]]) -> dict[tuple[int, int], Ack]:
-    """One acknowledgment per member: the target tail and the history that it saw."""
+def acks_of(ref: MessageRef, *contents: tuple[list[int], list[int]]) -> dict[tuple[int, int], Ack]:
+    """One acknowledgment per member, with its target tail and its history."""
 
     def refs(senders: list[int]) -> MessageSet:
         return MessageSet.of(MessageRef(sender, 1, 0) for sender in senders)
 
-    return {(member, 1): Ack(ref, refs(tail), refs(history)) for member, (tail, history) in enumerate(said, 1)}
+    return {(member, 1): Ack(ref, refs(tail), refs(history)) for member, (tail, history) in enumerate(contents, 1)}
 
 
-def test_equation_4_the_common_set_is_what_is_in_every_target_tail() -> None:
+def test_equation_4_the_common_set_is_the_intersection_of_the_target_tails() -> None:
     core = Insertion(1, 1, DecisionMode.ALL, report_every=100)
     ref = MessageRef(9, 1, 0)
     decision = core.decide(ref, acks_of(ref, ([1, 2, 3], []), ([2, 3, 4], [1]), ([2, 3, 5], [1])))
     assert [one.sender for one in decision.common] == [2, 3]
 
 
-def test_equation_5_the_history_set_is_what_anybody_had_consumed() -> None:
+def test_equation_5_the_history_set_is_the_union_of_the_histories() -> None:
     core = Insertion(1, 1, DecisionMode.ALL, report_every=100)
     ref = MessageRef(9, 1, 0)
     decision = core.decide(ref, acks_of(ref, ([], [1]), ([], [1, 2]), ([], [5])))
@@ -129,14 +129,13 @@ def test_equation_5_the_history_set_is_what_anybody_had_consumed() -> None:
 
 def test_the_insertion_point_is_the_first_of_the_common_set_in_the_queue_or_the_tail() -> None:
     queue = queue_of(message(1, LOW), message(2, LOW), message(3, LOW))
-    nobody = MessageRef(9, 1, 0)
-    assert queue.insertion_point(MessageSet.of([MessageRef(3, 1, 0), MessageRef(2, 1, 0)]), nobody) == MessageRef(
-        2, 1, 0
-    )
-    assert queue.insertion_point(MessageSet.of([]), nobody) == TAIL
+    itself = MessageRef(9, 1, 0)
+    common = MessageSet.of([MessageRef(3, 1, 0), MessageRef(2, 1, 0)])
+    assert queue.insertion_point(common, itself) == MessageRef(2, 1, 0)
+    assert queue.insertion_point(MessageSet.of([]), itself) == TAIL
 
 
-def test_the_insertion_point_is_behind_the_senders_message_before() -> None:
+def test_the_insertion_point_is_behind_the_senders_previous_message() -> None:
     queue = queue_of(message(1, LOW), message(2, MEDIUM), message(3, LOW))
     assert queue.insertion_point(
         MessageSet.of([MessageRef(1, 1, 0), MessageRef(3, 1, 0)]), MessageRef(2, 1, 0)
@@ -146,7 +145,7 @@ def test_the_insertion_point_is_behind_the_senders_message_before() -> None:
 # -- Figure 2 ------------------------------------------------------------------------------------------------------
 
 
-def test_figure_2_the_urgent_message_goes_before_what_the_fastest_process_has_not_consumed() -> None:
+def test_figure_2_the_urgent_message_goes_before_the_messages_that_no_process_has_consumed() -> None:
     m, n, o = (message(name, LOW) for name in (1, 2, 3))
     queues = [queue_of(m, n, o) for _ in range(3)]
     assert queues[0].consume() == m, "process 1 is faster"
@@ -180,7 +179,7 @@ def figure_3() -> tuple[PriorityMessage, PriorityMessage, PriorityMessage, Consu
 
 def test_figure_3_iii_case_a_the_lock_set_of_the_insertion_point_is_inherited() -> None:
     low, m, _, first, _ = figure_3()
-    first.insert(m, low.ref, NOBODY)
+    first.insert(m, low.ref, NOTHING_CONSUMED)
     assert names(first) == [2, 1]
     assert locks(first) == [[3], [3], [3]], "m is held by h, and no longer holds l"
     assert first.consume() is None
@@ -188,7 +187,7 @@ def test_figure_3_iii_case_a_the_lock_set_of_the_insertion_point_is_inherited() 
 
 def test_figure_3_ii_locks_of_less_urgent_messages_are_not_inherited() -> None:
     low, _, h, _, second = figure_3()
-    second.insert(h, low.ref, NOBODY)
+    second.insert(h, low.ref, NOTHING_CONSUMED)
     assert names(second) == [3, 1]
     assert locks(second) == [[], [2], [2]]
     assert second.consume() == h
@@ -196,30 +195,30 @@ def test_figure_3_ii_locks_of_less_urgent_messages_are_not_inherited() -> None:
 
 def test_figure_3_iv_and_v_case_b_the_locking_interval_puts_both_queues_in_one_order() -> None:
     low, m, h, first, second = figure_3()
-    first.insert(m, low.ref, NOBODY)
-    assert first.insert(h, low.ref, NOBODY) == m.ref, "the locking interval of h at process 1 is [m … l]"
-    second.insert(h, low.ref, NOBODY)
-    assert second.insert(m, low.ref, NOBODY) == low.ref, "the locking interval of m at process 2 is [l]"
+    first.insert(m, low.ref, NOTHING_CONSUMED)
+    assert first.insert(h, low.ref, NOTHING_CONSUMED) == m.ref, "the locking interval of h at process 1 is [m … l]"
+    second.insert(h, low.ref, NOTHING_CONSUMED)
+    assert second.insert(m, low.ref, NOTHING_CONSUMED) == low.ref, "the locking interval of m at process 2 is [l]"
     assert names(first) == names(second) == [3, 2, 1]
     assert locks(first) == locks(second) == [[], [], [], []]
 
 
-def test_equation_6_the_interval_stops_at_what_somebody_had_consumed() -> None:
+def test_equation_6_the_interval_stops_at_a_consumed_message() -> None:
     low, m, h = message(1, LOW), message(2, MEDIUM), message(3, HIGH)
     queue = queue_of(m, low)
     assert queue.insert(h, low.ref, {m.ref}) == low.ref
     assert names(queue) == [2, 3, 1]
 
 
-def test_equation_6_the_interval_stops_at_what_is_more_urgent() -> None:
+def test_equation_6_the_interval_stops_at_a_more_urgent_message() -> None:
     low, m, h = message(1, LOW), message(2, MEDIUM), message(3, HIGH)
     queue = queue_of(h, low)
-    assert queue.insert(m, low.ref, NOBODY) == low.ref
+    assert queue.insert(m, low.ref, NOTHING_CONSUMED) == low.ref
     assert names(queue) == [3, 2, 1]
 
 
-def test_step_3_a_joining_message_is_not_delayed_by_less_urgent_ones() -> None:
-    """Erratum 004-7: this is about delay. Without the step, process 1 would wait for m before it consumes a."""
+def test_step_3_a_new_message_is_not_delayed_by_less_urgent_ones() -> None:
+    """Erratum 004-7: the step only reduces delay. Without it, process 1 would wait for m before it consumes a."""
     a, m, h = message(1, LOW), message(2, MEDIUM), message(3, HIGH)
     queue = queue_of(a)
     queue.lock(m)
@@ -230,15 +229,15 @@ def test_step_3_a_joining_message_is_not_delayed_by_less_urgent_ones() -> None:
     assert queue.consume() == a
 
 
-def test_an_insertion_point_that_was_consumed_in_spite_of_its_lock_is_an_error() -> None:
+def test_a_missing_insertion_point_is_an_error() -> None:
     queue = queue_of(message(1, LOW))
     with pytest.raises(InsertionPointMissing, match=r"\(7,0\)"):
-        queue.insert(message(2, HIGH), MessageRef(7, 1, 0), NOBODY)
+        queue.insert(message(2, HIGH), MessageRef(7, 1, 0), NOTHING_CONSUMED)
 
 
 def test_equal_priorities_are_ordered_by_the_logical_clock_and_then_by_sender() -> None:
     queue = queue_of(message(5, LOW, stamp=7))
-    assert queue.insert(message(4, LOW, stamp=8), TAIL, NOBODY) == TAIL
-    assert queue.insert(message(6, LOW, stamp=6), TAIL, NOBODY) == MessageRef(5, 1, 0)
-    assert queue.insert(message(3, LOW, stamp=7), TAIL, NOBODY) == MessageRef(5, 1, 0)
+    assert queue.insert(message(4, LOW, stamp=8), TAIL, NOTHING_CONSUMED) == TAIL
+    assert queue.insert(message(6, LOW, stamp=6), TAIL, NOTHING_CONSUMED) == MessageRef(5, 1, 0)
+    assert queue.insert(message(3, LOW, stamp=7), TAIL, NOTHING_CONSUMED) == MessageRef(5, 1, 0)
     assert names(queue) == [6, 3, 5, 4]

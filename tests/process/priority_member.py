@@ -1,10 +1,10 @@
-"""A member of a group in the priority order, as a process: sends messages of all priorities, and pulls at its own pace.
+"""A member process in the priority order: sends messages of all priorities and consumes at its own pace.
 
-Configuration is one line of JSON on standard input; when that is closed, the member leaves. Each line out is one JSON
-list: ["up", life] (in the beginning, and whenever it joins again by itself), ["view", id, members, gap_ns], ["got",
-sender, life, sequence, slot, digest], ["said", kind, text], ["left", in_order], ["error", text]. The digest is of all
-that was consumed, by this member or by the one whose state it took. Each life writes what its recorder notes to a file
-as it happens, a run of rows a line.
+The configuration is one line of JSON on standard input; when the input closes, the member leaves. Each output line is
+one JSON list: ["up", incarnation] (at the start and after each rejoin), ["view", id, members, blocked_ns], ["got",
+sender, incarnation, sequence, slot, digest], ["said", kind, text] for a violation, ["left", in_order], ["error", text].
+The digest covers all consumed messages, including those in the state that was taken over. Each incarnation writes the
+rows of its recorder to its own file at once, one batch of rows per line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def send(group: unisono.Group, every_s: float, chance: random.Random) -> N
 
 
 class Digest:
-    """The application's state: what came of all that was consumed, in its order."""
+    """The application's state: a hash over all consumed messages, in order."""
 
     def __init__(self) -> None:
         self.value = b""
@@ -68,28 +68,28 @@ async def consume(group: unisono.Group, digest: Digest, pause_s: float) -> None:
 
 
 def recorder(folder: str, member: int, incarnation: int) -> Recorder:
-    """What a life does, in a file of its own."""
-    rows = Path(folder, f"{member}.{incarnation}.jsonl")
-    rows.touch()
+    """A recorder that writes one incarnation's rows to a file."""
+    path = Path(folder, f"{member}.{incarnation}.jsonl")
+    path.touch()
 
-    def put(run: PackedRows) -> None:
-        with rows.open("ab", buffering=0) as file:
-            file.write(json.dumps(run).encode() + b"\n")
+    def write(rows: PackedRows) -> None:
+        with path.open("ab", buffering=0) as file:
+            file.write(json.dumps(rows).encode() + b"\n")
 
     return Recorder(
         "run",
         "table",
         member,
-        put,
+        write,
         life=incarnation,
-        new_incarnation=lambda next_life: recorder(folder, member, next_life),
+        new_incarnation=lambda following: recorder(folder, member, following),
     )
 
 
 async def run(setup: dict[str, Any]) -> None:
     loop, closed = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), closed.set)
-    member, life, digest = setup["member"], setup["life"], Digest()
+    member, incarnation, digest = setup["member"], setup["life"], Digest()
     tasks: list[asyncio.Task[Any]] = []
     try:
         group = await unisono.join(
@@ -98,18 +98,18 @@ async def run(setup: dict[str, Any]) -> None:
             peers={int(number): (host, port) for number, (host, port) in setup["peers"].items()},
             order=setup["order"],
             rate=unisono.Rate(avg=200, burst=8),
-            recorder=recorder(setup["trace"], member, life),
-            incarnation=life,
+            recorder=recorder(setup["trace"], member, incarnation),
+            incarnation=incarnation,
             timeout="60s",
             state=digest,
         )
-        emit("up", life)
-        sending = asyncio.create_task(send(group, setup["every_s"], random.Random(life)))
+        emit("up", incarnation)
+        sending = asyncio.create_task(send(group, setup["every_s"], random.Random(incarnation)))
         consuming = asyncio.create_task(consume(group, digest, setup["pause_s"]))
         tasks = [sending, consuming, asyncio.create_task(closed.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not closed.is_set():
-            await asyncio.gather(*(task for task in tasks if task.done()))  # raises why
+            await asyncio.gather(*(task for task in tasks if task.done()))  # raises the cause
         emit("left", await group.leave())
     except UnisonoError as error:
         emit("error", f"{type(error).__name__}: {error}")

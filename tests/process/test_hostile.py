@@ -40,9 +40,9 @@ def malformed() -> dict[str, bytes]:
         "wrong group": encode(frame(), group ^ 1),
         "not a member": encode(frame(sender=77), group),
         "own datagram": encode(frame(sender=2), group),
-        "absurd slot": encode(frame(slot=2**62), group),
-        "lengths that lie": encode(frame(flags=0, body=b"\x00\x09\x00\x09liar"), group),
-        "bad piece": encode(frame(flags=FRAGMENT), group),
+        "implausible slot": encode(frame(slot=2**62), group),
+        "inconsistent lengths": encode(frame(flags=0, body=b"\x00\x09\x00\x09liar"), group),
+        "bad fragment": encode(frame(flags=FRAGMENT), group),
         "bad control message": encode(frame(kind=Kind.HELLO, flags=0, body=b"hi"), group),
     }
 

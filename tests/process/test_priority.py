@@ -13,8 +13,8 @@ from unisono.cluster.supervisor import free_addresses
 from unisono.trace.recorder import Recorder
 
 
-def test_consume_pulls_and_an_urgent_message_overtakes_at_both_members() -> None:
-    async def play() -> None:
+def test_an_urgent_message_overtakes_at_both_members() -> None:
+    async def scenario() -> None:
         peers = free_addresses((1, 2))
         async with asyncio.timeout(60):
             first, second = await asyncio.gather(
@@ -25,19 +25,19 @@ def test_consume_pulls_and_an_urgent_message_overtakes_at_both_members() -> None
             await second.send(b"!", priority=7)
             while first._stack.queued() < 4:
                 await asyncio.sleep(0.01)
-            mine = [await first.consume() for _ in range(4)]
-            theirs = [await second.consume() for _ in range(3)]
-            assert [message.payload for message in mine] == [b"a", b"!", b"b", b"c"]
-            assert [message.payload for message in theirs] == [b"!", b"b", b"c"]
-            assert [message.priority for message in mine] == [0, 7, 0, 0]
+            at_first = [await first.consume() for _ in range(4)]
+            at_second = [await second.consume() for _ in range(3)]
+            assert [message.payload for message in at_first] == [b"a", b"!", b"b", b"c"]
+            assert [message.payload for message in at_second] == [b"!", b"b", b"c"]
+            assert [message.priority for message in at_first] == [0, 7, 0, 0]
             assert first.stats().delivered == second.stats().delivered == 4
             await asyncio.gather(first.leave(), second.leave())
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 class Ledger:
-    """An application that keeps what it has consumed."""
+    """An application whose state is the list of consumed messages."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -49,59 +49,59 @@ class Ledger:
         self.entries = json.loads(state)
 
 
-def test_who_joins_later_is_given_the_applications_state() -> None:
-    async def play() -> None:
+def test_a_newcomer_receives_the_application_state() -> None:
+    async def scenario() -> None:
         peers = free_addresses((1, 2, 3))
         ledgers = {member: Ledger() for member in peers}
 
         async def join(member: int) -> unisono.Group:
             return await unisono.join("kept", order="priority", member=member, peers=peers, state=ledgers[member])
 
-        async def keep(group: unisono.Group, count: int) -> None:
+        async def consume_until(group: unisono.Group, count: int) -> None:
             while len(ledgers[group.member].entries) < count:
                 ledgers[group.member].entries.append((await group.consume()).payload.decode())
 
         async with asyncio.timeout(60):
             first, second = await asyncio.gather(join(1), join(2))
             await first.send_many([b"a", b"b", b"c", b"d"])
-            await asyncio.gather(keep(first, 4), keep(second, 2))
+            await asyncio.gather(consume_until(first, 4), consume_until(second, 2))
             third = await join(3)
-            assert ledgers[3].entries in (list("ab"), list("abcd")), "what its giver had when the view began"
+            assert ledgers[3].entries in (list("ab"), list("abcd")), "the provider's state when the view began"
             await third.send(b"e")
-            await asyncio.gather(*(keep(group, 5) for group in (first, second, third)))
+            await asyncio.gather(*(consume_until(group, 5) for group in (first, second, third)))
             assert [ledger.entries for ledger in ledgers.values()] == [list("abcde")] * 3
             await asyncio.gather(*(group.leave() for group in (first, second, third)))
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
-def test_orders_that_bring_nobody_up_to_date_refuse_a_state() -> None:
+def test_orders_without_state_transfer_refuse_a_state() -> None:
     with pytest.raises(unisono.InvalidOption, match="brings nobody up to date"):
         unisono.join("kept", member=1, peers=free_addresses((1,)), state=Ledger())
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "problem"),
     [
         ({"deadline": "10s"}, "deadline: no deadline can be promised"),
         ({"state": object()}, "state: give_state"),
         ({"recorder": Recorder("run", "g", 1, list[object]().append)}, "recorder: .* rejoin=False"),
     ],
 )
-def test_what_the_order_cannot_do_is_refused(asked: dict[str, Any], words: str) -> None:
+def test_unsupported_options_are_refused(options: dict[str, Any], problem: str) -> None:
     peers = free_addresses((1, 2))
-    with pytest.raises(unisono.InvalidOption, match=words):
-        unisono.join("g", order="priority", member=1, peers=peers, **asked)
-    if "recorder" in asked:
-        unisono.join("g", order="priority", member=1, peers=peers, rejoin=False, **asked)
+    with pytest.raises(unisono.InvalidOption, match=problem):
+        unisono.join("g", order="priority", member=1, peers=peers, **options)
+    if "recorder" in options:
+        unisono.join("g", order="priority", member=1, peers=peers, rejoin=False, **options)
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
 def test_the_demo_of_the_priority_order_is_valid(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["demo", "--order", order, "--members", "3", "--seconds", "2", "--rate", "20", "--json"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
+    command = ["demo", "--order", order, "--members", "3", "--seconds", "2", "--rate", "20", "--json"]
+    assert main([*command, "--out", str(tmp_path)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["checks"]["priority_accounting"]["verdict"] == "valid"
     assert shown["checks"]["view_atomicity"]["verdict"] == "valid"

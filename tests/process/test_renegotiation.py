@@ -99,7 +99,7 @@ def test_a_deadline_that_was_given_is_kept_or_its_member_is_told() -> None:
         fields: dict[str, Any] = {"delta": "20ms", "gamma": "2ms", "slot": "5ms"}
         bound = unisono.join("table", member=1, peers=peers, deadline="40ms", **fields)
         first, second = await asyncio.gather(bound, unisono.join("table", member=2, peers=peers, **fields))
-        with pytest.raises(unisono.Infeasible, match="slots of 20ms make the bound 42ms; what can be offered is 27 ms"):
+        with pytest.raises(unisono.Infeasible, match="slots of 20ms make the bound 42ms; the best offer is 27 ms"):
             first.renegotiate(slot="20ms")
         second.renegotiate(slot="20ms")
         told = ""

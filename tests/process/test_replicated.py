@@ -117,7 +117,7 @@ def test_over_one_grade_there_is_no_optimism(order: str) -> None:
         machines: list[StateMachine] = [Counter(), Counter()]
         one, two = (Replicated(group, machine) for group, machine in zip(groups, machines, strict=True))
         async with one, two:
-            with pytest.raises(ValueError, match=r"made by Counter.add; b'3' is none"):
+            with pytest.raises(ValueError, match=r"made by Counter.add, got b'3'"):
                 await one.execute(b"3")
             assert await one.execute(Counter.add(5), grade=Grade.EARLY) == 5
             assert await two.execute(Counter.add(-2)) == 3

@@ -80,7 +80,7 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     path.write_text(SLA.replace("bound = 0.02", "bound = 2"), encoding="utf-8")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert done.returncode == 2
-    assert f"{path}:9: sla[1].bound: of loss it is a share from 0 to less than 1, not 2" in done.stderr
+    assert f"{path}:9: sla[1].bound: expected a share from 0 to less than 1 for loss, got 2" in done.stderr
     path.write_text(SLA.replace('"order"', '"rmcast"'), encoding="utf-8")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert done.returncode == 2
@@ -140,8 +140,8 @@ def test_a_promise_that_cannot_be_made_is_answered_with_what_can() -> None:
     done = unisono("demo", *words, "--reliable", "rmcast")
     assert done.returncode == 1
     assert "not feasible" in done.stderr
-    assert "what can be offered is 0." in done.stderr
-    assert "within 5ms" in done.stderr.partition("what can be offered is")[2]
+    assert "the best offer is 0." in done.stderr
+    assert "within 5ms" in done.stderr.partition("the best offer is")[2]
     done = unisono("demo", *words, "--reliable", "rmcast", "--reliability", "2")
     assert (done.returncode, done.stderr.partition(" is needed")[0]) == (
         2,

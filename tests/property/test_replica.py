@@ -1,4 +1,4 @@
-"""A replica against its definition, step by step: whatever comes early, late, twice, out of order or not at all."""
+"""A replica against its definition, step by step: commands come early, late, twice, out of order or not at all."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from unisono.replica.structures import Counter, Dict, Log, Set, pack, unpack
 
 
 class Mixer:
-    """Commands over several objects at once, each of which depends on the order of all before it."""
+    """Commands on several objects at once whose result depends on the order of all earlier commands."""
 
     def touches(self, command: bytes) -> Sequence[Key]:
         return list(command[1:].decode())
 
     def apply(self, view: ObjectView, command: bytes) -> int:
         total = sum(view[key] or 0 for key in command[1:].decode()) * 31 + command[0]
-        for place, key in enumerate(command[1:].decode()):
-            view[key] = (total + place) % 1_000_003 or None
+        for index, key in enumerate(command[1:].decode()):
+            view[key] = (total + index) % 1_000_003 or None
         return total
 
     def dump(self, state: dict[Key, Any]) -> bytes:
@@ -41,22 +41,22 @@ def executed(commands: Sequence[bytes]) -> dict[Key, Any]:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: int) -> None:
+def test_the_optimistic_state_is_all_final_commands_and_then_the_early_ones(seed: int) -> None:
     chance = random.Random(seed)
     machine, objects = Mixer(), "abcdef"[: chance.randint(1, 6)]
     sent: list[tuple[MessageName, bytes]] = []
     for number in range(chance.randint(5, 40)):
         touched = "".join(chance.sample(objects, chance.randint(1, min(3, len(objects)))))
         sent.append(((chance.randint(1, 3), 0, number), bytes([chance.randrange(256)]) + touched.encode()))
-    # The early order: jittered, with losses and repetitions; the final one keeps the order of sending.
+    # The early order has jitter, losses and repetitions; the final order is the order of sending.
     early = sorted((entry for entry in sent * 2 if chance.random() < 0.6), key=lambda e: e[0][2] + chance.uniform(0, 4))
-    gone = {name for name, _ in sent if chance.random() < 0.1}
+    never_final = {name for name, _ in sent if chance.random() < 0.1}
     steps = sorted(
         [(at + chance.uniform(0, 3), "early", entry) for at, entry in enumerate(early)]
         + [(at + chance.uniform(0, 12), "final", entry) for at, entry in enumerate(sent)],
         key=lambda step: step[0],
     )
-    finals = iter([entry for entry in sent if entry[0] not in gone])
+    finals = iter([entry for entry in sent if entry[0] not in never_final])
     replica, final, queue = Replica(machine), [], {}  # type: ignore[var-annotated]
     done: set[MessageName] = set()
     last: dict[int, int] = {}
@@ -73,13 +73,13 @@ def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: in
             done.add(name)
             last[name[0]] = name[2]
             queue.pop(name, None)
-            void = [other for other in queue if other in gone and other[2] <= name[2]]
-            replica.retract(void)
-            for other in void:
+            retracted = [other for other in queue if other in never_final and other[2] <= name[2]]
+            replica.retract(retracted)
+            for other in retracted:
                 del queue[other]
-        agreed, all_of_it = executed(final), executed([*final, *queue.values()])
+        agreed, expected = executed(final), executed([*final, *queue.values()])
         assert {key: replica.conservative(key) for key in replica.objects()} == agreed
-        assert {key: replica.optimistic(key) for key in replica.objects(optimistic=True)} == all_of_it
+        assert {key: replica.optimistic(key) for key in replica.objects(optimistic=True)} == expected
         assert replica.pending == len(queue)
     for name, command in finals:
         replica.deliver_final(name, command)
@@ -91,7 +91,7 @@ def test_optimistic_state_is_the_final_commands_and_then_the_early_ones(seed: in
     assert other.snapshot() == replica.snapshot()
 
 
-def test_mistake_on_one_object_leaves_the_others_alone() -> None:
+def test_a_mistake_on_one_object_does_not_affect_the_others() -> None:
     replica = Replica(Dict())
     for number, key in enumerate((b"a", b"b", b"c")):
         replica.deliver_early((1, 0, number), Dict.put(key, b"1"))
@@ -101,7 +101,7 @@ def test_mistake_on_one_object_leaves_the_others_alone() -> None:
     assert replica.conservative(b"b") == b"2"
 
 
-def test_right_guess_costs_no_rollback() -> None:
+def test_a_correct_early_order_needs_no_rollback() -> None:
     replica = Replica(Counter())
     for number in range(100):
         replica.deliver_early((1, 0, number), Counter.add(number))
@@ -112,7 +112,7 @@ def test_right_guess_costs_no_rollback() -> None:
     assert replica.mistakes.rollbacks == replica.mistakes.lost == 0
 
 
-def test_early_delivery_after_the_final_one_is_not_executed_again() -> None:
+def test_a_command_delivered_early_after_it_was_final_does_not_run_again() -> None:
     replica = Replica(Counter())
     replica.deliver_final((1, 0, 0), Counter.add(5))
     replica.deliver_early((1, 0, 0), Counter.add(5))
@@ -120,7 +120,7 @@ def test_early_delivery_after_the_final_one_is_not_executed_again() -> None:
     assert replica.mistakes.late == 1
 
 
-def test_retracted_command_is_undone() -> None:
+def test_a_retracted_command_is_undone() -> None:
     replica = Replica(Set())
     assert replica.deliver_early((1, 0, 0), Set.add(b"x")) is True
     replica.deliver_early((2, 0, 0), Set.add(b"y"))
@@ -128,7 +128,7 @@ def test_retracted_command_is_undone() -> None:
     assert replica.objects(optimistic=True) == [b"y"]
 
 
-def test_log_keeps_the_agreed_order_whatever_came_early() -> None:
+def test_a_log_takes_the_agreed_order_after_another_early_order() -> None:
     replica = Replica(Log())
     replica.deliver_early((2, 0, 0), b"second")
     replica.deliver_early((1, 0, 0), b"first")
@@ -138,7 +138,7 @@ def test_log_keeps_the_agreed_order_whatever_came_early() -> None:
     assert replica.mistakes.out_of_order == 1
 
 
-def test_compare_and_swap_gives_its_answer() -> None:
+def test_compare_and_swap_returns_whether_it_swapped() -> None:
     replica = Replica(Dict(), two_grades=False)
     assert replica.deliver_final((1, 0, 0), Dict.put(b"k", b"1")) is None
     assert replica.deliver_final((1, 0, 1), Dict.swap(b"k", b"1", b"2")) is True
@@ -147,7 +147,7 @@ def test_compare_and_swap_gives_its_answer() -> None:
     assert replica.conservative(b"k") is None
 
 
-def test_command_that_touches_what_it_did_not_declare_is_refused() -> None:
+def test_a_command_that_uses_an_undeclared_object_is_refused() -> None:
     class Greedy(Counter):
         def touches(self, command: bytes) -> Sequence[Key]:
             return ()
@@ -157,7 +157,7 @@ def test_command_that_touches_what_it_did_not_declare_is_refused() -> None:
 
 
 @pytest.mark.parametrize("machine", [Dict(), Set(), Counter(), Log()], ids=lambda machine: type(machine).__name__)
-def test_snapshots_carry_everything(machine: Dict | Set | Counter | Log) -> None:
+def test_a_snapshot_contains_the_whole_state(machine: Dict | Set | Counter | Log) -> None:
     commands = {
         Dict: [Dict.put(b"b", b""), Dict.put(b"a", b"x" * 70_000)],
         Set: [Set.add(b""), Set.add(b"\0")],
@@ -175,8 +175,8 @@ def test_snapshots_carry_everything(machine: Dict | Set | Counter | Log) -> None
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0" * 12 + b"\0\0\0\7", b"\0" * 11 + b"\1", pack(b"x")])
-def test_damaged_snapshot_is_refused(damaged: bytes) -> None:
-    with pytest.raises(ValueError, match=r"snapshot|announced|cut off"):
+def test_a_damaged_snapshot_is_refused(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match=r"snapshot|bytes at offset|truncated"):
         Replica(Dict()).restore(damaged)
 
 
@@ -190,29 +190,29 @@ def test_damaged_snapshot_is_refused(damaged: bytes) -> None:
         (Set(), Dict.put(b"key", b"value")),
         (Counter(), b"3"),
     ],
-    ids=["no record", "nothing", "too few", "another letter", "of another machine", "no number"],
+    ids=["not packed", "empty", "too few parts", "unknown action", "of another machine", "not a number"],
 )
-def test_what_is_no_command_is_refused_before_it_is_sent(machine: Dict | Set | Counter, command: bytes) -> None:
-    """Whatever `touches` lets through, `apply` can run."""
-    with pytest.raises(ValueError, match="a command is made by"):
+def test_touches_refuses_bytes_that_are_not_a_command(machine: Dict | Set | Counter, command: bytes) -> None:
+    """`apply` can run every command that `touches` accepts."""
+    with pytest.raises(ValueError, match="expected a command made by"):
         machine.touches(command)
 
 
-def test_a_snapshot_takes_the_place_of_what_was_early_and_is_in_it() -> None:
-    """What is in it is not run again over it, and what is not in it is."""
-    giver, taker = Replica(Counter()), Replica(Counter())
-    giver.deliver_final((1, 1, 0), Counter.add(5))
-    giver.deliver_final((2, 1, 0), Counter.add(3))
-    taker.deliver_early((1, 1, 0), Counter.add(5))
-    taker.restore(giver.snapshot())
-    assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (0, 8, 8)
-    taker.deliver_early((1, 1, 1), Counter.add(1))
-    taker.restore(giver.snapshot())
-    assert (taker.pending, taker.optimistic(Counter.KEY), taker.conservative(Counter.KEY)) == (1, 9, 8)
+def test_restore_keeps_only_the_early_commands_that_are_not_in_the_snapshot() -> None:
+    """Early commands in the snapshot do not run again; the others do."""
+    provider, receiver = Replica(Counter()), Replica(Counter())
+    provider.deliver_final((1, 1, 0), Counter.add(5))
+    provider.deliver_final((2, 1, 0), Counter.add(3))
+    receiver.deliver_early((1, 1, 0), Counter.add(5))
+    receiver.restore(provider.snapshot())
+    assert (receiver.pending, receiver.optimistic(Counter.KEY), receiver.conservative(Counter.KEY)) == (0, 8, 8)
+    receiver.deliver_early((1, 1, 1), Counter.add(1))
+    receiver.restore(provider.snapshot())
+    assert (receiver.pending, receiver.optimistic(Counter.KEY), receiver.conservative(Counter.KEY)) == (1, 9, 8)
 
 
-def test_the_overlay_holds_nothing_of_what_is_settled() -> None:
-    """Else it would grow with the state, and a rollback's cost with it."""
+def test_the_overlay_drops_objects_whose_commands_are_all_final() -> None:
+    """Otherwise the overlay, and the cost of a rollback, would grow with the state."""
     replica = Replica(Dict())
     for number in range(10):
         replica.deliver_early((1, 1, number), Dict.put(b"%d" % number, b"value"))

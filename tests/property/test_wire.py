@@ -1,4 +1,4 @@
-"""The wire under Hypothesis: whatever is sent arrives as it was; whatever is mutated is refused or makes sense."""
+"""The wire format under Hypothesis: frames survive a round trip; a mutated datagram is refused or still consistent."""
 
 import random
 from typing import Any
@@ -61,10 +61,10 @@ def data_frames(draw: st.DrawFn) -> Frame:
     frame = Frame(Kind.DATA, draw(st.sampled_from(MEMBERS[1:])), draw(u32), draw(u32), draw(u63), draw(u16))
     frame.burst, frame.first_sequence, frame.sent_ns = draw(u32), draw(u63), draw(u63)
     last = draw(st.sampled_from([END_OF_SLOT, END_OF_SLOT | LEAVING]))
-    shape = draw(st.sampled_from(["mixed", "uniform", "piece", "dummy"]))
-    if shape == "dummy":
+    shape = draw(st.sampled_from(["mixed", "uniform", "fragment", "empty mark"]))
+    if shape == "empty mark":
         frame.flags = last
-    elif shape == "piece":
+    elif shape == "fragment":
         frame.flags = (
             FRAGMENT | draw(st.sampled_from([0, FIRST_FRAGMENT])) | draw(st.sampled_from([0, MORE_FRAGMENTS, last]))
         )
@@ -97,7 +97,7 @@ def fields(frame: Frame) -> tuple[Any, ...]:
 
 
 @given(data_frames(), st.binary(max_size=20), st.binary(max_size=20))
-def test_a_data_frame_arrives_as_it_was_sent_wherever_it_lies(frame: Frame, before: bytes, behind: bytes) -> None:
+def test_a_data_frame_survives_a_round_trip_at_any_offset(frame: Frame, before: bytes, behind: bytes) -> None:
     datagram = encode(frame, GROUP)
     door = Door(GROUP, ME, MEMBERS)
     got = door.admit(before + datagram + behind, len(before), len(before) + len(datagram), 2**63)
@@ -121,19 +121,19 @@ hellos = st.builds(
 
 
 @given(hellos)
-def test_a_hello_arrives_as_it_was_said(hello: Hello) -> None:
+def test_a_hello_survives_a_round_trip(hello: Hello) -> None:
     assert decode_hello(encode_hello(hello)) == hello
 
 
 @given(u63, u63, u63)
-def test_probes_and_echoes_arrive_as_they_were_sent(a: int, b: int, c: int) -> None:
+def test_probes_and_echoes_survive_a_round_trip(a: int, b: int, c: int) -> None:
     assert decode_probe(encode_probe(a)) == a
     assert decode_echo(encode_echo(a, b, c)) == (a, b, c)
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=120))
-def test_random_bytes_are_no_control_message_or_a_sound_one(body: bytes) -> None:
+def test_random_bytes_are_refused_or_decode_to_a_valid_control_message(body: bytes) -> None:
     hello = decode_hello(body)
     if hello is not None:
         Rate(hello.avg, hello.burst, hello.burst_bytes)
@@ -149,7 +149,7 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
     """Valid datagrams from members 2 and 3, of every kind."""
     found = []
     for sender in (2, 3):
-        for number, (flags, run, body) in enumerate(
+        for number, (flags, packed, body) in enumerate(
             [
                 (0, OutgoingMessages([b"a" * 20] * 5, True), b""),
                 (FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS, None, b"first part"),
@@ -159,10 +159,10 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
             ]
         ):
             for s in (slot, slot + 1):
-                frame = Frame(Kind.DATA, sender, incarnation, 0, s, number, flags, 8, number, T0, run, body)
+                frame = Frame(Kind.DATA, sender, incarnation, 0, s, number, flags, 8, number, T0, packed, body)
                 found.append(encode(frame, GROUP))
-        dummies = (Frame(Kind.DATA, sender, incarnation, 0, s, 0, END_OF_SLOT, 8, 0, T0) for s in range(slot, slot + 3))
-        found.extend(encode(dummy, GROUP) for dummy in dummies)
+        marks = (Frame(Kind.DATA, sender, incarnation, 0, s, 0, END_OF_SLOT, 8, 0, T0) for s in range(slot, slot + 3))
+        found.extend(encode(mark, GROUP) for mark in marks)
         hello = Hello(5 * MS, 10 * MS, 2 * MS, members_key(MEMBERS), 50.0, 8, 800, slot, True, (SeenPeer(1, 1, True),))
         for kind, control in (
             (Kind.HELLO, encode_hello(hello)),
@@ -176,20 +176,20 @@ def corpus(slot: int, incarnation: int = 1) -> list[bytes]:
 def mutated(chance: random.Random, valid: list[bytes]) -> bytes:
     datagram = bytearray(chance.choice(valid))
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
-        what = chance.randrange(7)
+        mutation = chance.randrange(7)
         at = chance.randrange(len(datagram)) if datagram else 0
-        if what == 0 and datagram:
+        if mutation == 0 and datagram:
             datagram[at] ^= 1 << chance.randrange(8)
-        elif what == 1 and datagram:
+        elif mutation == 1 and datagram:
             datagram[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF])
-        elif what == 2:
+        elif mutation == 2:
             del datagram[at:]
-        elif what == 3:
+        elif mutation == 3:
             datagram += chance.randbytes(chance.randint(1, 40))
-        elif what == 4:
+        elif mutation == 4:
             other = chance.choice(valid)
             datagram[at:] = other[chance.randrange(len(other)) :]
-        elif what == 5:
+        elif mutation == 5:
             datagram[at:at] = chance.randbytes(chance.randint(1, 3))
         elif len(datagram) > HEADER_BYTES:
             at = chance.randrange(HEADER_BYTES, len(datagram))
@@ -197,8 +197,8 @@ def mutated(chance: random.Random, valid: list[bytes]) -> bytes:
     return bytes(datagram)
 
 
-def check_sense(frame: Frame, datagram: bytes) -> None:
-    """What was let in can be taken apart, and is made of the datagram's own bytes."""
+def check_consistent(frame: Frame, datagram: bytes) -> None:
+    """An admitted frame can be unpacked, and consists of the datagram's own bytes."""
     if frame.packed_messages is None:
         assert bytes(frame.body) == datagram[HEADER_BYTES:]
         return
@@ -211,10 +211,10 @@ def check_sense(frame: Frame, datagram: bytes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_mutated_datagram_is_refused_and_counted_or_makes_sense(seed: int) -> None:
+def test_a_mutated_datagram_is_refused_and_counted_or_still_consistent(seed: int) -> None:
     chance = random.Random(seed)
     valid = corpus(1000)
-    door, let_in = Door(GROUP, ME, MEMBERS), 0
+    door, admitted = Door(GROUP, ME, MEMBERS), 0
     for case in range(3000):
         datagram = mutated(chance, valid) if chance.random() < 0.9 else chance.randbytes(chance.randint(0, 200))
         before = chance.randbytes(chance.randint(0, 9))
@@ -222,14 +222,14 @@ def test_a_mutated_datagram_is_refused_and_counted_or_makes_sense(seed: int) -> 
         frame = door.admit(before + datagram + b"\xff" * 60, len(before), len(before) + len(datagram), 2000)
         assert (frame is None) == (door.refused.total() == refused + 1), f"case {case}: {datagram.hex()}"
         if frame is not None:
-            let_in += 1
-            check_sense(frame, datagram)
-    assert 300 < let_in < 2700, "the mutations are neither all harmless nor all fatal"
+            admitted += 1
+            check_consistent(frame, datagram)
+    assert 300 < admitted < 2700, "the mutations are neither all harmless nor all fatal"
     assert len(door.refused) >= 9
 
 
 def stack_in(mode: Mode) -> tuple[Stack, int]:
-    """A stack of member 1 in a mode, and the first slot that is or would be delivered."""
+    """A stack of member 1 in a mode, and the first slot that it delivers or would deliver."""
     stack = build(Policy("g", ME, View(MEMBERS), TIMING, Rate(1000, 8), max_message=100, probe_every_ns=50 * MS))
     first = TIMING.smax(T0)
     if mode is not Mode.GET_RATE:
@@ -252,7 +252,7 @@ def stack_in(mode: Mode) -> tuple[Stack, int]:
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("seed", range(25))
-def test_no_datagram_raises_out_of_a_stack(mode: Mode, seed: int) -> None:
+def test_no_datagram_makes_a_stack_raise(mode: Mode, seed: int) -> None:
     chance = random.Random(f"{mode} {seed}")
     stack, first = stack_in(mode)
     valid = corpus(first)
@@ -278,4 +278,4 @@ def test_no_datagram_raises_out_of_a_stack(mode: Mode, seed: int) -> None:
         for out in outgoing(stack):
             peer = Door(GROUP, 2, MEMBERS)
             got = peer.admit(out.data, 0, len(out.data), 2**63)
-            assert got is not None, "what a stack sends is well-formed"
+            assert got is not None, "a stack sends only well-formed datagrams"

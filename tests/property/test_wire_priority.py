@@ -1,4 +1,4 @@
-"""Round trips of what the priority order says, and bytes that are not what they should be."""
+"""Round trips of the priority order's messages, and malformed ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +12,14 @@ from unisono.orders.priority.messages import (
     MessageBody,
     PriorityBody,
     Progress,
-    Unreadable,
     decode_body,
+    decode_state,
     encode_body,
+    encode_state,
 )
-from unisono.orders.priority.state_messages import decode_state, encode_state
 from unisono.sim.ideal_swarm import random_group, run_randomly
 from unisono.sim.random_streams import RandomStreams
+from unisono.wire.codec import Unreadable
 
 REFS = st.builds(MessageRef, st.integers(0, 0xFFFF), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
 NEAR = st.builds(MessageRef, st.integers(1, 3), st.integers(1, 2), st.integers(0, 30))
@@ -43,12 +44,12 @@ BODIES = st.one_of(
 
 
 @given(BODIES)
-def test_a_body_comes_back_as_it_went(body: PriorityBody) -> None:
+def test_a_body_survives_a_round_trip(body: PriorityBody) -> None:
     assert decode_body(encode_body(body)) == body
 
 
 @given(BODIES, st.integers(0, 200))
-def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: PriorityBody, length: int) -> None:
+def test_a_truncated_body_is_refused_or_is_a_shorter_message(body: PriorityBody, length: int) -> None:
     data = encode_body(body)
     cut = data[: min(length, len(data) - 1)]
     if isinstance(body, MessageBody) and len(cut) >= len(data) - len(body.payload):
@@ -61,7 +62,7 @@ def test_a_body_that_was_cut_short_is_refused_or_is_a_shorter_message(body: Prio
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -> None:
+def test_random_bytes_are_refused_or_decode_to_a_body_of_the_same_length(data: bytes) -> None:
     try:
         body = decode_body(data)
     except Unreadable:
@@ -73,7 +74,7 @@ def test_any_bytes_are_a_body_that_encodes_to_them_or_are_refused(data: bytes) -
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
-def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: int) -> None:
+def test_a_state_survives_a_round_trip_and_its_prefixes_are_refused(seed: int) -> None:
     chance = RandomStreams(seed).stream("state")
     group = random_group(chance)
     for _ in range(40):
@@ -93,10 +94,10 @@ def test_a_state_comes_back_as_it_went_and_none_of_its_beginnings_is_one(seed: i
             decode_state(b"\7" + data[1:])
 
 
-def test_a_state_in_which_a_lock_belongs_to_nobody_is_refused() -> None:
+def test_a_state_with_a_lock_of_an_unknown_message_is_refused() -> None:
     group = random_group(RandomStreams(3).stream("lock"))
     run_randomly(group, RandomStreams(3).stream("lock"))
     state = next(iter(group.peers.values())).core.state()
     broken = type(state)(**{**{f: getattr(state, f) for f in state.__slots__}, "tail_locks": (MessageRef(9, 9, 9),)})
-    with pytest.raises(Unreadable, match=r"\(9,9\) is spoken of and does not wait"):
+    with pytest.raises(Unreadable, match=r"\(9,9\) holds a lock or has an acknowledgment, but is not waiting"):
         decode_state(encode_state(broken))

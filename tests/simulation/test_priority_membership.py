@@ -1,4 +1,4 @@
-"""The priority order over membership as it is, in the simulator: crashes, joins, leaves, restarts and losses."""
+"""The priority order over real membership in the simulator: crashes, joins, leaves, restarts and losses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ def scenario_of(name: str, order: str) -> Scenario:
     return replace(parse_scenario(path.read_text(encoding="utf-8"), str(path)), order=order)
 
 
-def wrong(name: str, order: str, seed: int) -> list[str]:
+def failed_checks(name: str, order: str, seed: int) -> list[str]:
     result = run(scenario_of(name, order), seed)
     verdicts = check_all(result.trace, until_ns=result.until_ns)
     assert verdicts["priority_accounting"].figures["overtakings"] > 0
@@ -33,17 +33,17 @@ def wrong(name: str, order: str, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
 def test_urgent_messages_overtake_at_consumers_of_three_speeds(order: str) -> None:
-    assert wrong("priority_overtaking.toml", order, 1) == []
+    assert failed_checks("priority_overtaking.toml", order, 1) == []
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
-def test_p1_and_p2_hold_while_members_crash_come_and_go(order: str) -> None:
-    assert wrong("priority_churn.toml", order, 1) == []
+def test_p1_and_p2_hold_while_members_crash_join_and_leave(order: str) -> None:
+    assert failed_checks("priority_churn.toml", order, 1) == []
 
 
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
-def test_who_is_left_out_comes_back_by_itself(order: str) -> None:
-    """A pause longer than the detector's time-out, and a minority that heals: each is told, and joins again."""
+def test_an_excluded_member_rejoins_by_itself(order: str) -> None:
+    """After a pause longer than the detector's time-out, and after a partition: each member reports it and rejoins."""
     scenario = scenario_of("priority_return.toml", order)
     world, memory, bound_ns, reliable = build_world(scenario, 1)
     until_ns = world.send_until_ns + bound_ns + drain_ns(scenario)
@@ -51,23 +51,23 @@ def test_who_is_left_out_comes_back_by_itself(order: str) -> None:
     trace = memory.trace(run_meta(scenario, 1, bound_ns, reliable))
     verdicts = check_all(trace, until_ns=until_ns)
     assert {name: verdict.status for name, verdict in verdicts.items() if verdict.status is not Status.VALID} == {}
-    told = {member: [notice.kind for notice in node.notices] for member, node in world.members.items()}
-    assert told == {1: ["rejoining"], 2: [], 3: [], 4: ["rejoining"], 5: ["rejoining"]}
-    said = {member: {violation.kind for violation in node.violations} for member, node in world.members.items()}
-    assert said == {1: {"excluded"}, 2: set(), 3: set(), 4: {"blocked", "excluded"}, 5: {"blocked", "excluded"}}
+    notices = {member: [notice.kind for notice in node.notices] for member, node in world.members.items()}
+    assert notices == {1: ["rejoining"], 2: [], 3: [], 4: ["rejoining"], 5: ["rejoining"]}
+    violations = {member: {violation.kind for violation in node.violations} for member, node in world.members.items()}
+    assert violations == {1: {"excluded"}, 2: set(), 3: set(), 4: {"blocked", "excluded"}, 5: {"blocked", "excluded"}}
     views = trace.of_kind(EventKind.VIEW)
     last = {int(member): int(views.view[views.member == member].max()) for member in scenario.members}
-    assert len(set(last.values())) == 1, "all end in one view"
+    assert len(set(last.values())) == 1, "all members end in the same view"
     sent, delivered = trace.sends(), trace.deliveries()
     for member in (1, 4, 5):
-        counts = (sent.sender == member) & (sent.incarnation == 2)
-        assert counts.any(), "it sends again"
-        assert ((delivered.member == member) & (delivered.life == 2)).any(), "and delivers again"
+        sent_again = (sent.sender == member) & (sent.incarnation == 2)
+        assert sent_again.any(), "the new incarnation sends"
+        assert ((delivered.member == member) & (delivered.life == 2)).any(), "and delivers"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["priority", "priority_coordinator"])
-def test_p1_and_p2_hold_while_members_crash_come_and_go_in_100_runs(order: str) -> None:
+def test_p1_and_p2_hold_while_members_crash_join_and_leave_in_100_runs(order: str) -> None:
     for seed in range(2, 102):
-        assert wrong("priority_churn.toml", order, seed) == [], f"seed {seed}"
+        assert failed_checks("priority_churn.toml", order, seed) == [], f"seed {seed}"

@@ -1,8 +1,8 @@
-"""Swarms of ideal groups against the priority order of paper 004, judged by the checkers.
+"""Random runs of the priority order of paper 004 in ideal groups, verified by the checkers.
 
-Up to eight members and five priorities, concurrent senders, consumers of different speeds; members crash, leave, join
-and come back at any step, and a crash takes any part of what its member said with it. P1 and P2 hold, FIFO within a
-priority, nothing is lost or stuck. A failure prints the command that replays it; a range of seeds runs by
+Up to eight members and five priorities, concurrent senders, consumers of different speeds. Members crash, leave, join
+and return at any step, and a crash may lose any suffix of the member's multicasts. P1 and P2 and FIFO within a priority
+hold, and no message is lost or stuck. A failure prints the command that replays it. To run a range of seeds:
     .venv/bin/python tests/simulation/test_priority_swarm.py 10000..29999
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for a run as a script
+sys.path.insert(0, str(Path(__file__).parents[2]))  # to run as a script
 from tests.paper.ideal_exploration import p1_and_p2
 from tests.simulation.seed_ranges import run_ranges
 
@@ -26,7 +26,7 @@ CHUNK = 20
 
 
 def problems(seed: int) -> list[str]:
-    """What is wrong with one run."""
+    """The problems of one run."""
     chance = RandomStreams(seed).stream("priority swarm")
     group = random_group(chance)
     run_randomly(group, chance)
@@ -40,7 +40,7 @@ def problems(seed: int) -> list[str]:
     return [*found, direct] if direct else found
 
 
-def judge(seeds: range) -> None:
+def check_seeds(seeds: range) -> None:
     for seed in seeds:
         found = problems(seed)
         command = f"replay: .venv/bin/python tests/simulation/test_priority_swarm.py {seed}"
@@ -48,21 +48,21 @@ def judge(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("first", SEEDS[::CHUNK])
-def test_p1_and_p2_hold_whatever_happens(first: int) -> None:
-    judge(range(first, first + CHUNK))
+def test_p1_and_p2_hold_in_random_runs(first: int) -> None:
+    check_seeds(range(first, first + CHUNK))
 
 
 @pytest.mark.parametrize("seed", [13548, 14601])
-def test_what_the_gone_had_consumed_counts_for_every_message_alike(seed: int) -> None:
-    """Runs in which it counted for some, and in which a message was to wait for itself."""
-    judge(range(seed, seed + 1))
+def test_a_departed_members_history_counts_for_every_message_alike(seed: int) -> None:
+    """Past failures: the history counted for some messages only, or a message waited for itself."""
+    check_seeds(range(seed, seed + 1))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", SLOW_SEEDS[::1000])
-def test_p1_and_p2_hold_whatever_happens_in_20_000_runs(first: int) -> None:
-    judge(range(first, first + 1000))
+def test_p1_and_p2_hold_in_20_000_random_runs(first: int) -> None:
+    check_seeds(range(first, first + 1000))
 
 
 if __name__ == "__main__":

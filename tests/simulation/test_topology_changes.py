@@ -67,7 +67,10 @@ def test_a_crashed_member_does_not_block_the_change() -> None:
     assert {verdict.status for verdict in verdicts(result).values()} == {Status.VALID}
     for member in (4, 5, 6):
         assert topology_notices(result, member)[-1].startswith("sends to floor, market; receives from floor;")
-    assert topology_notices(result, 3)[-1] == "sends to market; receives from floor, market; talks with floor, market"
+    assert (
+        topology_notices(result, 3)[-1]
+        == "sends to market; receives from floor, market; exchanges datagrams with floor, market"
+    )
 
 
 def test_a_suspected_member_that_is_alive_learns_of_its_refused_messages() -> None:

@@ -221,7 +221,7 @@ def test_a_message_that_needs_too_many_frames_is_refused() -> None:
 
 
 def test_reservation_is_by_sender_or_receiver() -> None:
-    with pytest.raises(InvalidOption, match="reservation: sender or receiver is possible, not 'both'"):
+    with pytest.raises(InvalidOption, match="reservation: expected sender or receiver, got 'both'"):
         Probe(reservation="both")
 
 

@@ -143,7 +143,7 @@ def test_a_wrong_scenario_names_file_and_field(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "what can be offered is 55.5 ms"),
+        (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "the best offer is 55.5 ms"),
         (["member", "--id", "1", "--peers", PEERS, "--burst", "10000"], "B/s free"),
         (["demo", "--burst", "4000"], "B/s free"),
     ],

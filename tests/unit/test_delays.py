@@ -1,4 +1,4 @@
-"""Delay models: text, quantiles against the distribution, draws against quantiles, truncation at Δ."""
+"""Delay models: text form, quantiles against the distribution, samples against quantiles, truncation at Δ."""
 
 from random import Random
 
@@ -21,18 +21,18 @@ from unisono.model.delays import (
 from unisono.model.histogram import Histogram
 
 MS = 1_000_000
-SAID = {
+BY_TEXT = {
     "constant:2ms": ConstantDelay(2 * MS),
     "uniform:1ms..5ms": UniformDelay(MS, 5 * MS),
     "exponential:1ms": ExponentialDelay(MS),
     "lognormal:2ms,0.5": LognormalDelay(2 * MS, 0.5),
     "empirical:1ms,2ms,2ms,9ms": EmpiricalDelay((MS, 2 * MS, 9 * MS), (1, 2, 1)),
 }
-MODELS = list(SAID.values())
+MODELS = list(BY_TEXT.values())
 
 
-@pytest.mark.parametrize(("text", "model"), SAID.items())
-def test_text_and_model_say_the_same(text: str, model: DelayModel) -> None:
+@pytest.mark.parametrize(("text", "model"), BY_TEXT.items())
+def test_a_model_survives_a_round_trip_through_text(text: str, model: DelayModel) -> None:
     assert parse_delay(text) == model
     assert parse_delay(model.text()) == model
 
@@ -44,15 +44,15 @@ def test_text_and_model_say_the_same(text: str, model: DelayModel) -> None:
         ("gamma:2ms", "kinds: constant, uniform"),
         ("constant:2", "a duration with a unit"),
         ("uniform:1ms", "SHORTEST..LONGEST"),
-        ("uniform:5ms..1ms", "from its shortest delay to its longest, not 5ms..1ms"),
+        ("uniform:5ms..1ms", "from the shortest delay to the longest, got 5ms..1ms"),
         ("exponential:0ms", "above zero"),
         ("lognormal:2ms", "no number for sigma"),
-        ("lognormal:2ms,-1", "between 0 and 10"),
-        ("lognormal:2ms,nan", "between 0 and 10"),
+        ("lognormal:2ms,-1", "sigma above 0 and at most 10"),
+        ("lognormal:2ms,nan", "sigma above 0 and at most 10"),
         ("empirical:", "a duration with a unit"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_field(text: str, part: str) -> None:
+def test_an_error_names_the_field_and_the_problem(text: str, part: str) -> None:
     with pytest.raises(InvalidOption, match=r"^network\.delay: ") as raised:
         parse_delay(text, "network.delay")
     assert part in str(raised.value)
@@ -67,7 +67,7 @@ def test_a_quantile_is_the_shortest_delay_that_covers_its_share(model: DelayMode
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_draws_follow_the_distribution(model: DelayModel) -> None:
+def test_samples_follow_the_distribution(model: DelayModel) -> None:
     chance = Random(7)
     drawn = [model.sample(chance) for _ in range(4000)]
     for q in (0.1, 0.5, 0.9, 0.99):
@@ -76,7 +76,7 @@ def test_draws_follow_the_distribution(model: DelayModel) -> None:
 
 
 @pytest.mark.parametrize("model", [ExponentialDelay(MS), LognormalDelay(MS, 1.0)])
-def test_an_unbounded_delay_has_no_longest(model: DelayModel) -> None:
+def test_an_unbounded_delay_has_no_quantile_at_1(model: DelayModel) -> None:
     with pytest.raises(InvalidOption, match="no upper bound"):
         model.quantile(1.0)
 
@@ -90,19 +90,19 @@ def test_shares_lie_between_0_and_1(model: DelayModel) -> None:
 @pytest.mark.parametrize("limit", [MS // 100, MS, 3 * MS])
 @pytest.mark.parametrize("model", [ExponentialDelay(MS), LognormalDelay(MS, 1.0), UniformDelay(0, 9 * MS)])
 def test_truncation_keeps_the_shape_below_the_limit(model: DelayModel, limit: int) -> None:
-    held = truncated_to(model, limit)
-    assert isinstance(held, TruncatedDelay)
+    truncated = truncated_to(model, limit)
+    assert isinstance(truncated, TruncatedDelay)
     chance = Random(3)
-    drawn = [held.sample(chance) for _ in range(3000)]
+    drawn = [truncated.sample(chance) for _ in range(3000)]
     assert max(drawn) <= limit
-    assert held.cdf(limit) == 1.0
-    assert held.quantile(1.0) == limit
-    middle = held.quantile(0.5)
+    assert truncated.cdf(limit) == 1.0
+    assert truncated.quantile(1.0) == limit
+    middle = truncated.quantile(0.5)
     assert model.cdf(middle) == pytest.approx(0.5 * model.cdf(limit), rel=0.02)
     assert sum(delay <= middle for delay in drawn) / len(drawn) == pytest.approx(0.5, abs=0.05)
 
 
-def test_what_never_exceeds_the_limit_is_left_as_it_is() -> None:
+def test_a_delay_that_never_exceeds_the_limit_is_not_truncated() -> None:
     assert truncated_to(UniformDelay(0, MS), MS) == UniformDelay(0, MS)
 
 
@@ -112,7 +112,7 @@ def test_a_delay_that_is_never_within_the_limit_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
-def test_an_empirical_delay_of_a_histogram_has_its_quantiles(values: list[int]) -> None:
+def test_an_empirical_delay_has_the_quantiles_of_its_histogram(values: list[int]) -> None:
     histogram = Histogram()
     for value in values:
         histogram.add(value)
@@ -122,7 +122,7 @@ def test_an_empirical_delay_of_a_histogram_has_its_quantiles(values: list[int]) 
         assert model.quantile(q) == histogram.quantile(q)
 
 
-def test_a_billion_measurements_are_a_line() -> None:
+def test_many_measurements_are_summarized_in_one_line() -> None:
     model = EmpiricalDelay((MS, 2 * MS, 9 * MS), (600_000_000, 399_999_999, 1))
     assert model.text() == "1,000,000,000 measured delays (half within 1ms, 99 % within 2ms, all within 9ms)"
 

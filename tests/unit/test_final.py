@@ -154,7 +154,7 @@ def policy(**changed: object) -> Policy:
     ("changed", "problem"),
     [
         ({"order": "leader"}, "leader does not do that; possible with cbr, vbr"),
-        ({"grades": "late"}, "early, final, both are possible, not 'late'"),
+        ({"grades": "late"}, "expected one of early, final, both, got 'late'"),
     ],
 )
 def test_unsupported_options_are_refused(changed: dict[str, object], problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Sets of messages as ranges, against Python's own sets."""
+"""Message sets compared with Python's own sets."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,17 @@ def set_of(refs: frozenset[MessageRef]) -> MessageSet:
 
 
 @given(SETS)
-def test_a_set_has_its_members_and_no_others(refs: frozenset[MessageRef]) -> None:
-    made = set_of(refs)
-    assert list(made) == sorted(refs)
-    assert len(made) == len(refs)
-    assert bool(made) == bool(refs)
+def test_a_set_contains_exactly_its_messages(refs: frozenset[MessageRef]) -> None:
+    messages = set_of(refs)
+    assert list(messages) == sorted(refs)
+    assert len(messages) == len(refs)
+    assert bool(messages) == bool(refs)
     for ref in (MessageRef(s, i, n) for s in (1, 2) for i in (1, 2) for n in range(-5, 14)):
-        assert (ref in made) == (ref in refs)
+        assert (ref in messages) == (ref in refs)
 
 
 @given(SETS, SETS)
-def test_union_intersection_and_difference_are_those_of_sets(
+def test_union_intersection_and_difference_agree_with_python_sets(
     ours: frozenset[MessageRef], theirs: frozenset[MessageRef]
 ) -> None:
     operations: list[Callable[[MessageSet, MessageSet], MessageSet]] = [
@@ -39,12 +39,12 @@ def test_union_intersection_and_difference_are_those_of_sets(
 
 
 @given(SETS, REFS)
-def test_one_more(refs: frozenset[MessageRef], ref: MessageRef) -> None:
+def test_plus_adds_one_message(refs: frozenset[MessageRef], ref: MessageRef) -> None:
     assert set_of(refs).plus(ref) == set_of(refs | {ref})
 
 
 @given(SETS)
-def test_equal_sets_hash_alike_however_they_were_made(refs: frozenset[MessageRef]) -> None:
+def test_equal_sets_have_equal_hashes(refs: frozenset[MessageRef]) -> None:
     one_by_one = NO_MESSAGES
     for ref in sorted(refs, reverse=True):
         one_by_one = one_by_one.plus(ref)
@@ -52,7 +52,7 @@ def test_equal_sets_hash_alike_however_they_were_made(refs: frozenset[MessageRef
     assert hash(one_by_one) == hash(set_of(refs))
 
 
-def test_ranges_are_joined_so_that_a_long_history_is_short() -> None:
+def test_adjacent_messages_form_one_range() -> None:
     consumed = MessageSet.of(MessageRef(1, 1, n) for n in range(1000))
     assert consumed.ranges == {(1, 1): ((0, 999),)}
     assert str(consumed - MessageSet.of([MessageRef(1, 1, 5)])) == "1.0-4 1.6-999"

@@ -1,4 +1,4 @@
-"""Durations: text with units to integer nanoseconds and back."""
+"""Durations: from text with units to integer nanoseconds and back."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def test_durations_are_exact(text: str | int, ns: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["5", "ms", "", "5 m", "5d", "-5ms", "1e3ms", "5ms5ms", ".5ms", "5.ms", "5MS", -1])
-def test_what_is_no_duration_is_refused_with_the_field(text: str | int) -> None:
+def test_an_invalid_duration_is_refused_and_the_field_named(text: str | int) -> None:
     with pytest.raises(InvalidOption, match=r"^slot: ") as caught:
         duration_ns(text, "slot")
     assert caught.value.field == "slot"
@@ -42,9 +42,9 @@ def test_other_types_are_refused(text: object) -> None:
 
 
 @given(st.integers(0, 10**14))
-def test_a_duration_survives_its_own_text(ns: int) -> None:
-    shown = duration_ns(duration_text(ns))
-    assert abs(shown - ns) * 10**5 <= ns, "the text keeps six figures"
+def test_duration_text_keeps_six_digits(ns: int) -> None:
+    rounded = duration_ns(duration_text(ns))
+    assert abs(rounded - ns) * 10**5 <= ns
 
 
 def test_the_text_of_a_negative_duration() -> None:

@@ -1,4 +1,4 @@
-"""Ids, rates, timing, views and policies: frozen values that refuse nonsense and say which field it is in."""
+"""Ids, rates, timing, views and policies: frozen values that refuse invalid fields and name them."""
 
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
@@ -56,13 +56,13 @@ def test_policies_are_frozen_and_comparable() -> None:
         ("rate.burst_bytes", {"rate": Rate(50, 8, 4095), "max_message": 4096}),
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_refused(field: str, changes: dict[str, Any]) -> None:
+def test_an_invalid_policy_is_refused(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption) as caught:
         policy(**changes)
     assert caught.value.field == field
 
 
-def test_the_extremes_of_a_policy_are_possible() -> None:
+def test_the_limits_of_a_policy_are_valid() -> None:
     policy(max_frame=FRAME_MIN, max_message=1, epoch=2**32 - 1, incarnation=2**32 - 1)
     policy(max_frame=FRAME_MAX, max_message=MESSAGE_MAX, incarnation=0)
     policy(rate=Rate(50, 8, 4096), max_message=4096)
@@ -81,7 +81,7 @@ def test_the_extremes_of_a_policy_are_possible() -> None:
         ("rate.burst_bytes", (1, 1, 2**40)),
     ],
 )
-def test_a_rate_that_makes_no_sense_is_refused(field: str, arguments: tuple[Any, ...]) -> None:
+def test_an_invalid_rate_is_refused(field: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidOption) as caught:
         Rate(*arguments)
     assert caught.value.field == field
@@ -92,20 +92,20 @@ thetas = st.integers(1_000, 3 * NS_PER_S)
 
 
 @given(rates, thetas)
-def test_the_average_is_kept_over_enough_slots_for_one_burst(rate: Rate, theta_ns: int) -> None:
+def test_the_averaging_slots_allow_one_full_burst(rate: Rate, theta_ns: int) -> None:
     slots, allowance = rate.averaging_slots(theta_ns), rate.allowance(theta_ns)
     assert slots * theta_ns >= NS_PER_S
     assert allowance >= rate.burst
     assert allowance <= Fraction(rate.avg) * slots * theta_ns / NS_PER_S < allowance + 1
 
 
-def test_the_payload_of_a_slot_is_the_declared_one_or_the_burst_of_largest_messages() -> None:
+def test_the_payload_of_a_slot_is_declared_or_a_burst_of_largest_messages() -> None:
     assert Rate(1, 8).bytes_per_slot(100) == 800
     assert Rate(1, 8, 500).bytes_per_slot(100) == 500
 
 
 @given(st.integers(1, 2**40), st.integers(1_000, 10**10))
-def test_the_peak_carries_a_burst_in_its_slot(burst_bytes: int, theta_ns: int) -> None:
+def test_the_peak_rate_carries_a_burst_within_its_slot(burst_bytes: int, theta_ns: int) -> None:
     peak = BandwidthReservation(1, burst_bytes, theta_ns).peak_bytes_per_s
     assert (peak - 1) * theta_ns < burst_bytes * NS_PER_S <= peak * theta_ns
 
@@ -113,7 +113,7 @@ def test_the_peak_carries_a_burst_in_its_slot(burst_bytes: int, theta_ns: int) -
 @pytest.mark.parametrize(
     ("field", "arguments"), [("slot", (0, 0, 999)), ("delta", (-1, 0, 1000)), ("gamma", (0, -1, 1000))]
 )
-def test_a_timing_that_makes_no_sense_is_refused(field: str, arguments: tuple[int, int, int]) -> None:
+def test_an_invalid_timing_is_refused(field: str, arguments: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidOption) as caught:
         Timing(*arguments)
     assert caught.value.field == field
@@ -123,7 +123,7 @@ timings = st.builds(Timing, st.integers(0, 10**9), st.integers(0, 10**9), st.int
 
 
 @given(timings, st.integers(0, 2 * 10**18))
-def test_slots_are_absolute_and_cover_time_without_gap(timing: Timing, clock_ns: int) -> None:
+def test_slots_are_absolute_and_cover_time_without_gaps(timing: Timing, clock_ns: int) -> None:
     """Erratum 000-19."""
     slot = timing.slot_of(clock_ns)
     assert timing.start_of(slot) <= clock_ns < timing.end_of(slot) == timing.start_of(slot + 1)
@@ -131,19 +131,19 @@ def test_slots_are_absolute_and_cover_time_without_gap(timing: Timing, clock_ns:
 
 
 @given(timings, st.integers(0, 2 * 10**18))
-def test_smax_is_the_first_slot_that_begins_after_everyone_has_it(timing: Timing, clock_ns: int) -> None:
-    """§6.3: what is sent now arrives when no clock shows more than now + Δ + Γ."""
+def test_smax_is_the_first_slot_that_begins_after_all_members_have_the_message(timing: Timing, clock_ns: int) -> None:
+    """§6.3: a message sent now arrives before any clock shows more than now + Δ + Γ."""
     latest_arrival = clock_ns + timing.delta_ns + timing.gamma_ns
     assert timing.start_of(timing.smax(clock_ns)) > latest_arrival >= timing.start_of(timing.smax(clock_ns) - 1)
 
 
 @pytest.mark.parametrize("members", [(), (0,), (-1, 2), (MEMBER_MAX + 1,), (2, 1), (1, 1, 2)])
-def test_a_view_lists_its_members_once_and_in_order(members: tuple[int, ...]) -> None:
+def test_a_view_refuses_unordered_repeated_and_invalid_members(members: tuple[int, ...]) -> None:
     with pytest.raises(InvalidOption):
         View(members)
 
 
-def test_a_view_without_a_member() -> None:
+def test_a_member_can_be_removed_from_a_view() -> None:
     assert View((1, 2, 5), 3).without(2, 9) == View((1, 5), 9)
     with pytest.raises(InvalidOption):
         View((1,)).without(1, 2)
@@ -152,24 +152,24 @@ def test_a_view_without_a_member() -> None:
 def test_member_numbers() -> None:
     assert checked_member(1) == 1
     assert checked_member(MEMBER_MAX) == MEMBER_MAX
-    for wrong in (0, -1, MEMBER_MAX + 1):
+    for invalid in (0, -1, MEMBER_MAX + 1):
         with pytest.raises(InvalidOption):
-            checked_member(wrong)
+            checked_member(invalid)
 
 
-def test_group_keys_differ_by_name_and_stay_the_same() -> None:
+def test_group_keys_differ_by_name_and_never_change() -> None:
     assert len({group_key(f"table-{n}") for n in range(1000)}) == 1000
     assert all(0 <= group_key(name) < 2**32 for name in ("a", "é" * 200))
     assert group_key("table-7") == 0x0A475F9A, "the key is on the wire: it never changes"
-    for wrong in ("", "x" * 201):
+    for invalid in ("", "x" * 201):
         with pytest.raises(InvalidOption):
-            group_key(wrong)
+            group_key(invalid)
 
 
 def test_a_batch_numbers_its_messages_from_its_first_sequence() -> None:
     batch = Batch(2, 1, 7, 10, 0, 0, 3, [OutgoingMessages([b"a", b"bb"], False), OutgoingMessages([b"ccc"], True)])
     assert batch.messages == [b"a", b"bb", b"ccc"]
     assert batch.sizes() == [1, 2, 3]
-    wanted = [Delivery(2, 10, 7, b"a", 1), Delivery(2, 11, 7, b"bb", 1), Delivery(2, 12, 7, b"ccc", 1)]
-    assert batch.deliveries() == wanted
-    assert [delivery.id for delivery in wanted] == [(2, 1, 10), (2, 1, 11), (2, 1, 12)]
+    expected = [Delivery(2, 10, 7, b"a", 1), Delivery(2, 11, 7, b"bb", 1), Delivery(2, 12, 7, b"ccc", 1)]
+    assert batch.deliveries() == expected
+    assert [delivery.id for delivery in expected] == [(2, 1, 10), (2, 1, 11), (2, 1, 12)]

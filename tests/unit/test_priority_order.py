@@ -1,4 +1,4 @@
-"""The priority order as a stack's order, over a virtual synchrony that the test plays by hand."""
+"""The priority order on top of a virtual synchrony whose events the test injects."""
 
 from collections.abc import Iterable
 
@@ -12,37 +12,37 @@ from unisono.model.rates import Rate, UnlimitedNetwork
 from unisono.model.timing import Timing
 from unisono.model.views import View
 from unisono.orders.priority.insertion import DecisionMode
+from unisono.orders.priority.messages import decode_handover
 from unisono.orders.priority.order import REJOIN_DELAY_NS, PriorityOrder
-from unisono.orders.priority.state_messages import decode_handover
-from unisono.wire.frame import Frame
+from unisono.wire.frame import Frame, Kind
 
 MS = 1_000_000
 LOW, HIGH = 0, 1
 
 
-class Views:
-    """One member's end of the ether."""
+class ScriptedViews:
+    """One member's virtual synchrony, connected to the others through `World`."""
 
-    def __init__(self, ether: "Ether", member: int, life: int = 1) -> None:
+    def __init__(self, world: "World", member: int, incarnation: int = 1) -> None:
         self.down: list[Frame] = []
         self.stream: list[ViewEvent] = []
         self.violations: list[Violation] = []
-        self.given: dict[int, bytes] = {}
+        self.provided_states: dict[int, bytes] = {}
         self.asked_to_leave = self.changing = False
-        self._ether, self._member, self._life = ether, member, life
+        self._world, self._member, self._incarnation = world, member, incarnation
 
     def multicast(self, now: int, body: bytes) -> None:
-        for other in self._ether.members:
-            self._ether.under_way.append((other, Receive(self._member, self._life, self._ether.view_id, body)))
+        for other in self._world.members:
+            self._world.under_way.append((other, Receive(self._member, self._incarnation, self._world.view_id, body)))
 
     def unicast(self, now: int, to: int, body: bytes) -> None:
-        self._ether.under_way.append((to, ReceiveUnicast(self._member, self._life, self._ether.view_id, body)))
+        self._world.under_way.append((to, ReceiveUnicast(self._member, self._incarnation, self._world.view_id, body)))
 
     def blocked(self) -> bool:
         return self.changing
 
     def provide_state(self, now: int, view_id: int, state: bytes) -> None:
-        self.given[view_id] = state
+        self.provided_states[view_id] = state
 
     def from_below(self, now: int, frame: Frame) -> None:
         raise AssertionError("no frames here")
@@ -57,60 +57,60 @@ class Views:
         return None
 
 
-class Ether:
-    """Everything that is multicast comes to everyone, in one order, when `run` is called."""
+class World:
+    """Delivers every multicast to all members, in one order, when `run` is called."""
 
     def __init__(
         self,
         members: Iterable[int],
         *,
-        form: DecisionMode = DecisionMode.ALL,
+        mode: DecisionMode = DecisionMode.ALL,
         window: int = 64,
         burst: int = 100,
-        again: bool = False,
+        rejoin: bool = False,
     ) -> None:
         self.members = tuple(members)
-        self._again = self._anew if again else None
+        self._views_for_rejoin = self._new_incarnation if rejoin else None
         self.view_id = 1
         self.now = 0
         self.under_way: list[tuple[int, ViewEvent]] = []
-        self.views: dict[int, Views] = {}
+        self.views: dict[int, ScriptedViews] = {}
         self.orders: dict[int, PriorityOrder] = {}
-        self._options = (form, window, burst)
+        self._options = (mode, window, burst)
         for member in self.members:
             self.add(member)
-            self.hand(member, NewView(1, self.members, (1,) * len(self.members), self.members))
+            self.inject(member, NewView(1, self.members, (1,) * len(self.members), self.members))
 
     def add(self, member: int) -> PriorityOrder:
-        form, window, burst = self._options
+        mode, window, burst = self._options
         policy = Policy(
             "g", member, View((1, 2, 3)), Timing(MS, 0, 10 * MS), Rate(avg=burst * 100, burst=burst), order="priority"
         )
-        self.views[member] = Views(self, member)
+        self.views[member] = ScriptedViews(self, member)
         order = self.orders[member] = PriorityOrder(
             policy,
             UnlimitedNetwork(),
             self.views[member],
-            decision_mode=form,
+            decision_mode=mode,
             window=window,
-            views_for_rejoin=self._again,
+            views_for_rejoin=self._views_for_rejoin,
         )
         return order
 
-    def _anew(self, policy: Policy) -> Views:
-        views = self.views[policy.member] = Views(self, policy.member, policy.incarnation)
+    def _new_incarnation(self, policy: Policy) -> ScriptedViews:
+        views = self.views[policy.member] = ScriptedViews(self, policy.member, policy.incarnation)
         return views
 
-    def hand(self, member: int, happening: ViewEvent) -> None:
-        self.views[member].stream.append(happening)
+    def inject(self, member: int, view_event: ViewEvent) -> None:
+        self.views[member].stream.append(view_event)
         self.orders[member].wake(self.now)
 
     def run(self) -> None:
         while self.under_way:
-            self.hand(*self.under_way.pop(0))
+            self.inject(*self.under_way.pop(0))
 
-    def change(self, members: tuple[int, ...], giver: int = 0) -> None:
-        """Everybody goes on to the next view; newcomers get the giver's state."""
+    def change(self, members: tuple[int, ...], provider: int = 0) -> None:
+        """Install the next view at all members; newcomers receive the provider's state."""
         self.run()
         old, self.members = self.members, members
         self.view_id += 1
@@ -118,12 +118,12 @@ class Ether:
         view = NewView(self.view_id, members, (1,) * len(members), joined, tuple(m for m in old if m not in members))
         for member in members:
             if member in old and joined:
-                self.hand(member, StateRequested(self.view_id))
+                self.inject(member, StateRequested(self.view_id))
         for member in members:
             if member in joined:
                 self.add(member)
-                self.hand(member, StateReceived(self.view_id, self.views[giver].given[self.view_id]))
-            self.hand(member, view)
+                self.inject(member, StateReceived(self.view_id, self.views[provider].provided_states[self.view_id]))
+            self.inject(member, view)
 
     def consumed(self, member: int) -> list[bytes]:
         found = []
@@ -132,25 +132,25 @@ class Ether:
         return found
 
 
-@pytest.mark.parametrize("form", DecisionMode)
-def test_an_urgent_message_overtakes_at_every_member_alike(form: DecisionMode) -> None:
-    ether = Ether((1, 2, 3), form=form)
-    assert ether.orders[1].submit(0, [b"a", b"b", b"c"]) == 3
-    ether.run()
-    first = ether.orders[2].consume(0)
+@pytest.mark.parametrize("mode", DecisionMode)
+def test_an_urgent_message_overtakes_at_every_member_alike(mode: DecisionMode) -> None:
+    world = World((1, 2, 3), mode=mode)
+    assert world.orders[1].submit(0, [b"a", b"b", b"c"]) == 3
+    world.run()
+    first = world.orders[2].consume(0)
     assert first is not None
     assert (first.messages, first.priority, first.slot, first.first_index) == ([b"a"], LOW, 0, 0)
-    assert ether.orders[3].submit_with_priority(0, [b"!"], HIGH) == 1
-    ether.run()
-    assert ether.consumed(2) == [b"!", b"b", b"c"]
-    assert ether.consumed(1) == ether.consumed(3) == [b"a", b"!", b"b", b"c"]
+    assert world.orders[3].submit_with_priority(0, [b"!"], HIGH) == 1
+    world.run()
+    assert world.consumed(2) == [b"!", b"b", b"c"]
+    assert world.consumed(1) == world.consumed(3) == [b"a", b"!", b"b", b"c"]
 
 
-def test_the_events_tell_what_was_received_and_queued() -> None:
-    ether = Ether((1, 2))
-    ether.orders[1].submit_with_priority(0, [b"a"], 3)
-    ether.run()
-    view, received, queued = ether.orders[2].events
+def test_events_report_received_and_queued_messages() -> None:
+    world = World((1, 2))
+    world.orders[1].submit_with_priority(0, [b"a"], 3)
+    world.run()
+    view, received, queued = world.orders[2].events
     assert isinstance(view, ViewChange)
     assert view.view.members == (1, 2)
     assert view.joined == (1, 2)
@@ -158,159 +158,162 @@ def test_the_events_tell_what_was_received_and_queued() -> None:
     assert queued == QueueStep(True, 1, 1, 0, priority=3, number=1, consumed=0, position=0, detail="(0,0)")
 
 
-def test_a_window_is_full_until_everybody_has_consumed_and_each_priority_has_its_own() -> None:
-    ether = Ether((1, 2), window=4)
-    sender = ether.orders[1]
+def test_each_priority_has_a_window_that_stays_full_until_all_members_consume() -> None:
+    world = World((1, 2), window=4)
+    sender = world.orders[1]
     assert sender.submit(0, [b"x"] * 10) == 4
-    ether.run()
+    world.run()
     assert sender.submit(0, [b"x"]) == 0
-    assert sender.submit_with_priority(0, [b"!"] * 10, HIGH) == 4, "more urgent ones do not wait for less urgent ones"
-    ether.run()
-    assert len(ether.consumed(1)) == 8
-    ether.run()
+    assert sender.submit_with_priority(0, [b"!"] * 10, HIGH) == 4, "urgent messages do not wait for less urgent ones"
+    world.run()
+    assert len(world.consumed(1)) == 8
+    world.run()
     assert sender.submit(0, [b"x"]) == 0, "member 2 has consumed nothing"
     assert sender.wake_at() is None
-    assert len(ether.consumed(2)) == 8
-    ether.run()
+    assert len(world.consumed(2)) == 8
+    world.run()
     assert sender.submit(0, [b"x"] * 10) == 4
 
 
 def test_the_declared_rate_is_kept() -> None:
-    ether = Ether((1, 2), burst=2)
-    assert ether.orders[1].submit(0, [b"x"] * 5) == 2
-    assert ether.orders[1].wake_at() == 10 * MS
-    ether.run()
-    assert ether.orders[1].submit(10 * MS, [b"x"] * 5) == 2
+    world = World((1, 2), burst=2)
+    assert world.orders[1].submit(0, [b"x"] * 5) == 2
+    assert world.orders[1].wake_at() == 10 * MS
+    world.run()
+    assert world.orders[1].submit(10 * MS, [b"x"] * 5) == 2
 
 
-@pytest.mark.parametrize("form", DecisionMode)
-def test_a_newcomer_goes_on_from_where_the_giver_was(form: DecisionMode) -> None:
-    ether = Ether((1, 2), form=form)
-    ether.orders[1].submit(0, [b"a", b"b"])
-    ether.run()
-    ether.orders[1].consume(0)
-    ether.change((1, 2, 3), giver=1)
-    ether.run()
-    assert decode_handover(ether.views[1].given[2])[0].position == 1
-    ether.orders[3].submit_with_priority(0, [b"!"], HIGH)
-    ether.run()
-    assert ether.consumed(1) == ether.consumed(3) == [b"!", b"b"]
-    assert ether.consumed(2) == [b"a", b"!", b"b"]
-    change = next(event for event in ether.orders[3].events if isinstance(event, ViewChange))
+@pytest.mark.parametrize("mode", DecisionMode)
+def test_a_newcomer_continues_from_the_state_it_received(mode: DecisionMode) -> None:
+    world = World((1, 2), mode=mode)
+    world.orders[1].submit(0, [b"a", b"b"])
+    world.run()
+    world.orders[1].consume(0)
+    world.change((1, 2, 3), provider=1)
+    world.run()
+    assert decode_handover(world.views[1].provided_states[2])[0].position == 1
+    world.orders[3].submit_with_priority(0, [b"!"], HIGH)
+    world.run()
+    assert world.consumed(1) == world.consumed(3) == [b"!", b"b"]
+    assert world.consumed(2) == [b"a", b"!", b"b"]
+    change = next(event for event in world.orders[3].events if isinstance(event, ViewChange))
     assert (change.view.first_slot, change.joined) == (1, (3,))
 
 
-def test_a_member_leaves_when_everybody_knows_what_it_consumed() -> None:
-    ether = Ether((1, 2))
-    ether.orders[1].submit(0, [b"a", b"b"])
-    ether.run()
-    assert ether.orders[2].consume(0) is not None
-    ether.orders[2].leave(0)
-    assert ether.orders[2].consume(0) is None
-    asked = [ether.views[2].asked_to_leave]
-    ether.run()
-    asked.append(ether.views[2].asked_to_leave)
+def test_a_member_leaves_once_all_members_know_its_final_history() -> None:
+    world = World((1, 2))
+    world.orders[1].submit(0, [b"a", b"b"])
+    world.run()
+    assert world.orders[2].consume(0) is not None
+    world.orders[2].leave(0)
+    assert world.orders[2].consume(0) is None
+    asked = [world.views[2].asked_to_leave]
+    world.run()
+    asked.append(world.views[2].asked_to_leave)
     assert asked == [False, True]
-    ether.change((1,))
-    ether.hand(2, NoLongerMember("left"))
-    assert ether.orders[2].events[-1] == LeaveComplete(0)
-    assert not any(isinstance(event, Violation) for event in ether.orders[2].events)
-    assert not ether.orders[2].running()
-    ether.orders[1].submit_with_priority(0, [b"!"], HIGH)
-    ether.run()
-    assert ether.consumed(1) == [b"a", b"!", b"b"], "what the leaver consumed stays in front"
+    world.change((1,))
+    world.inject(2, NoLongerMember("left"))
+    assert world.orders[2].events[-1] == LeaveComplete(0)
+    assert not any(isinstance(event, Violation) for event in world.orders[2].events)
+    assert not world.orders[2].running()
+    world.orders[1].submit_with_priority(0, [b"!"], HIGH)
+    world.run()
+    assert world.consumed(1) == [b"a", b"!", b"b"], "the message that the leaving member consumed stays first"
 
 
-def test_a_member_that_was_put_out_says_so_and_consumes_nothing_more() -> None:
-    ether = Ether((1, 2))
-    ether.orders[1].submit(0, [b"a"])
-    ether.run()
-    ether.hand(2, NoLongerMember("it was silent"))
-    violation, left = ether.orders[2].events[-2:]
-    assert violation == Violation(ViolationKind.EXCLUDED, "it was silent", 2)
+def test_an_excluded_member_reports_it_and_consumes_nothing_more() -> None:
+    world = World((1, 2))
+    world.orders[1].submit(0, [b"a"])
+    world.run()
+    world.inject(2, NoLongerMember("member 2 was unresponsive"))
+    violation, left = world.orders[2].events[-2:]
+    assert violation == Violation(ViolationKind.EXCLUDED, "member 2 was unresponsive", 2)
     assert left == LeaveComplete(-1)
-    assert ether.orders[2].consume(0) is None
-    assert ether.orders[2].submit(0, [b"x"]) == 0
+    assert world.orders[2].consume(0) is None
+    assert world.orders[2].submit(0, [b"x"]) == 0
 
 
-def test_a_member_that_was_put_out_comes_back_in_another_life() -> None:
-    ether = Ether((1, 2), again=True)
-    order = ether.orders[2]
+def test_an_excluded_member_rejoins_as_a_new_incarnation() -> None:
+    world = World((1, 2), rejoin=True)
+    order = world.orders[2]
     order.submit(0, [b"a", b"b"])
-    ether.run()
-    assert ether.consumed(2) == [b"a", b"b"]
-    ether.hand(2, NoLongerMember("the others went on"))
+    world.run()
+    assert world.consumed(2) == [b"a", b"b"]
+    world.inject(2, NoLongerMember("a view without member 2 was installed"))
     (rejoining,) = [event for event in order.events if isinstance(event, Rejoining)]
     assert (rejoining.incarnation, rejoining.final_slot) == (2, 1)
     assert [event.kind for event in order.events if isinstance(event, Violation)] == ["excluded"]
     assert not [event for event in order.events if isinstance(event, LeaveComplete)]
     assert not order.running()
     assert order.submit(0, [b"c"]) == 0
-    old = ether.views[2]
+    old = world.views[2]
     assert order.wake_at() == REJOIN_DELAY_NS
     order.wake(REJOIN_DELAY_NS)
-    assert ether.views[2] is not old, "it has views of its own life"
-    assert ether.views[2].down is order.down
-    ether.hand(2, StateReceived(2, ether.orders[1].snapshot()))
+    assert world.views[2] is not old, "the new incarnation has its own virtual synchrony"
+    frame = Frame(Kind.HEARTBEAT, 2, 2, 0, 0, 0)
+    world.views[2].down.append(frame)
+    order.wake(REJOIN_DELAY_NS)
+    assert order.down == [frame], "its frames leave through the order"
+    world.inject(2, StateReceived(2, world.orders[1].snapshot()))
     for member in (1, 2):
-        ether.hand(member, NewView(2, (1, 2), (1, 2), joined=(2,), left=(2,)))
+        world.inject(member, NewView(2, (1, 2), (1, 2), joined=(2,), left=(2,)))
     assert order.running()
-    assert ether.consumed(2) == [b"a", b"b"], "it goes on from where the giver was, who had consumed nothing"
+    assert world.consumed(2) == [b"a", b"b"], "the provider of its state had consumed nothing"
     assert order.submit(REJOIN_DELAY_NS, [b"c"]) == 1
-    ether.run()
+    world.run()
     batch = order.consume(REJOIN_DELAY_NS)
     assert batch is not None
     assert (batch.incarnation, batch.first_sequence, batch.messages) == (2, 0, [b"c"])
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_who_leaves_while_it_is_out_is_gone(early: bool) -> None:
-    ether = Ether((1, 2), again=True)
-    ether.hand(2, NoLongerMember("the others went on"))
-    order = ether.orders[2]
-    if not early:
+@pytest.mark.parametrize("before_rejoin", [True, False])
+def test_an_excluded_member_can_leave(before_rejoin: bool) -> None:
+    world = World((1, 2), rejoin=True)
+    world.inject(2, NoLongerMember("a view without member 2 was installed"))
+    order = world.orders[2]
+    if not before_rejoin:
         order.wake(REJOIN_DELAY_NS)
     order.leave(REJOIN_DELAY_NS)
-    if not early:
-        assert ether.views[2].asked_to_leave, "membership is asked to end"
-        ether.hand(2, NoLongerMember("it left before its first view"))
+    if not before_rejoin:
+        assert world.views[2].asked_to_leave, "membership is asked to end"
+        world.inject(2, NoLongerMember("it left before its first view"))
     assert [event for event in order.events if isinstance(event, LeaveComplete)]
     assert order.wake_at() is None
 
 
-def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:
-    ether = Ether((1, 2))
-    ether.hand(1, Receive(2, 1, 1, b"\xff"))
-    ether.hand(1, ReceiveUnicast(2, 1, 1, b""))
-    assert ether.orders[1].ignored["unreadable"] == 2
+def test_unreadable_bodies_are_counted_and_ignored() -> None:
+    world = World((1, 2))
+    world.inject(1, Receive(2, 1, 1, b"\xff"))
+    world.inject(1, ReceiveUnicast(2, 1, 1, b""))
+    assert world.orders[1].ignored["unreadable"] == 2
 
 
-def test_batches_are_one_message_with_its_number_in_the_agreed_order() -> None:
-    ether = Ether((1, 2))
-    ether.orders[1].submit(0, [b"a"])
-    ether.orders[2].submit_with_priority(0, [b"b"], HIGH)
-    ether.run()
-    batches = [ether.orders[1].consume(0) for _ in range(2)]
+def test_a_batch_is_one_message_with_its_position_in_the_agreed_order() -> None:
+    world = World((1, 2))
+    world.orders[1].submit(0, [b"a"])
+    world.orders[2].submit_with_priority(0, [b"b"], HIGH)
+    world.run()
+    batches = [world.orders[1].consume(0) for _ in range(2)]
     assert [batch.slot for batch in batches if isinstance(batch, Batch)] == [0, 1]
     delivery = batches[0].deliveries()[0] if batches[0] else None
     assert delivery is not None
     assert (delivery.payload, delivery.priority, delivery.id) == (b"b", HIGH, (2, 1, 0))
 
 
-def test_while_a_view_change_is_under_way_nothing_is_consumed() -> None:
-    """Whoever is cut off must not go on alone with what the others may yet put elsewhere."""
-    ether = Ether((1, 2, 3))
-    ether.orders[1].submit(0, [b"a"])
-    ether.run()
-    ether.views[3].changing = True
-    assert not ether.orders[3].consumable()
-    assert ether.consumed(3) == []
-    ether.views[3].changing = False
-    assert ether.consumed(3) == [b"a"]
+def test_nothing_is_consumed_during_a_view_change() -> None:
+    """A partitioned member must not consume messages that the others may still put elsewhere."""
+    world = World((1, 2, 3))
+    world.orders[1].submit(0, [b"a"])
+    world.run()
+    world.views[3].changing = True
+    assert not world.orders[3].consumable()
+    assert world.consumed(3) == []
+    world.views[3].changing = False
+    assert world.consumed(3) == [b"a"]
 
 
 class Ledger:
-    """An application: what it has consumed, as one text."""
+    """An application whose state is the concatenation of all consumed messages."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -322,35 +325,35 @@ class Ledger:
         self.text = state
 
 
-def test_a_newcomer_gets_the_applications_state_at_the_cut() -> None:
-    """What was consumed before the view is in the state, what was not is still to be consumed, each exactly once."""
-    ether = Ether((1, 2))
+def test_a_newcomer_receives_the_application_state_of_the_view_change() -> None:
+    """Each message counts once: it was consumed before the view and is in the state, or it is consumed afterwards."""
+    world = World((1, 2))
     ledgers = {member: Ledger() for member in (1, 2, 3)}
 
-    def play(member: int, most: int) -> None:
-        for _ in range(most):
-            batch = ether.orders[member].consume(0)
+    def consume_and_apply(member: int, count: int) -> None:
+        for _ in range(count):
+            batch = world.orders[member].consume(0)
             if batch is not None:
                 ledgers[member].text += b"".join(batch.messages)
 
     for member in (1, 2):
-        ether.orders[member].application = ledgers[member]
-    add = ether.add
+        world.orders[member].application = ledgers[member]
+    add = world.add
 
     def add_with_application(member: int) -> PriorityOrder:
         order = add(member)
         order.application = ledgers[member]
         return order
 
-    ether.add = add_with_application  # type: ignore[method-assign]
-    ether.orders[1].submit(0, [b"a", b"b", b"c"])
-    ether.run()
-    play(1, 2)
-    play(2, 1)
-    ether.change((1, 2, 3), giver=1)
-    assert ledgers[3].text == b"ab", "what its giver had consumed"
-    ether.orders[3].submit(0, [b"d"])
-    ether.run()
+    world.add = add_with_application  # type: ignore[method-assign]
+    world.orders[1].submit(0, [b"a", b"b", b"c"])
+    world.run()
+    consume_and_apply(1, 2)
+    consume_and_apply(2, 1)
+    world.change((1, 2, 3), provider=1)
+    assert ledgers[3].text == b"ab", "the messages that its provider had consumed"
+    world.orders[3].submit(0, [b"d"])
+    world.run()
     for member in (1, 2, 3):
-        play(member, 9)
+        consume_and_apply(member, 9)
     assert {ledger.text for ledger in ledgers.values()} == {b"abcd"}

@@ -1,4 +1,4 @@
-"""References to groups as text."""
+"""Group references as text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ADDRESS = st.sampled_from(["10.0.0.7:9001", "host.example:1", "[fe80::1]:65535"]
     st.dictionaries(st.integers(1, 99), ADDRESS, min_size=1, max_size=4),
     st.sampled_from(["", "#1f2e3d4c"]),
 )
-def test_a_reference_to_addresses_is_read_as_it_was_written(group: str, peers: dict[int, str], table: str) -> None:
+def test_a_reference_with_addresses_survives_a_round_trip(group: str, peers: dict[int, str], table: str) -> None:
     reference = GroupReference(group, peers, table)
     assert parse_reference(reference.text()) == reference
 
 
-def test_references_by_beacon_and_by_name() -> None:
+def test_references_by_beacon_and_by_dns() -> None:
     by_beacon = GroupReference("table-7", beacon="239.255.77.76:7776", members=5)
     assert by_beacon.text() == "unisono://table-7?beacon=239.255.77.76:7776&members=5"
     assert parse_reference(by_beacon.text()) == by_beacon
-    by_name = GroupReference("table-7", dns="table.example:9001", members=3)
-    assert parse_reference(by_name.text()) == by_name
+    by_dns = GroupReference("table-7", dns="table.example:9001", members=3)
+    assert parse_reference(by_dns.text()) == by_dns
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_references_by_beacon_and_by_name() -> None:
         ("unisono://table-7", "unisono://NAME"),
         ("unisono://table-7?", "one of peers, beacon and dns"),
         ("unisono://table-7?peers=1@h:1&dns=n:1", "one of peers, beacon and dns"),
-        ("unisono://table-7?peers=1@h:1&color=red", "color means nothing"),
+        ("unisono://table-7?peers=1@h:1&color=red", "unknown field color"),
         ("unisono://table-7?peers=h:1", "NUMBER@HOST:PORT"),
         ("unisono://table-7?peers=1@h:1,1@h:2", "each number once"),
-        ("unisono://table-7?beacon=1.2.3.4:5&members=many", "members is a number"),
+        ("unisono://table-7?beacon=1.2.3.4:5&members=many", "expected a number after members="),
         ("http://table-7?peers=1@h:1", "unisono://NAME"),
     ],
 )
-def test_a_wrong_reference_is_refused(text: str, problem: str) -> None:
+def test_an_invalid_reference_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         parse_reference(text)
     assert caught.value.field == "reference"

@@ -41,7 +41,7 @@ def test_reservations_are_granted_while_the_link_lasts() -> None:
     first.reserve(asking(3_000))
     assert link.free_bytes_per_s == 400_000
     with pytest.raises(
-        ReservationRefused, match=r"500,000 B/s asked for, 400,000 B/s free of .* 1,000,000 B/s"
+        ReservationRefused, match=r"requested 500,000 B/s, but the link has 400,000 B/s free of .* 1,000,000 B/s"
     ) as caught:
         second.reserve(asking(5_000))
     assert (caught.value.asked_bytes_per_s, caught.value.free_bytes_per_s) == (500_000, 400_000)

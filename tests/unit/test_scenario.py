@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, and what is said when they are wrong."""
+"""Scenario files: their meaning, and the errors for invalid ones."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from unisono.model.timing import Timing
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
 MS = 1_000_000
-LEAST = """
+MINIMAL = """
 [group]
 name = "g"
 members = 3
@@ -29,11 +29,11 @@ seconds = 1.5
 """
 
 
-def parse(more: str = "", *, base: str = LEAST) -> Scenario:
+def parse(more: str = "", *, base: str = MINIMAL) -> Scenario:
     return parse_scenario(base + more, "file.toml")
 
 
-def test_the_least_that_a_file_must_say() -> None:
+def test_the_minimal_file_and_its_defaults() -> None:
     scenario = parse()
     assert scenario.members == (1, 2, 3)
     assert scenario.timing == Timing(10 * MS, 2 * MS, 5 * MS)
@@ -46,13 +46,13 @@ def test_the_least_that_a_file_must_say() -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_file_of_the_project_is_right(path: Path) -> None:
+def test_every_scenario_file_of_the_project_is_valid(path: Path) -> None:
     scenario = parse_scenario(path.read_text("utf-8"), path.name)
     for member in scenario.members:
         assert scenario.policy_for(member).member == member
 
 
-def test_members_differ_where_the_file_says_so() -> None:
+def test_single_members_can_have_their_own_rate_and_workload() -> None:
     scenario = parse("""
     [rate.3]
     burst = 2
@@ -74,7 +74,7 @@ def test_members_differ_where_the_file_says_so() -> None:
     assert scenario.workloads[3].kind == "silent"
 
 
-def test_the_world_is_said_in_plain_values() -> None:
+def test_network_clocks_steps_and_expectation() -> None:
     scenario = parse("""
     [workload]
     kind = "script"
@@ -130,7 +130,7 @@ def test_faults() -> None:
             { kind = "pause", member = 1, from = "1s", to = "2s" },
         ]
         """
-        + LEAST,
+        + MINIMAL,
         "file.toml",
     )
     assert scenario.faults == (
@@ -144,43 +144,47 @@ def test_faults() -> None:
     )
 
 
-WRONG = [
-    ("[[group", "(syntax)", "this is not TOML"),
-    ("[worklaod]\nkind = 'cbr'", "worklaod", "is not known; did you mean 'workload'?"),
+INVALID = [
+    ("[[group", "(syntax)", "not valid TOML"),
+    ("[worklaod]\nkind = 'cbr'", "worklaod", "unknown field; did you mean 'workload'?"),
     ("[workload]\nkind = 'posson'", "workload.kind", "did you mean 'poisson'?"),
     ("[workload]\nsizes = 3", "workload.sizes", "did you mean 'size'?"),
     ("[workload]\nsize = [3]", "workload.size", "a range such as [10, 500]"),
     ("[workload]\nsize = [9, 3]", "workload.size", "from the smallest to the largest"),
-    ("[workload]\nkind = 'cbr'\nsize = 5000", "workload.size", "larger than group.max_message, 4,096"),
-    ("[workload.9]\nkind = 'cbr'", "workload.9", "9 is no member of the group; its members are 1, 2, 3"),
+    ("[workload]\nkind = 'cbr'\nsize = 5000", "workload.size", "expected at most group.max_message = 4,096 bytes"),
+    ("[workload.9]\nkind = 'cbr'", "workload.9", "expected one of the members 1, 2, 3, got 9"),
     (
         "[workload]\nkind = 'script'\nsend = [{ at = '1ms', member = 7, sizes = [1] }]",
         "workload.send[1].member",
         "1, 2",
     ),
     ("[rate.2]\nburst = 0", "rate.2.burst", "a whole number of at least 1"),
-    ("[rate.2]\nburst_bytes = 10", "rate.burst_bytes", "cannot carry one message of 4,096"),
+    ("[rate.2]\nburst_bytes = 10", "rate.burst_bytes", "cannot carry one message of max_message = 4,096"),
     ("[network]\ndelay = 'exponential'", "network.delay", "kinds: constant"),
     ("[network]\ndelay = 'constant:11ms'", "network.delay", "never within the network's largest delay, 10ms"),
-    ("[network]\nfifo = 'yes'", "network.fifo", "true or false is needed, not 'yes'"),
-    ("[clocks]\noffsets = { 1 = '1.5ms' }", "clocks.offsets.1", "at most gamma/2 = 1ms from true time, not 1.5ms"),
+    ("[network]\nfifo = 'yes'", "network.fifo", "expected true or false, got 'yes'"),
+    ("[clocks]\noffsets = { 1 = '1.5ms' }", "clocks.offsets.1", "at most gamma/2 = 1ms from true time, got 1.5ms"),
     ("[clocks]\noffsets = { 1 = '-x' }", "clocks.offsets.1", "a duration with a unit"),
-    ("[expect]\nverdict = 'fine'", "expect.verdict", "one of 'valid', 'violated', 'unknown' is needed, not 'fine'"),
+    ("[expect]\nverdict = 'fine'", "expect.verdict", "expected one of 'valid', 'violated', 'unknown', got 'fine'"),
     ("[[fault]]\nkind = 'los'", "fault[1].kind", "did you mean 'loss'?"),
     ("[[fault]]\nkind = 'loss'", "fault[1].probability", "is missing"),
     ("[[fault]]\nkind = 'loss'\nprobability = 2", "fault[1].probability", "a number from 0 to 1"),
-    ("[[fault]]\nkind = 'loss'\nprobability = 0.1\nfrom = '2s'\nto = '1s'", "fault[1].to", "comes after from"),
-    ("[[fault]]\nkind = 'pause'\nmember = 1", "fault[1].to", "a pause ends"),
-    ("[[fault]]\nkind = 'partition'\ngroups = [[1], [1]]", "fault[1].groups", "each member is in one at most"),
+    (
+        "[[fault]]\nkind = 'loss'\nprobability = 0.1\nfrom = '2s'\nto = '1s'",
+        "fault[1].to",
+        "expected a time after from = 2s, got 1s",
+    ),
+    ("[[fault]]\nkind = 'pause'\nmember = 1", "fault[1].to", "a pause needs an end"),
+    ("[[fault]]\nkind = 'partition'\ngroups = [[1], [1]]", "fault[1].groups", "each member in at most one"),
     ("[[step]]\nkind = 'leave'\nmember = 4\nat = '1s'", "step[1].member", "one of the members 1, 2, 3"),
     ("[[step]]\nkind = 'leave'\nmember = 1\nat = 1", "step[1].at", "a duration with a unit"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("more", "field", "part"), WRONG, ids=[f"{field}-{n}" for n, (_, field, _) in enumerate(WRONG)]
+    ("more", "field", "part"), INVALID, ids=[f"{field}-{n}" for n, (_, field, _) in enumerate(INVALID)]
 )
-def test_what_is_wrong_names_the_file_the_field_and_what_was_expected(more: str, field: str, part: str) -> None:
+def test_an_error_names_the_file_the_field_and_the_expected_value(more: str, field: str, part: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         parse(more)
     assert raised.value.field == field
@@ -194,16 +198,16 @@ def test_what_is_wrong_names_the_file_the_field_and_what_was_expected(more: str,
         ('slot = "5ms"\n', "", "group.slot", "is missing"),
         ('slot = "5ms"', "slot = 5", "group.slot", "a duration with a unit"),
         ('slot = "5ms"', 'slot = "1ns"', "group.slot", "at least 1us"),
-        ("members = 3", "members = 0", "group.members", "how many there are"),
-        ("members = 3", "members = [2, 1]", "group.members", "ascending order"),
+        ("members = 3", "members = 0", "group.members", "expected a number of members"),
+        ("members = 3", "members = [2, 1]", "group.members", "ascending member numbers"),
         ("members = 3", "members = 3\nmax_frame = 10", "group.max_frame", "256 to 65,507"),
         ("avg = 100\n", "", "rate.avg", "is missing"),
         ("avg = 100", "avg = 0", "rate.avg", "a positive number"),
         ("seconds = 1.5", "seconds = 'long'", "run.seconds", "a number from"),
     ],
 )
-def test_what_is_wrong_in_what_a_file_must_say(was: str, now: str, field: str, part: str) -> None:
+def test_an_invalid_required_field_is_named(was: str, now: str, field: str, part: str) -> None:
     with pytest.raises(ScenarioError) as raised:
-        parse(base=LEAST.replace(was, now))
+        parse(base=MINIMAL.replace(was, now))
     assert raised.value.field == field
     assert part in raised.value.problem

@@ -1,4 +1,4 @@
-"""The wire: the header's layout, the control messages, and a door that refuses and counts what is malformed."""
+"""The wire format: the header layout, control messages, and the door that refuses and counts malformed datagrams."""
 
 import struct
 from collections.abc import Callable
@@ -56,11 +56,11 @@ HELLO = Hello(
 
 
 def data_frame(messages: list[bytes] | None = None, flags: int = END_OF_SLOT, slot: int = 990) -> Frame:
-    run = OutgoingMessages(messages, same_size=False) if messages else None
-    return Frame(Kind.DATA, PEER, 3, 4, slot, 5, flags, 8, 60, 7_000, run)
+    packed = OutgoingMessages(messages, same_size=False) if messages else None
+    return Frame(Kind.DATA, PEER, 3, 4, slot, 5, flags, 8, 60, 7_000, packed)
 
 
-def piece_frame(body: bytes, flags: int) -> Frame:
+def fragment_frame(body: bytes, flags: int) -> Frame:
     return Frame(Kind.DATA, PEER, 3, 4, 990, 5, flags, 8, 60, 7_000, body=body)
 
 
@@ -81,7 +81,7 @@ def admitted(datagram: bytes) -> Frame:
 
 
 def test_the_layout_of_version_2() -> None:
-    """Golden bytes: other versions of this program read them."""
+    """Golden bytes: members that run other releases read them."""
     datagram = encode(data_frame([b"ab", b"c"], END_OF_SLOT | LEAVING), GROUP)
     assert datagram.hex(" ", -4) == (
         "02010300 00020005 cafebabe 00000004 00000003 00000008"  # version kind flags serial, sender number, group ...
@@ -91,10 +91,10 @@ def test_the_layout_of_version_2() -> None:
     assert HEADER_BYTES == 48
     uniform = Frame(Kind.DATA, PEER, 3, 4, 990, 5, packed_messages=OutgoingMessages([b"ab", b"cd"], same_size=True))
     assert encode(uniform, GROUP)[HEADER_BYTES:].hex() == "0002000261626364"
-    assert encode(data_frame(), GROUP)[HEADER_BYTES:] == b"", "the dummy is a bare header"
+    assert encode(data_frame(), GROUP)[HEADER_BYTES:] == b"", "an empty end-of-slot mark is only a header"
 
 
-def test_every_field_of_a_data_frame_arrives() -> None:
+def test_every_field_of_a_data_frame_survives_a_round_trip() -> None:
     frame = admitted(encode(data_frame([b"ab", b""], END_OF_SLOT), GROUP))
     assert replace(frame, packed_messages=None) == data_frame()
     assert isinstance(frame.packed_messages, IncomingMessages)
@@ -102,25 +102,25 @@ def test_every_field_of_a_data_frame_arrives() -> None:
     assert frame.is_end_of_slot
 
 
-def test_dummies_and_pieces_arrive() -> None:
-    dummy = admitted(encode(data_frame(flags=END_OF_SLOT | LEAVING), GROUP))
-    assert dummy.packed_messages is None
-    assert dummy.body == b""
+def test_empty_marks_and_fragments_survive_a_round_trip() -> None:
+    mark = admitted(encode(data_frame(flags=END_OF_SLOT | LEAVING), GROUP))
+    assert mark.packed_messages is None
+    assert mark.body == b""
     for flags in (
         FRAGMENT,
         FRAGMENT | FIRST_FRAGMENT | MORE_FRAGMENTS,
         FRAGMENT | END_OF_SLOT,
         FRAGMENT | FIRST_FRAGMENT | END_OF_SLOT | LEAVING,
     ):
-        piece = admitted(encode(piece_frame(b"part", flags), GROUP))
-        assert piece.packed_messages is None
-        assert bytes(piece.body) == b"part"
-        assert piece.flags == flags
+        fragment = admitted(encode(fragment_frame(b"part", flags), GROUP))
+        assert fragment.packed_messages is None
+        assert bytes(fragment.body) == b"part"
+        assert fragment.flags == flags
 
 
-def test_a_mark_can_carry_a_wish() -> None:
+def test_an_end_of_slot_mark_can_carry_a_slot_request() -> None:
     for flags in (SETTING_REQUEST | END_OF_SLOT, SETTING_REQUEST | END_OF_SLOT | LEAVING):
-        frame = admitted(wish(flags, 5_000_000))
+        frame = admitted(slot_request(flags, 5_000_000))
         assert (frame.packed_messages, frame.flags) == (None, flags)
         assert decode_slot_request(frame.body) == 5_000_000
 
@@ -129,7 +129,7 @@ SEGMENTS = (Segment(0, 0, 5_000_000), Segment(100, 500_000_000, 10_000_000))
 JOIN = Join(5_000_000, 10_000_000, 2_000_000, 990, 50.0, 8, 800, JoinStep.ANSWER, 3, 1, SEGMENTS)
 
 
-def test_a_hello_carries_the_policies_that_have_to_be_the_same() -> None:
+def test_a_hello_carries_the_options_that_all_members_must_share() -> None:
     hello = replace(HELLO, failures=True, fec=(2, 256), loss_burst=3, slot_changes=9)
     assert decode_hello(encode_hello(hello)) == hello
     assert decode_hello(encode_hello(HELLO)) == HELLO
@@ -148,7 +148,7 @@ def test_a_hello_carries_the_policies_that_have_to_be_the_same() -> None:
     ],
     ids=str,
 )
-def test_a_join_whose_slots_make_no_sense_is_refused(segments: tuple[Segment, ...]) -> None:
+def test_a_join_with_inconsistent_slots_is_refused(segments: tuple[Segment, ...]) -> None:
     assert decode_join(encode_join(JOIN)) == JOIN
     assert decode_join(encode_join(replace(JOIN, segments=segments))) is None
 
@@ -162,11 +162,11 @@ def patched(offset: int, layout: str, value: int) -> Callable[[], bytes]:
     return make
 
 
-def wish(flags: int, theta_ns: int) -> bytes:
+def slot_request(flags: int, theta_ns: int) -> bytes:
     return encode(replace(data_frame(flags=flags), body=encode_slot_request(theta_ns)), GROUP)
 
 
-def with_run(body: bytes, flags: int = END_OF_SLOT) -> Callable[[], bytes]:
+def with_packed(body: bytes, flags: int = END_OF_SLOT) -> Callable[[], bytes]:
     return lambda: encode(data_frame(flags=flags), GROUP) + body
 
 
@@ -180,7 +180,7 @@ def with_hello(offset: int, layout: str, value: float) -> Callable[[], bytes]:
 
 
 CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
-    ("nothing", Refusal.TRUNCATED, lambda: b""),
+    ("an empty datagram", Refusal.TRUNCATED, lambda: b""),
     ("half a header", Refusal.TRUNCATED, lambda: encode(data_frame(), GROUP)[: HEADER_BYTES - 1]),
     ("no body and no mark", Refusal.TRUNCATED, lambda: encode(data_frame(flags=0), GROUP)),
     ("version 0", Refusal.WRONG_VERSION, patched(0, "!B", 0)),
@@ -188,52 +188,80 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("kind 0", Refusal.UNKNOWN_KIND, patched(1, "!B", 0)),
     ("kind 255", Refusal.UNKNOWN_KIND, patched(1, "!B", 255)),
     ("a new flag", Refusal.UNKNOWN_FLAGS, patched(2, "!B", END_OF_SLOT | 0x80)),
-    ("a wish that is not the mark", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST, 5_000_000)),
-    ("a wish with a piece", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT | FRAGMENT, 5_000_000)),
-    ("a wish for too short slots", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 999)),
-    ("a wish for too long slots", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 60_000_000_001)),
-    ("half a wish", Refusal.BAD_CONTROL, lambda: wish(SETTING_REQUEST | END_OF_SLOT, 5_000_000)[:-1]),
-    ("an empty wish", Refusal.BAD_CONTROL, lambda: encode(data_frame(flags=SETTING_REQUEST | END_OF_SLOT), GROUP)),
-    ("FIRST without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FIRST_FRAGMENT)),
-    ("MORE without PIECE", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE_FRAGMENTS)),
-    ("MORE without PIECE, no body", Refusal.UNKNOWN_FLAGS, lambda: encode(data_frame(flags=MORE_FRAGMENTS), GROUP)),
-    ("FINAL without LAST", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LEAVING)),
+    ("a slot request without the mark", Refusal.BAD_CONTROL, lambda: slot_request(SETTING_REQUEST, 5_000_000)),
     (
-        "FINAL without LAST in a piece",
+        "a slot request with a fragment",
+        Refusal.BAD_CONTROL,
+        lambda: slot_request(SETTING_REQUEST | END_OF_SLOT | FRAGMENT, 5_000_000),
+    ),
+    (
+        "a slot request for too short slots",
+        Refusal.BAD_CONTROL,
+        lambda: slot_request(SETTING_REQUEST | END_OF_SLOT, 999),
+    ),
+    (
+        "a slot request for too long slots",
+        Refusal.BAD_CONTROL,
+        lambda: slot_request(SETTING_REQUEST | END_OF_SLOT, 60_000_000_001),
+    ),
+    (
+        "a truncated slot request",
+        Refusal.BAD_CONTROL,
+        lambda: slot_request(SETTING_REQUEST | END_OF_SLOT, 5_000_000)[:-1],
+    ),
+    (
+        "an empty slot request",
+        Refusal.BAD_CONTROL,
+        lambda: encode(data_frame(flags=SETTING_REQUEST | END_OF_SLOT), GROUP),
+    ),
+    ("FIRST_FRAGMENT without FRAGMENT", Refusal.UNKNOWN_FLAGS, patched(2, "!B", FIRST_FRAGMENT)),
+    ("MORE_FRAGMENTS without FRAGMENT", Refusal.UNKNOWN_FLAGS, patched(2, "!B", MORE_FRAGMENTS)),
+    (
+        "MORE_FRAGMENTS without FRAGMENT, no body",
         Refusal.UNKNOWN_FLAGS,
-        lambda: encode(piece_frame(b"x", FRAGMENT | LEAVING), GROUP),
+        lambda: encode(data_frame(flags=MORE_FRAGMENTS), GROUP),
+    ),
+    ("LEAVING without END_OF_SLOT", Refusal.UNKNOWN_FLAGS, patched(2, "!B", LEAVING)),
+    (
+        "LEAVING without END_OF_SLOT in a fragment",
+        Refusal.UNKNOWN_FLAGS,
+        lambda: encode(fragment_frame(b"x", FRAGMENT | LEAVING), GROUP),
     ),
     ("another group", Refusal.WRONG_GROUP, lambda: encode(data_frame([b"x"]), GROUP ^ 1)),
-    ("a stranger", Refusal.NOT_A_MEMBER, patched(4, "!H", STRANGER)),
+    ("an unknown sender", Refusal.NOT_A_MEMBER, patched(4, "!H", STRANGER)),
     ("member 0", Refusal.NOT_A_MEMBER, patched(4, "!H", 0)),
-    ("ourselves", Refusal.OWN_DATAGRAM, patched(4, "!H", ME)),
+    ("the receiver itself", Refusal.OWN_DATAGRAM, patched(4, "!H", ME)),
     ("a slot ahead of time", Refusal.IMPLAUSIBLE_SLOT, patched(24, "!Q", LATEST + 1)),
-    ("the last slot there is", Refusal.IMPLAUSIBLE_SLOT, patched(24, "!Q", 2**64 - 1)),
-    ("an absurd sequence", Refusal.IMPLAUSIBLE_SLOT, patched(32, "!Q", 2**63)),
-    ("an absurd clock", Refusal.IMPLAUSIBLE_SLOT, patched(40, "!Q", 2**63)),
-    ("a run without a head", Refusal.INCONSISTENT_LENGTHS, with_run(b"\0\1\0")),
-    ("a run of none", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 0, 0))),
-    ("a mixed run of none", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 0, MIXED_SIZES))),
-    ("uniform, one byte short", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"12345")),
-    ("uniform, one byte over", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 3) + b"1234567")),
-    ("empty messages with a byte", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HH", 2, 0) + b"1")),
-    ("a table cut short", Refusal.INCONSISTENT_LENGTHS, with_run(struct.pack("!HHH", 2, MIXED_SIZES, 0))),
+    ("the largest slot number", Refusal.IMPLAUSIBLE_SLOT, patched(24, "!Q", 2**64 - 1)),
+    ("a sequence out of range", Refusal.IMPLAUSIBLE_SLOT, patched(32, "!Q", 2**63)),
+    ("a clock reading out of range", Refusal.IMPLAUSIBLE_SLOT, patched(40, "!Q", 2**63)),
+    ("packed messages without a header", Refusal.INCONSISTENT_LENGTHS, with_packed(b"\0\1\0")),
+    ("no packed messages", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HH", 0, 0))),
+    ("no packed messages, mixed sizes", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HH", 0, MIXED_SIZES))),
+    ("uniform, one byte short", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HH", 2, 3) + b"12345")),
+    ("uniform, one byte over", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HH", 2, 3) + b"1234567")),
+    ("empty messages with a byte", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HH", 2, 0) + b"1")),
+    ("a truncated table of sizes", Refusal.INCONSISTENT_LENGTHS, with_packed(struct.pack("!HHH", 2, MIXED_SIZES, 0))),
     (
         "mixed, one byte short",
         Refusal.INCONSISTENT_LENGTHS,
-        with_run(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"12"),
+        with_packed(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"12"),
     ),
     (
         "mixed, one byte over",
         Refusal.INCONSISTENT_LENGTHS,
-        with_run(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"1234"),
+        with_packed(struct.pack("!HHHH", 2, MIXED_SIZES, 1, 2) + b"1234"),
     ),
-    ("an empty piece", Refusal.BAD_FRAGMENT, lambda: encode(piece_frame(b"", FRAGMENT), GROUP)),
-    ("an empty last piece", Refusal.BAD_FRAGMENT, lambda: encode(piece_frame(b"", FRAGMENT | END_OF_SLOT), GROUP)),
+    ("an empty fragment", Refusal.BAD_FRAGMENT, lambda: encode(fragment_frame(b"", FRAGMENT), GROUP)),
     (
-        "a slot that ends in a message",
+        "an empty last fragment",
         Refusal.BAD_FRAGMENT,
-        lambda: encode(piece_frame(b"x", FRAGMENT | MORE_FRAGMENTS | END_OF_SLOT), GROUP),
+        lambda: encode(fragment_frame(b"", FRAGMENT | END_OF_SLOT), GROUP),
+    ),
+    (
+        "a slot that ends inside a message",
+        Refusal.BAD_FRAGMENT,
+        lambda: encode(fragment_frame(b"x", FRAGMENT | MORE_FRAGMENTS | END_OF_SLOT), GROUP),
     ),
     ("an empty HELLO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.HELLO, b""), GROUP)),
     (
@@ -242,12 +270,12 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
         lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO), END_OF_SLOT), GROUP),
     ),
     (
-        "a HELLO cut short",
+        "a truncated HELLO",
         Refusal.BAD_CONTROL,
         lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO)), GROUP)[:-1],
     ),
     (
-        "a HELLO with a tail",
+        "a HELLO with extra bytes",
         Refusal.BAD_CONTROL,
         lambda: encode(control_frame(Kind.HELLO, encode_hello(HELLO)), GROUP) + b"x",
     ),
@@ -257,16 +285,20 @@ CRAFTED: list[tuple[str, Refusal, Callable[[], bytes]]] = [
     ("average negative", Refusal.BAD_CONTROL, with_hello(28, "!d", -1.0)),
     ("burst zero", Refusal.BAD_CONTROL, with_hello(36, "!I", 0)),
     ("no bytes per slot", Refusal.BAD_CONTROL, with_hello(40, "!Q", 0)),
-    ("absurd bytes per slot", Refusal.BAD_CONTROL, with_hello(40, "!Q", 2**40)),
-    ("a first slot after the end of time", Refusal.BAD_CONTROL, with_hello(48, "!Q", 2**63 // 5_000_000 + 1)),
-    ("complete neither yes nor no", Refusal.BAD_CONTROL, with_hello(56, "!B", 2)),
-    ("more heard than listed", Refusal.BAD_CONTROL, with_hello(57, "!H", 3)),
-    ("fewer heard than listed", Refusal.BAD_CONTROL, with_hello(57, "!H", 1)),
+    ("bytes per slot out of range", Refusal.BAD_CONTROL, with_hello(40, "!Q", 2**40)),
+    ("a first slot out of range", Refusal.BAD_CONTROL, with_hello(48, "!Q", 2**63 // 5_000_000 + 1)),
+    ("complete neither 0 nor 1", Refusal.BAD_CONTROL, with_hello(56, "!B", 2)),
+    ("fewer peers than announced", Refusal.BAD_CONTROL, with_hello(57, "!H", 3)),
+    ("more peers than announced", Refusal.BAD_CONTROL, with_hello(57, "!H", 1)),
     ("a short PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"1234567"), GROUP)),
     ("a long PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"123456789"), GROUP)),
-    ("an absurd PROBE", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"\xff" * 8), GROUP)),
+    ("a PROBE out of range", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.PROBE, b"\xff" * 8), GROUP)),
     ("a short ECHO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.ECHO, bytes(23)), GROUP)),
-    ("an absurd ECHO", Refusal.BAD_CONTROL, lambda: encode(control_frame(Kind.ECHO, bytes(16) + b"\xff" * 8), GROUP)),
+    (
+        "an ECHO out of range",
+        Refusal.BAD_CONTROL,
+        lambda: encode(control_frame(Kind.ECHO, bytes(16) + b"\xff" * 8), GROUP),
+    ),
     (
         "a PROBE with flags",
         Refusal.BAD_CONTROL,
@@ -281,24 +313,29 @@ def test_a_malformed_datagram_is_refused_and_counted_by_its_reason(reason: Refus
     for times in (1, 2):
         assert at.admit(datagram, 0, len(datagram), LATEST) is None
         assert at.refused == {reason: times}
-    # The same inside a larger buffer, where what lies around must not help.
+    # The same inside a larger buffer: the surrounding bytes must not make it valid.
     inside = b"\x01" * 7 + datagram + b"\x00" * 60
     assert at.admit(inside, 7, 7 + len(datagram), LATEST) is None
     assert at.refused == {reason: 3}
 
 
 def test_every_reason_has_a_crafted_datagram() -> None:
-    elsewhere = {"bad share", "bad copy"}  # with the tests of their layers
+    elsewhere = {"bad share", "bad copy"}  # tested with their layers
     assert {reason.value for _, reason, _ in CRAFTED} == {reason.value for reason in Refusal} - elsewhere
 
 
-def test_the_last_possible_slot_is_let_in() -> None:
+def test_the_latest_plausible_slot_is_admitted() -> None:
     datagram = encode(data_frame([b"x"], slot=LATEST), GROUP)
     assert door().admit(datagram, 0, len(datagram), LATEST) is not None
 
 
-def test_frames_are_read_where_they_lie_in_a_larger_buffer() -> None:
-    frames = [data_frame([b"ab", b"cde", b""]), data_frame(), piece_frame(b"piece", FRAGMENT), data_frame([b"z"] * 9)]
+def test_frames_are_read_in_place_from_a_larger_buffer() -> None:
+    frames = [
+        data_frame([b"ab", b"cde", b""]),
+        data_frame(),
+        fragment_frame(b"fragment", FRAGMENT),
+        data_frame([b"z"] * 9),
+    ]
     datagrams = [encode(frame, GROUP) for frame in frames]
     buffer, at, start = b"".join(datagrams), door(), 0
     for frame, datagram in zip(frames, datagrams, strict=True):
@@ -313,7 +350,7 @@ def test_frames_are_read_where_they_lie_in_a_larger_buffer() -> None:
     assert not at.refused
 
 
-def test_control_messages_arrive_as_they_were_sent() -> None:
+def test_control_messages_survive_a_round_trip() -> None:
     assert decode_hello(encode_hello(HELLO)) == HELLO
     assert decode_probe(encode_probe(5)) == 5
     assert decode_echo(encode_echo(1, 2, 3)) == (1, 2, 3)
@@ -327,22 +364,22 @@ def test_control_messages_arrive_as_they_were_sent() -> None:
         assert bytes(frame.body) == body
 
 
-def test_a_run_knows_its_sizes_without_being_taken_apart() -> None:
+def test_outgoing_and_incoming_packed_messages_agree() -> None:
     for messages, uniform in (([b"ab", b"cd"], True), ([b"ab", b"c"], False), ([b"", b""], True)):
-        own = OutgoingMessages(messages, uniform)
-        body = b"".join(own.parts())
-        packed = read_packed_messages(b"..." + body + b"...", 3, 3 + len(body))
-        assert packed is not None
-        for run in (own, packed):
-            assert run.count == len(messages)
-            assert list(run.sizes()) == [len(m) for m in messages]
-            assert run.payload_bytes == sum(map(len, messages))
-            assert run.messages() == messages
+        outgoing = OutgoingMessages(messages, uniform)
+        body = b"".join(outgoing.parts())
+        incoming = read_packed_messages(b"..." + body + b"...", 3, 3 + len(body))
+        assert incoming is not None
+        for packed in (outgoing, incoming):
+            assert packed.count == len(messages)
+            assert list(packed.sizes()) == [len(m) for m in messages]
+            assert packed.payload_bytes == sum(map(len, messages))
+            assert packed.messages() == messages
     whole = ReassembledMessage([b"ab", memoryview(b"cde")])
     assert (whole.count, list(whole.sizes()), whole.payload_bytes, whole.messages()) == (1, [5], 5, [b"abcde"])
 
 
-def test_a_datagrams_serial_is_read_without_taking_it_apart() -> None:
+def test_the_serial_number_has_a_fixed_offset() -> None:
     frame = data_frame()
     for serial in (0, 1, SERIAL_MAX):
         datagram = b"xx" + encode(frame, GROUP, serial)

@@ -1,8 +1,8 @@
-"""Delay models: how long a datagram may take, as a distribution that can be drawn from and asked for quantiles.
+"""Delay models: how long datagrams take, as distributions with samples and quantiles.
 
-A hard bound Δ is a quantile of such a distribution, so that papers with bounds and papers with probabilities speak
-one language. Every draw inverts the distribution at one `random()`: the same stream gives the same delays on every
-Python.
+A hard bound Δ is a quantile of such a distribution, so papers that use bounds and papers that use probabilities share
+one model. Every sample inverts the distribution at one `random()`: the same stream gives the same delays on every
+Python version.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unisono.model.histogram import Histogram
 _NORMAL = NormalDist()
 _LONGEST_NS = 2**62
 _MAX_LISTED_SAMPLES = 16
-"""Up to so many measurements are listed one by one where a model is put into words."""
+"""`EmpiricalDelay.text` lists up to this many samples; beyond that, it summarizes."""
 
 
 class RandomSource(Protocol):
-    """A stream of chance; `random.Random` is one."""
+    """A stream of random numbers, such as `random.Random`."""
 
     def random(self) -> float:
         """The next number in [0, 1)."""
@@ -37,7 +37,7 @@ class DelayModel(Protocol):
     """A distribution of delays in integer nanoseconds."""
 
     def sample(self, rng: RandomSource) -> int:
-        """Draw a delay."""
+        """Draw one delay."""
 
     def quantile(self, q: float) -> int:
         """The shortest delay within which a share `q` of all datagrams arrives."""
@@ -46,19 +46,19 @@ class DelayModel(Protocol):
         """The share of datagrams that take at most this long."""
 
     def text(self) -> str:
-        """What `parse_delay` makes this model from; of many measurements, what there is to know."""
+        """The text that `parse_delay` reads back; a summary for a model of many measurements."""
 
 
 def _checked_share(q: float) -> float:
     if not 0 <= q <= 1:
-        raise InvalidOption("quantile", f"a share between 0 and 1 is needed, not {q}")
+        raise InvalidOption("quantile", f"expected a share between 0 and 1, got {q}")
     return q
 
 
 def _finite_quantile(ns: float, q: float) -> int:
-    """A quantile as an integer; unbounded models have none at 1."""
+    """The quantile as an integer. Raises InvalidOption if it is infinite: unbounded models have no quantile at 1."""
     if ns > _LONGEST_NS:
-        raise InvalidOption("quantile", f"this delay has no upper bound, so none at {q}; ask below 1")
+        raise InvalidOption("quantile", f"this delay model has no upper bound, so no quantile at {q}; use less than 1")
     return ceil(ns)
 
 
@@ -87,19 +87,19 @@ class ConstantDelay:
 
 @dataclass(frozen=True, slots=True)
 class UniformDelay:
-    """Every delay from `low_ns` to `high_ns`, both included, is as likely as any other."""
+    """Every delay from `low_ns` to `high_ns`, both included, is equally likely."""
 
     low_ns: int
     high_ns: int
     steps: int = field(init=False, repr=False, compare=False)
-    """How many delays there are."""
+    """The number of different delays."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", self.high_ns - self.low_ns + 1)
         _require_not_negative(self.low_ns)
         if self.high_ns < self.low_ns:
             low, high = duration_text(self.low_ns), duration_text(self.high_ns)
-            raise InvalidOption("delay", f"a range goes from its shortest delay to its longest, not {low}..{high}")
+            raise InvalidOption("delay", f"expected a range from the shortest delay to the longest, got {low}..{high}")
 
     def sample(self, rng: RandomSource) -> int:
         return self.low_ns + int(rng.random() * self.steps)
@@ -146,7 +146,7 @@ class LognormalDelay:
     def __post_init__(self) -> None:
         _require_positive("median", self.median_ns)
         if not (isfinite(self.sigma) and 0 < self.sigma <= 10):
-            raise InvalidOption("delay", f"a lognormal's sigma lies between 0 and 10, and {self.sigma} does not")
+            raise InvalidOption("delay", f"expected a lognormal sigma above 0 and at most 10, got {self.sigma}")
 
     def sample(self, rng: RandomSource) -> int:
         return self.quantile(rng.random())
@@ -165,30 +165,30 @@ class LognormalDelay:
 
 @dataclass(frozen=True, slots=True)
 class EmpiricalDelay:
-    """Delays as they were measured: each of the ascending `delays_ns` was seen `counts` times."""
+    """Measured delays: ascending `delays_ns`, each observed as many times as `counts` says."""
 
     delays_ns: tuple[int, ...]
     counts: tuple[int, ...]
     cumulative_counts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """How many were at most as long as each."""
+    """For each delay, the number of samples that are at most as long."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cumulative_counts", tuple(accumulate(self.counts)))
         if not self.delays_ns or len(self.delays_ns) != len(self.counts) or min(self.counts, default=0) < 1:
-            raise InvalidOption("delay", "an empirical delay needs at least one sample, each seen at least once")
+            raise InvalidOption("delay", "an empirical delay needs at least one sample, and a count above 0 for each")
         if list(self.delays_ns) != sorted(set(self.delays_ns)):
-            raise InvalidOption("delay", "an empirical delay lists its samples once each, ascending, beside counts")
+            raise InvalidOption("delay", "the samples of an empirical delay must be ascending, each listed once")
         _require_not_negative(self.delays_ns[0])
 
     @classmethod
     def of_samples(cls, samples_ns: list[int]) -> EmpiricalDelay:
-        """The model of single measurements, in any order."""
+        """The model of individual measurements, in any order."""
         counted = sorted(Counter(samples_ns).items())
         return cls(tuple(delay for delay, _ in counted), tuple(times for _, times in counted))
 
     @classmethod
     def of_histogram(cls, histogram: Histogram) -> EmpiricalDelay:
-        """The model of a measured histogram, each delay counted at its bucket's upper edge."""
+        """The model of a measured histogram. Each delay counts as the upper edge of its bucket."""
         counts: dict[int, int] = {}
         seen = 0
         for _, times in histogram.to_pairs():
@@ -220,21 +220,22 @@ class EmpiricalDelay:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedDelay:
-    """A model whose delays above `limit_ns` are drawn again until they are not.
+    """A model without its delays above `limit_ns`: a sample above the limit is drawn again.
 
-    Where that could take long, one draw is inverted at u · cdf(limit), which has the same distribution.
+    If fewer than half of the samples are within the limit, one draw is inverted at u · cdf(limit) instead, which has
+    the same distribution.
     """
 
     model: DelayModel
     limit_ns: int
     cdf_at_limit: float = field(init=False, repr=False, compare=False)
-    """cdf(limit) of the model."""
+    """The model's cdf at the limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cdf_at_limit", self.model.cdf(self.limit_ns))
         if self.cdf_at_limit <= 0:
-            shown = duration_text(self.limit_ns)
-            raise InvalidOption("delay", f"{self.model.text()} is never within the network's largest delay, {shown}")
+            limit = duration_text(self.limit_ns)
+            raise InvalidOption("delay", f"{self.model.text()} is never within the network's largest delay, {limit}")
 
     def sample(self, rng: RandomSource) -> int:
         if self.cdf_at_limit < 0.5:
@@ -255,14 +256,14 @@ class TruncatedDelay:
 
 @dataclass(frozen=True, slots=True)
 class ScaledDelay:
-    """A model whose delays are all `factor` times as long: a network that is that much slower, or faster."""
+    """A model whose delays are all `factor` times as long."""
 
     model: DelayModel
     factor: float
 
     def __post_init__(self) -> None:
         if not (isfinite(self.factor) and self.factor > 0):
-            raise InvalidOption("delay", f"a delay is stretched by a factor above zero, not by {self.factor}")
+            raise InvalidOption("delay", f"expected a scaling factor above zero, got {self.factor}")
 
     def sample(self, rng: RandomSource) -> int:
         return ceil(self.model.sample(rng) * self.factor)
@@ -278,24 +279,26 @@ class ScaledDelay:
 
 
 def truncated_to(model: DelayModel, limit_ns: int) -> DelayModel:
-    """The model held to `limit_ns`: itself if it never takes longer, else truncated."""
+    """The model truncated to `limit_ns`; the model itself if its delays are never longer."""
     return model if model.cdf(limit_ns) >= 1 else TruncatedDelay(model, limit_ns)
 
 
 def _require_not_negative(ns: int) -> None:
     if ns < 0:
-        raise InvalidOption("delay", f"a delay cannot be negative, and {ns} ns is")
+        raise InvalidOption("delay", f"expected a delay of at least 0, got {ns} ns")
 
 
 def _require_positive(quantity: str, ns: int) -> None:
     if ns <= 0:
-        raise InvalidOption("delay", f"a {quantity} delay above zero is needed, not {ns} ns")
+        raise InvalidOption("delay", f"expected a {quantity} delay above zero, got {ns} ns")
 
 
 def _uniform(text: str, field: str) -> DelayModel:
     low, dots, high = text.partition("..")
     if not dots:
-        raise InvalidOption(field, f"'uniform:SHORTEST..LONGEST' is needed, such as 'uniform:1ms..5ms', not {text!r}")
+        raise InvalidOption(
+            field, f"expected 'uniform:SHORTEST..LONGEST', such as 'uniform:1ms..5ms', got 'uniform:{text}'"
+        )
     return UniformDelay(duration_ns(low, field), duration_ns(high, field))
 
 
@@ -304,8 +307,8 @@ def _lognormal(text: str, field: str) -> DelayModel:
     try:
         spread = float(sigma)
     except ValueError:
-        example = "'lognormal:2ms,0.5' (median, then sigma of the logarithm)"
-        raise InvalidOption(field, f"{example} is the form, and {text!r} has no number for sigma") from None
+        example = "'lognormal:MEDIAN,SIGMA', such as 'lognormal:2ms,0.5'"
+        raise InvalidOption(field, f"expected {example}; 'lognormal:{text}' has no number for sigma") from None
     return LognormalDelay(duration_ns(median, field), spread)
 
 
@@ -324,7 +327,7 @@ def parse_delay(text: str, field: str = "delay") -> DelayModel:
     parse = _PARSERS.get(kind.strip())
     if parse is None or not colon:
         kinds = ", ".join(_PARSERS)
-        raise InvalidOption(field, f"a delay such as 'exponential:1ms' is needed (kinds: {kinds}), not {text!r}")
+        raise InvalidOption(field, f"expected a delay such as 'exponential:1ms' (kinds: {kinds}), got {text!r}")
     try:
         return parse(rest.strip(), field)
     except InvalidOption as error:

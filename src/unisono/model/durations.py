@@ -1,4 +1,4 @@
-"""Durations with units in text, integer nanoseconds in code."""
+"""Durations: with units in text, as integer nanoseconds in code."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)\s*")
 
 
 def duration_ns(text: str | int, field: str = "duration") -> int:
-    """`"5ms"`, `"200us"`, `"2s"` as nanoseconds; an integer is taken as nanoseconds already."""
+    """Parse `"5ms"`, `"200us"` or `"2s"` into nanoseconds. An integer is already in nanoseconds."""
     if isinstance(text, bool) or not isinstance(text, int | str):
-        raise InvalidOption(field, f"a duration with a unit is needed, such as '5ms', not {text!r}")
+        raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', got {text!r}")
     if isinstance(text, int):
         if text < 0:
-            raise InvalidOption(field, f"a duration cannot be negative, and {text} is")
+            raise InvalidOption(field, f"expected a duration of at least 0, got {text}")
         return text
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise InvalidOption(field, f"a duration with a unit is needed, such as '5ms', '200us' or '2s', not {text!r}")
+        raise InvalidOption(field, f"expected a duration with a unit, such as '5ms', '200us' or '2s', got {text!r}")
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 def duration_text(ns: int) -> str:
-    """Nanoseconds as short text with a unit."""
+    """A short text with a unit, rounded to six digits."""
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
         if abs(ns) >= size:
             return f"{ns / size:.6g}{unit}"
@@ -37,7 +37,7 @@ def duration_text(ns: int) -> str:
 
 
 def exact_duration_text(ns: int) -> str:
-    """Nanoseconds as text with the largest unit that makes them a whole number: `duration_ns` reads the same back."""
+    """The exact duration in the largest unit that gives a whole number; `duration_ns` reads it back."""
     for unit, size in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", 1_000)):
         if ns >= size and ns % size == 0:
             return f"{ns // size}{unit}"
@@ -45,12 +45,12 @@ def exact_duration_text(ns: int) -> str:
 
 
 def ns_to_ms(ns: int) -> float:
-    """Nanoseconds as the milliseconds that JSON output carries."""
+    """Nanoseconds in milliseconds, the unit of JSON output."""
     return ns / NS_PER_MS
 
 
 def earliest(times: Iterable[int | None]) -> int | None:
-    """The first of these alarms; None stands for one that is not set."""
+    """The earliest of these alarm times. None stands for an alarm that is not set."""
     first: int | None = None
     for at in times:
         if at is not None and (first is None or at < first):

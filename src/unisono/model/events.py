@@ -1,4 +1,4 @@
-"""What a stack hands out to the application."""
+"""The events that a stack reports: deliveries, view changes, violations and notices."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from unisono.model.timing import Timing
 from unisono.model.views import View
 
 POSITIONS_PER_SENDER = 1 << 32
-"""A message's place in its slot is sender · 2³² + its number among the sender's messages of the slot."""
+"""A message's position in its slot is sender · 2³² + its number among the sender's messages of that slot."""
 
 
 class PackedMessages(Protocol):
-    """Messages that travelled together, taken apart only when somebody asks for them."""
+    """Messages packed into one buffer. They are unpacked only on demand."""
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
 
     @property
     def payload_bytes(self) -> int:
-        """How much payload they are together."""
+        """The total size of the messages."""
 
     def messages(self) -> list[bytes]:
         """The messages, in the order in which they were sent."""
 
     def sizes(self) -> Sequence[int]:
-        """Their sizes, without taking them apart."""
+        """The size of each message, without unpacking them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message, delivered."""
+    """One delivered message."""
 
     sender: int
     sequence: int
     slot: int
     payload: bytes
     incarnation: int = 0
-    """The sender's life: a member that restarts counts its messages from 0 again."""
+    """The sender's incarnation. A member that restarts counts its messages from 0 again."""
     priority: int | None = None
-    """In the priority order; others do not carry it."""
+    """The priority, in the priority order; None in the other orders."""
     grade: Grade | None = None
-    """Where messages are delivered twice, which of the two this is; None where they are delivered once."""
+    """The grade, in a group that delivers each message twice; None if messages are delivered once."""
 
     @property
     def id(self) -> tuple[int, int, int]:
-        """(sender, incarnation, sequence): no other multicast of the group ever has it."""
+        """(sender, incarnation, sequence): unique among all messages of the group."""
         return self.sender, self.incarnation, self.sequence
 
 
 @dataclass(slots=True)
 class Batch:
-    """Consecutive deliveries from one sender in one slot: the unit in which order is decided."""
+    """Consecutive deliveries from one sender in one slot: the unit in which the order is decided."""
 
     sender: int
     incarnation: int
@@ -68,56 +68,57 @@ class Batch:
     count: int
     packed_messages: list[PackedMessages]
     priority: int | None = None
-    """In the priority order, where a batch is one message, and its slot the message's number in the agreed order."""
+    """The priority, in the priority order. There, a batch is one message, and `slot` its number in the agreed order."""
     grade: Grade | None = None
-    """Where messages are delivered twice, which of the two this is."""
+    """The grade, in a group that delivers each message twice."""
 
     @property
     def messages(self) -> list[bytes]:
         """The payloads, in order."""
         if len(self.packed_messages) == 1:
             return self.packed_messages[0].messages()
-        return [message for run in self.packed_messages for message in run.messages()]
+        return [message for packed in self.packed_messages for message in packed.messages()]
 
     @property
     def payload_bytes(self) -> int:
-        """How much payload there is."""
-        return sum(run.payload_bytes for run in self.packed_messages)
+        """The total size of the payloads."""
+        return sum(packed.payload_bytes for packed in self.packed_messages)
 
     def sizes(self) -> list[int]:
-        """The payloads' sizes, in order."""
-        return [size for run in self.packed_messages for size in run.sizes()]
+        """The sizes of the payloads, in order."""
+        return [size for packed in self.packed_messages for size in packed.sizes()]
 
     def deliveries(self) -> list[Delivery]:
-        """One by one."""
-        first, sender, slot, life = self.first_sequence, self.sender, self.slot, self.incarnation
-        kind = (life, self.priority, self.grade)
-        return [Delivery(sender, first + i, slot, payload, *kind) for i, payload in enumerate(self.messages)]
+        """The messages as single deliveries."""
+        first, sender, slot = self.first_sequence, self.sender, self.slot
+        rest = (self.incarnation, self.priority, self.grade)
+        return [Delivery(sender, first + i, slot, payload, *rest) for i, payload in enumerate(self.messages)]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """The membership from `view.first_slot` on; comes between two slots.
+    """The membership from `view.first_slot` on. Reported between two slots.
 
-    Without failures that is the same place in the order at every member; with them each sees for itself who is gone.
+    Without failures, all members report it at the same point of the order. With failures, each member detects departed
+    members by itself.
     """
 
     view: View
     joined: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     view_id: int | None = None
-    """Of an agreed view (virtual synchrony), its number; all members have the same views, in this order."""
+    """The number of an agreed view (virtual synchrony). All members install the same views in this order."""
     incarnations: tuple[int, ...] = ()
-    """Of an agreed view, its members' incarnations, in the order of the members."""
+    """The incarnations of an agreed view's members, in the order of the members."""
     blocked_ns: int = 0
-    """How long the change of agreed views kept messages from being handed out here."""
+    """How long the change of agreed views blocked deliveries at this member."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingChange:
-    """Slots have another length from `slot` on; comes between two slots, before the first message of that one.
+    """Slots have another length from `slot` on. Reported before the first message of that slot.
 
-    `bound_ns` is the latency that no message from there on exceeds.
+    `bound_ns` is the latency bound from there on.
     """
 
     slot: int
@@ -126,7 +127,7 @@ class TimingChange:
 
 
 class ViolationKind(StrEnum):
-    """What did not hold. The value is the token that traces and JSON lines carry; it never changes."""
+    """The assumption that did not hold. The value is the token that traces and JSON lines carry; it never changes."""
 
     BLOCKED = "blocked"
     """No majority of the group is reachable: nothing can be agreed on."""
@@ -137,17 +138,17 @@ class ViolationKind(StrEnum):
     DEADLINE = "deadline"
     """The application did not keep up with the deliveries."""
     DEPOSED = "deposed"
-    """This member led the group and does no longer."""
+    """This member led the group and has stepped down."""
     EXCLUDED = "excluded"
-    """The group went on without this member."""
+    """The group continues without this member."""
     FENCED_OUT = "fenced_out"
     """The group refuses this incarnation of the member."""
     HELD_UP = "held_up"
     """Deliveries wait for another group's barrier."""
     LATE = "late"
-    """A datagram, or a member's end of slot, came later than Δ+Γ allows."""
+    """A datagram, or a member's end of slot, arrived later than Δ+Γ allows."""
     LATE_JOIN = "late_join"
-    """A JOIN came after the slot that it names."""
+    """A JOIN arrived after the slot that it names."""
     LEADER_LOST = "leader_lost"
     """The leader no longer responds."""
     LOST = "lost"
@@ -165,7 +166,7 @@ class ViolationKind(StrEnum):
     OWN_CLOCK = "own_clock"
     """Most other clocks differ from this member's by more than Γ."""
     PAUSED = "paused"
-    """This member stood still and came back."""
+    """This member was suspended for a while."""
     POLICY_DIFFERS = "policy_differs"
     """Two members have different settings."""
     RATE_REFUSED = "rate_refused"
@@ -187,22 +188,22 @@ class ViolationKind(StrEnum):
     SYSTEM_SLA = "system_sla"
     """A service level agreement was not kept in the whole group."""
     TOO_FAR_BEHIND = "too_far_behind"
-    """A member lacks messages that nobody keeps any more."""
+    """A member lacks messages that no other member stores any more."""
     UNSETTLED = "unsettled"
     """This member ended without a final delivery of all its early ones."""
     UNSTEADY = "unsteady"
-    """A member times out again and again."""
+    """A member times out repeatedly."""
 
 
 class NoticeKind(StrEnum):
-    """What a notice is about. The value is the token that traces and JSON lines carry; it never changes."""
+    """The subject of a notice. The value is the token that traces and JSON lines carry; it never changes."""
 
     ADAPTED = "adapted"
     """The group uses other settings."""
     DEMAND = "demand"
     """This member needs other settings."""
     REJOINING = "rejoining"
-    """This member joins again by itself."""
+    """This member rejoins by itself."""
     SLA_CLEARED = "sla_cleared"
     """One member's service level agreement is kept again."""
     SYSTEM_SLA_CLEARED = "system_sla_cleared"
@@ -213,7 +214,7 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that the guarantees rest on did not hold; `text` says what and who, for a reader only."""
+    """An assumption behind the guarantees did not hold. `text` explains it to the user; programs use `kind`."""
 
     kind: ViolationKind
     text: str
@@ -223,56 +224,56 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ClockViolation(Violation):
-    """A member's clock is off by more than Γ, of the kind "clock"."""
+    """A member's clock is off by more than Γ (`ViolationKind.CLOCK`)."""
 
     off_ns: int = 0
-    """How far it is ahead of ours at least, or (negative) behind; 0 where only the other knows."""
+    """How far it is at least ahead of the local clock, or behind if negative; 0 if only the other member knows."""
 
     @classmethod
     def of(cls, peer: int, off_ns: int, gamma_ns: int, outcome: str) -> ClockViolation:
-        """As it is told; `outcome` is what follows from it."""
-        found = "differs from ours by more"
+        """The violation with its text; `outcome` is the consequence."""
+        difference = "differs from ours by more"
         if off_ns:
-            found = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
-        text = f"member {peer}'s clock {found} than Γ = {duration_text(gamma_ns)}: {outcome}"
+            difference = f"is {duration_text(abs(off_ns))} {'ahead of' if off_ns > 0 else 'behind'} ours, more"
+        text = f"member {peer}'s clock {difference} than Γ = {duration_text(gamma_ns)}: {outcome}"
         return cls(ViolationKind.CLOCK, text, peer, off_ns=off_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked(Violation):
-    """An agreed view has ended and no other can be agreed on: this member is cut off from the majority.
+    """An agreed view has ended and no next one can be agreed on: this member is partitioned from the majority.
 
-    It delivers nothing until a ViewChange follows, or it learns that the others went on without it and is out.
+    It delivers nothing until a ViewChange follows, or until it learns that the others have excluded it.
     """
 
     view_id: int = 0
     """The view that has ended."""
     reachable: tuple[int, ...] = ()
-    """The members of that view that are still heard, this one included."""
+    """The reachable members of that view, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlaViolation(Violation):
-    """A service level agreement was not kept in a window; `offered` says what can still be had, where that is known."""
+    """A service level agreement was not kept in a window. `offered` says what is still possible, if that is known."""
 
     sla: str = ""
     metric: str = ""
     bound: float = 0.0
     measured: float = 0.0
-    """Of a spread the share of values within the bound, else the metric's value."""
+    """For a spread, the share of values within the bound; otherwise the metric's value."""
     probability: float = 0.0
     link: int = 0
-    """The peer whose link was worst; 0 if it is not about a link."""
+    """The peer with the worst link; 0 if the metric does not concern a link."""
     window_start_ns: int = 0
     window_ns: int = 0
     offered: str = ""
     id: str = ""
-    """Of a verdict on the whole group: 16 hexadecimal digits that no other one has."""
+    """A unique id of 16 hexadecimal digits, if the verdict is on the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the application may want to know and that breaks no promise."""
+    """Information for the application; every guarantee holds."""
 
     kind: NoticeKind
     text: str
@@ -282,20 +283,20 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Rejoining(Notice):
-    """The others went on without this member, which joins again by itself, in another incarnation.
+    """The others have excluded this member. It rejoins by itself as a new incarnation.
 
-    A ViewChange with this member in `joined` says when it is back; by then the state of another member was taken.
+    A ViewChange with this member in `joined` follows when it is back and has received another member's state.
     """
 
     incarnation: int = 0
-    """In which it comes back; its messages are counted from 0 again."""
+    """The new incarnation. It counts its messages from 0 again."""
     final_slot: int = 0
-    """The last place in the order that it had reached."""
+    """The last position in the order that the previous incarnation reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlaCleared(Notice):
-    """A service level agreement is kept again, after a window in which it was not."""
+    """A service level agreement is kept again after a violation."""
 
     sla: str = ""
     window_start_ns: int = 0
@@ -305,17 +306,17 @@ class SlaCleared(Notice):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange(Notice):
-    """Who may send to whom has changed for this member's group, at one point of what it agrees on (paper 003).
+    """The topology has changed for this member's group, at one point of its agreed sequence (paper 003).
 
-    To `sends_to` it may send from here on; `receives_from` are the groups that it waits for. `settled` once the other
-    groups have followed in all that was wished for.
+    From here on the group may send to `sends_to` and waits for messages of `receives_from`. `complete` means that the
+    other groups have applied the whole requested change.
     """
 
     sends_to: tuple[str, ...] = ()
     receives_from: tuple[str, ...] = ()
     complete: bool = True
     talks_with: tuple[str, ...] = ()
-    """The groups that this member exchanges datagrams with, until the end of all that is under way."""
+    """The groups that this member exchanges datagrams with until all pending messages are delivered."""
 
     @classmethod
     def of(
@@ -326,22 +327,21 @@ class TopologyChange(Notice):
         communicates_with: tuple[str, ...],
         complete: bool,
     ) -> TopologyChange:
-        """As it is told; `talks` are the groups that it exchanges datagrams with, to the end of what is under way."""
-        said = (sends_to, receives_from, communicates_with)
-        lists = [", ".join(names) or "nobody" for names in said]
-        text = f"sends to {lists[0]}; receives from {lists[1]}; talks with {lists[2]}"
+        """The notice with its text."""
+        lists = [", ".join(names) or "no group" for names in (sends_to, receives_from, communicates_with)]
+        text = f"sends to {lists[0]}; receives from {lists[1]}; exchanges datagrams with {lists[2]}"
         return cls(NoticeKind.TOPOLOGY, text, member, None, sends_to, receives_from, complete, communicates_with)
 
 
 SlaVerdict: TypeAlias = SlaViolation | SlaCleared
-"""What is told of an agreement."""
+"""A reported verdict on an agreement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsAgreed:
-    """Everybody knows which settings a member needs, and goes by it from `slot` on.
+    """All members know the settings that `sender` requests, and apply them from `slot` on. Not for the application.
 
-    This member enters `entered`, which is that slot unless it was not there then. No concern of the application.
+    This member applies them from `local_slot` on: the same slot, unless it joined later.
     """
 
     sender: int
@@ -352,31 +352,31 @@ class SettingsAgreed:
 
 @dataclass(frozen=True, slots=True)
 class LeaveComplete:
-    """This member's own departure is complete: all that it accepted has been sent and delivered here."""
+    """This member has left the group: every message that it accepted has been sent, and delivered here."""
 
     final_slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """This member goes on without the rest of what `sender` sent in `slot`: it was lost, or its sender has failed.
+    """This member skips the rest of the messages of `sender` in `slot`: they were lost, or the sender failed.
 
-    It is written down with what is delivered, and is no concern of the application: nothing may be missing at all.
+    For the trace only, not for the application: the skipped part may be empty.
     """
 
     sender: int
     incarnation: int
-    """The sender's; 0 if it was never heard."""
+    """The sender's incarnation; 0 if this member never received a frame from it."""
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """A message's step into the consumable queue (paper 004): received, or `queued`. For the record only.
+    """A step of a message into the consumable queue (paper 004): received, or `queued`. For the trace only.
 
-    `number` counts the member's steps; it had consumed `consumed` messages and was at `position` in the agreed order.
-    `detail` names the target tail of what was received, the insertion point of what was queued; `view` is the agreed
-    view in which it was received, none if it came with the state of another member.
+    `number` counts the member's steps. The member had consumed `consumed` messages and was at `position` in the agreed
+    order. `detail` is the target tail of a received message, or the insertion point of a queued one. `view` is the
+    agreed view in which the message was received; None if it arrived with the state of another member.
     """
 
     queued: bool

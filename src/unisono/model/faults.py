@@ -1,4 +1,4 @@
-"""What can go wrong in a world, as plain values; times count from the start of the run."""
+"""The faults of a scenario as plain values. Times count from the start of the run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar, TypeAlias, assert_never
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the run; without an end, to its end."""
+    """A part of the run; without `to_ns`, it lasts until the end of the run."""
 
     from_ns: int = 0
     to_ns: int | None = None
 
     def contains(self, elapsed_ns: int) -> bool:
-        """Whether it lasts: its end is no longer in it."""
+        """Whether a time is in the span. `to_ns` itself is not."""
         return elapsed_ns >= self.from_ns and (self.to_ns is None or elapsed_ns < self.to_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Each datagram is lost with `probability`, but at most `at_most` of any `of` consecutive ones of a link."""
+    """Each datagram is lost with `probability`, but at most `at_most` of any `of` consecutive datagrams of a link."""
 
     kind: ClassVar[str] = "loss"
     span: Span
@@ -42,7 +42,7 @@ class Duplication:
 
 @dataclass(frozen=True, slots=True)
 class Reordering:
-    """A datagram is let out of its link's FIFO order with `probability`, with any delay within Δ."""
+    """With `probability`, a datagram leaves the FIFO order of its link and gets any delay within Δ."""
 
     kind: ClassVar[str] = "reordering"
     span: Span
@@ -51,7 +51,7 @@ class Reordering:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Members hear only their own group; those that are listed nowhere make up one more."""
+    """Members reach only members of their own part. Members in none of `groups` form one more part."""
 
     kind: ClassVar[str] = "partition"
     span: Span
@@ -69,7 +69,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A member stands still; what happens to it meanwhile is handled at the end."""
+    """A member is suspended; it processes its datagrams and timers after the end of the pause."""
 
     kind: ClassVar[str] = "pause"
     member: int

@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class Grade(Enum):
-    """EARLY: on time, and perhaps to be corrected. FINAL: agreed by all. The value is the word in a trace."""
+    """EARLY: on time, possibly corrected later. FINAL: agreed by all members. The value is the token in traces."""
 
     EARLY = "early"
     FINAL = "final"
 
 
 GRADES = ("early", "final", "both")
-"""What may be asked for: deliveries as the order gives them, agreed ones alone, or each message in both grades."""
+"""The possible options: deliveries as the order produces them, only agreed ones, or each message in both grades."""

@@ -1,4 +1,4 @@
-"""Durations counted in constant memory, for quantiles of delay, lateness and latency."""
+"""A histogram of bounded size, for quantiles of delay, lateness and latency."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bucket_middle(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of non-negative integers; negative ones count as zero (a delay seen through skewed clocks)."""
+    """Counts non-negative integers. Negative values, such as delays measured with skewed clocks, count as zero."""
 
     counts: dict[int, int] = field(default_factory=dict)
     total: int = 0
@@ -49,14 +49,14 @@ class Histogram:
             self.largest = value
 
     def merge(self, other: Histogram) -> None:
-        """Count all that `other` has counted."""
+        """Add the counts of `other`."""
         for bucket, times in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + times
         self.total += other.total
         self.largest = max(self.largest, other.largest)
 
     def merge_pairs(self, pairs: Iterable[tuple[int, int]], largest: int) -> None:
-        """Count all that the histogram has counted whose `to_pairs` and `largest` these are."""
+        """Add the counts of a histogram, given its `to_pairs` and `largest`."""
         counts, total = self.counts, self.total
         for bucket, times in pairs:
             counts[bucket] = counts.get(bucket, 0) + times
@@ -80,7 +80,7 @@ class Histogram:
         return sum(min(upper_edge(bucket), self.largest) * times for bucket, times in self.counts.items()) / self.total
 
     def count_above(self, bound: int) -> int:
-        """How many of the counted values are surely above `bound`: those in buckets that lie wholly beyond it."""
+        """The number of values certainly above `bound`: those in buckets entirely above it."""
         return sum(times for bucket, times in self.counts.items() if upper_edge(bucket - 1) >= bound)
 
     def to_pairs(self) -> list[tuple[int, int]]:
@@ -89,5 +89,5 @@ class Histogram:
 
     @classmethod
     def of_pairs(cls, pairs: list[tuple[int, int]], largest: int) -> Histogram:
-        """The histogram whose `to_pairs` and `largest` these are."""
+        """The histogram with these `to_pairs` and `largest`."""
         return cls(dict(pairs), sum(times for _, times in pairs), largest)

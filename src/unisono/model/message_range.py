@@ -1,4 +1,4 @@
-"""Consecutive messages of one sender in one slot: what members hold, agree on and deliver finally."""
+"""Message ranges: consecutive messages of one sender in one slot, the unit in which members agree on messages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 from unisono.model.message_set import MessageOrigin, MessageSet
 
 SenderSlot: TypeAlias = tuple[int, int, int]
-"""(slot, sender, incarnation): where a sender's messages of one slot are."""
+"""(slot, sender, incarnation): the messages of one sender in one slot."""
 
 
 class MessageRange(NamedTuple):
-    """`length` messages of a sender's life in one slot, from number `first` on. They sort in the order of delivery."""
+    """`length` messages of a sender's incarnation in one slot, from number `first` on. Sorts in delivery order."""
 
     slot: int
     sender: int
@@ -21,24 +21,24 @@ class MessageRange(NamedTuple):
 
     @property
     def sender_slot(self) -> SenderSlot:
-        """The slot and whose messages they are."""
+        """The slot, sender and incarnation."""
         return self[:3]
 
     @property
     def origin(self) -> MessageOrigin:
-        """Whose messages they are."""
+        """The sender and incarnation."""
         return self.sender, self.incarnation
 
     @property
     def last(self) -> int:
-        """The number of the last one."""
+        """The number of the last message."""
         return self.first + self.length - 1
 
     def messages(self) -> MessageSet:
-        """The same as a set."""
+        """The messages as a set."""
         return MessageSet({self.origin: ((self.first, self.last),)})
 
     def without(self, excluded: MessageSet) -> list[MessageRange]:
-        """What is left of it."""
+        """The ranges that remain after removing the excluded messages."""
         left = self.messages() - excluded
         return [self._replace(first=a, length=b - a + 1) for a, b in left.ranges.get(self.origin, ())]

@@ -1,4 +1,4 @@
-"""A message's name, and sets of messages as ranges: what target tails and consumed histories are made of."""
+"""Message references, and sets of messages stored as sequence ranges (target tails and consumed histories)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SequenceRange: TypeAlias = tuple[int, int]
 
 
 class MessageRef(NamedTuple):
-    """A message, by its sender, the sender's incarnation and its number there."""
+    """Identifies a message by its sender, the sender's incarnation, and its sequence number."""
 
     sender: int
     incarnation: int
@@ -21,7 +21,7 @@ class MessageRef(NamedTuple):
 
     @property
     def origin(self) -> MessageOrigin:
-        """Whose numbering it is in."""
+        """The sender and incarnation that numbered the message."""
         return self.sender, self.incarnation
 
     def __str__(self) -> str:
@@ -29,13 +29,13 @@ class MessageRef(NamedTuple):
 
 
 class MessageSet:
-    """An immutable set of messages. Its size is that of its ranges, and messages are consumed nearly in sequence."""
+    """An immutable set of messages, stored as ranges. Consumption is nearly sequential, so the ranges are few."""
 
     __slots__ = ("ranges",)
 
     def __init__(self, ranges: Mapping[MessageOrigin, tuple[SequenceRange, ...]] | None = None) -> None:
         self.ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = dict(ranges) if ranges else {}
-        """By origin: ascending, apart by at least one number, never empty."""
+        """By origin: ascending ranges with at least one number between them; no origin without ranges."""
 
     @classmethod
     def of(cls, refs: Iterable[MessageRef]) -> MessageSet:
@@ -119,15 +119,15 @@ class MessageSet:
 
 
 def _merged(ranges: Iterable[SequenceRange]) -> tuple[SequenceRange, ...]:
-    """Sorted ranges, those that touch or overlap made one."""
-    made: list[SequenceRange] = []
+    """Merge sorted ranges that touch or overlap."""
+    merged: list[SequenceRange] = []
     for first, last in ranges:
-        if made and first <= made[-1][1] + 1:
-            if last > made[-1][1]:
-                made[-1] = (made[-1][0], last)
+        if merged and first <= merged[-1][1] + 1:
+            if last > merged[-1][1]:
+                merged[-1] = (merged[-1][0], last)
         else:
-            made.append((first, last))
-    return tuple(made)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def _intersection(left: tuple[SequenceRange, ...], right: tuple[SequenceRange, ...]) -> tuple[SequenceRange, ...]:
@@ -145,7 +145,7 @@ def _intersection(left: tuple[SequenceRange, ...], right: tuple[SequenceRange, .
 
 
 def _complement(ranges: tuple[SequenceRange, ...]) -> tuple[SequenceRange, ...]:
-    """All numbers of 64 bits, negative ones too, that are in none of these ranges."""
+    """All 64-bit numbers, negative ones too, that are in none of these ranges."""
     gaps: list[SequenceRange] = []
     before = -(1 << 63)
     for first, last in ranges:

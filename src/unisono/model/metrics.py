@@ -1,7 +1,7 @@
-"""What is measured of a layer's services: the metrics' names, and one row of measurement.
+"""The metrics that layers collect about each other, and one row of measurements.
 
-Two parties watch each other at every boundary between layers (paper 002 §2.4). The layer above collects what the layer
-below gives it (side `below`); the layer below collects how the layer above uses it (side `above`).
+At every boundary between layers, both sides measure (paper 002 §2.4). The layer above collects metrics of the service
+that the layer below provides (side `below`). The layer below collects metrics of how it is used (side `above`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from unisono.model.histogram import Histogram
 
 
 class Side(StrEnum):
-    """On which side of the collecting layer the boundary lies."""
+    """The side of the collecting layer on which the measured layer is."""
 
     BELOW = "below"
-    """What the layer below delivered to this layer."""
+    """The service of the layer below."""
     ABOVE = "above"
-    """How the layer above uses this layer."""
+    """The usage by the layer above."""
 
 
 class Shape(StrEnum):
-    """What a metric's values are over a window."""
+    """The form of a metric's values over a window."""
 
     SPREAD = "spread"
-    """Many values, kept as a histogram."""
+    """Many values, stored as a histogram."""
     SHARE = "share"
-    """A share of `count` things."""
+    """A share of `count` observations."""
     LEVEL = "level"
-    """One figure for the window."""
+    """One value for the window."""
 
 
 class Unit(StrEnum):
-    """What a metric is counted in."""
+    """The unit of a metric."""
 
     NS = "ns"
     SHARE = "share"
@@ -48,7 +48,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricKind:
-    """How a metric is to be read, and who collects it."""
+    """The unit, shape and meaning of a metric, and the side that it measures."""
 
     unit: Unit
     shape: Shape
@@ -58,37 +58,37 @@ class MetricKind:
 
 METRICS: Mapping[str, MetricKind] = MappingProxyType(
     {
-        "latency": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "from a message's submission to its delivery"),
-        "delay": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "from a datagram's send to its arrival"),
-        "jitter": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "how much the delay changes from datagram to datagram"),
-        "loss": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "the share of datagrams or frames that did not come"),
-        "loss_burst": MetricKind(Unit.DATAGRAMS, Shape.SPREAD, Side.BELOW, "how many were lost in a row"),
-        "reordering": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "the share that came after a later one"),
-        "silence": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "the longest time with nothing from a peer"),
-        "gamma": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "the clocks' difference, its error included"),
-        "rate": MetricKind(Unit.MESSAGES_PER_S, Shape.LEVEL, Side.ABOVE, "what the layer above hands in per second"),
-        "burst": MetricKind(Unit.MESSAGES, Shape.LEVEL, Side.ABOVE, "the most that it hands in within one slot"),
-        "size": MetricKind(
-            Unit.BYTES, Shape.SPREAD, Side.ABOVE, "how large a message is; one of each call is looked at"
+        "latency": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "time from a message's submission to its delivery"),
+        "delay": MetricKind(Unit.NS, Shape.SPREAD, Side.BELOW, "time from a datagram's sending to its arrival"),
+        "jitter": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "change of the delay from one datagram to the next"),
+        "loss": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share of datagrams or frames that were lost"),
+        "loss_burst": MetricKind(Unit.DATAGRAMS, Shape.SPREAD, Side.BELOW, "consecutive losses"),
+        "reordering": MetricKind(Unit.SHARE, Shape.SHARE, Side.BELOW, "share that arrived after a later one"),
+        "silence": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "longest time without a datagram from a peer"),
+        "gamma": MetricKind(Unit.NS, Shape.LEVEL, Side.BELOW, "largest clock difference, measurement error included"),
+        "rate": MetricKind(
+            Unit.MESSAGES_PER_S, Shape.LEVEL, Side.ABOVE, "messages per second that the layer above submits"
         ),
-        "held_back": MetricKind(Unit.SHARE, Shape.SHARE, Side.ABOVE, "the share of what was offered that had to wait"),
-        "bandwidth": MetricKind(Unit.BYTES_PER_S, Shape.LEVEL, Side.ABOVE, "what the stack puts on the network"),
+        "burst": MetricKind(Unit.MESSAGES, Shape.LEVEL, Side.ABOVE, "most messages submitted within one slot"),
+        "size": MetricKind(Unit.BYTES, Shape.SPREAD, Side.ABOVE, "size of a message; one message per call is sampled"),
+        "held_back": MetricKind(Unit.SHARE, Shape.SHARE, Side.ABOVE, "share of submitted messages that had to wait"),
+        "bandwidth": MetricKind(Unit.BYTES_PER_S, Shape.LEVEL, Side.ABOVE, "bytes that the stack sends to the network"),
     }
 )
 
 APPLICATION = "application"
 NETWORK = "network"
-"""The two parties that are no layers of the stack: the consumer at its top, and the provider under it."""
+"""Layer names for the two ends of the stack: the consumer at the top and the provider at the bottom."""
 EVERY_LINK = 0
-"""The link of a row that is not about one peer."""
+"""The link of a row that does not concern a single peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric of one boundary over one window of the collecting member's clock.
+    """One metric at one boundary over one window of the collecting member's clock.
 
-    `value` is the mean of a spread, the share, or the level; `count` says of how many observations. `buckets` are a
-    spread's histogram: rows of several windows, links or members can be added up without loss.
+    `value` is the mean of a spread, the share, or the level, from `count` observations. `buckets` are the histogram of
+    a spread, so rows of several windows, links or members can be added up exactly.
     """
 
     layer: str
@@ -103,5 +103,5 @@ class MetricRow:
     buckets: tuple[tuple[int, int], ...] = ()
 
     def histogram(self) -> Histogram:
-        """The spread's histogram."""
+        """The histogram of a spread."""
         return Histogram.of_pairs(list(self.buckets), self.largest)

@@ -1,6 +1,6 @@
-"""What is asked of a stack, and what an order answers: the algebra's two values.
+"""What a user asks of a group (`Ask`), and what an order offers for it (`Offer`).
 
-Each order and each layer knows its own arithmetic as a function from an Ask to an Offer; the planner only lists them.
+Each order and each layer calculates its offer in a function from Ask to Offer. The planner compares the offers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from unisono.model.timing import Timing
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A group to be planned: who sends how much over which network, and what must hold."""
+    """The group to plan: its members, their rate, the network, and the guarantees that must hold."""
 
     members: int
     rate: Rate
     timing: Timing
     processing_ns: int = 0
-    """How long a leader takes over one message or request (p)."""
+    """How long a leader needs for one message or request (p)."""
     loss: float = 0.0
     """The share of datagrams that the network loses."""
     loss_burst: int = 0
@@ -35,50 +35,52 @@ class Ask:
     failures: int = 0
     """How many members may crash (f)."""
     reliable: bool = False
-    """Whether gaps in the order are ruled out even when members crash."""
+    """Whether the order must have no gaps even when members crash."""
     priorities: bool = False
-    """Whether urgent messages are to overtake those of others that are queued."""
+    """Whether urgent messages must overtake queued messages of other senders."""
     grades: str = "early"
-    """Whether messages are wanted as the order gives them, when all have agreed, or both."""
+    """Which deliveries are requested: "early", "final" (agreed by all members) or "both"."""
     deadline_ns: int | None = None
     delay: DelayModel | None = None
-    """How long datagrams take, where more is known than Δ."""
+    """The distribution of delays, if more is known than Δ."""
     delays_dependent: bool = False
-    """Whether delays may depend on each other, as those of a host that stalls do."""
+    """Whether delays may depend on each other, as on a host that stalls."""
     session_ns: int = 3600 * NS_PER_S
-    """How long the group is to run: an order that waits for what is lost has to get through it."""
+    """How long the group runs. An order without retransmissions must get through this time without a loss."""
 
     def __post_init__(self) -> None:
         if self.members < 1:
-            raise InvalidOption("members", f"at least one is needed, not {self.members}")
+            raise InvalidOption("members", f"expected at least one member, got {self.members}")
         if not 0 <= self.loss < 1:
-            raise InvalidOption("loss", f"a share from 0 to less than 1 is needed, not {self.loss}")
+            raise InvalidOption("loss", f"expected a share from 0 to less than 1, got {self.loss}")
         if self.fec is not None and not 0 < self.fec[0] < self.fec[1]:
-            raise InvalidOption("fec", f"a/b with 0 < a < b is needed, not {self.fec[0]}/{self.fec[1]}")
+            raise InvalidOption("fec", f"expected a/b with 0 < a < b, got {self.fec[0]}/{self.fec[1]}")
         if self.grades not in GRADES:
-            raise InvalidOption("grades", f"{', '.join(GRADES)} are possible, not {self.grades!r}")
+            raise InvalidOption("grades", f"expected one of {', '.join(GRADES)}, got {self.grades!r}")
         if min(self.loss_burst, self.failures, self.processing_ns) < 0:
-            raise InvalidOption("loss_burst, failures, processing", "none of them can be negative")
+            raise InvalidOption("loss_burst, failures, processing", "expected values of at least 0")
         if self.failures >= self.members:
-            raise InvalidOption("failures", f"of {self.members} members fewer can crash than {self.failures}")
+            raise InvalidOption(
+                "failures", f"expected fewer crashes than the group's {self.members} members, got {self.failures}"
+            )
         if self.deadline_ns is not None and self.deadline_ns <= 0:
-            raise InvalidOption("deadline", f"a duration above zero is needed, not {self.deadline_ns} ns")
+            raise InvalidOption("deadline", f"expected a duration above zero, got {self.deadline_ns} ns")
         if self.session_ns <= 0:
-            raise InvalidOption("session", f"a duration above zero is needed, not {self.session_ns} ns")
+            raise InvalidOption("session", f"expected a duration above zero, got {self.session_ns} ns")
 
     def probability_reaches_all(self) -> float:
-        """The probability that a datagram is lost to nobody."""
+        """The probability that a datagram reaches all other members."""
         return float((1 - self.loss) ** (self.members - 1))
 
     def probability_nothing_lost(self, datagrams_per_s: float) -> float:
-        """The probability that no member's datagram is lost to anybody while the group runs."""
+        """The probability that no datagram of any member is lost while the group runs."""
         sent = self.members * datagrams_per_s * self.session_ns / NS_PER_S
         return exp(-sent * (1 - self.probability_reaches_all()))
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one order would give: figures, and behind each the arithmetic in words."""
+    """The figures that one order guarantees for an Ask, with the arithmetic behind them in words."""
 
     order: str
     feasible: bool
@@ -88,20 +90,20 @@ class Offer:
     max_burst: int
     """NetMaxBurst: datagrams per slot and member, at most."""
     header_bytes: int
-    """What each datagram carries beside payload."""
+    """Bytes of each datagram that are not payload."""
     gap_free: bool
     loss_tolerance: str
     reliability: float
-    """The probability that a message is delivered by every correct member, at the loss asked about."""
+    """The probability that every correct member delivers a message, at the loss of the Ask."""
     reasons: tuple[str, ...] = field(default=())
-    """The arithmetic, or the reasons against."""
+    """The arithmetic, after the reasons why the order is not feasible."""
     redundancy: Redundancy | None = None
-    """ρ, η and ω where it stands on RMCast."""
+    """ρ, η and ω, if the order runs over reliable multicast."""
     broadcasts: float = 1.0
-    """How often a datagram is expected to be broadcast."""
+    """The expected number of broadcasts per datagram."""
     by_priority: bool = False
-    """Whether urgent messages overtake others in the agreed order; it is chosen where that is asked for, only there."""
+    """Whether urgent messages overtake others in the agreed order. Such an order is chosen only if the Ask needs it."""
     outage_ns: int | None = 0
-    """By how much the bound is exceeded for each member that dies; None where nothing is promised then."""
+    """By how much the bound is exceeded for each member that crashes; None if there is no bound then."""
     final_latency_ns: int | None = None
-    """Where messages become final behind the order, how long after sending, about; none is promised."""
+    """With final deliveries, the approximate time from sending to the final delivery. This is not a bound."""

@@ -1,4 +1,4 @@
-"""What is left of messages that travelled together."""
+"""The undelivered rest of a batch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from unisono.model.events import Batch, Delivery
 
 
 class RemainingMessages:
-    """A run of messages that have been taken apart already."""
+    """Messages that are already unpacked, with the interface of `PackedMessages`."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return len(self._messages)
 
     @property
     def payload_bytes(self) -> int:
-        """How much payload they are together."""
+        """The total size of the messages."""
         return sum(map(len, self._messages))
 
     def messages(self) -> list[bytes]:
@@ -29,18 +29,18 @@ class RemainingMessages:
         return self._messages
 
     def sizes(self) -> list[int]:
-        """Their sizes."""
+        """The size of each message."""
         return list(map(len, self._messages))
 
 
 def remaining(batch: Batch, deliveries: Sequence[Delivery]) -> Batch:
-    """The batch that these last deliveries of an opened one make up."""
-    given = batch.count - len(deliveries)
+    """The rest of a batch, given its last deliveries."""
+    delivered = batch.count - len(deliveries)
     return replace(
         batch,
-        first_sequence=batch.first_sequence + given,
-        first_position=batch.first_position + given,
-        first_index=batch.first_index + given,
+        first_sequence=batch.first_sequence + delivered,
+        first_position=batch.first_position + delivered,
+        first_index=batch.first_index + delivered,
         count=len(deliveries),
         packed_messages=[RemainingMessages([delivery.payload for delivery in deliveries])],
     )

@@ -1,8 +1,7 @@
-"""A scenario: who is in the group, what it declares and sends, and what the world does to it.
+"""A scenario: the members of a group, their rates and workloads, the network, the clocks and the faults.
 
-One value serves the simulator and real processes. The network, clocks and faults are said in plain values; the
-simulator turns them into behaviour, real processes have a network and clocks of their own.
-`scenario_text.parse_scenario` reads one from TOML.
+The same value serves the simulator and real processes. The simulator models its network, clocks and faults; real
+processes use their own network and clocks. `text.scenario.parse_scenario` reads one from TOML.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from unisono.model.topology import Multigroup
 from unisono.model.views import View
 
 EPOCH_NS = 1_700_000_000 * NS_PER_S
-"""When simulated time begins, unless told: a moment of our days, so that slot numbers have their real size."""
+"""The default start of simulated time: a recent date, so that slot numbers have a realistic size."""
 
 VerdictWord: TypeAlias = Literal["valid", "violated", "unknown"]
 WorkloadKind: TypeAlias = Literal["poisson", "cbr", "bursts", "script", "silent"]
@@ -32,7 +31,7 @@ ClockKind: TypeAlias = Literal["perfect", "fixed", "drifting", "adversarial"]
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Messages handed in together, at a time that counts from the start of the run."""
+    """Messages submitted together, at a time that counts from the start of the run."""
 
     at_ns: int
     sizes: tuple[int, ...]
@@ -40,9 +39,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one member's application sends, from the moment at which the group runs.
+    """What one member's application sends once the group runs.
 
-    `rate` is in messages per second (poisson, cbr); bursts are `burst` messages each `every_ns`.
+    `rate` is in messages per second (poisson, cbr). The kind "bursts" sends `burst` messages every `every_ns`.
     """
 
     kind: WorkloadKind = "silent"
@@ -56,7 +55,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LinkDelay:
-    """The delay from one member to another, where it differs from the rest of the network."""
+    """The delay from one member to another, if it differs from the rest of the network."""
 
     sender: int
     receiver: int
@@ -65,7 +64,7 @@ class LinkDelay:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Delays, held to Δ; an adversary chooses them instead if there is one."""
+    """The delays, truncated to Δ. With an adversary, the adversary chooses them instead."""
 
     delay: DelayModel
     adversary: Adversary = "none"
@@ -75,7 +74,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How clocks differ. `offsets_ns` fixes single members' clocks; the others are drawn within ±Γ/2."""
+    """How clocks differ. `offsets_ns` sets the clocks of single members; the others are drawn within ±Γ/2."""
 
     kind: ClockKind = "fixed"
     offsets_ns: Mapping[int, int] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A member comes up later than the start of the run."""
+    """A member starts later than the run."""
 
     member: int
     at_ns: int
@@ -128,7 +127,7 @@ class PlannedTopologyChange:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A member that has crashed comes back, as a new incarnation that remembers nothing."""
+    """A crashed member restarts, as a new incarnation with no state."""
 
     member: int
     at_ns: int
@@ -139,7 +138,7 @@ ScenarioStep: TypeAlias = Start | Leave | PlannedRateChange | PlannedSlotChange 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What whoever wrote the scenario expects of it."""
+    """The verdict and the latency bound that the author of the scenario expects."""
 
     verdict: VerdictWord = "valid"
     bound_ns: int | None = None
@@ -147,7 +146,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything about one run but its seed."""
+    """Everything that defines a run. The seed can be overridden."""
 
     source: str
     group: str
@@ -170,9 +169,9 @@ class Scenario:
     reliable: Redundancy | None = None
     grades: str = "early"
     consume_ns: Mapping[int, int] = field(default_factory=dict)
-    """In the priority order: what each member's application takes over a message."""
+    """In the priority order, how long each member's application needs for one message."""
     priorities: tuple[int, ...] = (0,)
-    """The priorities that each member's messages have in turn."""
+    """The priorities of each member's messages, in turn."""
     multigroup: Multigroup | None = None
     routes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     """In a quasi-genuine order: by member, the destination groups of its messages, in turn."""
@@ -182,7 +181,7 @@ class Scenario:
     expect: Expectation = Expectation()
 
     def policy_for(self, member: int, *, incarnation: int = 1) -> Policy:
-        """What this member's stack is built from."""
+        """The policy from which this member's stack is built."""
         return Policy(
             self.group,
             member,
@@ -205,31 +204,31 @@ class Scenario:
         )
 
     def _has_clock_beyond_gamma(self) -> bool:
-        """Whether there is anything to be found by probing clocks, which costs datagrams: of those given, not drawn."""
-        shown = [0, *self.clocks.offsets_ns.values()]
-        return max(shown) - min(shown) > self.timing.gamma_ns
+        """Whether the given offsets violate Γ. Only then are clocks probed, because probes cost datagrams."""
+        offsets = [0, *self.clocks.offsets_ns.values()]
+        return max(offsets) - min(offsets) > self.timing.gamma_ns
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The timing that the group begins with, and those that its members ask for."""
-        asked = (step.theta_ns for step in self.steps if isinstance(step, PlannedSlotChange))
-        return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in asked))
+        """The timing at the start, and the timings that members request later."""
+        requested = (step.theta_ns for step in self.steps if isinstance(step, PlannedSlotChange))
+        return (self.timing, *(replace(self.timing, theta_ns=theta_ns) for theta_ns in requested))
 
     @property
     def constant_rates(self) -> tuple[tuple[int, float, int], ...]:
-        """Each member's average and burst, if these and the slots stay as they are from start to end."""
+        """Each member's average and burst; empty if rates or slots change during the run."""
         if any(isinstance(step, PlannedRateChange | PlannedSlotChange) for step in self.steps):
             return ()
         return tuple((member, float(rate.avg), rate.burst) for member, rate in sorted(self.rates.items()))
 
     @property
     def longest_slot_ns(self) -> int:
-        """The longest that slots may get."""
+        """The longest slot length of the run."""
         return max(timing.theta_ns for timing in self.timings)
 
     @property
     def bound_ns(self) -> int:
-        """The latency that is expected at most: as stated, else Δ+Γ+Θ (Theorem 2)."""
+        """The expected latency bound: as stated, otherwise Δ+Γ+Θ (Theorem 2)."""
         if self.expect.bound_ns is not None:
             return self.expect.bound_ns
         return self.timing.delta_ns + self.timing.gamma_ns + self.longest_slot_ns

@@ -1,4 +1,4 @@
-"""A stream of chance from a seed, for those who are handed none: pure arithmetic, the same on every machine."""
+"""A random stream from a seed: pure arithmetic, the same on every machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MASK = 2**64 - 1
 
 
 class SplitMix64:
-    """Vigna's SplitMix64: good enough to keep members from acting at the same instant, and nothing secret."""
+    """Vigna's SplitMix64. Spreads the timers of members; not for secrets."""
 
     __slots__ = ("_state",)
 

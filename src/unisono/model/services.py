@@ -1,4 +1,4 @@
-"""The services without a total order (paper 002 §2.2), by the word that asks for them, and what each promises."""
+"""The services without a total order (paper 002 §2.2), by the name of the `order` option, and their guarantees."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ SERVICE_CHECKS: dict[str, tuple[str, ...]] = {
     "uniform_fifo": ("uniform_agreement", "fifo"),
     "uniform_causal": ("uniform_agreement", "fifo", "causal"),
 }
-"""The checkers that judge a run, beside integrity and latency."""
+"""The checkers that apply to a run, in addition to integrity and latency."""

@@ -1,4 +1,4 @@
-"""What adaptation can set while a group runs: ρ, η, ω, the strength of forward error correction, the slot's length."""
+"""The settings that adaptation changes in a running group: ρ, η, ω, forward error correction, the slot length."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from unisono.model.durations import duration_text
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that are demanded or in force; None where nothing is demanded."""
+    """Settings that are requested or in force. None stands for a setting that is not requested."""
 
     redundancy: tuple[int, int, int] | None = None
-    """ρ, η and ω, in nanoseconds."""
+    """ρ, and η and ω in nanoseconds."""
     fec: tuple[int, int] | None = None
-    """a redundant of b shares."""
+    """(a, b): a of b shares are redundant."""
     theta_ns: int | None = None
 
     def text(self) -> str:
-        """In words."""
+        """A text for the user."""
         parts = []
         if self.redundancy is not None:
             rho, eta_ns, omega_ns = self.redundancy
@@ -32,14 +32,14 @@ class Settings:
 
 
 def strongest(requests: Iterable[Settings]) -> Settings:
-    """What satisfies all of them: the most copies and of those the quickest, the most shares, the shortest slots.
+    """The settings that satisfy all requests: the most copies at the shortest η and ω, most shares, shortest slots.
 
-    It does not depend on their order, so members that know the same demands have the same settings.
+    The result does not depend on the order of the requests, so members with the same requests agree.
     """
-    found = tuple(requests)
-    copies = [demand.redundancy for demand in found if demand.redundancy is not None]
-    shares = [demand.fec for demand in found if demand.fec is not None]
-    slots = [demand.theta_ns for demand in found if demand.theta_ns is not None]
+    known = tuple(requests)
+    copies = [request.redundancy for request in known if request.redundancy is not None]
+    shares = [request.fec for request in known if request.fec is not None]
+    slots = [request.theta_ns for request in known if request.theta_ns is not None]
     return Settings(
         max(copies, key=lambda c: (c[0], -c[1], -c[2]), default=None),
         max(shares, default=None),

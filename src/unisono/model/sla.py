@@ -1,8 +1,8 @@
-"""A service level agreement: what one party promises another about a metric, as frozen values.
+"""Service level agreements: what one layer promises another about a metric, as frozen values.
 
-The parties are the application, the layers by name, and the network. Of the two, who is above is the consumer and who
-is below the provider. A metric of the provider's service is collected by the consumer, a metric of the consumer's
-usage by the provider (paper 002 §2.4).
+The two sides of an agreement are the application, a layer by its name, or the network. The upper side is the consumer,
+the lower side the provider. The consumer collects metrics of the provider's service, the provider collects metrics of
+the consumer's usage (paper 002 §2.4).
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from unisono.model.metrics import METRICS, MetricKind, Shape, Unit
 from unisono.model.text.toml_lines import nearest_line
 
 RELIABILITY, RHO_MOST, FEC_MOST = 0.999, 4, 8
-"""What adaptation holds, and how far it goes for that, unless told."""
+"""Defaults of adaptation: the reliability to keep, and the limits up to which it may raise ρ and a."""
 MIN_OBSERVATIONS = 30
-"""Fewer observations in a window than this give no verdict, unless told."""
+"""By default, a window with fewer observations than this gives no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """One agreement: `metric` keeps `bound` with `probability`, judged window by window.
+    """One agreement: `metric` keeps `bound` with `probability`, evaluated window by window.
 
-    Of a spread (latency, delay, size, loss_burst), at least the share `probability` of a window's values is within the
-    bound. Of a share (loss, reordering, held_back), the window's share is not above the bound, and a breach is told
-    when it is certain with `probability`. Of a level (jitter, gamma, silence, rate, burst, bandwidth), at least the
-    share `probability` of the window's collecting intervals is within the bound.
+    - Spread (latency, delay, size, loss_burst): at least the share `probability` of a window's values is within the
+      bound.
+    - Share (loss, reordering, held_back): the window's share is not above the bound. A violation is reported when it is
+      certain with `probability`.
+    - Level (jitter, gamma, silence, rate, burst, bandwidth): at least the share `probability` of the window's
+      collecting intervals is within the bound.
     """
 
     name: str
@@ -39,37 +41,41 @@ class Sla:
     probability: float
     window_ns: int
     links: tuple[int, ...] = ()
-    """The peers it is about; all of them if empty."""
+    """The peers whose links the agreement covers; all peers if empty."""
     together: bool = False
-    """Whether the links are judged as one; else each keeps the agreement by itself."""
+    """Whether the links are evaluated as one; otherwise each link must keep the agreement by itself."""
     observations: int = MIN_OBSERVATIONS
     informs: tuple[str, ...] = ()
-    """The layers whose negotiation hears of a violation."""
+    """The layers whose negotiation is informed of a violation."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise InvalidOption("metric", f"one of {', '.join(METRICS)} is possible, not {self.metric!r}")
+            raise InvalidOption("metric", f"expected one of {', '.join(METRICS)}, got {self.metric!r}")
         if not 0 < self.probability <= 1:
-            raise InvalidOption("probability", f"more than 0 and at most 1 is possible, not {self.probability:g}")
+            raise InvalidOption("probability", f"expected more than 0 and at most 1, got {self.probability:g}")
         if self.shape is Shape.SHARE and self.probability == 1:
-            raise InvalidOption("probability", f"of {self.metric} it is how sure a breach must be: less than 1")
+            raise InvalidOption(
+                "probability", f"expected less than 1: for {self.metric} it is the certainty of a violation"
+            )
         if self.bound < 0:
-            raise InvalidOption("bound", f"a bound cannot be negative, and {self.bound:g} is")
+            raise InvalidOption("bound", f"expected a bound of at least 0, got {self.bound:g}")
         if self.kind.unit is Unit.SHARE and self.bound >= 1:
-            raise InvalidOption("bound", f"of {self.metric} it is a share from 0 to less than 1, not {self.bound:g}")
+            raise InvalidOption(
+                "bound", f"expected a share from 0 to less than 1 for {self.metric}, got {self.bound:g}"
+            )
         if self.window_ns < 1:
-            raise InvalidOption("window", "a window above zero is needed")
+            raise InvalidOption("window", f"expected a window above zero, got {self.window_ns} ns")
         if self.provider == self.consumer:
-            raise InvalidOption("consumer", f"two parties are needed, and {self.provider!r} is both of them")
+            raise InvalidOption("consumer", f"expected another layer than the provider, got {self.consumer!r} for both")
 
     @property
     def kind(self) -> MetricKind:
-        """How the metric is read."""
+        """The unit, shape and side of the metric."""
         return METRICS[self.metric]
 
     @property
     def shape(self) -> Shape:
-        """What the metric's values are."""
+        """The shape of the metric's values."""
         return METRICS[self.metric].shape
 
     def bound_text(self) -> str:
@@ -87,44 +93,46 @@ def value_text(metric: str, value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """What keeps adaptation from swinging to and fro, in windows of the SLAs that drive it."""
+    """Keeps adaptation from oscillating. Counts are in windows of the agreements that drive it."""
 
     raise_after: int = 1
-    """So many windows in a row must need more before more is spent."""
+    """Raise the settings after this many consecutive windows that need more."""
     lower_after: int = 8
-    """So many windows in a row must do with less before less is spent; doubled each time that proves too early."""
+    """Lower the settings after this many consecutive windows that need less. Doubles each time that was too early."""
     margin: float = 0.5
-    """Less is spent only if it would do even with losses and delays larger by this share."""
+    """Lower the settings only if the lower ones suffice even with losses and delays larger by this share."""
 
     def __post_init__(self) -> None:
         if self.raise_after < 1:
-            raise InvalidOption("raise_after", f"at least one window is needed, not {self.raise_after}")
+            raise InvalidOption("raise_after", f"expected at least one window, got {self.raise_after}")
         if self.lower_after < self.raise_after:
-            raise InvalidOption("lower_after", "lowering may not be faster than raising")
+            raise InvalidOption(
+                "lower_after", f"expected at least raise_after = {self.raise_after} windows, got {self.lower_after}"
+            )
         if not 0 <= self.margin <= 10:
-            raise InvalidOption("margin", f"a share from 0 to 10 is needed, not {self.margin:g}")
+            raise InvalidOption("margin", f"expected a share from 0 to 10, got {self.margin:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class SlaSet:
-    """What one file holds: agreements, how often is collected, and what may be adapted to keep them."""
+    """The contents of one file: the agreements, the collecting interval, and the options of adaptation."""
 
     source: str
     slas: tuple[Sla, ...]
     collect_interval_ns: int
     adaptable_settings: tuple[str, ...] = ()
-    """The knobs that adaptation may turn; none without the file's saying so."""
+    """The settings that adaptation may change; none by default."""
     hysteresis: Hysteresis = Hysteresis()
     reliability: float = RELIABILITY
-    """What adaptation holds: this share of all multicasts within Δ, or of all frames."""
+    """The share of all multicasts within Δ, or of all frames, that adaptation keeps up."""
     rho_most: int = RHO_MOST
     fec_most: int = FEC_MOST
-    """How far ρ and a may be raised."""
+    """The limits up to which adaptation may raise ρ and a."""
     evaluated_by_members: bool = True
-    """Whether members judge the links into them and demand what these need; else the measurement service does alone."""
+    """Whether members evaluate their incoming links and request settings; otherwise only the measurement service."""
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """At which line of the file each field stands."""
+    """The line of each field in the file."""
 
     def error(self, name: str, problem: str) -> SlaError:
-        """What to raise about a field of the file that makes no sense in the group at hand."""
+        """The error to raise for a field of the file that does not fit the group."""
         return SlaError(self.source, nearest_line(self.lines, name), name, problem)

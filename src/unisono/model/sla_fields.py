@@ -1,4 +1,4 @@
-"""The stored form of a verdict on a service level agreement: one table of field names for databases and JSON lines."""
+"""The stored form of an SLA verdict: one table of field names for databases and JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_BOTH: Final = {
     "window_ns": "window_ns",
     "id": "id",
 }
-"""Stored field name and attribute, of every verdict."""
+"""Stored field name and attribute, for every verdict."""
 _OF_VIOLATIONS: Final = {
     "metric": "metric",
     "bound": "bound",
@@ -25,7 +25,7 @@ _OF_VIOLATIONS: Final = {
     "link": "link",
     "offered": "offered",
 }
-"""Stored field name and attribute, of violations alone."""
+"""Stored field name and attribute, only for violations."""
 
 
 def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def fields_of_verdict(verdict: SlaVerdict) -> dict[str, Any]:
 
 
 def verdict_of_fields(fields: Mapping[str, Any]) -> SlaVerdict:
-    """The verdict that was stored. Releases before tokens stored kinds with spaces ("system sla")."""
+    """Read a stored verdict. Early releases stored kinds with spaces ("system sla")."""
     token = str(fields["kind"]).replace(" ", "_")
     names = _OF_BOTH | _OF_VIOLATIONS if fields["violated"] else _OF_BOTH
-    given = {attribute: fields[name] for name, attribute in names.items()}
+    values = {attribute: fields[name] for name, attribute in names.items()}
     if fields["violated"]:
-        return SlaViolation(ViolationKind(token), **given)
-    return SlaCleared(NoticeKind(token), **given)
+        return SlaViolation(ViolationKind(token), **values)
+    return SlaCleared(NoticeKind(token), **values)

@@ -1,8 +1,8 @@
-"""The slots of a group whose slot length may change: stretches of equal slots, one behind the other.
+"""The slots of a group whose slot length may change: consecutive segments of slots of equal length.
 
 A slot is a number and a span of every clock (erratum 000-19). While the length stays as declared, slot = clock // Θ.
-A change at slot S, which begins at T, adds a segment: from there on slot = S + (clock - T) // Θ'. Numbers go on across
-the change and never repeat, so the place of a message in the order does not depend on who has changed when.
+A change at slot S, which begins at clock reading T, adds a segment with slot = S + (clock - T) // Θ'. Slot numbers
+increase across the change and never repeat, so a message's position does not depend on when members learn of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fractions import Fraction
 from unisono.model.timing import Timing
 
 SEGMENTS_MAX = 3
-"""The segments that matter at once: a change in waiting, the present, and the one that late frames are of."""
+"""The segments that can matter at the same time: an upcoming one, the current one, and the one of late frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Slots of one length, from one slot and the clock reading at which it begins on."""
+    """Slots of one length: the first of them, and the clock reading at which it begins."""
 
     first_slot: int
     start_ns: int
@@ -27,7 +27,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrid:
-    """Δ and Γ, and the slots as they have been agreed so far; `changes` counts the agreements."""
+    """Δ, Γ and the slots as agreed so far. `changes` counts the agreed changes."""
 
     delta_ns: int
     gamma_ns: int
@@ -36,16 +36,16 @@ class SlotGrid:
 
     @staticmethod
     def of(timing: Timing) -> SlotGrid:
-        """The slots as they were declared."""
+        """The slots of a group that has not changed their length."""
         return SlotGrid(timing.delta_ns, timing.gamma_ns, (Segment(0, 0, timing.theta_ns),))
 
     @property
     def last_segment(self) -> Segment:
-        """The segment that nothing is known to end."""
+        """The latest segment, which has no end yet."""
         return self.segments[-1]
 
     def slot_of(self, clock_ns: int) -> int:
-        """The slot that a clock is in."""
+        """The slot at a clock reading."""
         segment = self.segments[-1]
         if clock_ns < segment.start_ns:
             segment = next((s for s in reversed(self.segments) if s.start_ns <= clock_ns), self.segments[0])
@@ -60,18 +60,18 @@ class SlotGrid:
         return min(segment.start_ns + (slot - segment.first_slot) * segment.theta_ns, ends_ns)
 
     def end_of(self, slot: int) -> int:
-        """The clock reading at which a slot is over: the first instant of the next one."""
+        """The clock reading at which a slot ends: the first instant of the next slot."""
         return self.start_of(slot + 1)
 
     def next_slot(self, slot: int) -> int:
-        """The slot that follows upon one: the next number, unless numbers were left out there."""
+        """The slot after this one: the next number, unless a change skipped numbers there."""
         if slot >= self.segments[-1].first_slot:
             return slot + 1
         following = next(segment for segment in self.segments if segment.first_slot > slot)
         return following.first_slot if self.start_of(slot + 1) >= following.start_ns else slot + 1
 
     def smax(self, clock_ns: int) -> int:
-        """The first slot before which everyone is sure to have what is sent now (§6.3, erratum 000-24)."""
+        """The first slot that begins after all members have received a message sent now (§6.3, erratum 000-24)."""
         return self.next_slot(self.slot_of(clock_ns + self.delta_ns + self.gamma_ns))
 
     def theta_of(self, slot: int) -> int:
@@ -79,16 +79,16 @@ class SlotGrid:
         return self._segment_of(slot)[0].theta_ns
 
     def lengths_from(self, slot: int) -> tuple[int, ...]:
-        """The lengths that slots from this one on have."""
+        """The slot lengths in use from this slot on."""
         first = self._segment_of(slot)[0]
         return tuple(segment.theta_ns for segment in self.segments[self.segments.index(first) :])
 
     def timing_of(self, slot: int) -> Timing:
-        """Δ, Γ and Θ as they are in a slot."""
+        """Δ, Γ and Θ in a slot."""
         return Timing(self.delta_ns, self.gamma_ns, self.theta_of(slot))
 
     def _segment_of(self, slot: int) -> tuple[Segment, int]:
-        """The segment that a slot is of, and when it ends."""
+        """The segment that contains a slot, and the clock reading at which the segment ends."""
         ends_ns = 1 << 63
         for segment in reversed(self.segments):
             if segment.first_slot <= slot:
@@ -97,18 +97,18 @@ class SlotGrid:
         return self.segments[0], ends_ns
 
     def with_slot_length(self, slot: int, theta_ns: int) -> SlotGrid:
-        """With slots of another length from a slot on."""
+        """This schedule with another slot length from `slot` on."""
         return self._with_segment(Segment(slot, self.start_of(slot), theta_ns))
 
     def renumbered(self, slot: int, number: int) -> SlotGrid:
-        """With a higher number for a slot, and the numbers that follow upon it for the slots that do."""
+        """This schedule with `slot` renumbered to the higher `number`, and the following slots accordingly."""
         return self._with_segment(Segment(number, self.start_of(slot), self.last_segment.theta_ns))
 
     def _with_segment(self, segment: Segment) -> SlotGrid:
         return replace(self, segments=(*self.segments, segment)[-SEGMENTS_MAX:], changes=self.changes + 1)
 
     def conflicts_with(self, other: SlotGrid) -> bool:
-        """Whether the two part where each was changed last: the same slots up to there, and another wish agreed on."""
+        """Whether the two differ only in their last change: they are equal up to it, and agreed on different ones."""
         if self.changes != other.changes or self.last_segment == other.last_segment or len(self.segments) < 2:
             return False
         return (
@@ -118,14 +118,14 @@ class SlotGrid:
         )
 
     def _numbers_are_contiguous(self) -> bool:
-        """Whether no numbers were left out at the last change."""
+        """Whether the last change skipped no numbers."""
         before, last = self.segments[-2:]
         return last.start_ns == before.start_ns + (last.first_slot - before.first_slot) * before.theta_ns
 
     def first_difference(self, other: SlotGrid) -> int | None:
-        """If the other's slots go on here as they are known there, the first that has another length or number.
+        """The first slot whose length or number differs, if this schedule continues the other one; else None.
 
-        Of rivals it is the first that one of them has changed.
+        If the two conflict, it is the first slot that either of them changed.
         """
         if self.conflicts_with(other):
             return min(self.last_segment.first_slot, other.last_segment.first_slot)
@@ -134,7 +134,7 @@ class SlotGrid:
         return self.segments[self.segments.index(other.last_segment) + 1].first_slot
 
     def has_same_slots(self, other: SlotGrid) -> bool:
-        """Whether slots are the same from now on."""
+        """Whether both schedules have the same slots from their last changes on."""
         ours, theirs = self.last_segment, other.last_segment
         theta_ns = ours.theta_ns
         return theirs.theta_ns == theta_ns and (
@@ -142,12 +142,12 @@ class SlotGrid:
         )
 
     def prevails_over(self, other: SlotGrid, clock_ns: int) -> bool:
-        """Whether this is to hold where the two meet: the more often changed one.
+        """Whether this schedule wins when members with the two schedules meet: the one with more changes.
 
-        Of rivals it is the one that changed first: the wish for it came first in the order, and who agreed on the other
-        had not delivered it. After equally many changes of other slots it is the one whose numbers are higher, so that
-        nobody's have to wait. Two that cross at that moment may be told apart differently by two members; then they
-        meet again.
+        If the two conflict, the earlier change wins: its request comes first in the order, and the members that agreed
+        on the other one had not delivered it. After equally many unrelated changes, the schedule with the higher slot
+        numbers wins, so that no member has to wait for its numbers. If the numbers cross at just that moment, two
+        members may decide differently; then they compare again at the next message.
         """
         if self.conflicts_with(other):
             return (self.last_segment.first_slot, self.last_segment.theta_ns) < (

@@ -1,4 +1,4 @@
-"""What an application shares with a member that comes later."""
+"""The interface through which an application's state is transferred to newcomers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class StateHolder(Protocol):
-    """An application whose state can be handed to a newcomer, at the cut where the view begins that brings it.
+    """An application whose state is transferred to a newcomer when the view with the newcomer begins.
 
-    The state is what came of the messages that were consumed so far. So whoever consumes a message takes it into the
-    state before it next awaits anything. Neither function may wait; what they raise ends the group here.
+    The state must be the result of all messages consumed so far. So the application must apply a consumed message to
+    its state before it awaits anything else. Neither method may block. If one of them raises, this member stops.
     """
 
     def snapshot(self) -> bytes:
-        """The state as it is now."""
+        """The current state."""
 
     def restore(self, state: bytes) -> None:
-        """Become what the giver was: called before the first message is there to be consumed.
+        """Replace the state by another member's snapshot. Called before the first message can be consumed.
 
-        It is called again each time that the others went on without this member and it has joined again.
+        It is called again each time that this member was excluded and has rejoined.
         """

@@ -1,4 +1,4 @@
-"""What a running member has measured."""
+"""Statistics of a running member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.model.histogram import Histogram
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a running member has measured of itself and of its network."""
+    """What a running member has measured about itself and its network."""
 
     sent: int
     delivered: int
@@ -22,15 +22,15 @@ class Stats:
     gamma_ns: int | None
     """The largest difference between clocks, errors included; None until every peer has answered a probe."""
     refused: Mapping[str, int]
-    """Datagrams that were not let in, by reason."""
+    """Refused datagrams, by reason."""
     ignored: Mapping[str, int]
-    """Frames that were let in but not used, by reason."""
+    """Valid frames that were not used, by reason."""
     dropped: int
-    """Datagrams that the kernel threw away because the receive buffer was full."""
+    """Datagrams that the kernel dropped because the receive buffer was full."""
     errors: Mapping[str, int]
-    """Datagrams that could not be sent, by the system's error."""
+    """Datagrams that could not be sent, by the error of the operating system."""
     multicast: bool
-    """Whether this member's data goes by IP multicast."""
+    """Whether this member sends its data by IP multicast."""
     order: str = "vbr"
     gap_free: bool = True
-    """Whether deliveries are promised to have no gaps; where there are two grades, the final ones."""
+    """Whether deliveries, or with two grades the final deliveries, are guaranteed to have no gaps."""

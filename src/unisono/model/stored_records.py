@@ -1,4 +1,4 @@
-"""What an automaton wants on stable storage."""
+"""Writes to stable storage, and the records read from it at a restart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Records to append; or, with `replace`, all that is to be there from now on.
+    """Records to append. With `replaces_all`, they replace everything stored so far.
 
-    Whoever drives the automaton makes every write durable, in order, before it sends any frame or hands out any event
-    that the automaton gave together with it or later. What is `lazy` may be lost in a crash: it saves work, no more.
+    The driver must make every write durable, in order, before it sends any frame or reports any event that the
+    automaton produced together with the write or later. A write that `may_be_lost` in a crash only saves work.
     """
 
     records: tuple[bytes, ...]
@@ -20,7 +20,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """What stable storage holds from earlier lives, and the number by which peers know that it is the same storage."""
+    """The records of earlier incarnations, and the id by which peers recognize the same storage."""
 
     storage_id: int
     records: tuple[bytes, ...] = ()

@@ -1,4 +1,4 @@
-"""Who is in the group."""
+"""The membership of a group from one slot on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from unisono.model.ids import checked_member
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members in the order in which a slot delivers them; `first_slot` is where the view begins."""
+    """The members, in the order in which a slot delivers their messages. The view begins at `first_slot`."""
 
     members: tuple[int, ...]
     first_slot: int = 0
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise InvalidOption("members", "a view has at least one member")
+            raise InvalidOption("members", "expected at least one member, got none")
         for member in self.members:
             checked_member(member)
         if list(self.members) != sorted(set(self.members)):
-            raise InvalidOption("members", f"members are listed once each, in ascending order, not {self.members}")
+            raise InvalidOption("members", f"expected ascending member numbers, each once, got {self.members}")
 
     def without(self, member: int, first_slot: int) -> View:
-        """The view after `member` has gone."""
+        """The view after `member` has departed."""
         return View(tuple(m for m in self.members if m != member), first_slot)

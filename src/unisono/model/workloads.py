@@ -1,4 +1,4 @@
-"""What applications send, as (time since the application began, sizes of the messages handed in together)."""
+"""Workloads as sequences of (time since the application started, sizes of the messages submitted together)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ScheduledSends: TypeAlias = Iterator[ScheduledSend]
 
 
 def cbr(rate: float, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
-    """One message each 1/rate seconds, the first at once, without rounding errors that add up."""
+    """One message every 1/rate seconds, the first at once, without accumulated rounding errors."""
     period = Fraction(NS_PER_S) / Fraction(rate)
     for number in count():
         yield int(number * period), (_size(sizes, rng),)
 
 
 def poisson(rate: float, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
-    """Messages independent of one another."""
+    """Messages at independent random times (a Poisson process)."""
     at = 0.0
     while True:
         at -= log1p(-rng.random()) * NS_PER_S / rate
@@ -32,18 +32,18 @@ def poisson(rate: float, sizes: tuple[int, int], rng: RandomSource) -> Scheduled
 
 
 def bursts(burst: int, every_ns: int, sizes: tuple[int, int], rng: RandomSource) -> ScheduledSends:
-    """`burst` messages at once, again and again."""
+    """`burst` messages at once, every `every_ns`."""
     for number in count():
         yield number * every_ns, tuple(_size(sizes, rng) for _ in range(burst))
 
 
 def silent() -> ScheduledSends:
-    """Nothing."""
+    """No messages."""
     return iter(())
 
 
 def scheduled_sends(workload: Workload, rng: RandomSource) -> ScheduledSends:
-    """What a scenario's workload sends once the group runs; a script is not here, since its times are absolute."""
+    """The sends of a scenario's workload once the group runs. Scripts are excluded: their times are absolute."""
     sizes = (workload.size_low, workload.size_high)
     match workload.kind:
         case "cbr":

@@ -1,8 +1,8 @@
-"""Replicated state on the two grades of delivery: an optimistic state on what came early, corrected by what is final.
+"""Replicated state with two grades of delivery: early deliveries give an optimistic state, final ones correct it.
 
-Paper 003 §3.2: each object has a conservative state, an optimistic one, and a queue of the commands that lie between.
-`Replicated` keeps a machine's state on a group; `Dict`, `Set`, `Counter` and `Log` are ready-made machines, and whoever
-writes one keeps `Machine`. The tests are in tests/property/test_replica.py and tests/process/test_replicated.py.
+Paper 003 §3.2: each object has a conservative state, an optimistic state, and a queue of the commands between the two.
+`Replicated` keeps the state of a state machine on a group. `Dict`, `Set`, `Counter` and `Log` are ready-made machines;
+other machines implement `StateMachine`. Tests: tests/property/test_replica.py and tests/process/test_replicated.py.
 """
 
 from unisono.replica.replica import MistakeCounts, Replica

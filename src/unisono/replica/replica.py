@@ -1,9 +1,8 @@
-"""A replica: the conservative state, the optimistic one over it, and what lies between (paper 003 §3.2).
+"""A replica: the conservative state, the optimistic state, and the queued commands between them (paper 003 §3.2).
 
-The optimistic state is an overlay: it holds the objects that commands delivered early, and not yet finally, have
-written. Going back to the conservative state of an object is dropping it from the overlay, whatever its size. After a
-mistake the commands that are left are run again on the objects that it reached; objects that share no queued command
-with it are not touched.
+The optimistic state is an overlay: it holds the objects written by commands that were delivered early and not yet
+finally. A rollback of an object removes it from the overlay, whatever its size. After a mistake, the remaining queued
+commands run again on the affected objects. Objects that share no queued command with them are not touched.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import Any
 from unisono.replica.state_machine import Key, ObjectView, StateMachine
 
 MessageName = tuple[int, int, int]
-"""Sender, incarnation and sequence: names a message for ever."""
+"""Sender, incarnation and sequence: unique for each message."""
 _SNAPSHOT_HEAD = struct.Struct("!QI")
 _SENDER_POSITION = struct.Struct("!iqq")
 
 
 @dataclass(slots=True)
 class MistakeCounts:
-    """Why the optimistic state had to be made again."""
+    """How often the optimistic state was wrong, by reason, and the cost of correcting it."""
 
     lost: int = 0
-    """Finally delivered, but not early."""
+    """Commands delivered finally, but not early."""
     out_of_order: int = 0
-    """Delivered early after a command that the final order has behind it."""
+    """Commands whose early delivery followed a command that comes later in the final order."""
     retracted: int = 0
-    """Delivered early, and finally never: its sender died, and the group agreed without it."""
+    """Commands delivered early that never become final: the sender crashed, and the group agreed without them."""
     late: int = 0
-    """Early after it was final: not executed twice, and no rollback; counted as lost before."""
+    """Commands delivered early after they were final. They do not run twice, and already count as lost."""
     rollbacks: int = 0
-    """How often objects were set back to their conservative state."""
+    """How often objects were reset to their conservative state."""
     reexecuted: int = 0
-    """How many commands were run again for that."""
+    """Commands that ran again because of a rollback."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,10 +50,10 @@ class Replica:
     """One member's copy of the state."""
 
     def __init__(self, machine: StateMachine, *, two_grades: bool = True) -> None:
-        """`two_grades`: whether what becomes final without having been early is a mistake; an early command says so."""
+        """`two_grades`: a final command without an early delivery is a mistake. The first early command sets it too."""
         self.mistakes = MistakeCounts()
         self.executed = 0
-        """How many commands the conservative state has seen."""
+        """The number of commands in the conservative state."""
         self._machine = machine
         self._two_grades = two_grades
         self._conservative: dict[Key, Any] = {}
@@ -62,18 +61,18 @@ class Replica:
         self._queues: dict[Key, deque[_QueuedCommand]] = {}
         """By object, the commands executed early and not yet finally, in the early order."""
         self._queued: dict[MessageName, _QueuedCommand] = {}
-        """All of them; the order of insertion is the early order."""
+        """All of these commands, in the early order."""
         self._last_final: dict[int, tuple[int, int]] = {}
-        """By sender, incarnation and sequence of its last final command: a sender's commands are final in its order."""
+        """By sender, the incarnation and sequence of its last final command. A sender's commands keep their order."""
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def optimistic(self, key: Key) -> Any:
-        """The object as all commands delivered so far leave it, early ones included; None if there is none."""
+        """The object after all commands delivered so far, early ones included; None if it does not exist."""
         return self._overlay[key] if key in self._overlay else self._conservative.get(key)
 
     def conservative(self, key: Key) -> Any:
-        """The object as the group has agreed on it; None if there is none."""
+        """The object as agreed by the group; None if it does not exist."""
         return self._conservative.get(key)
 
     def objects(self, *, optimistic: bool = False) -> list[Key]:
@@ -85,17 +84,17 @@ class Replica:
 
     @property
     def pending(self) -> int:
-        """How many commands are early and not final."""
+        """The number of commands delivered early and not yet finally."""
         return len(self._queued)
 
     def open_on(self, key: Key) -> int:
-        """How many commands that touch this object are early and not final."""
+        """The number of commands on this object delivered early and not yet finally."""
         return len(self._queues.get(key, ()))
 
     # -- the two grades --------------------------------------------------------------------------------------
 
     def deliver_early(self, name: MessageName, command: bytes) -> Any:
-        """A command was delivered early; what it gave back, None if it was final already."""
+        """Run a command that was delivered early. Returns its result; None if it was already final."""
         if name in self._queued:
             return None
         self._two_grades = True
@@ -109,7 +108,7 @@ class Replica:
         return self._run_early(queued)
 
     def deliver_final(self, name: MessageName, command: bytes) -> Any:
-        """A command was delivered finally; what it gave back."""
+        """Run a command that was delivered finally. Returns its result."""
         queued = self._queued.pop(name, None)
         touched = queued.touched if queued is not None else tuple(dict.fromkeys(self._machine.touches(command)))
         view = ObjectView(touched, self._conservative.get)
@@ -135,7 +134,7 @@ class Replica:
         return result
 
     def retract(self, names: Iterable[MessageName]) -> None:
-        """Commands that were delivered early will never be final."""
+        """Remove commands that were delivered early and will never be final."""
         for name in names:
             queued = self._queued.pop(name, None)
             if queued is not None:
@@ -157,56 +156,54 @@ class Replica:
             self._queues[key].remove(queued)
 
     def _drop_overlay_if_final(self, key: Key) -> None:
-        """With no command left between the two states of an object they are one."""
+        """Drop an object from the overlay when no command is queued between its two states."""
         if not self._queues[key]:
             del self._queues[key]
             self._overlay.pop(key, None)
 
     def _roll_back(self, touched: Iterable[Key]) -> None:
-        """Overwrite what the mistake reached with the conservative state, and run the commands that are left again."""
-        reached: dict[Key, None] = {}
-        again: dict[MessageName, _QueuedCommand] = {}
-        waiting = list(touched)
-        while waiting:
-            key = waiting.pop()
-            if key in reached:
+        """Reset the affected objects to their conservative state, and run their remaining queued commands again."""
+        affected: dict[Key, None] = {}
+        to_rerun: dict[MessageName, _QueuedCommand] = {}
+        unvisited = list(touched)
+        while unvisited:
+            key = unvisited.pop()
+            if key in affected:
                 continue
-            reached[key] = None
+            affected[key] = None
             for queued in self._queues.get(key, ()):
-                again[queued.name] = queued
-                waiting.extend(other for other in queued.touched if other not in reached)
-        for key in reached:
+                to_rerun[queued.name] = queued
+                unvisited.extend(other for other in queued.touched if other not in affected)
+        for key in affected:
             self._overlay.pop(key, None)
             if key in self._queues:
                 self._drop_overlay_if_final(key)
-        if again:
+        if to_rerun:
             self.mistakes.rollbacks += 1
-            self.mistakes.reexecuted += len(again)
+            self.mistakes.reexecuted += len(to_rerun)
             for name, queued in self._queued.items():
-                if name in again:
+                if name in to_rerun:
                     self._run_early(queued)
 
-    # -- members that join -----------------------------------------------------------------------------------
+    # -- state transfer --------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The conservative state and how far each sender's commands are in it."""
-        marks = b"".join(_SENDER_POSITION.pack(sender, *last) for sender, last in sorted(self._last_final.items()))
-        return (
-            _SNAPSHOT_HEAD.pack(self.executed, len(self._last_final)) + marks + self._machine.dump(self._conservative)
-        )
+        """The conservative state and the last command of each sender in it."""
+        last = b"".join(_SENDER_POSITION.pack(sender, *last) for sender, last in sorted(self._last_final.items()))
+        return _SNAPSHOT_HEAD.pack(self.executed, len(self._last_final)) + last + self._machine.dump(self._conservative)
 
     def restore(self, data: bytes) -> None:
-        """Begin from another member's snapshot; what was delivered early here and is not in it stays."""
+        """Start from another member's snapshot. Commands delivered early here and not in the snapshot stay queued."""
         try:
             executed, count = _SNAPSHOT_HEAD.unpack_from(data)
             end = _SNAPSHOT_HEAD.size + count * _SENDER_POSITION.size
-            marks = [(s, (i, n)) for s, i, n in _SENDER_POSITION.iter_unpack(data[_SNAPSHOT_HEAD.size : end])]
+            last = [(s, (i, n)) for s, i, n in _SENDER_POSITION.iter_unpack(data[_SNAPSHOT_HEAD.size : end])]
         except struct.error as error:
-            raise ValueError(f"this is no snapshot of a replica: {error}") from None
-        if len(marks) != count:
-            raise ValueError(f"this is no snapshot of a replica: {count} senders named, {len(marks)} there")
+            raise ValueError(f"not a snapshot of a replica: {error}") from None
+        if len(last) != count:
+            raise ValueError(f"not a snapshot of a replica: expected {count} senders, found {len(last)}")
         self._conservative = self._machine.load(data[end:])
-        self.executed, self._last_final = executed, dict(marks)
+        self.executed, self._last_final = executed, dict(last)
         for name in [name for name in self._queued if self._is_final(name)]:
             self._dequeue(self._queued.pop(name))
         self._overlay.clear()

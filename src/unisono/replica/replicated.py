@@ -1,9 +1,8 @@
-"""A replica on a group: commands go out through the group's order, and come back to every member's copy.
+"""A replica on a group: the group orders the commands, and every member runs them on its copy.
 
-Early deliveries run on the optimistic state, final ones on the conservative state (paper 003 §3.2); where there is one
-grade, it is the final one. A member that comes in when others have a state asks for it in the order: one of them
-takes a snapshot at the very place where the question stands, and sends it in the order too. Until it is here, what is
-final is held back.
+Early deliveries run on the optimistic state, final ones on the conservative state (paper 003 §3.2). A group with one
+grade delivers only final commands. A newcomer requests the state with an ordered message: one member takes a snapshot
+at the position of the request and sends it in order, too. Until it arrives, the newcomer holds final commands back.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _COMMAND, _STATE_REQUEST, _STATE = 1, 2, 3
 _MESSAGE_HEAD = struct.Struct("!BQ")
 _PART = struct.Struct("!HII")
 HEAD_BYTES = _MESSAGE_HEAD.size
-"""What a command's message has before the command."""
+"""The bytes of a message before the command."""
 PART_BYTES = 1024
-"""A snapshot travels in parts of this size, or smaller if the group's messages are."""
+"""The default size of the parts in which a snapshot is sent."""
 STATE_REQUEST_RETRY_S = 1.0
 ORDERS_WITH_POSITIONS = frozenset({"cbr", "consensus", "vbr"})
-"""Orders that say how many messages were final before one: who comes later sees that it does."""
+"""Orders that count the final messages before each message, so a newcomer sees that it missed some."""
 ORDERS_STARTING_TOGETHER = frozenset({"cbr", "leader", "quasi_genuine", "timestamp", "vbr"})
-"""Orders whose members begin together, unless their deliveries come in two grades."""
+"""Orders whose members all start with the first message, unless deliveries have two grades."""
 
 
 class Replicated:
@@ -50,18 +49,17 @@ class Replicated:
         on_event: Callable[[GroupEvent], None] | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """`on_event` hears what else happens to the group, which nobody else can iterate over from now on.
+        """`on_event` receives the group's other events; from now on only this object may iterate over the group.
 
-        `part_bytes` and 19 more have to fit in a message of the group.
+        `part_bytes` plus 19 bytes must fit into one message of the group.
         """
-        facts = group.stats()
-        if not facts.gap_free:
-            raise InvalidOption("grades", 'this order has gaps, so states would differ: join with grades="both"')
-        if facts.order not in ORDERS_WITH_POSITIONS | ORDERS_STARTING_TOGETHER:
-            raise InvalidOption(
-                "order", f"states are kept over {', '.join(sorted(ORDERS_WITH_POSITIONS | ORDERS_STARTING_TOGETHER))}"
-            )
-        self._order = facts.order
+        stats = group.stats()
+        if not stats.gap_free:
+            raise InvalidOption("grades", 'this order has gaps, so states would differ; join with grades="both"')
+        orders = ORDERS_WITH_POSITIONS | ORDERS_STARTING_TOGETHER
+        if stats.order not in orders:
+            raise InvalidOption("order", f"expected one of {', '.join(sorted(orders))}, got {stats.order!r}")
+        self._order = stats.order
         self._machine = machine
         self.replica = Replica(machine, two_grades=False)
         self._group = group
@@ -73,11 +71,11 @@ class Replicated:
         self._task: asyncio.Task[None] | None = None
         self._background_tasks: dict[asyncio.Task[None], None] = {}
         self._has_final = self._complete = False
-        """Whether anything was final here, and whether all that was before it is in the state."""
+        """Whether a final message was delivered here, and whether the state includes everything before it."""
         self._last_request = self._ordered_request = 0
-        """The token of the last question for the state, and of the last one that has its place in the order."""
+        """The tokens of the last state request sent, and of the last one delivered in the order."""
         self._held_back: list[tuple[MessageName, int, bytes]] = []
-        """What became final behind that place: (message, token, command)."""
+        """Final commands after that request: (message, token, command)."""
         self._parts: dict[int, bytes] = {}
 
     # -- the user ----------------------------------------------------------------------------------------------
@@ -85,11 +83,11 @@ class Replicated:
     async def execute(
         self, command: bytes, *, grade: Grade = Grade.FINAL, to: Sequence[str] | None = None, priority: int = 0
     ) -> Any:
-        """Send a command, and wait until it has run here; what the machine's `apply` gave back.
+        """Send a command and wait until it has run here. Returns the result of the machine's `apply`.
 
-        With `grade=Grade.EARLY` that is when it has run on the optimistic state: sooner, and perhaps to be corrected.
-        Where there is one grade, there is no difference. What the machine's `touches` raises is raised here before
-        anything is sent: a command that cannot run would end everybody's state.
+        With `grade=Grade.EARLY`, it returns when the command has run on the optimistic state: sooner, but the result
+        may be corrected later. In a group with one grade there is no difference. An exception of the machine's
+        `touches` is raised here before anything is sent: a command that cannot run would stop every member's replica.
         """
         self._raise_if_closed()
         self._machine.touches(command)
@@ -103,32 +101,32 @@ class Replicated:
             self._pending_results.pop(token, None)
 
     def optimistic(self, key: Key) -> Any:
-        """An object as everything delivered so far leaves it; None if there is none."""
+        """The object after all commands delivered so far; None if it does not exist."""
         return self.replica.optimistic(key)
 
     def conservative(self, key: Key) -> Any:
-        """An object as the group has agreed on it; None if there is none."""
+        """The object as agreed by the group; None if it does not exist."""
         return self.replica.conservative(key)
 
     @property
     def mistakes(self) -> MistakeCounts:
-        """What the optimistic state had to be corrected for."""
+        """How often the optimistic state was corrected, and why."""
         return self.replica.mistakes
 
     @property
     def is_complete(self) -> bool:
-        """Whether the state is the group's; not before another member's has come, for one that joined later."""
+        """Whether the state is the group's state. For a newcomer: whether another member's state has arrived."""
         return self._complete or not self._has_final
 
     async def wait_for_change(self) -> None:
-        """Wait until a command has run, or something was corrected."""
+        """Wait until a command has run or the state was corrected."""
         self._raise_if_closed()
         self._changed.clear()
         await self._changed.wait()
         self._raise_if_closed()
 
     async def wait_until_final(self) -> None:
-        """Wait until everything that was early is final, and the state is whole."""
+        """Wait until no command is only early, and the state is complete."""
         while self.replica.pending or not self.is_complete:
             await self.wait_for_change()
 
@@ -161,15 +159,15 @@ class Replicated:
             name = (batch.sender, batch.incarnation, number)
             if len(message) < HEAD_BYTES:
                 continue
-            what, token = _MESSAGE_HEAD.unpack_from(message)
+            kind, token = _MESSAGE_HEAD.unpack_from(message)
             body = message[HEAD_BYTES:]
-            if what == _COMMAND and not final:
+            if kind == _COMMAND and not final:
                 self._resolve(token, Grade.EARLY, self.replica.deliver_early(name, body))
-            elif what == _COMMAND:
+            elif kind == _COMMAND:
                 self._on_final(name, token, body)
-            elif what == _STATE_REQUEST and final:
+            elif kind == _STATE_REQUEST and final:
                 self._on_state_request(batch.sender, token)
-            elif what == _STATE and final:
+            elif kind == _STATE and final:
                 self._on_state(token, body)
 
     def _on_final(self, name: MessageName, token: int, command: bytes) -> None:
@@ -183,10 +181,10 @@ class Replicated:
         if done is not None and not done.done() and (grade is wanted or grade is Grade.FINAL):
             done.set_result(result)
 
-    # -- members that come later ---------------------------------------------------------------------------------
+    # -- state transfer ------------------------------------------------------------------------------------------
 
     def _request_state(self) -> None:
-        """Ask for the state, and again when it does not come: each time somebody else gives it."""
+        """Request the state, and again until it arrives. The token of each request selects another provider."""
         self._spawn(self._request_until_complete())
 
     async def _request_until_complete(self) -> None:
@@ -238,7 +236,7 @@ class Replicated:
 
     def _raise_if_closed(self) -> None:
         if self._task is None:
-            raise GroupClosed("this state is not being kept: enter it with `async with`")
+            raise GroupClosed("the replica is not running; enter it with `async with`")
         if self._task.done():
             if not self._task.cancelled() and (error := self._task.exception()) is not None:
                 raise error

@@ -1,8 +1,8 @@
-"""What a user writes: the objects that a command touches, and what it does to them.
+"""The interface that a user implements: the objects that a command touches, and its effect on them.
 
-`apply` must be deterministic: the same command on the same objects gives the same objects at every member, however
-often it runs. Objects are values: a command puts a new one in its place and never changes one that it read, which is
-what makes a rollback cost nothing but forgetting.
+`apply` must be deterministic: the same command on the same objects gives the same objects at every member, every time
+it runs. Objects are immutable values: a command replaces an object and never modifies one that it read. Therefore a
+rollback only drops objects.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from unisono.errors import UnisonoError
 
 Key = Hashable
-"""The name of an object."""
+"""Identifies an object."""
 
 
 class UndeclaredObject(UnisonoError, KeyError):
-    """A command read or wrote an object that it had not declared; replicas could then not roll back rightly."""
+    """A command read or wrote an object that it had not declared. Replicas could not roll it back correctly."""
 
     def __init__(self, key: Key) -> None:
-        super().__init__(f"the command touched {key!r}, which its machine's touches() did not name")
+        super().__init__(f"the command used {key!r}, which its machine's touches() did not return; add it there")
         self.key = key
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class UndeclaredObject(UnisonoError, KeyError):
 
 
 class ObjectView:
-    """The objects of one command while it runs: those that it declared, and no others."""
+    """The objects that a running command may use: only those that it declared."""
 
     __slots__ = ("_declared", "_read", "written")
 
@@ -46,7 +46,7 @@ class ObjectView:
         return self._read(key)
 
     def __setitem__(self, key: Key, value: Any) -> None:
-        """Put a value in the object's place; None ends its existence."""
+        """Set the object's value; None removes the object."""
         if key not in self._declared:
             raise UndeclaredObject(key)
         self.written[key] = value
@@ -58,14 +58,14 @@ class StateMachine(Protocol):
     def touches(self, command: bytes) -> Sequence[Key]:
         """obj(C): every object that the command may read or write, known before it runs.
 
-        ValueError if this is no command: then it is not sent.
+        Raises ValueError if the bytes are not a command; they are not sent then.
         """
 
     def apply(self, view: ObjectView, command: bytes) -> Any:
-        """Run the command; what it gives back is for whoever waits for it, and is not replicated."""
+        """Run the command. The result goes to the local caller of `execute` and is not replicated."""
 
     def dump(self, state: dict[Key, Any]) -> bytes:
-        """All objects, for a member that joins."""
+        """Encode all objects, for a newcomer."""
 
     def load(self, data: bytes) -> dict[Key, Any]:
-        """The objects of a dump; raises ValueError if it is none."""
+        """Decode the objects of a dump; raises ValueError if it is malformed."""

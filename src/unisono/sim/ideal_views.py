@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from unisono.model.message_set import MessageOrigin, MessageRef
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
-from unisono.orders.priority.messages import Ack, PriorityBody
+from unisono.orders.priority.messages import Ack, PriorityBody, PriorityState, decode_state, encode_state
 from unisono.orders.priority.queue import PriorityMessage
-from unisono.orders.priority.state_messages import PriorityState, decode_state, encode_state
 
 Action: TypeAlias = tuple[str | int, ...]
 """What may happen, and to whom: ("receive", member, sender), ("crash", member, how much of it counts), …"""

@@ -1,5 +1,5 @@
-"""The only room that knows bytes: frames with their packed runs, control messages, the door that refuses.
+"""The encoding of datagrams: frames with packed messages, control messages, and the door that checks every datagram.
 
-Nothing here keeps protocol state. Past the door the code trusts its input.
+Nothing here holds protocol state. The code behind the door trusts its input.
 Tests: tests/unit/test_wire.py, tests/property/test_wire.py (round trips, mutated frames).
 """

@@ -1,7 +1,7 @@
 """Beacons: how processes of a group find each other before they have numbers (paper 002 §4.2, the group manager).
 
-A beacon says who its sender is, whom it knows, for which table of members it has voted, and whether that is settled.
-Whatever comes from the network and is not exactly that is refused.
+A beacon carries its sender, the processes that the sender knows, the member table that it votes for, and whether that
+table is decided. `decode_beacon` refuses everything that is not exactly a beacon.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ _DECIDED = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Applicant:
-    """A process that wants to be a member: first come, first in the table."""
+    """A process that wants to become a member. The table sorts by incarnation, so the earliest process comes first."""
 
     incarnation: int
     host: str
     port: int
     nonce: int
-    """Drawn at random when the process began to look for the others: no two have the same."""
+    """A random number that identifies the process."""
     requested_member: int = 0
-    """The member number that it insists on; 0 if any will do."""
+    """The member number that the process requires; 0 for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beacon:
-    """What one process says."""
+    """The contents of one beacon."""
 
     group: int
     members: int
-    """How many the group is to have."""
+    """The number of members that the group needs."""
     sender: int
     """The sender's nonce."""
     proposal: int
-    """The table that it would vote for, or has voted for; 0 if it does not know enough."""
+    """The key of the table that the sender proposes or has voted for; 0 if it knows too few processes."""
     voted: bool
     decided: bool
     known: tuple[Applicant, ...]
-    """Everybody that it has heard of; once it has voted, the table."""
+    """All processes that the sender knows; once it has voted, the table."""
 
 
 def table_key(table: tuple[Applicant, ...]) -> int:
-    """A key that two tables share only if they are the same in every detail; never 0."""
+    """A hash of the table; never 0."""
     digest = hashlib.blake2b(repr(sorted(table)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) or 1
 
 
 def encode_beacon(beacon: Beacon) -> bytes:
-    """The datagram."""
+    """Encode a beacon as a datagram."""
     flags = (_DECIDED if beacon.decided else 0) | (2 if beacon.voted else 0)
     head = _HEAD.pack(
         MAGIC, VERSION, flags, beacon.group, beacon.members, beacon.sender, beacon.proposal, len(beacon.known)
     )
     parts = [head]
-    for who in beacon.known:
-        host = who.host.encode()
-        parts += [_APPLICANT.pack(who.nonce, who.incarnation, who.requested_member, who.port, len(host)), host]
+    for known in beacon.known:
+        host = known.host.encode()
+        parts += [_APPLICANT.pack(known.nonce, known.incarnation, known.requested_member, known.port, len(host)), host]
     return b"".join(parts)
 
 
 def decode_beacon(data: bytes) -> Beacon | None:
-    """The beacon, or None if this is none."""
+    """Decode a datagram; None if it is not a beacon."""
     if len(data) < _HEAD.size:
         return None
     magic, version, flags, group, members, sender, proposal, count = _HEAD.unpack_from(data)
@@ -80,13 +80,13 @@ def decode_beacon(data: bytes) -> Beacon | None:
     for _ in range(count):
         if at + _APPLICANT.size > len(data):
             return None
-        nonce, incarnation, wanted, port, size = _APPLICANT.unpack_from(data, at)
+        nonce, incarnation, requested, port, size = _APPLICANT.unpack_from(data, at)
         at += _APPLICANT.size
         host = data[at : at + size]
         at += size
         if len(host) != size or not size or not port or not nonce or not host.isascii():
             return None
-        known.append(Applicant(incarnation, host.decode("ascii"), port, nonce, wanted))
-    if at != len(data) or len({who.nonce for who in known}) != len(known):
+        known.append(Applicant(incarnation, host.decode("ascii"), port, nonce, requested))
+    if at != len(data) or len({applicant.nonce for applicant in known}) != len(known):
         return None
     return Beacon(group, members, sender, proposal, bool(flags & 2), bool(flags & _DECIDED), tuple(known))

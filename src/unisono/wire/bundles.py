@@ -1,4 +1,4 @@
-"""Parcels: what members ask the leader of an agreed log to put into the log, and the log's values."""
+"""Bundles: messages that a member forwards to the leader of an agreed log, and the values of that log."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BUNDLE = struct.Struct("!HIQQB")
 _SLOT = struct.Struct("!Q")
 _LENGTH = struct.Struct("!I")
 BUNDLE_OVERHEAD_BYTES = _SLOT.size + _LENGTH.size + _BUNDLE.size
-"""What a value puts before the body of its only parcel."""
+"""The bytes before the body of the only bundle of a log value."""
 _FLAGS = FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A sender's parcel number `serial`: a run of messages, or a piece of one, by the flags of a frame."""
+    """A sender's bundle number `serial`: packed messages, or a fragment of one message, as the frame flags say."""
 
     sender: int
     incarnation: int
@@ -30,13 +30,13 @@ class Bundle:
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
-    """A parcel as bytes."""
+    """Encode a bundle."""
     head = _BUNDLE.pack(bundle.sender, bundle.incarnation, bundle.serial, bundle.first_sequence, bundle.flags)
     return head + bundle.body
 
 
 def decode_bundle(data: bytes) -> Bundle | None:
-    """The parcel, or None if it is malformed."""
+    """Decode a bundle; None if it is malformed."""
     if len(data) < _BUNDLE.size:
         return None
     sender, incarnation, serial, sequence, flags = _BUNDLE.unpack_from(data)
@@ -49,30 +49,30 @@ def decode_bundle(data: bytes) -> Bundle | None:
 
 
 def encode_log_value(slot: int, bundles: Sequence[bytes]) -> bytes:
-    """A value of the log: the slot in which it was proposed, and parcels."""
+    """Encode a log value: the slot in which it was proposed, and its bundles."""
     parts = [_SLOT.pack(slot)]
-    for parcel in bundles:
-        parts += (_LENGTH.pack(len(parcel)), parcel)
+    for bundle in bundles:
+        parts += (_LENGTH.pack(len(bundle)), bundle)
     return b"".join(parts)
 
 
 def decode_log_value(value: bytes) -> tuple[int, list[Bundle]] | None:
-    """The slot and the parcels, or None if the value is no leader's."""
+    """Decode a log value into its slot and bundles; None if it is malformed."""
     if len(value) < _SLOT.size:
         return None
     (slot,) = _SLOT.unpack_from(value)
-    parcels: list[Bundle] = []
+    bundles: list[Bundle] = []
     at = _SLOT.size
     while at < len(value):
         if at + _LENGTH.size > len(value):
             return None
         end = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
-        parcel = decode_bundle(value[at + _LENGTH.size : end]) if end <= len(value) else None
-        if parcel is None:
+        bundle = decode_bundle(value[at + _LENGTH.size : end]) if end <= len(value) else None
+        if bundle is None:
             return None
-        parcels.append(parcel)
+        bundles.append(bundle)
         at = end
-    return (slot, parcels) if slot < 2**63 else None
+    return (slot, bundles) if slot < 2**63 else None
 
 
 _STATE = struct.Struct("!QQH")
@@ -81,7 +81,7 @@ _SENDER = struct.Struct("!HIQI")
 
 @dataclass(frozen=True, slots=True)
 class SenderState:
-    """A sender's life, its next parcel, and what has come of a message that is still in pieces."""
+    """A sender's incarnation, its next bundle, and the fragments so far of an incomplete message."""
 
     incarnation: int
     next_serial: int
@@ -90,7 +90,7 @@ class SenderState:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What stands for a prefix of the log: how many messages it had, its last slot, and where each sender is."""
+    """Replaces a prefix of the log: its number of messages, its last slot, and the state of each sender."""
 
     messages: int
     slot: int
@@ -98,15 +98,16 @@ class LogState:
 
 
 def encode_log_state(state: LogState) -> bytes:
-    """A log's state as bytes."""
+    """Encode a log state."""
     parts = [_STATE.pack(state.messages, state.slot, len(state.senders))]
-    for sender, its in sorted(state.senders.items()):
-        parts += (_SENDER.pack(sender, its.incarnation, its.next_serial, len(its.fragments)), its.fragments)
+    for member, sender in sorted(state.senders.items()):
+        head = _SENDER.pack(member, sender.incarnation, sender.next_serial, len(sender.fragments))
+        parts += (head, sender.fragments)
     return b"".join(parts)
 
 
 def decode_log_state(data: bytes) -> LogState | None:
-    """The state, or None if it is malformed."""
+    """Decode a log state; None if it is malformed."""
     if len(data) < _STATE.size:
         return None
     messages, slot, count = _STATE.unpack_from(data)

@@ -1,5 +1,8 @@
-"""Control messages: the rate exchange's HELLO, JOIN, the wish for another slot length that a mark can carry, the
-PROBE and ECHO that measure clocks, and the NEW_RATE and RESERVED by which receivers reserve."""
+"""Control messages.
+
+HELLO exchanges rates, JOIN announces a member, PROBE and ECHO measure clocks, NEW_RATE and RESERVED are the reservation
+by receivers. An end-of-slot mark can carry a request for another slot length and setting requests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _ECHO = struct.Struct("!QQQ")
 
 @dataclass(frozen=True, slots=True)
 class SeenPeer:
-    """A member that the HELLO's sender has heard from, and whether by IP multicast too."""
+    """A member from which the sender of the HELLO has received one, and whether also by IP multicast."""
 
     member: int
     incarnation: int
@@ -34,11 +37,11 @@ class SeenPeer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a member says of itself until the group runs: its policies, its rate, its first slot, whom it hears.
+    """Sent until the group runs: the sender's options, its rate, its first slot, and the peers that it has seen.
 
-    `first_slot` is 0 until the sender has heard everyone; `complete` says that it knows everyone's first slot.
-    `theta_ns` is as declared, and `changes` counts how often the slot's length has been changed since. `order_key`
-    tells orders apart; 0 says nothing.
+    `first_slot` is 0 until the sender has received a HELLO from every member; `complete` means that it knows the first
+    slot of every member. `theta_ns` is the declared slot length, `slot_changes` the number of changes since.
+    `order_key` identifies the order; 0 if it is not given.
     """
 
     theta_ns: int
@@ -59,7 +62,7 @@ class Hello:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The body of a HELLO frame."""
+    """Encode the body of a HELLO frame."""
     head = _HELLO.pack(
         hello.theta_ns,
         hello.delta_ns,
@@ -77,22 +80,22 @@ def encode_hello(hello: Hello) -> bytes:
         hello.slot_changes,
         hello.order_key,
     )
-    return head + b"".join(_SEEN_PEER.pack(h.member, h.incarnation, h.by_multicast) for h in hello.seen_peers)
+    return head + b"".join(_SEEN_PEER.pack(p.member, p.incarnation, p.by_multicast) for p in hello.seen_peers)
 
 
 def decode_hello(body: bytes) -> Hello | None:
-    """The HELLO, or None if it is malformed."""
+    """Decode a HELLO; None if it is malformed."""
     if len(body) < _HELLO.size:
         return None
     fields = _HELLO.unpack_from(body)
     theta, delta, gamma, key, avg, burst, burst_bytes, first_slot, complete, count = fields[:10]
     failures, a, b, loss_burst, changes, order_key = fields[10:]
-    # NaN fails every comparison, so it is refused here too.
+    # NaN fails every comparison, so this refuses it too.
     if len(body) != _HELLO.size + count * _SEEN_PEER.size or complete > 1 or burst < 1 or not 0 < avg < 1e12:
         return None
     if not 1 <= burst_bytes < 2**40 or first_slot * theta >= 2**63 or failures > 1:
         return None
-    heard = tuple(SeenPeer(m, i, bool(p)) for m, i, p in _SEEN_PEER.iter_unpack(body[_HELLO.size :]))
+    seen = tuple(SeenPeer(m, i, bool(p)) for m, i, p in _SEEN_PEER.iter_unpack(body[_HELLO.size :]))
     return Hello(
         theta,
         delta,
@@ -103,7 +106,7 @@ def decode_hello(body: bytes) -> Hello | None:
         burst_bytes,
         first_slot,
         bool(complete),
-        heard,
+        seen,
         bool(failures),
         (a, b) if b else None,
         loss_burst,
@@ -113,24 +116,24 @@ def decode_hello(body: bytes) -> Hello | None:
 
 
 class JoinStep(IntEnum):
-    """What a JOIN asks for."""
+    """The request of a JOIN."""
 
     JOIN = 0
     """Add me at this slot (paper 000 §6.3)."""
     MERGE = 1
-    """I hear you, but you are not in my list: add me at this slot, and answer (§6.6)."""
+    """I receive your frames, but you are not in my member list: add me at this slot, and answer (§6.6)."""
     ANSWER = 2
-    """Add me at this slot; no answer is wanted."""
+    """Add me at this slot; do not answer."""
     FENCED = 3
-    """Our clocks differ by more than Γ: you are left out here, until you come back in another life."""
+    """Our clocks differ by more than Γ: I exclude you until you return as a new incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A member names the slot from which on it is to be expected. `known` is the receiver's incarnation known here.
+    """A member announces the slot from which on it sends. `receiver_incarnation` is the one that the sender knows.
 
-    `theta_ns` is as declared; `segments` are the slots as its sender has them, after `changes` changes; `demands` are
-    those that its sender knows.
+    `theta_ns` is the declared slot length; `segments` are the sender's slots after `slot_changes` changes;
+    `setting_requests` are those that the sender knows.
     """
 
     theta_ns: int
@@ -148,7 +151,7 @@ class Join:
 
 
 def encode_join(join: Join) -> bytes:
-    """The body of a JOIN frame."""
+    """Encode the body of a JOIN frame."""
     head = _JOIN.pack(
         join.theta_ns,
         join.delta_ns,
@@ -167,24 +170,26 @@ def encode_join(join: Join) -> bytes:
 
 
 def decode_join(body: bytes) -> Join | None:
-    """The JOIN, or None if it is malformed."""
+    """Decode a JOIN; None if it is malformed."""
     if len(body) < _JOIN.size:
         return None
-    theta, delta, gamma, slot, avg, burst, burst_bytes, step, known, changes, count = _JOIN.unpack_from(body)
+    theta, delta, gamma, slot, avg, burst, burst_bytes, step, incarnation, changes, count = _JOIN.unpack_from(body)
     if step > JoinStep.FENCED or burst < 1 or not 0 < avg < 1e12 or slot >= 2**63:
         return None
-    behind = _JOIN.size + count * _SEGMENT.size
-    if count > SEGMENTS_MAX or len(body) < behind or (changes > 0 and not count):
+    segments_end = _JOIN.size + count * _SEGMENT.size
+    if count > SEGMENTS_MAX or len(body) < segments_end or (changes > 0 and not count):
         return None
-    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size : behind]))
-    demands = decode_setting_requests(body[behind:])
-    if not _segments_ascend(segments) or demands is None:
+    segments = tuple(Segment(*fields) for fields in _SEGMENT.iter_unpack(body[_JOIN.size : segments_end]))
+    requests = decode_setting_requests(body[segments_end:])
+    if not _segments_ascend(segments) or requests is None:
         return None
-    return Join(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), known, changes, segments, demands)
+    return Join(
+        *(theta, delta, gamma, slot, avg, burst, burst_bytes, JoinStep(step), incarnation, changes, segments, requests)
+    )
 
 
 def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
-    """Whether segments begin one after the other, in clocks and in numbers."""
+    """Whether each segment begins after the previous one, by clock and by slot number."""
     for before, segment in pairwise((Segment(-1, -1, SLOT_MIN_NS), *segments)):
         if segment.theta_ns < SLOT_MIN_NS or max(segment.first_slot, segment.start_ns, segment.theta_ns) >= 2**62:
             return False
@@ -194,12 +199,12 @@ def _segments_ascend(segments: tuple[Segment, ...]) -> bool:
 
 
 def encode_slot_request(theta_ns: int) -> bytes:
-    """The body of a mark with a wish: the length that slots are to have."""
+    """Encode a request for another slot length, the body of an end-of-slot mark."""
     return _SLOT_REQUEST.pack(theta_ns)
 
 
 def decode_slot_request(body: bytes | memoryview) -> int | None:
-    """The length wished for, or None."""
+    """The requested slot length; None if malformed or out of range."""
     if len(body) != _SLOT_REQUEST.size:
         return None
     theta_ns: int = _SLOT_REQUEST.unpack(body)[0]
@@ -207,26 +212,28 @@ def decode_slot_request(body: bytes | memoryview) -> int | None:
 
 
 def encode_mark_requests(slot_request: bytes | None, setting_requests: bytes) -> bytes:
-    """The body of a mark that carries a wish for another slot length, demands for other settings, or both."""
+    """Encode the body of an end-of-slot mark with a slot request, setting requests, or both."""
     return (slot_request or bytes(_SLOT_REQUEST.size)) + setting_requests
 
 
 def decode_mark_requests(body: bytes | memoryview) -> tuple[int | None, tuple[SettingRequest, ...]] | None:
-    """The length wished for and the demands that a mark carries; None if malformed."""
+    """The slot request and the setting requests of an end-of-slot mark; None if malformed."""
     head, rest = bytes(body[: _SLOT_REQUEST.size]), bytes(body[_SLOT_REQUEST.size :])
-    wish, demands = decode_slot_request(head), decode_setting_requests(rest)
-    if demands is None or (wish is None and (any(head) or len(head) != _SLOT_REQUEST.size or not rest)):
+    slot_request, setting_requests = decode_slot_request(head), decode_setting_requests(rest)
+    if setting_requests is None or (
+        slot_request is None and (any(head) or len(head) != _SLOT_REQUEST.size or not rest)
+    ):
         return None
-    return wish, demands
+    return slot_request, setting_requests
 
 
 def encode_probe(sent_ns: int) -> bytes:
-    """The body of a PROBE: the prober's clock."""
+    """Encode the body of a PROBE: the prober's clock."""
     return _PROBE.pack(sent_ns)
 
 
 def decode_probe(body: bytes) -> int | None:
-    """The prober's clock, or None."""
+    """The prober's clock; None if malformed."""
     if len(body) != _PROBE.size:
         return None
     value: int = _PROBE.unpack(body)[0]
@@ -234,12 +241,12 @@ def decode_probe(body: bytes) -> int | None:
 
 
 def encode_echo(probe_sent_ns: int, received_ns: int, sent_ns: int) -> bytes:
-    """The body of an ECHO: the prober's clock, and ours at arrival and at departure."""
+    """Encode the body of an ECHO: the prober's clock, and ours at arrival and at departure."""
     return _ECHO.pack(probe_sent_ns, received_ns, sent_ns)
 
 
 def decode_echo(body: bytes) -> tuple[int, int, int] | None:
-    """The three clock readings of an ECHO, or None."""
+    """The three clock readings of an ECHO; None if malformed."""
     if len(body) != _ECHO.size:
         return None
     probe, received, sent = _ECHO.unpack(body)
@@ -249,12 +256,12 @@ def decode_echo(body: bytes) -> tuple[int, int, int] | None:
 
 
 def encode_new_rate(serial: int, rate: int) -> bytes:
-    """The body of a NEW_RATE: the number of the request, and the rate that its receivers are to reserve."""
+    """Encode the body of a NEW_RATE: the number of the request, and the rate that receivers must reserve."""
     return _NEW_RATE.pack(serial, rate)
 
 
 def decode_new_rate(body: bytes) -> tuple[int, int] | None:
-    """The number of the request and the rate in messages per second, or None."""
+    """The number of the request and the rate in messages per second; None if malformed."""
     if len(body) != _NEW_RATE.size:
         return None
     serial, rate = _NEW_RATE.unpack(body)
@@ -262,12 +269,12 @@ def decode_new_rate(body: bytes) -> tuple[int, int] | None:
 
 
 def encode_reserved(serial: int, granted: bool) -> bytes:
-    """The body of a RESERVED: the number of the request, and whether there was room for it."""
+    """Encode the body of a RESERVED: the number of the request, and whether it was granted."""
     return _RESERVED.pack(serial, granted)
 
 
 def decode_reserved(body: bytes) -> tuple[int, bool] | None:
-    """The number of the request and the answer, or None."""
+    """The number of the request and the answer; None if malformed."""
     if len(body) != _RESERVED.size:
         return None
     serial, granted = _RESERVED.unpack(body)

@@ -1,4 +1,4 @@
-"""The door: every datagram is checked here once. What is refused is counted by its reason and goes no further."""
+"""The door checks every received datagram once. It drops invalid ones and counts them by reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from unisono.wire.packed_messages import read_packed_messages
 
 
 class Refusal(StrEnum):
-    """Why a datagram was not let in."""
+    """Why a datagram was refused."""
 
     TRUNCATED = "truncated"
     WRONG_VERSION = "wrong version"
@@ -45,9 +45,9 @@ class Refusal(StrEnum):
     WRONG_GROUP = "wrong group"
     NOT_A_MEMBER = "not a member"
     OWN_DATAGRAM = "own datagram"
-    IMPLAUSIBLE_SLOT = "absurd slot"
-    INCONSISTENT_LENGTHS = "lengths that lie"
-    BAD_FRAGMENT = "bad piece"
+    IMPLAUSIBLE_SLOT = "implausible slot"
+    INCONSISTENT_LENGTHS = "inconsistent lengths"
+    BAD_FRAGMENT = "bad fragment"
     BAD_CONTROL = "bad control message"
     BAD_SHARE = "bad share"
     BAD_COPY = "bad copy"
@@ -57,13 +57,13 @@ _KINDS = {kind.value: kind for kind in Kind}
 _DATA = Kind.DATA.value
 
 Decoder: TypeAlias = Callable[[bytes], object | None]
-"""Reads the body of a control message; None if it is malformed."""
+"""Decodes the body of a control message; None if it is malformed."""
 BodyReader: TypeAlias = "Callable[[Door, Frame, bytes, int, int], Frame | Refusal]"
-"""Reads the body in data[start:end] into a frame whose header is already read."""
+"""Reads the body in data[start:end] into a frame that already has its header."""
 Header: TypeAlias = tuple[Kind, int, int, int, int, int, int, int, int, int]
-"""A checked header: the first ten fields of `Frame`, in their order."""
+"""A checked header: the first ten fields of `Frame`, in the same order."""
 LayerReader: TypeAlias = "Callable[[Door, Header, bytes, int, int], Frame | Refusal]"
-"""Makes a layer's frame from its header and data[start:end]."""
+"""Builds a layer's frame from its header and data[start:end]."""
 
 _control: dict[Kind, Decoder] = {
     Kind.HELLO: decode_hello,
@@ -79,31 +79,31 @@ _layers: dict[Kind, LayerReader] = {}
 
 
 def register_control(decoders: Mapping[Kind, Decoder]) -> None:
-    """Let the door check control messages of these kinds; each protocol's messages module registers its own."""
+    """Register the decoders of control messages. Each protocol's messages module registers its own."""
     _control.update(decoders)
 
 
 def register_body(kind: Kind, reader: BodyReader) -> None:
-    """Let the door read frames of a kind whose body is more than one control message."""
+    """Register the reader of a kind whose body is more than one control message."""
     _bodies[kind] = reader
 
 
 def register_layer(kind: Kind, reader: LayerReader) -> None:
-    """Let the door make the frames of a layer that has a frame class of its own."""
+    """Register the reader of a layer that has its own frame class."""
     _layers[kind] = reader
 
 
 _LAYERED = frozenset({Kind.FEC, Kind.RMCAST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
-"""Kinds that only their layers understand: without the layer they would be taken for the order's own frames."""
+"""Kinds that only their layers understand. Without the layer, the order would take them for its own frames."""
 _NESTABLE = frozenset({Kind.DATA, Kind.JOIN, Kind.ORDERED, Kind.STAMP_REQUEST, Kind.FIFO, Kind.CAUSAL, Kind.UNIFORM})
-"""Kinds that travel inside others."""
+"""Kinds that may be nested in frames of other kinds."""
 
 
 class Door:
-    """Lets in what one member may trust."""
+    """Admits the datagrams that one member may trust."""
 
     def __init__(self, group: int, me: int, members: tuple[int, ...], layered: frozenset[Kind] = frozenset()) -> None:
-        """Of the kinds that layers add, those in `layered` are let in."""
+        """`layered` are the kinds of the layers in this member's stack; those of other layers are refused."""
         self.group = group
         self._me = me
         self.members = frozenset(members)
@@ -111,9 +111,9 @@ class Door:
         self.refused: Counter[Refusal] = Counter()
 
     def admit(self, data: bytes, start: int, end: int, latest_slot: int) -> Frame | None:
-        """The frame in data[start:end]; None, counted, if anything about it is wrong.
+        """Decode the frame in data[start:end]. An invalid one is counted, and None returned.
 
-        `latest_slot` is the last slot that a right sender could be in.
+        `latest_slot` is the last slot that a correct sender can be in.
         """
         result = self._check(data, start, end, latest_slot)
         if isinstance(result, Refusal):
@@ -152,7 +152,7 @@ class Door:
             return Refusal.OWN_DATAGRAM
         if sender not in self.members:
             return Refusal.NOT_A_MEMBER
-        # A HELLO counts slots of its own length: whoever was given another one has to be told, not turned away.
+        # A HELLO counts slots in its sender's slot length. If that differs from ours, the sender needs an answer.
         if (slot > latest_slot and kind is not Kind.HELLO) or sequence >= 2**63 or sent >= 2**63:
             return Refusal.IMPLAUSIBLE_SLOT
         header = (kind, sender, incarnation, epoch, slot, number, flags, burst, sequence, sent)
@@ -166,7 +166,7 @@ class Door:
         return self._parse_body(Frame(*header), data, start + HEADER_BYTES, end)
 
     def open_nested(self, outer: Nested, sender: int, sender_incarnation: int) -> Frame | Refusal:
-        """The frame inside another one, which `sender` has sent in this incarnation and in the outer frame's epoch."""
+        """Decode the frame nested in `outer`. It must be from this sender, incarnation and the epoch of `outer`."""
         data, start, end = outer.datagram, outer.start, outer.end
         if end - start < HEADER_BYTES:
             return Refusal.TRUNCATED
@@ -203,7 +203,7 @@ class Door:
 
 
 def _parse_nested(frame: Nested, data: bytes, start: int, end: int, latest_slot: int) -> Nested | Refusal:
-    """A frame whose body its layer reads."""
+    """Build a frame whose body its layer reads later."""
     if frame.flags:
         return Refusal.UNKNOWN_FLAGS
     frame.body = memoryview(data)[start + HEADER_BYTES : end]
@@ -212,22 +212,22 @@ def _parse_nested(frame: Nested, data: bytes, start: int, end: int, latest_slot:
 
 
 def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Refusal:
-    """Read data[start:end] into a frame that carries messages: a run, a piece, a wish or an end-of-slot mark."""
+    """Read data[start:end] into a DATA frame: packed messages, a fragment, requests, or an empty end-of-slot mark."""
     flags = frame.flags
     if flags & LEAVING and not flags & END_OF_SLOT:
         return Refusal.UNKNOWN_FLAGS
     if flags & SETTING_REQUEST:
-        # It rides on a mark that has nothing else to carry; a demand not before the slot in which it was sent first.
+        # Only an end-of-slot mark without messages carries requests, and none from a later slot than its own.
         body = memoryview(data)[start:end]
-        wishes = decode_mark_requests(body)
-        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT or wishes is None:
+        requests = decode_mark_requests(body)
+        if flags & ~(SETTING_REQUEST | END_OF_SLOT | LEAVING) or not flags & END_OF_SLOT or requests is None:
             return Refusal.BAD_CONTROL
-        if any(demand.origin_slot > frame.slot for demand in wishes[1]):
+        if any(request.origin_slot > frame.slot for request in requests[1]):
             return Refusal.BAD_CONTROL
         frame.body = body
         return frame
     if flags & FRAGMENT:
-        # The message's end and the slot's end may coincide, but a slot never ends inside a message.
+        # The last fragment may also end the slot, but a slot never ends inside a message.
         if start == end or flags & (MORE_FRAGMENTS | END_OF_SLOT) == MORE_FRAGMENTS | END_OF_SLOT:
             return Refusal.BAD_FRAGMENT
         frame.body = memoryview(data)[start:end]
@@ -236,8 +236,8 @@ def read_messages(frame: Frame, data: bytes, start: int, end: int) -> Frame | Re
         return Refusal.UNKNOWN_FLAGS
     if start == end:
         return frame if flags & END_OF_SLOT else Refusal.TRUNCATED
-    run = read_packed_messages(data, start, end)
-    if run is None:
+    packed = read_packed_messages(data, start, end)
+    if packed is None:
         return Refusal.INCONSISTENT_LENGTHS
-    frame.packed_messages = run
+    frame.packed_messages = packed
     return frame

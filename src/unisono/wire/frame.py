@@ -1,8 +1,8 @@
 """The frame: a versioned header of 48 bytes and a body.
 
-A frame says which group, epoch, sender and incarnation it comes from, which slot it belongs to and where in
-the slot it stands. The slot number, the burst and the incarnation are in every header (errata 000-17, 000-25):
-a rate change costs no message of its own, and a newcomer learns the rates from whatever arrives first.
+The header names the group, epoch, sender and incarnation, the slot, and the frame's position in the slot. Every header
+carries the slot number, the burst and the incarnation (errata 000-17, 000-25). So a rate change needs no message of its
+own, and a newcomer learns the rates from the first frames that arrive.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ VERSION = 2
 _HEADER = struct.Struct("!BBBBHHIIIIQQQ")
 HEADER_BYTES = _HEADER.size
 UDP_IP_BYTES = 28
-"""What UDP and IPv4 add to each datagram; reservations count it."""
+"""The bytes that UDP and IPv4 add to each datagram; reservations count them."""
 FRAME_NUMBER_MAX = 0xFFFF
 SERIAL_MAX = 255
-"""Datagrams to everyone are numbered 1 to 255 round and round; 0 is on those that are not counted."""
+"""Datagrams to all members are numbered from 1 to 255 and then from 1 again. Other datagrams have the number 0."""
 KIND_AT = 1
 FLAGS_AT = 2
 SERIAL_AT = 3
-"""Where in a datagram its kind, its flags and its serial are."""
+"""The offsets of kind, flags and serial number in a datagram."""
 
 
 class Kind(IntEnum):
-    """What the body is."""
+    """The kind of a frame, which says how to read its body."""
 
     DATA = 1
     HELLO = 2
@@ -83,19 +83,19 @@ END_OF_SLOT = 0x01
 LEAVING = 0x02
 """The sender leaves after this slot."""
 FRAGMENT = 0x04
-"""The body is a piece of one message, not a run."""
+"""The body is a fragment of one message instead of packed messages."""
 MORE_FRAGMENTS = 0x08
-"""Further pieces of the message follow."""
+"""More fragments of the message follow."""
 FIRST_FRAGMENT = 0x10
-"""The message's first piece: behind a loss, what follows is known to be whole again."""
+"""The first fragment of a message. After a loss, a receiver can resume here."""
 SETTING_REQUEST = 0x20
-"""The mark carries its sender's wish for another slot length or demand for other settings, and nothing else."""
+"""The end-of-slot mark carries a slot request or setting requests, and no messages."""
 KNOWN_FLAGS = END_OF_SLOT | LEAVING | FRAGMENT | MORE_FRAGMENTS | FIRST_FRAGMENT | SETTING_REQUEST
 
 
 @dataclass(slots=True)
 class Frame:
-    """One frame, on its way down (with `run` or `body` of its own) or up (with views into `datagram`)."""
+    """One frame. An outgoing one has its own `packed_messages` or `body`; an incoming one has views of its datagram."""
 
     kind: Kind
     sender: int
@@ -111,7 +111,7 @@ class Frame:
     body: bytes | memoryview = b""
     to: int = EVERYONE
     multicast: bool = False
-    """Down: may go by IP multicast. Up: came by IP multicast."""
+    """Outgoing: may be sent by IP multicast. Incoming: arrived by IP multicast."""
 
     @property
     def is_end_of_slot(self) -> bool:
@@ -121,10 +121,10 @@ class Frame:
 
 @dataclass(slots=True)
 class Nested(Frame):
-    """A frame around another one.
+    """A frame that contains another one.
 
-    Down: the frame `inner` of the layer above follows `body`, which is this layer's own. Up: it is
-    datagram[start:end], checked when the layer opens it (`wire.door.open_nested`).
+    Outgoing: `body` belongs to this layer, and the frame `inner` of the layer above follows it. Incoming: the inner
+    frame is datagram[start:end]. It is checked when the layer opens it (`Door.open_nested`).
     """
 
     inner: Frame | None = None
@@ -135,7 +135,7 @@ class Nested(Frame):
 
 
 def addressed_to(frame: Frame, to: int) -> Frame:
-    """The same frame to one member."""
+    """A copy of the frame addressed to one member."""
     return Frame(
         frame.kind,
         frame.sender,
@@ -155,16 +155,16 @@ def addressed_to(frame: Frame, to: int) -> Frame:
 
 
 def encode(frame: Frame, group: int, serial: int = 0) -> bytes:
-    """The frame as one datagram: the single place where payloads are copied on the way out.
+    """Encode the frame as one datagram. This is the only place that copies outgoing payloads.
 
-    `serial` numbers a sender's datagrams to everyone, so that a receiver sees what the network loses whatever order and
-    layers the frames belong to.
+    `serial` numbers a sender's datagrams to all members. With it a receiver counts losses, whichever order and layers
+    the frames belong to.
     """
     return b"".join(encoded_parts(frame, group, serial))
 
 
 def encoded_parts(frame: Frame, group: int, serial: int = 0) -> list[bytes | memoryview]:
-    """The frame's bytes as buffers to be joined: its header, then its body, its run or the frame inside it."""
+    """The datagram as buffers to join: the header, then the body, the packed messages or the nested frame."""
     header = _HEADER.pack(
         VERSION,
         frame.kind,
@@ -180,19 +180,19 @@ def encoded_parts(frame: Frame, group: int, serial: int = 0) -> list[bytes | mem
         frame.first_sequence,
         frame.sent_ns,
     )
-    run = frame.packed_messages
-    if isinstance(run, OutgoingMessages):
-        return [header, *run.parts()]
+    packed = frame.packed_messages
+    if isinstance(packed, OutgoingMessages):
+        return [header, *packed.parts()]
     if isinstance(frame, Nested) and frame.inner is not None:
         return [header, frame.body, *encoded_parts(frame.inner, group)]
     return [header, frame.body] if frame.body else [header]
 
 
 def unpack_header(data: bytes, start: int) -> tuple[int, ...]:
-    """The header's fields, unchecked, in wire order."""
+    """The fields of the header, unchecked, in wire order."""
     return _HEADER.unpack_from(data, start)
 
 
 def sender_of(data: bytes, start: int, end: int) -> int | None:
-    """Who sent a datagram, by its header, unchecked; None if it is too short for one."""
+    """The sender in the datagram's header, unchecked; None if the datagram is too short for a header."""
     return int.from_bytes(data[start + 4 : start + 6]) if end - start >= HEADER_BYTES else None

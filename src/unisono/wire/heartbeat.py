@@ -1,4 +1,4 @@
-"""A heartbeat: the sign of life that failure detectors measure."""
+"""The heartbeat that failure detectors measure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _HEARTBEAT = struct.Struct("!QQ")
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The sender's number `serial` in this life; it sends one every `every_ns`."""
+    """Heartbeat number `serial` of the sender's incarnation, which sends one every `every_ns`."""
 
     serial: int
     every_ns: int
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """The body of a HEARTBEAT."""
+    """Encode the body of a HEARTBEAT."""
     return _HEARTBEAT.pack(heartbeat.serial, heartbeat.every_ns)
 
 
 def decode_heartbeat(body: bytes) -> Heartbeat | None:
-    """The heartbeat, or None if it is malformed."""
+    """Decode a heartbeat; None if it is malformed."""
     if len(body) != _HEARTBEAT.size:
         return None
     serial, every = _HEARTBEAT.unpack(body)

@@ -1,4 +1,8 @@
-"""A packed run: the messages of one frame, joined once at the sender and sliced once at delivery."""
+"""Packed messages: the messages of one frame, joined once by the sender and sliced once at delivery.
+
+The packed form starts with the number of messages and their common size. If sizes differ, the size field is
+`MIXED_SIZES` and a table of sizes follows.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,13 @@ from itertools import accumulate, pairwise
 COUNT_MAX = 0xFFFF
 _HEAD = struct.Struct("!HH")
 PACKED_HEADER_BYTES = _HEAD.size
-"""A run starts with its count and, if all messages have one size, that size; else MIXED and a table of sizes."""
 MIXED_SIZES = 0xFFFF
 SIZE_ENTRY_BYTES = 2
-"""What the table costs per message of a mixed run."""
+"""The bytes per message in the table of sizes."""
 
 
 class OutgoingMessages:
-    """A run as its sender holds it."""
+    """Messages that a sender is about to pack."""
 
     __slots__ = ("_messages", "same_size")
 
@@ -40,7 +43,7 @@ class OutgoingMessages:
         return list(map(len, self._messages))
 
     def parts(self) -> list[bytes]:
-        """The run as buffers to be joined behind a header."""
+        """The packed form as buffers to join after a frame header."""
         messages = self._messages
         count = len(messages)
         if self.same_size:
@@ -49,7 +52,7 @@ class OutgoingMessages:
 
 
 class IncomingMessages:
-    """A run as it lies in the datagram that brought it; its lengths were checked at the door."""
+    """Packed messages inside a received datagram. The door has checked their lengths."""
 
     __slots__ = ("_count", "_data", "_end", "_size", "_start")
 
@@ -85,12 +88,12 @@ class IncomingMessages:
         return struct.unpack_from(f"!{self._count}H", self._data, self._start + PACKED_HEADER_BYTES)
 
     def parts(self) -> list[bytes | memoryview]:
-        """The run as it arrived, to be passed on behind another header."""
+        """The packed form as received, to be forwarded after another frame header."""
         return [memoryview(self._data)[self._start : self._end]]
 
 
 class ReassembledMessage:
-    """A run of the one message that several frames carried in pieces."""
+    """One message that arrived as fragments in several frames."""
 
     __slots__ = ("_fragments",)
     count = 1
@@ -110,7 +113,7 @@ class ReassembledMessage:
 
 
 def read_packed_messages(data: bytes, start: int, end: int) -> IncomingMessages | None:
-    """The run in data[start:end], or None if its lengths lie."""
+    """The packed messages in data[start:end]; None if their lengths are inconsistent."""
     if end - start < PACKED_HEADER_BYTES:
         return None
     count, size = _HEAD.unpack_from(data, start)

@@ -1,6 +1,6 @@
-"""Demands for settings as bytes, and as marks and JOINs carry them.
+"""Setting requests, which end-of-slot marks and JOINs carry.
 
-The measurement service's comes with the verdict that led to it.
+A request of the measurement service includes the SLA verdict behind it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from unisono.model.timing import SLOT_MAX_NS, SLOT_MIN_NS
 
 _SETTING_REQUEST = struct.Struct("!QHB")
 SETTING_REQUEST_CONTENT_MAX_BYTES = 160
-"""What is demanded, with the verdict that led to it, has at most so many bytes."""
+"""The largest size of the requested settings together with the verdict behind them."""
 SETTING_REQUEST_MAX_BYTES = _SETTING_REQUEST.size + SETTING_REQUEST_CONTENT_MAX_BYTES
-"""A demand takes at most so much room."""
+"""The largest size of an encoded request."""
 _SETTINGS = struct.Struct("!BBQQHHQ")
 _COPIES, _FEC, _THETA = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SettingRequest:
-    """What a member needs, and the slot in which that was said first: whoever says it again says the same."""
+    """The settings that a member needs, and the slot in which it first requested them. Repetitions are identical."""
 
     origin_slot: int
     member: int
@@ -37,12 +37,12 @@ class SettingRequest:
 
 
 def encode_setting_requests(requests: Iterable[SettingRequest]) -> bytes:
-    """One behind the other."""
-    return b"".join(_SETTING_REQUEST.pack(d.origin_slot, d.member, len(d.content)) + d.content for d in requests)
+    """Encode the requests one after the other."""
+    return b"".join(_SETTING_REQUEST.pack(r.origin_slot, r.member, len(r.content)) + r.content for r in requests)
 
 
 def decode_setting_requests(body: bytes) -> tuple[SettingRequest, ...] | None:
-    """The demands, or None if these are none."""
+    """Decode requests; None if they are malformed."""
     found, at = [], 0
     while at < len(body):
         if at + _SETTING_REQUEST.size > len(body):
@@ -58,32 +58,33 @@ def decode_setting_requests(body: bytes) -> tuple[SettingRequest, ...] | None:
 
 
 def encode_settings(settings: Settings) -> bytes:
-    """Which of them are demanded, then all of them."""
-    given = (
+    """Encode which settings are requested, then the value of each setting, 0 if it is not requested."""
+    requested = (
         (_COPIES if settings.redundancy is not None else 0)
         | (_FEC if settings.fec is not None else 0)
         | (_THETA if settings.theta_ns is not None else 0)
     )
-    return _SETTINGS.pack(given, *(settings.redundancy or (0, 0, 0)), *(settings.fec or (0, 0)), settings.theta_ns or 0)
+    values = (*(settings.redundancy or (0, 0, 0)), *(settings.fec or (0, 0)), settings.theta_ns or 0)
+    return _SETTINGS.pack(requested, *values)
 
 
 def decode_settings(body: bytes) -> Settings | None:
-    """The settings, or None if there are no such."""
+    """Decode settings; None if they are malformed or out of range."""
     if len(body) != _SETTINGS.size:
         return None
-    given, rho, eta_ns, omega_ns, a, b, theta_ns = _SETTINGS.unpack(body)
-    if given & ~(_COPIES | _FEC | _THETA):
+    requested, rho, eta_ns, omega_ns, a, b, theta_ns = _SETTINGS.unpack(body)
+    if requested & ~(_COPIES | _FEC | _THETA):
         return None
-    if given & _COPIES and not (rho <= RHO_MAX and 1_000 <= eta_ns < 2**62 and omega_ns < 2**62):
+    if requested & _COPIES and not (rho <= RHO_MAX and 1_000 <= eta_ns < 2**62 and omega_ns < 2**62):
         return None
-    if given & _FEC and not 0 < a < b <= SHARES_MAX:
+    if requested & _FEC and not 0 < a < b <= SHARES_MAX:
         return None
-    if given & _THETA and not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
+    if requested & _THETA and not SLOT_MIN_NS <= theta_ns <= SLOT_MAX_NS:
         return None
     return Settings(
-        (rho, eta_ns, omega_ns) if given & _COPIES else None,
-        (a, b) if given & _FEC else None,
-        theta_ns if given & _THETA else None,
+        (rho, eta_ns, omega_ns) if requested & _COPIES else None,
+        (a, b) if requested & _FEC else None,
+        theta_ns if requested & _THETA else None,
     )
 
 
@@ -91,11 +92,11 @@ def decode_settings(body: bytes) -> Settings | None:
 
 _VERDICT = struct.Struct("!B8sHHQQdddB")
 NAME_MAX_BYTES = 60
-"""So many bytes of an agreement's name travel."""
+"""The name of an agreement is truncated to this many bytes."""
 
 
 def encode_settings_with_verdict(settings: Settings, event: SlaVerdict | None = None) -> bytes:
-    """Settings, and the verdict on the whole group that they follow from, if one does."""
+    """Encode settings and, if given, the verdict on the whole group that led to them."""
     body = encode_settings(settings)
     if event is None:
         return body
@@ -117,7 +118,7 @@ def encode_settings_with_verdict(settings: Settings, event: SlaVerdict | None = 
 
 
 def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | None] | None:
-    """The settings and the verdict, or None if there are no such."""
+    """Decode settings and the optional verdict; None if they are malformed."""
     settings, rest = decode_settings(body[: _SETTINGS.size]), body[_SETTINGS.size :]
     if settings is None or not rest:
         return None if settings is None else (settings, None)
@@ -135,18 +136,21 @@ def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | No
         return None
     if not all(map(isfinite, (bound, measured, probability))) or max(start_ns, window_ns) >= 2**63:
         return None
-    where, known = member or None, number.hex()
+    about_member, verdict_id = member or None, number.hex()
     if not violated:
         text = f"{name!r} is kept again in the whole group"
-        kind = NoticeKind.SYSTEM_SLA_CLEARED
         return settings, SlaCleared(
-            kind, text, where, sla=name, window_start_ns=start_ns, window_ns=window_ns, id=known
+            *(NoticeKind.SYSTEM_SLA_CLEARED, text, about_member),
+            sla=name,
+            window_start_ns=start_ns,
+            window_ns=window_ns,
+            id=verdict_id,
         )
-    shown = f"{value_text(metric, measured)}" if METRICS[metric].shape is Shape.SHARE else f"{measured:.4%} within"
+    value = f"{value_text(metric, measured)}" if METRICS[metric].shape is Shape.SHARE else f"{measured:.4%} within"
     at = f" at member {member}" if member else ""
-    text = f"{name!r} is broken in the group: {metric}{at} {shown}, agreed was {value_text(metric, bound)}"
+    text = f"{name!r} is violated in the group: {metric}{at} {value}, agreed was {value_text(metric, bound)}"
     event = SlaViolation(
-        *(ViolationKind.SYSTEM_SLA, text, where),
+        *(ViolationKind.SYSTEM_SLA, text, about_member),
         sla=name,
         metric=metric,
         bound=bound,
@@ -155,6 +159,6 @@ def decode_settings_with_verdict(body: bytes) -> tuple[Settings, SlaVerdict | No
         link=link,
         window_start_ns=start_ns,
         window_ns=window_ns,
-        id=known,
+        id=verdict_id,
     )
     return settings, event

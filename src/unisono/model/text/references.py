@@ -1,4 +1,4 @@
-"""References to groups as text: whoever has one can join (paper 002 §4.2: GroupRef).
+"""Group references as text. A process joins a group with its reference (paper 002 §4.2: GroupRef).
 
 unisono://table-7?peers=1@10.0.0.7:9001,2@10.0.0.8:9001       the members' addresses
 unisono://table-7?beacon=239.255.77.76:7776&members=5         by beacon
@@ -18,45 +18,46 @@ SCHEME = "unisono://"
 
 @dataclass(frozen=True, slots=True)
 class GroupReference:
-    """What a reference says; exactly one of `peers`, `beacon` and `dns` is given."""
+    """A parsed reference. Exactly one of `peers`, `beacon` and `dns` is set."""
 
     group: str
     peers: Mapping[int, str] | None = None
     membership_salt: str = ""
-    """What tells groups of this name with other members apart."""
+    """Distinguishes groups of the same name with different members."""
     beacon: str | None = None
     dns: str | None = None
     members: int | None = None
 
     def text(self) -> str:
-        """The reference."""
+        """The reference as text."""
         peers = ",".join(f"{number}@{address}" for number, address in sorted((self.peers or {}).items()))
         members = None if self.members is None else str(self.members)
-        given = {
+        values = {
             "peers": peers,
             "table": self.membership_salt,
             "beacon": self.beacon,
             "dns": self.dns,
             "members": members,
         }
-        fields = {name: value for name, value in given.items() if value}
+        fields = {name: value for name, value in values.items() if value}
         return f"{SCHEME}{quote(self.group, safe='')}?{urlencode(fields, safe='@:,')}"
 
 
 def parse_reference(text: str) -> GroupReference:
-    """The reference in a text; InvalidOption says what is wrong with it."""
+    """Parse a reference; raises InvalidOption."""
     name, question, query = text.removeprefix(SCHEME).partition("?")
     fields = dict(parse_qsl(query, keep_blank_values=True))
     if not text.startswith(SCHEME) or not name or not question:
-        raise InvalidOption("reference", f"unisono://NAME?peers=1@HOST:PORT,… is needed, not {text!r}")
+        raise InvalidOption("reference", f"expected unisono://NAME?peers=1@HOST:PORT,…, got {text!r}")
     unknown = sorted(fields.keys() - {"peers", "table", "beacon", "dns", "members"})
     if unknown:
-        raise InvalidOption("reference", f"{', '.join(unknown)} means nothing in {text!r}")
+        known = "peers, table, beacon, dns, members"
+        raise InvalidOption("reference", f"unknown field {', '.join(unknown)} in {text!r}; known fields: {known}")
     if sum(word in fields for word in ("peers", "beacon", "dns")) != 1:
-        raise InvalidOption("reference", f"one of peers, beacon and dns says where the members are, in {text!r}")
+        raise InvalidOption("reference", f"expected exactly one of peers, beacon and dns, got {text!r}")
     members = fields.get("members")
     if members is not None and not members.isdecimal():
-        raise InvalidOption("reference", f"members is a number, not {members!r}")
+        raise InvalidOption("reference", f"expected a number after members=, got {members!r}")
     peers = _peers(fields["peers"]) if "peers" in fields else None
     return GroupReference(
         unquote(name),
@@ -73,6 +74,6 @@ def _peers(text: str) -> dict[int, str]:
     for part in text.split(","):
         number, at, address = part.partition("@")
         if not at or not number.isdecimal() or int(number) in found:
-            raise InvalidOption("reference", f"peers are NUMBER@HOST:PORT, each number once, not {part!r}")
+            raise InvalidOption("reference", f"expected peers as NUMBER@HOST:PORT, each number once, got {part!r}")
         found[int(number)] = address
     return found

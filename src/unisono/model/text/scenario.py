@@ -1,4 +1,4 @@
-"""Reads a scenario from TOML; what is wrong in a file is said with its name, the field and what is expected."""
+"""Reads a scenario from TOML. Errors name the file, the field and the expected value."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from unisono.model.views import View
 
 
 def parse_scenario(text: str, source: str) -> Scenario:
-    """The scenario in a TOML text; `source` is how errors name it."""
+    """Parse the scenario in a TOML text. Errors name the text by `source`."""
     try:
         top = TomlTable(source, "", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(source, "(syntax)", f"this is not TOML: {error}") from error
+        raise ScenarioError(source, "(syntax)", f"not valid TOML: {error}") from error
     group = top.table("group")
     members = _members(group)
     timing = _timing(group)
@@ -101,7 +101,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
 _FIELD_PATHS = {
     field: f"group.{field}" for field in ("max_message", "max_frame", "loss_burst", "fec", "processing", "reservation")
 }
-"""Where a file has the fields that a policy names otherwise."""
+"""The path in the file of the fields that `Policy` names without their table."""
 
 
 def _members(group: TomlTable) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def _members(group: TomlTable) -> tuple[int, ...]:
     if type(value) is int and value >= 1:
         value = list(range(1, value + 1))
     if not isinstance(value, list) or not all(type(member) is int for member in value):
-        raise group.error("members", f"how many there are, or a list such as [1, 2, 5], is needed, not {value!r}")
+        raise group.error("members", f"expected a number of members, or a list such as [1, 2, 5], got {value!r}")
     return group.checked("members", lambda: View(tuple(value))).members
 
 
@@ -119,7 +119,7 @@ def _fec(group: TomlTable) -> tuple[int, int] | None:
     if not text:
         return None
     if not slash or not a.isdigit() or not b.isdigit():
-        raise group.error("fec", f"a/b such as '2/10' is needed, not {text!r}")
+        raise group.error("fec", f"expected a/b such as '2/10', got {text!r}")
     return int(a), int(b)
 
 
@@ -140,7 +140,7 @@ def _reliable(table: TomlTable) -> Redundancy:
 
 
 def _consumption(table: TomlTable, members: tuple[int, ...]) -> tuple[dict[int, int], tuple[int, ...]]:
-    """What each member takes over a message, and the priorities that messages have in turn."""
+    """How long each member needs to consume a message, and the priorities that messages have in turn."""
     common = table.duration("consume", "0ns")
     own: dict[int, int] = {}
     for member, single in table.tables_by_member(members).items():
@@ -148,7 +148,7 @@ def _consumption(table: TomlTable, members: tuple[int, ...]) -> tuple[dict[int, 
         single.reject_unknown_fields()
     levels = table.integers("levels") if table.has("levels") else (0,)
     if not levels or not all(0 <= level <= PRIORITY_MAX for level in levels):
-        raise table.error("levels", f"priorities from 0 to {PRIORITY_MAX} are needed, not {list(levels)}")
+        raise table.error("levels", f"expected priorities from 0 to {PRIORITY_MAX}, got {list(levels)}")
     table.reject_unknown_fields()
     return {member: own.get(member, common) for member in members}, tuple(levels)
 
@@ -184,7 +184,7 @@ def _workloads(table: TomlTable, rates: Mapping[int, Rate], timing: Timing, max_
         found[member] = _workload(single, member, tuple(rates), rate, timing)
         largest = max([found[member].size_high, *(size for send in found[member].sends for size in send.sizes)])
         if largest > max_message:
-            problem = f"messages of {largest:,} bytes are larger than group.max_message, {max_message:,}"
+            problem = f"expected at most group.max_message = {max_message:,} bytes, got {largest:,}"
             raise single.error("size", problem)
     return found
 
@@ -192,7 +192,7 @@ def _workloads(table: TomlTable, rates: Mapping[int, Rate], timing: Timing, max_
 def _workload(table: TomlTable, member: int, members: tuple[int, ...], rate: Rate, timing: Timing) -> Workload:
     kind: WorkloadKind = table.choice("kind", get_args(WorkloadKind), "silent")
     low, high = _sizes(table)
-    # A script for all may stand beside a member that does something else.
+    # The sends are read for every kind: a common script may stand beside a member with another workload.
     sends = _sends(table, member, members)
     workload = Workload(
         kind,
@@ -204,7 +204,7 @@ def _workload(table: TomlTable, member: int, members: tuple[int, ...], rate: Rat
         sends=sends if kind == "script" else (),
     )
     if workload.every_ns < 1:
-        raise table.error("every", "a time above zero is needed between two bursts")
+        raise table.error("every", "expected a time above zero between two bursts, got 0")
     table.reject_unknown_fields()
     return workload
 
@@ -213,19 +213,19 @@ def _sizes(table: TomlTable) -> tuple[int, int]:
     value = table.pop("size", 100)
     sizes = [value, value] if type(value) is int else value
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(size) is int for size in sizes):
-        raise table.error("size", f"a size in bytes, or a range such as [10, 500], is needed, not {value!r}")
+        raise table.error("size", f"expected a size in bytes, or a range such as [10, 500], got {value!r}")
     if not 0 <= sizes[0] <= sizes[1]:
-        raise table.error("size", f"a range goes from the smallest to the largest size, not {value!r}")
+        raise table.error("size", f"expected a range from the smallest to the largest size, got {value!r}")
     return sizes[0], sizes[1]
 
 
 def _sends(table: TomlTable, member: int, members: tuple[int, ...]) -> tuple[Send, ...]:
     found = []
     for send in table.tables("send"):
-        who = send.member("member", members)
+        sender = send.member("member", members)
         at, sizes = send.duration("at"), send.integers("sizes")
         send.reject_unknown_fields()
-        if who == member:
+        if sender == member:
             found.append(Send(at, sizes))
     return tuple(found)
 
@@ -249,7 +249,7 @@ def _network(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Netw
 
 
 def _delay_within_delta(text: str, timing: Timing) -> DelayModel:
-    """A delay model, if Δ leaves it any delay at all."""
+    """Parse a delay model; raises InvalidOption if all its delays are longer than Δ."""
     model = parse_delay(text)
     truncated_to(model, timing.delta_ns)
     return model
@@ -257,16 +257,16 @@ def _delay_within_delta(text: str, timing: Timing) -> DelayModel:
 
 def _clocks(table: TomlTable, members: tuple[int, ...], timing: Timing) -> Clocks:
     offsets = table.table("offsets")
-    shown = {member: offsets.signed_duration(str(member)) for member in members if offsets.has(str(member))}
+    given = {member: offsets.signed_duration(str(member)) for member in members if offsets.has(str(member))}
     half = timing.gamma_ns // 2
-    for member, offset in shown.items():
+    for member, offset in given.items():
         if abs(offset) > half:
             limit = f"at most gamma/2 = {duration_text(half)} from true time"
-            raise offsets.error(str(member), f"a clock is {limit}, not {duration_text(offset)}")
+            raise offsets.error(str(member), f"expected a clock {limit}, got {duration_text(offset)}")
     offsets.reject_unknown_fields()
     clocks = Clocks(
         table.choice("kind", get_args(ClockKind), "fixed"),
-        shown,
+        given,
         table.number("drift_ppm", 100.0, minimum=0.001, maximum=1e6),
         table.duration("step_every", "100ms"),
     )
@@ -312,7 +312,7 @@ def _fault(table: TomlTable, members: tuple[int, ...]) -> Fault:
         case _:
             member, span = table.member("member", members), _span(table)
             if span.to_ns is None:
-                raise table.error("to", "is missing: a pause ends")
+                raise table.error("to", "required field is missing: a pause needs an end")
             fault = Pause(member, span.from_ns, span.to_ns)
     table.reject_unknown_fields()
     return fault
@@ -331,14 +331,16 @@ def _loss(table: TomlTable, members: tuple[int, ...]) -> Loss:
     for word, listed in (("senders", senders), ("receivers", receivers)):
         for member in listed:
             if member not in members:
-                raise table.error(word, f"{member} is no member of the group")
+                raise table.error(word, f"expected members among {', '.join(map(str, members))}, got {member}")
     return Loss(span, probability, at_most, of, senders, receivers)
 
 
 def _span(table: TomlTable) -> Span:
     span = Span(table.duration("from", "0ns"), table.duration("to") if table.has("to") else None)
     if span.to_ns is not None and span.to_ns <= span.from_ns:
-        raise table.error("to", "comes after from")
+        raise table.error(
+            "to", f"expected a time after from = {duration_text(span.from_ns)}, got {duration_text(span.to_ns)}"
+        )
     return span
 
 
@@ -349,10 +351,10 @@ def _probability(table: TomlTable) -> float:
 def _groups(table: TomlTable, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     value = table.pop("groups")
     if not isinstance(value, list) or not all(isinstance(group, list) for group in value):
-        raise table.error("groups", f"lists of members are needed, such as [[1, 2], [3]], not {value!r}")
+        raise table.error("groups", f"expected lists of members, such as [[1, 2], [3]], got {value!r}")
     listed = [member for group in value for member in group]
     if len(listed) != len(set(listed)) or any(member not in members for member in listed):
-        raise table.error("groups", f"each is a list of members, and each member is in one at most, not {value!r}")
+        raise table.error("groups", f"expected lists of members, each member in at most one, got {value!r}")
     return tuple(tuple(group) for group in value)
 
 

@@ -1,7 +1,7 @@
-"""At which line of a TOML text each key stands, which the standard parser does not tell.
+"""Finds the line of each key in a TOML text, which the standard parser does not report.
 
-Read beside the parser, never instead of it: the text is known to be TOML. Keys are named as `Table` names them:
-`collect`, `adaptation.margin`, `sla[2].bound`. What is inside an inline table has the line at which that begins.
+Use it only on text that the parser has accepted. Keys are named as `TomlTable` names them: `collect`,
+`adaptation.margin`, `sla[2].bound`. A key inside an inline table has the line at which that table begins.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def line_of(text: str, field: str) -> int:
-    """The line of a field, or of the nearest that encloses it; 1 if none does."""
+    """The line of a field, or of the innermost key that encloses it; 1 if there is none."""
     return nearest_line(key_lines(text), field)
 
 
 def nearest_line(lines: Mapping[str, int], field: str) -> int:
-    """The same, of lines as `key_lines` gives them."""
+    """The same as `line_of`, given the result of `key_lines`."""
     while field:
         if field in lines:
             return lines[field]
@@ -56,17 +56,17 @@ def nearest_line(lines: Mapping[str, int], field: str) -> int:
 
 def syntax_line(text: str, error: tomllib.TOMLDecodeError) -> int:
     """The line at which a text stops being TOML."""
-    told = _AT_LINE.search(str(error))
-    return int(told[1]) if told else max(1, len(text.splitlines()))
+    position = _AT_LINE.search(str(error))
+    return int(position[1]) if position else max(1, len(text.splitlines()))
 
 
 def _parts(key: str) -> list[str]:
-    """A dotted key's parts, quotes taken off."""
+    """The parts of a dotted key, without quotes."""
     return [part[1:-1] if part[0] in "\"'" else part for part in _PART.findall(key)]
 
 
 def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) -> str:
-    """A header's path, with the number of each list's newest table in it."""
+    """The path of a header, with the number of the latest table of each list."""
     path = ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if path else part
@@ -78,14 +78,14 @@ def _header_path(parts: list[str], counts: dict[str, int], *, is_array: bool) ->
 
 
 class _OpenValue:
-    """What follows an equals sign, as far as is needed to know on which line it ends."""
+    """Follows the value after an equals sign to find the line on which it ends."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quotes = ""
 
     def is_open(self) -> bool:
-        """Whether the value goes on in the next line."""
+        """Whether the value continues on the next line."""
         return self._depth > 0 or bool(self._quotes)
 
     def read(self, rest: str) -> None:
@@ -110,12 +110,12 @@ class _OpenValue:
 
 
 def _end_of(text: str, at: int, quotes: str) -> int:
-    """Just behind the quotes that end a text of many lines; -1 if they do not stand here."""
+    """The position after the quotes that end a multi-line string; -1 if they are not in this line."""
     while (found := text.find(quotes, at)) >= 0:
         before = len(text[:found]) - len(text[:found].rstrip("\\"))
         if quotes == "'''" or before % 2 == 0:
             end = found + 3
-            # One or two more quotes belong to the text: the last three end it.
+            # One or two more quotes belong to the string: the last three end it.
             while end < len(text) and text[end] == quotes[0] and end < found + 5:
                 end += 1
             return end

@@ -1,4 +1,4 @@
-"""Reads the topology of a scenario: groups, who may send to whom, how barriers are made, and where messages go."""
+"""Reads the topology of a scenario: groups, which may send to which, barrier options, and message destinations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Item = TypeVar("_Item", int, str)
 
 
 def parse_topology(table: TomlTable) -> tuple[Multigroup, Routes]:
-    """The tables [topology.groups], [topology.sends], [topology.to], and what else [topology] says."""
-    groups = _lists(table, "groups", int, "members' numbers")
-    sends = _lists(table, "sends", str, "groups")
+    """Parse [topology] with its tables [topology.groups], [topology.sends] and [topology.to]."""
+    groups = _lists(table, "groups", int, "member numbers")
+    sends = _lists(table, "sends", str, "group names")
     window = table.pop("window", "0ns")
     held_ns = None if window == MEASURED else table.with_defaults({"window": window}).duration("window")
     threshold_ns = table.duration("barrier_threshold", "20ms")
@@ -26,22 +26,22 @@ def parse_topology(table: TomlTable) -> tuple[Multigroup, Routes]:
     optimistic = table.flag("optimistic", False)
     try:
         topology = Topology(groups, sends)
-        rules = Multigroup(topology, liveness, threshold_ns, held_ns, optimistic)
+        multigroup = Multigroup(topology, liveness, threshold_ns, held_ns, optimistic)
     except InvalidOption as error:
         raise table.error(error.field.removeprefix("topology."), error.problem) from error
     routes = _routes(table, topology)
     table.reject_unknown_fields()
-    return rules, routes
+    return multigroup, routes
 
 
 def parse_sends(table: TomlTable, multigroup: Multigroup | None) -> tuple[str, ...]:
-    """The groups that a step has a group send to."""
+    """Parse the groups that a group may send to after a topology step."""
     value = table.pop("sends")
     if multigroup is None:
-        raise table.error("kind", "without [topology] there is nothing to change")
+        raise table.error("kind", "a topology step needs a [topology] table in the scenario; add one")
     names = multigroup.topology.names
     if not isinstance(value, list) or not all(name in names for name in value):
-        raise table.error("sends", f"a list of groups is needed, of {', '.join(names)}, not {value!r}")
+        raise table.error("sends", f"expected a list of groups among {', '.join(names)}, got {value!r}")
     table.reject_unknown_fields()
     return tuple(value)
 
@@ -49,22 +49,22 @@ def parse_sends(table: TomlTable, multigroup: Multigroup | None) -> tuple[str, .
 def _lists(table: TomlTable, field: str, kind: type[_Item], expected: str) -> dict[str, tuple[_Item, ...]]:
     value = table.pop(field)
     if not isinstance(value, dict):
-        raise table.error(field, f"a table of lists is needed, not {value!r}")
+        raise table.error(field, f"expected a table of lists, got {value!r}")
     for name, listed in value.items():
         if not isinstance(listed, list) or not all(type(item) is kind for item in listed):
-            raise table.error(f"{field}.{name}", f"a list of {expected} is needed, not {listed!r}")
+            raise table.error(f"{field}.{name}", f"expected a list of {expected}, got {listed!r}")
     return {name: tuple(listed) for name, listed in value.items()}
 
 
 def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, ...], ...]]:
-    """As said for a group; else to all receivers together, and to each of them alone, in turn."""
-    given = table.pop("to", {})
-    if not isinstance(given, dict):
-        raise table.error("to", f"a table of lists of lists of groups is needed, not {given!r}")
+    """The destinations given for a group; by default all receivers together, then each of them alone, in turn."""
+    destinations = table.pop("to", {})
+    if not isinstance(destinations, dict):
+        raise table.error("to", f"expected a table of lists of lists of groups, got {destinations!r}")
     routes = {}
     for name in topology.names:
         receivers = topology.receivers_from(name)
-        listed = given.pop(name, None)
+        listed = destinations.pop(name, None)
         if listed is None:
             listed = [list(receivers), *([receiver] for receiver in receivers)] if len(receivers) > 1 else [receivers]
         try:
@@ -74,6 +74,6 @@ def _routes(table: TomlTable, topology: Topology) -> dict[int, tuple[tuple[str, 
         except (DestinationNotAllowed, TypeError) as error:
             raise table.error(f"to.{name}", str(error)) from error
         routes.update(dict.fromkeys(topology.groups[name], turns))
-    for name in given:
-        raise table.error(f"to.{name}", f"there is no group {name!r}")
+    for name in destinations:
+        raise table.error(f"to.{name}", f"expected one of the groups {', '.join(topology.names)}, got {name!r}")
     return routes

@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 
 from unisono.model.message_range import MessageRange
 from unisono.model.message_set import NO_MESSAGES, MessageSet
-from unisono.orders.priority.messages import Reader, Unreadable, encode_set
+from unisono.wire.codec import Reader, Unreadable, encode_set
 from unisono.wire.door import register_control
 from unisono.wire.frame import Kind
 

@@ -1,1 +1,1 @@
-"""The priority order (paper 004): messages that overtake queued ones at every member alike."""
+"""The priority order (paper 004): urgent messages overtake queued ones at every member alike."""

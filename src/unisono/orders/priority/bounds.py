@@ -1,4 +1,4 @@
-"""What the priority order offers, and how long a message takes into the queues."""
+"""The priority order's offer to the planner: the time of a message into the queues, and the datagrams it costs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from unisono.model.timing import Timing
 from unisono.wire.frame import HEADER_BYTES, UDP_IP_BYTES
 
 REPORT_EVERY_MESSAGES = 16
-"""A member that acknowledges nothing meanwhile says after so many messages what it has consumed."""
+"""A member reports its consumed history after this many messages, unless it acknowledges a message before that."""
 
 
 def queue_bound_ns(timing: Timing, *, coordinated: bool) -> int:
-    """Into all queues while nobody fails and nothing is lost: the message, what is said about it, the decision."""
+    """The time into all queues while no member fails and no datagram is lost.
+
+    One Δ each for the message, for its acknowledgments and, with a coordinator, for the decision.
+    """
     return (3 if coordinated else 2) * timing.delta_ns
 
 
@@ -31,33 +34,33 @@ def offer_priority_coordinator(ask: Ask) -> Offer:
 def _priority_offer(ask: Ask, name: str, *, coordinated: bool) -> Offer:
     timing, rate, n = ask.timing, ask.rate, ask.members
     queued = queue_bound_ns(timing, coordinated=coordinated)
-    signs = NS_PER_S / heartbeat_interval_ns(timing) + 4 * NS_PER_S / retry_interval_ns(timing)
-    against = []
+    heartbeats = NS_PER_S / heartbeat_interval_ns(timing) + 4 * NS_PER_S / retry_interval_ns(timing)
+    obstacles = []
     if ask.failures and 2 * ask.failures >= n:
-        against.append(f"a majority must survive, and {ask.failures} of {n} is half or more")
+        obstacles.append(f"a majority must survive, but {ask.failures} of {n} members may fail")
     if ask.deadline_ns is not None:
-        against.append("no deadline can be promised: a message is delivered when it is consumed, and may be overtaken")
+        obstacles.append("no deadline can be promised: delivery waits for the consumer, and messages may be overtaken")
     if coordinated:
-        said = f"acknowledgments to one member, {n - 1}·{rate.avg:g}/s, and decisions to all, {rate.avg:g}/s"
+        replies = f"acknowledgments to one member, {n - 1}·{rate.avg:g}/s, and decisions to all, {rate.avg:g}/s"
     else:
-        said = f"acknowledgments to all, {n}·{rate.avg:g}/s"
-    ways = queued // timing.delta_ns
+        replies = f"acknowledgments to all, {n}·{rate.avg:g}/s"
+    steps = queued // timing.delta_ns
     why = (
-        f"into all queues within {ways}Δ = {duration_text(queued)} while nobody fails; then the consumers set the pace",
-        f"average: messages to all, {rate.avg:g}/s, {said}, what was consumed, signs {signs:g}/s",
-        "an urgent message overtakes what is queued at every member alike; lives while a majority of the view can talk",
+        f"into all queues in {steps}Δ = {duration_text(queued)} while no member fails; then the consumers set the pace",
+        f"average: messages to all, {rate.avg:g}/s, {replies}, consumed histories, heartbeats {heartbeats:g}/s",
+        "urgent messages overtake queued ones at every member alike; works while a majority of the view is connected",
     )
     return Offer(
         name,
-        not against,
+        not obstacles,
         queued,
-        (1 + n + n / REPORT_EVERY_MESSAGES) * rate.avg + signs,
+        (1 + n + n / REPORT_EVERY_MESSAGES) * rate.avg + heartbeats,
         (1 + n) * rate.burst + 2,
         HEADER_BYTES + OVERHEAD_BYTES + UDP_IP_BYTES,
         True,
-        "what is lost is sent again",
+        "lost datagrams are retransmitted",
         1.0,
-        (*against, *why),
+        (*obstacles, *why),
         outage_ns=None,
         by_priority=True,
     )

@@ -1,35 +1,44 @@
-"""The priority-based total order of paper 004 §4.4, as one member runs it: lock phase, decision, insertion phase.
+"""One member's part in the priority-based total order of paper 004 §4.4: lock phase, decision, insertion phase.
 
-A message that is received locks its target tail, and the member says what it saw: the target tail and its consumed
-history. When that is known of every member of the view, the common set (4) gives the provisional insertion point and
-the histories give the history set (5); the message is inserted once all of the history set has been inserted here.
-Messages of one sender and one priority stay in their order.
+A received message locks its target tail. The member acknowledges it with the target tail and its own consumed history.
+When every member of the view has acknowledged, the target tails give the common set (equation 4) and with it the
+provisional insertion point, and the histories give the history set (equation 5). A member inserts the message when it
+has inserted the whole history set. Messages of one sender and one priority keep their order.
 
-As corrected by the errata: insertion waits for the history set (004-1); an acknowledgment that comes before its message
-is kept (004-2); no two messages are equally urgent (004-3, see `consumable_queue.urgency`); every member of the view
-must have acknowledged, and what members said that have gone since still counts (004-4, see below); a message that
-everybody has consumed leaves the histories and counts as inserted (004-9); a newcomer takes over queue, locks, history
-and pending acknowledgments, and acknowledges what is pending (004-10). A member that leaves in order says what it has
-consumed in the end, so that nothing is put before it: only a member that crashes may differ from the others (004-5).
+Corrections to the paper:
 
-Two forms. `ALL`: acknowledgments are multicast and everybody decides for itself (Figure 4). `COORDINATOR`: they go to
-the message's sender, or to the first member of the view if the sender has gone; it decides and multicasts the decision
-(§5). In a new view everybody acknowledges anew, to whoever coordinates then, what has not been inserted.
+- Insertion waits for the history set (004-1).
+- An acknowledgment that arrives before its message is kept (004-2).
+- No two messages are equally urgent (004-3, see `queue.urgency`).
+- Every member of the view must acknowledge. The histories of departed members still count (004-4, see below).
+- Only a member that crashes may differ from the others: a member that leaves in order reports its consumed history
+  first, and no message is put before it (004-5).
+- A message that every member has consumed leaves the histories and counts as inserted (004-9).
+- A newcomer takes over the queue, locks, history and pending acknowledgments, and acknowledges the pending messages
+  itself (004-10).
 
-At the cut between two views those that go on have received the same messages, acknowledgments and decisions, so they
-have inserted the same set I, in one order. Whatever was decided and is not in I is decided anew, and what somebody who
-has gone acknowledged counts no more for some messages and not for others: what the gone had consumed is *bound*, it is
-in the history set and not in the common set of every message that is decided from then on. Bound is what the decisions
-of I rest on (their history sets), and what each of the gone said to all to have consumed, if all of that is in I.
+Decision modes. `ALL`: acknowledgments are multicast, and each member decides for itself (Figure 4). `COORDINATOR`:
+acknowledgments go to the message's sender, or to the first member of the view if the sender has departed. That member
+decides and multicasts the decision (§5). In a new view all members acknowledge the pending messages again, to the
+coordinator of that view.
 
-Why that is enough. Every set in the binding was consumed by one member, so it is a beginning of the order of I, and so
-is their union B. The group goes on like one of those that stay and of one more member that had inserted I and consumed
-B when it received what waits, that acknowledges everything at once, and that never consumes again: a run without
-crashes. What a member that stays had consumed may be in B too; that changes nothing: it names it itself, or the message
-is behind something more urgent that was there before it. Histories of those that stay and B are parts of I, so that no
-message waits for another after a view change until somebody consumes again. If one of the gone consumed something that
-is not in I, then because it had heard what nobody who goes on has heard. It crashed, then, and what it consumed counts
-as far as I rests on it: to bind the part that is in I could put that before something that it had consumed first.
+View changes. The members that continue into the next view have received the same messages, acknowledgments and
+decisions, so they have inserted the same set I in one order. Decided messages that are not in I are decided again.
+Departed members' histories must then count for all of these messages or for none. Therefore they become part of the
+*fixed prefix*, which is in the history set, and not in the common set, of every message decided from then on. The fixed
+prefix consists of the history sets of the decisions behind I, and of each history that a departed member reported to
+all, if all of that history is in I.
+
+Why this is enough. Each set in the fixed prefix was consumed by one member, so it is a prefix of the order of I, and so
+is their union B. The remaining group behaves like a group without crashes that has one more member: that member had
+inserted I and consumed B when the pending messages arrived, acknowledges everything at once, and never consumes again.
+B may contain messages that a remaining member consumed. That changes nothing: the member reports them itself, or they
+stand behind a more urgent message that was there before. B and the histories of the remaining members are subsets of I,
+so after a view change no message waits for another one until a member consumes again.
+
+A departed member can have consumed a message outside I only on information that no remaining member has. Then it
+crashed, and its history counts only as far as decisions behind I rest on it: fixing the part inside I could put that
+part before a message that the crashed member had consumed earlier.
 """
 
 from __future__ import annotations
@@ -39,53 +48,65 @@ from dataclasses import dataclass
 from enum import Enum
 
 from unisono.model.message_set import NO_MESSAGES, MessageOrigin, MessageRef, MessageSet
-from unisono.orders.priority.messages import Ack, InsertionDecision, MessageBody, PriorityBody, Progress
+from unisono.orders.priority.messages import (
+    Ack,
+    InsertionDecision,
+    MessageBody,
+    PriorityBody,
+    PriorityState,
+    Progress,
+    QueueEntry,
+)
 from unisono.orders.priority.queue import TAIL, ConsumableQueue, PriorityMessage, QueuedMessage, urgency
-from unisono.orders.priority.state_messages import PriorityState, QueueEntry
 
 
 class DecisionMode(Enum):
-    """Who decides the insertion point."""
+    """Which members decide the insertion point of a message."""
 
     ALL = "all"
+    """Each member, from acknowledgments multicast to all (Figure 4)."""
     COORDINATOR = "coordinator"
+    """One member, which collects the acknowledgments (§5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """rec(m): the message has come, and has locked `target_tail`."""
+    """rec(m): the message has arrived and locked `target_tail`."""
 
     message: PriorityMessage
     target_tail: MessageSet
     inherited: bool = False
-    """Whether it came with another member's state, and not by multicast."""
+    """Whether it arrived with another member's state instead of by multicast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """queue(m): the message is in the queue, before `point`."""
+    """queue(m): the message is in the queue, before `insertion_point`."""
 
     message: PriorityMessage
     insertion_point: MessageRef
 
 
 class Insertion:
-    """One member's part in the order; what it has to say is left in `says` (to all) and `tells` (to one)."""
+    """One member's lock, decision and insertion phases.
+
+    The owner drains `to_multicast` and `to_unicast` after every call, and `steps` for the trace.
+    """
 
     def __init__(self, member: int, incarnation: int, decision_mode: DecisionMode, *, report_every: int) -> None:
         self.decision_mode = decision_mode
         self.queue = ConsumableQueue()
         self.waiting: dict[MessageRef, PriorityMessage] = {}
-        """W: received, not yet queued."""
+        """W: messages received and not yet in the queue."""
         self.bags: dict[MessageRef, dict[MessageOrigin, Ack]] = {}
-        """A: acknowledgments by message, created by whichever comes first (erratum 004-2)."""
+        """A: acknowledgments per message. The message or its first acknowledgment opens the bag (erratum 004-2)."""
         self.decisions: dict[MessageRef, InsertionDecision] = {}
-        """What is decided, and waits for its history set."""
+        """Decisions that wait for their history sets."""
         self.history = NO_MESSAGES
-        """H: consumed here, and not known to be consumed everywhere."""
+        """H: messages consumed here and not known to be consumed by all."""
         self.members: tuple[MessageOrigin, ...] = ()
         self.position = 0
-        """How many messages of the agreed order lie behind this member, consumed here or by the giver of its state."""
+        """The number of messages consumed in the agreed order, here or by the member whose state was taken over."""
         self.clock = 0
         self.to_multicast: list[PriorityBody] = []
         self.to_unicast: list[tuple[int, Ack]] = []
@@ -96,26 +117,26 @@ class Insertion:
         self._next_sequences: dict[MessageOrigin, int] = {}
         """The sequence after the last one received, by origin."""
         self._own_acks: dict[MessageRef, Ack] = {}
-        """What this member said about messages that wait."""
+        """This member's acknowledgments of the waiting messages."""
         self._consumed_by: dict[MessageOrigin, MessageSet] = {}
-        """What each member of the view is known to have consumed, as far as not everybody has."""
+        """The known history of each member of the view, without the messages that all have consumed."""
         self._consumed_by_all = NO_MESSAGES
-        """What everybody has consumed: it is in no history any more, but a late acknowledgment may still name it."""
+        """Messages that all have consumed: no history contains them, but a late acknowledgment may still name them."""
         self._announced_decisions: set[MessageRef] = set()
-        """Decisions of this member's own that are under way."""
+        """Messages whose decision this member has multicast as their coordinator and not yet received."""
         self._view_id = 0
         self._last_sequence_sent: dict[int, int] = {}
         self._leaving = False
         self._final_progress_received = False
         self._inserted_histories = NO_MESSAGES
-        """The history sets of what has been inserted here."""
+        """The union of the history sets of the messages inserted in this view."""
         self._fixed_prefix = NO_MESSAGES
-        """What somebody is known to have consumed at the last cut: nothing is put before it any more."""
+        """Messages known to be consumed by some member when the view began: no message may be put before them."""
 
     # -- from the application --------------------------------------------------------------------------------
 
     def send(self, sequence: int, priority: int, payload: bytes) -> PriorityMessage:
-        """Multicast a message of this member's."""
+        """Multicast a message of this member."""
         self.clock += 1
         previous = self._last_sequence_sent.get(priority, sequence)
         self._last_sequence_sent[priority] = sequence
@@ -124,7 +145,7 @@ class Insertion:
         return message
 
     def consume(self) -> PriorityMessage | None:
-        """Figure 1; the message is delivered by this."""
+        """Consume, and so deliver, the first message of the queue (Figure 1). None if it is locked or missing."""
         message = None if self._leaving else self.queue.consume()
         if message is None:
             return None
@@ -137,19 +158,19 @@ class Insertion:
         return message
 
     def leave(self) -> None:
-        """Consume nothing more, and say what was consumed; `may_depart` tells when that is known."""
+        """Consume nothing more, and multicast the final history. `may_depart` says when this member may leave."""
         if not self._leaving:
             self._leaving = True
             self.to_multicast.append(Progress(self.history, final=True))
 
     def may_depart(self) -> bool:
-        """Whether everybody who goes on will know what this member consumed."""
+        """Whether all remaining members are sure to learn this member's final history."""
         return self._leaving and self._final_progress_received
 
     # -- from virtual synchrony ------------------------------------------------------------------------------
 
     def receive(self, origin: MessageOrigin, body: PriorityBody) -> MessageSet:
-        """A multicast has come, perhaps this member's own; gives what leaves the histories by it."""
+        """Process a multicast, which may be this member's own. Returns the messages now consumed by all."""
         match body:
             case MessageBody():
                 self._receive_message(_from_body(origin, body))
@@ -166,12 +187,12 @@ class Insertion:
         return NO_MESSAGES
 
     def receive_ack(self, origin: MessageOrigin, ack: Ack) -> None:
-        """An acknowledgment for this member as the coordinator."""
+        """Process an acknowledgment that was sent to this member as the coordinator."""
         self._put_in_bag(origin, ack)
         self._decide_if_complete(ack.ref)
 
     def new_view(self, view_id: int, members: Iterable[MessageOrigin], *, joining: bool) -> MessageSet:
-        """The members from here on; gives what leaves the histories. `joining`: this member is new here."""
+        """Install a view. `joining`: this member is a newcomer. Returns the messages now consumed by all."""
         self._view_id, self.members = view_id, tuple(sorted(members))
         self._fix_departed_histories()
         self._consumed_by = {member: self._consumed_by.get(member, NO_MESSAGES) for member in self.members}
@@ -189,22 +210,24 @@ class Insertion:
         return self._drop_consumed_by_all()
 
     def _fix_departed_histories(self) -> None:
-        """What the gone had consumed counts for every message alike."""
+        """Make the histories of departed members count for every message decided from now on."""
         self._fixed_prefix |= self._inserted_histories
         self._inserted_histories = NO_MESSAGES
-        for gone in sorted(self._consumed_by.keys() - set(self.members)):
-            if self._all_inserted(self._consumed_by[gone]):
-                self._fixed_prefix |= self._consumed_by[gone]
+        for departed in sorted(self._consumed_by.keys() - set(self.members)):
+            if self._all_inserted(self._consumed_by[departed]):
+                self._fixed_prefix |= self._consumed_by[departed]
 
     def _discard_decisions(self) -> None:
-        """Decisions that wait are taken back; of the acknowledgments, those count that every member has, or will have.
+        """Discard waiting decisions, and acknowledgments that not every member has or will receive.
 
-        Whoever acknowledged a message that has not come by now has gone with it: it will never come.
+        Bags of messages that have not arrived are dropped too: their senders have departed, so they never arrive.
         """
         self.decisions.clear()
         self._announced_decisions.clear()
-        kept = set(self.members) if self.decision_mode is DecisionMode.ALL else set()
-        self.bags = {ref: {o: ack for o, ack in self.bags[ref].items() if o in kept} for ref in self.waiting}
+        counted = set(self.members) if self.decision_mode is DecisionMode.ALL else set()
+        self.bags = {
+            ref: {origin: ack for origin, ack in self.bags[ref].items() if origin in counted} for ref in self.waiting
+        }
 
     # -- the lock phase --------------------------------------------------------------------------------------
 
@@ -235,7 +258,7 @@ class Insertion:
             self.to_unicast.append((to[0], ack))
 
     def coordinator(self, ref: MessageRef) -> MessageOrigin:
-        """Who decides about a message: its sender, or the first member if the sender has gone."""
+        """The member that decides about a message: its sender, or the first member if the sender has departed."""
         return ref.origin if ref.origin in self.members else self.members[0]
 
     # -- the decision ----------------------------------------------------------------------------------------
@@ -262,7 +285,7 @@ class Insertion:
             self.to_multicast.append(decision)
 
     def decide(self, ref: MessageRef, bag: dict[MessageOrigin, Ack]) -> InsertionDecision:
-        """Equations (4) and (5), over all that was said: the common set and the history set."""
+        """The common set (4) and the history set (5) of all acknowledgments in the bag."""
         acks = [bag[member] for member in sorted(bag)]
         common, history = acks[0].target_tail, acks[0].history
         for ack in acks[1:]:
@@ -273,7 +296,7 @@ class Insertion:
     # -- the insertion phase ---------------------------------------------------------------------------------
 
     def _accept_decision(self, decision: InsertionDecision) -> None:
-        """Insert what is decided and may be inserted, until nothing changes."""
+        """Store a decision, then insert decided messages for as long as one may be inserted."""
         self.decisions[decision.ref] = decision
         ready = [decision] if self.may_insert(decision) else []
         while ready:
@@ -281,7 +304,7 @@ class Insertion:
             ready = [decision for decision in self.decisions.values() if self.may_insert(decision)]
 
     def may_insert(self, decision: InsertionDecision) -> bool:
-        """Whether all of the history set has been inserted here (erratum 004-1, fix H), and what goes before it."""
+        """Whether the history set (erratum 004-1) and the sender's previous message have been inserted here."""
         history, predecessor = decision.history, self.waiting[decision.ref].predecessor
         if predecessor != decision.ref and predecessor in self.waiting:
             return False
@@ -296,7 +319,7 @@ class Insertion:
         )
 
     def was_received(self, ref: MessageRef) -> bool:
-        """Whether a message has been received here, or was by the member whose state was taken."""
+        """Whether a message was received here, or by the member whose state was taken over."""
         return ref.sequence < self._next_sequences.get(ref.origin, 0)
 
     def _insert(self, decision: InsertionDecision) -> None:
@@ -316,45 +339,49 @@ class Insertion:
         return self._drop_consumed_by_all()
 
     def _drop_consumed_by_all(self) -> MessageSet:
-        """Messages that every member of the view is known to have consumed leave the histories (§4.4)."""
-        known = [self._consumed_by.get(member, NO_MESSAGES) for member in self.members]
-        everywhere = known[0] if known else NO_MESSAGES
-        for consumed in known[1:]:
-            if not everywhere:
+        """Remove messages that every member of the view has consumed from the histories (§4.4). Returns them."""
+        histories = [self._consumed_by.get(member, NO_MESSAGES) for member in self.members]
+        by_all = histories[0] if histories else NO_MESSAGES
+        for consumed in histories[1:]:
+            if not by_all:
                 break
-            everywhere &= consumed
-        if everywhere:
-            self._consumed_by_all |= everywhere
-            self._fixed_prefix -= everywhere
-            self._inserted_histories -= everywhere
-            self.history -= everywhere
-            self._consumed_by = {member: consumed - everywhere for member, consumed in self._consumed_by.items()}
-        return everywhere
+            by_all &= consumed
+        if by_all:
+            self._consumed_by_all |= by_all
+            self._fixed_prefix -= by_all
+            self._inserted_histories -= by_all
+            self.history -= by_all
+            self._consumed_by = {member: consumed - by_all for member, consumed in self._consumed_by.items()}
+        return by_all
 
     def _without_consumed_by_all(self, history: MessageSet) -> MessageSet:
-        """What somebody said to have consumed, without what everybody is known to have consumed since."""
+        """The reported history minus the messages known to be consumed by all."""
         if any(map(self._is_forgotten, history.ranges)):
             history = MessageSet({o: ranges for o, ranges in history.ranges.items() if not self._is_forgotten(o)})
         return history - self._consumed_by_all
 
     def _is_forgotten(self, origin: MessageOrigin) -> bool:
-        """Whether everybody had consumed all of an origin's messages when it had gone (erratum 004-9).
+        """Whether an origin departed and all members had consumed all of its messages (erratum 004-9).
 
-        Of any other origin that has gone, and of which somebody consumed something, messages have come here.
+        This member still knows the sequence numbers of every other departed origin.
         """
         return origin not in self._next_sequences and origin not in self.members
 
     def _forget_departed(self) -> None:
-        """At a cut where nothing waits: origins that have gone, and whose messages everybody has consumed."""
-        collected = self._consumed_by_all.ranges
-        kept = {o: n for o, n in self._next_sequences.items() if o in self.members or collected.get(o) != ((0, n - 1),)}
+        """Forget departed origins whose messages all members have consumed. Only when no message waits."""
+        consumed = self._consumed_by_all.ranges
+        kept = {
+            origin: next_sequence
+            for origin, next_sequence in self._next_sequences.items()
+            if origin in self.members or consumed.get(origin) != ((0, next_sequence - 1),)
+        }
         self._next_sequences = kept
-        self._consumed_by_all = MessageSet({o: r for o, r in collected.items() if o in kept})
+        self._consumed_by_all = MessageSet({origin: ranges for origin, ranges in consumed.items() if origin in kept})
 
-    # -- the state of a newcomer (erratum 004-10) ------------------------------------------------------------
+    # -- state transfer (erratum 004-10) ---------------------------------------------------------------------
 
     def state(self) -> PriorityState:
-        """What a newcomer needs to go on from where this member is, in this member's place."""
+        """The state from which a newcomer continues as if it had been this member."""
         return PriorityState(
             position=self.position,
             clock=self.clock,
@@ -370,7 +397,7 @@ class Insertion:
         )
 
     def restore(self, state: PriorityState) -> None:
-        """Become what the giver of the state was."""
+        """Take over the state of another member."""
         self.position, self.clock, self.history = state.position, state.clock, state.history
         self._consumed_by_all, self._fixed_prefix = state.consumed_by_all, state.fixed_prefix
         self._next_sequences, self._consumed_by = dict(state.next_sequences), dict(state.consumed_by)

@@ -1,6 +1,6 @@
-"""What the priority order multicasts (paper 004, Figure 4 and §5): messages, acknowledgments, decisions, progress.
+"""The messages of the priority order as bytes (paper 004, Figure 4 and §5), and the state that a newcomer receives.
 
-These are bodies of view-synchronous multicasts: who sent them, and in which incarnation, comes with them.
+The bodies here travel inside view-synchronous multicasts and unicasts, which carry the sender and its incarnation.
 """
 
 from __future__ import annotations
@@ -9,24 +9,20 @@ import struct
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet, SequenceRange
+from unisono.model.message_set import MessageOrigin, MessageRef, MessageSet
 from unisono.model.priorities import PRIORITY_MAX
+from unisono.wire.codec import SEQUENCE_LIMIT, Reader, Unreadable, encode_ref, encode_set
 
 _MESSAGE, _ACK, _DECISION, _PROGRESS, _FINAL = 1, 2, 3, 4, 5
 _NUMBERS = struct.Struct("!BQHQQ")
-_REF = struct.Struct("!HIQ")
 _VIEW = struct.Struct("!Q")
-_COUNT = struct.Struct("!H")
-_ORIGIN = struct.Struct("!HIH")
-_RANGE = struct.Struct("!QI")
-_SEQUENCE_MAX = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBody:
-    """An application's message: its number at its sender, its priority, the sender's logical clock.
+    """A message of the application: its sequence number, its priority and the sender's logical clock.
 
-    `previous` is the number of the sender's message of this priority before it; its own, if it is the first.
+    `previous_sequence` is the sender's previous message of this priority; the message itself, if it is the first.
     """
 
     sequence: int
@@ -38,7 +34,7 @@ class MessageBody:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The target tail and the consumed history of the member that says it, when it received the message."""
+    """A member's acknowledgment of a message: its target tail and its consumed history when the message arrived."""
 
     ref: MessageRef
     target_tail: MessageSet
@@ -47,9 +43,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class InsertionDecision:
-    """What every member does with a message: it goes before the first of the common set, behind the history set.
+    """Where a message goes at every member: before the first message of the common set, behind the history set.
 
-    It counts in the view in which it was made: in the next one everything that is still to be inserted is decided anew.
+    A decision is valid in the view in which it was made. A message that is not inserted by the end of that view is
+    decided again in the next one.
     """
 
     ref: MessageRef
@@ -60,9 +57,9 @@ class InsertionDecision:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the member that says it has consumed, for when no acknowledgment would say so soon.
+    """Reports the sender's consumed history when no acknowledgment is due that would report it.
 
-    `final`: it leaves and consumes nothing more.
+    `final`: the sender is leaving and consumes nothing more.
     """
 
     history: MessageSet
@@ -72,12 +69,8 @@ class Progress:
 PriorityBody: TypeAlias = MessageBody | Ack | InsertionDecision | Progress
 
 
-class Unreadable(ValueError):
-    """Bytes that are not what they should be."""
-
-
 def encode_body(body: PriorityBody) -> bytes:
-    """The body as bytes."""
+    """Encode one body."""
     match body:
         case MessageBody():
             return (
@@ -102,13 +95,16 @@ def encode_body(body: PriorityBody) -> bytes:
 
 
 def decode_body(data: bytes) -> PriorityBody:
-    """The body, or Unreadable."""
+    """Decode one body; raises Unreadable."""
     if data[:1] == bytes((_MESSAGE,)):
         if len(data) < _NUMBERS.size:
-            raise Unreadable("a message without its numbers")
+            raise Unreadable(f"a message of {len(data)} bytes; its header alone takes {_NUMBERS.size}")
         _, sequence, priority, stamp, previous = _NUMBERS.unpack_from(data)
-        if priority > PRIORITY_MAX or max(sequence, stamp) >= _SEQUENCE_MAX or previous > sequence:
-            raise Unreadable(f"priority {priority}, sequence {sequence}, stamp {stamp} or {previous} is too large")
+        if priority > PRIORITY_MAX or max(sequence, stamp) >= SEQUENCE_LIMIT or previous > sequence:
+            raise Unreadable(
+                f"a field is out of range: priority {priority}, sequence {sequence}, stamp {stamp}, "
+                f"previous sequence {previous}"
+            )
         return MessageBody(sequence, priority, stamp, previous, data[_NUMBERS.size :])
     reader = Reader(data)
     kind = reader.read_byte()
@@ -122,81 +118,147 @@ def decode_body(data: bytes) -> PriorityBody:
     elif kind in {_PROGRESS, _FINAL}:
         body = Progress(reader.read_message_set(), kind == _FINAL)
     else:
-        raise Unreadable(f"no body begins with {kind}")
+        raise Unreadable(f"unknown body type {kind}; expected 1 to 5")
     reader.expect_end()
     return body
 
 
-def encode_ref(ref: MessageRef) -> bytes:
-    """A message's name."""
-    return _REF.pack(*ref)
+# -- state transfer (erratum 004-10) ----------------------------------------------------------------------------
+
+_STATE_VERSION = 2
+_STATE_HEAD = struct.Struct("!BQQ")
+_STATE_COUNT = struct.Struct("!I")
+_STATE_ORIGIN = struct.Struct("!HI")
+_STATE_NEXT = struct.Struct("!HIQ")
 
 
-def encode_set(messages: MessageSet) -> bytes:
-    """A set, range by range."""
-    parts = [_COUNT.pack(len(messages.ranges))]
-    for origin, ranges in sorted(messages.ranges.items()):
-        parts.append(_ORIGIN.pack(*origin, len(ranges)))
-        parts += [_RANGE.pack(first, last - first) for first, last in ranges]
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A message with its origin. If it is in the queue, `locks` are the messages that lock it."""
+
+    message: MessageBody
+    origin: MessageOrigin
+    locks: tuple[MessageRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityState:
+    """The state of one member of the order, as a newcomer takes it over."""
+
+    position: int
+    """The number of messages of the agreed order that precede the queue."""
+    clock: int
+    next_sequences: tuple[tuple[MessageOrigin, int], ...]
+    queue: tuple[QueueEntry, ...]
+    tail_locks: tuple[MessageRef, ...]
+    waiting: tuple[QueueEntry, ...]
+    """Messages received and not inserted yet."""
+    acks: tuple[tuple[MessageOrigin, Ack], ...]
+    """Acknowledgments of the waiting messages, each with the member that sent it."""
+    history: MessageSet
+    consumed_by: tuple[tuple[MessageOrigin, MessageSet], ...]
+    consumed_by_all: MessageSet
+    fixed_prefix: MessageSet
+    """Messages that at least one member is known to have consumed: no message may be put before them."""
+
+
+def encode_state(state: PriorityState) -> bytes:
+    """Encode the order's state."""
+    parts = [_STATE_HEAD.pack(_STATE_VERSION, state.position, state.clock)]
+    parts += _encode_list([_STATE_NEXT.pack(*origin, sequence) for origin, sequence in state.next_sequences])
+    parts += _encode_list([_encode_entry(entry) for entry in state.queue])
+    parts += _encode_list([encode_ref(ref) for ref in state.tail_locks])
+    parts += _encode_list([_encode_entry(entry) for entry in state.waiting])
+    parts += _encode_list([_STATE_ORIGIN.pack(*origin) + _encode_sized(encode_body(ack)) for origin, ack in state.acks])
+    parts.append(encode_set(state.history))
+    parts += _encode_list(
+        [_STATE_ORIGIN.pack(*origin) + encode_set(consumed) for origin, consumed in state.consumed_by]
+    )
+    parts.append(encode_set(state.consumed_by_all))
+    parts.append(encode_set(state.fixed_prefix))
     return b"".join(parts)
 
 
-class Reader:
-    """Takes bytes apart from the front; every lack is Unreadable."""
-
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        """The next fields."""
-        at = self._at
-        if at + form.size > len(self._data):
-            raise Unreadable(f"{form.size} bytes were expected at {at}, {len(self._data) - at} are left")
-        self._at = at + form.size
-        return form.unpack_from(self._data, at)
-
-    def read_byte(self) -> int:
-        """The next byte."""
-        return self.unpack(_BYTE)[0]
-
-    def read_bytes(self, length: int) -> bytes:
-        """The next so many bytes."""
-        at = self._at
-        if at + length > len(self._data):
-            raise Unreadable(f"{length} bytes were expected at {at}, {len(self._data) - at} are left")
-        self._at = at + length
-        return self._data[at : at + length]
-
-    def read_ref(self) -> MessageRef:
-        """A message's name."""
-        sender, incarnation, sequence = self.unpack(_REF)
-        if sequence >= _SEQUENCE_MAX:
-            raise Unreadable(f"the sequence {sequence} is too large")
-        return MessageRef(sender, incarnation, sequence)
-
-    def read_message_set(self) -> MessageSet:
-        """A set; its ranges must be ascending and apart, or two sets could be equal and differ in bytes."""
-        ranges: dict[MessageOrigin, tuple[SequenceRange, ...]] = {}
-        for _ in range(self.unpack(_COUNT)[0]):
-            sender, incarnation, count = self.unpack(_ORIGIN)
-            if (sender, incarnation) in ranges or count == 0:
-                raise Unreadable("a set names an origin twice, or for nothing")
-            read: list[SequenceRange] = []
-            for _ in range(count):
-                first, more = self.unpack(_RANGE)
-                if first >= _SEQUENCE_MAX or (read and first <= read[-1][1] + 1):
-                    raise Unreadable("the ranges of a set are out of order")
-                read.append((first, first + more))
-            ranges[sender, incarnation] = tuple(read)
-        return MessageSet(ranges)
-
-    def expect_end(self) -> None:
-        """Nothing may follow."""
-        if self._at != len(self._data):
-            raise Unreadable(f"{len(self._data) - self._at} bytes follow the end")
+def decode_state(data: bytes) -> PriorityState:
+    """Decode the order's state; raises Unreadable, also if a lock or an acknowledgment names no waiting message."""
+    reader = Reader(data)
+    version, position, clock = reader.unpack(_STATE_HEAD)
+    if version != _STATE_VERSION:
+        raise Unreadable(f"the state has version {version}; this release reads version {_STATE_VERSION}")
+    next_sequences = [reader.unpack(_STATE_NEXT) for _ in range(_read_count(reader))]
+    queue = tuple(_read_entry(reader) for _ in range(_read_count(reader)))
+    tail_locks = tuple(reader.read_ref() for _ in range(_read_count(reader)))
+    waiting = tuple(_read_entry(reader) for _ in range(_read_count(reader)))
+    acks: list[tuple[MessageOrigin, Ack]] = []
+    for _ in range(_read_count(reader)):
+        origin, ack = _read_origin(reader), decode_body(_read_sized(reader))
+        if not isinstance(ack, Ack):
+            raise Unreadable(f"expected an acknowledgment, found {type(ack).__name__}")
+        acks.append((origin, ack))
+    history = reader.read_message_set()
+    consumed_by = tuple((_read_origin(reader), reader.read_message_set()) for _ in range(_read_count(reader)))
+    consumed_by_all = reader.read_message_set()
+    fixed_prefix = reader.read_message_set()
+    reader.expect_end()
+    waiting_refs = {MessageRef(*entry.origin, entry.message.sequence) for entry in waiting}
+    named = {*tail_locks, *(ref for entry in queue for ref in entry.locks)}
+    named |= {ack.ref for _, ack in acks}
+    if not named <= waiting_refs:
+        raise Unreadable(f"{min(named - waiting_refs)} holds a lock or has an acknowledgment, but is not waiting")
+    return PriorityState(
+        position,
+        clock,
+        tuple(((sender, incarnation), sequence) for sender, incarnation, sequence in next_sequences),
+        queue,
+        tail_locks,
+        waiting,
+        tuple(acks),
+        history,
+        consumed_by,
+        consumed_by_all,
+        fixed_prefix,
+    )
 
 
-_BYTE = struct.Struct("!B")
+def encode_handover(state: PriorityState, application: bytes) -> bytes:
+    """Encode everything that a newcomer receives: the order's state, then the application's."""
+    return _encode_sized(encode_state(state)) + application
+
+
+def decode_handover(data: bytes) -> tuple[PriorityState, bytes]:
+    """Decode the order's state and the application's; raises Unreadable."""
+    state = _read_sized(Reader(data))
+    return decode_state(state), data[_STATE_COUNT.size + len(state) :]
+
+
+def _encode_list(items: list[bytes]) -> list[bytes]:
+    return [_STATE_COUNT.pack(len(items)), *items]
+
+
+def _encode_sized(data: bytes) -> bytes:
+    return _STATE_COUNT.pack(len(data)) + data
+
+
+def _encode_entry(entry: QueueEntry) -> bytes:
+    locks = _encode_list([encode_ref(ref) for ref in entry.locks])
+    return b"".join((_STATE_ORIGIN.pack(*entry.origin), _encode_sized(encode_body(entry.message)), *locks))
+
+
+def _read_count(reader: Reader) -> int:
+    return reader.unpack(_STATE_COUNT)[0]
+
+
+def _read_origin(reader: Reader) -> MessageOrigin:
+    sender, incarnation = reader.unpack(_STATE_ORIGIN)
+    return sender, incarnation
+
+
+def _read_sized(reader: Reader) -> bytes:
+    return reader.read_bytes(_read_count(reader))
+
+
+def _read_entry(reader: Reader) -> QueueEntry:
+    origin, message = _read_origin(reader), decode_body(_read_sized(reader))
+    if not isinstance(message, MessageBody):
+        raise Unreadable(f"expected a message, found {type(message).__name__}")
+    return QueueEntry(message, origin, tuple(reader.read_ref() for _ in range(_read_count(reader))))

@@ -1,14 +1,19 @@
-"""The priority order (paper 004) as the top of a stack: `insertion` over virtual synchrony, with back-pressure.
+"""The priority order (paper 004) as the top of a stack: `Insertion` over virtual synchrony, with back-pressure.
 
-The application pulls: a message is delivered when it is consumed, and only then does it have its place in the order for
-good. A sender may have `WINDOW` messages of each priority that somebody has not consumed; so a slow consumer holds its
-senders back, and never the more urgent messages behind the less urgent.
+Sending: `submit_with_priority` accepts messages while the rate allows it and fewer than `WINDOW` of the sender's
+messages of that priority are unconsumed at some member. So a slow consumer slows the senders down, and urgent messages
+never wait for capacity that less urgent ones occupy.
 
-A member that the others went on without comes back by itself: it was paused, or cut off in a minority, and learns of it
-from anybody. It begins another life, in which it is given the state of a member, as any newcomer is.
+Receiving: frames go to virtual synchrony. `_flush` passes its events to `Insertion` and multicasts the replies.
 
-There is no latency bound: how long a message stays in the queue is up to the consumers. `bound_ns` is what its way into
-the queue takes while nobody fails (`priority_offer`).
+Delivering: the application pulls. `consume` delivers the first message of the queue; only then is the position of that
+message in the order final.
+
+Rejoining: a member that was paused or partitioned into a minority learns from the others that they installed a view
+without it. It starts a new incarnation and receives the state of another member, as every newcomer does.
+
+There is no latency bound, because the consumers decide how long a message stays in the queue. `bound_ns` is the time
+into the queue while no member fails (`bounds.queue_bound_ns`).
 """
 
 from __future__ import annotations
@@ -50,18 +55,26 @@ from unisono.net.pacer import Pacer
 from unisono.orders.packing import reservation
 from unisono.orders.priority.bounds import REPORT_EVERY_MESSAGES, queue_bound_ns
 from unisono.orders.priority.insertion import DecisionMode, Insertion, Received
-from unisono.orders.priority.messages import Ack, PriorityBody, Unreadable, decode_body, encode_body
-from unisono.orders.priority.state_messages import decode_handover, encode_handover
+from unisono.orders.priority.messages import (
+    Ack,
+    PriorityBody,
+    decode_body,
+    decode_handover,
+    encode_body,
+    encode_handover,
+)
+from unisono.wire.codec import Unreadable
 from unisono.wire.frame import Frame
 from unisono.wire.packed_messages import OutgoingMessages
 
 WINDOW = 64
+"""A sender may have this many messages of each priority that some member has not consumed."""
 REJOIN_DELAY_NS = 200 * NS_PER_MS
-"""So long such a member stays away: each return costs the others a view. No two incarnations are of one time."""
+"""An excluded member waits this long before it rejoins, because every return costs the others a view change."""
 
 
 class PriorityOrder:
-    """The order of one member."""
+    """One member's part in the priority order."""
 
     def __init__(
         self,
@@ -73,16 +86,16 @@ class PriorityOrder:
         window: int = WINDOW,
         views_for_rejoin: Callable[[Policy], ViewSynchrony] | None = None,
     ) -> None:
-        """`again` gives the views of another life, in which this member comes back if the others go on without it."""
-        self.down: list[Frame] = views.down
+        """`views_for_rejoin` makes the virtual synchrony of a new incarnation; without it, excluded members leave."""
+        self.down: list[Frame] = []
         self.events: list[StackEvent] = []
         self.ignored: Counter[str] = Counter()
         self.window_slots = 1
         self.application: StateHolder | None = None
-        """Whose state goes to newcomers with the order's."""
+        """The application whose state newcomers receive together with the order's."""
         self._decision_mode, self._views_for_rejoin = decision_mode, views_for_rejoin
         self._rejoin_at: int | None = None
-        """When this member comes back."""
+        """When this member rejoins, if it was excluded."""
         self._reserver = reserver
         self._views = views
         self._window = window
@@ -94,15 +107,15 @@ class PriorityOrder:
         reserver.reserve(reservation(policy, policy.rate))
 
     def _start_incarnation(self, policy: Policy) -> None:
-        """A life in which nothing has been sent, received or consumed."""
+        """Start an incarnation that has sent, received and consumed nothing."""
         self._policy = policy
-        reports = min(REPORT_EVERY_MESSAGES, max(1, self._window // 4))
-        self.insertion = Insertion(policy.member, policy.incarnation, self._decision_mode, report_every=reports)
+        report_every = min(REPORT_EVERY_MESSAGES, max(1, self._window // 4))
+        self.insertion = Insertion(policy.member, policy.incarnation, self._decision_mode, report_every=report_every)
         self._next_sequence = 0
         self._outstanding: dict[int, int] = {}
-        """By priority: how many messages of this member's somebody may not have consumed."""
+        """By priority, the number of this member's messages that some member may not have consumed."""
         self._priorities: dict[int, int] = {}
-        """The priorities of these messages, by number."""
+        """The priorities of the outstanding messages, by sequence number."""
         self._window_was_full = False
         self._members: tuple[int, ...] = ()
         self._view_id = self._index = self._next_step_number = 0
@@ -110,18 +123,18 @@ class PriorityOrder:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def submit(self, now: int, messages: Sequence[bytes]) -> int:
-        """Take messages that are not urgent."""
+        """Accept messages of priority 0. Returns how many."""
         return self.submit_with_priority(now, messages, 0)
 
     def submit_with_priority(self, now: int, messages: Sequence[bytes], priority: int) -> int:
-        """Take as many of the messages, from the first on, as the rate and the window of this priority allow."""
+        """Accept messages, from the first on, while the rate and this priority's window allow. Returns how many."""
         if not self.running() or self._leaving:
             return 0
         slot = self._policy.timing.slot_of(now)
         if slot != self._paced_slot:
             self._paced_slot = slot
             self._pacer.open_slot(slot)
-        taken = 0
+        accepted = 0
         for message in messages:
             if self._outstanding.get(priority, 0) >= self._window:
                 self._window_was_full = True
@@ -134,24 +147,24 @@ class PriorityOrder:
             self._priorities[self._next_sequence] = priority
             self.insertion.send(self._next_sequence, priority, message)
             self._next_sequence += 1
-            taken += 1
-        if taken:
+            accepted += 1
+        if accepted:
             self._flush(now)
-        return taken
+        return accepted
 
     # -- consuming -------------------------------------------------------------------------------------------
 
     def consumable(self) -> bool:
-        """Whether `consume` would give a message.
+        """Whether `consume` would return a message.
 
-        While a view change is under way it gives none: whoever is cut off from the majority must not go on alone.
+        During a view change it returns none: a member that is partitioned from the majority must not continue alone.
         """
         first = self.insertion.queue.first
         ready = first is not None and not first.locks
         return ready and not self._leaving and not self._has_left and not self._views.blocked()
 
     def consume(self, now: int) -> Batch | None:
-        """Figure 1: the first message of the queue, which is delivered by this; None if there is none to be had."""
+        """Deliver the first message of the queue (Figure 1). None if the queue is empty, locked or blocked."""
         if not self.consumable() or (message := self.insertion.consume()) is None:
             return None
         ref = message.ref
@@ -173,7 +186,7 @@ class PriorityOrder:
     # -- time and the network --------------------------------------------------------------------------------
 
     def from_below(self, now: int, frame: Frame) -> None:
-        """A frame for virtual synchrony."""
+        """Pass a received frame to virtual synchrony."""
         self._views.from_below(now, frame)
         self._flush(now)
 
@@ -187,28 +200,34 @@ class PriorityOrder:
         self._flush(now)
 
     def wake_at(self) -> int | None:
-        """When something is due: below, or because a message that waits may have room, or to come back."""
+        """The next time at which virtual synchrony, a sender that waits for the rate, or a rejoin needs `wake`."""
         due = [at for at in (self._views.wake_at(), self._retry_at, self._rejoin_at) if at is not None]
         return min(due, default=None)
 
     def _flush(self, now: int) -> None:
-        """Carry what has happened up, and what there is to say down, until there is nothing of either."""
+        """Process the events of virtual synchrony and send the replies to them, until neither is left."""
         if self._views.violations:
             self.events += self._views.violations
             self._views.violations.clear()
-        stream, core = self._views.stream, self.insertion
-        while stream or core.to_multicast or core.to_unicast:
-            says, core.to_multicast[:] = core.to_multicast[:], []
-            for body in says:
-                self._views.multicast(now, encode_body(body))
-            tells, core.to_unicast[:] = core.to_unicast[:], []
-            for to, ack in tells:
-                self._views.unicast(now, to, encode_body(ack))
-            if stream:  # one by one: what is said about it is said in the view in which it came
+        stream, insertion = self._views.stream, self.insertion
+        while stream or insertion.to_multicast or insertion.to_unicast:
+            self._send_bodies(now)
+            if stream:  # one event at a time: the replies to a message are sent in the view in which it arrived
                 self._on_view_event(now, stream.pop(0))
-                if self.insertion is not core:
-                    return  # that life is over
+                if self.insertion is not insertion:
+                    break  # a new incarnation has started
                 self._report_queue_steps()
+        self.down += self._views.down
+        self._views.down.clear()
+
+    def _send_bodies(self, now: int) -> None:
+        insertion = self.insertion
+        bodies, insertion.to_multicast[:] = insertion.to_multicast[:], []
+        for body in bodies:
+            self._views.multicast(now, encode_body(body))
+        acks, insertion.to_unicast[:] = insertion.to_unicast[:], []
+        for to, ack in acks:
+            self._views.unicast(now, to, encode_body(ack))
 
     def _on_view_event(self, now: int, view_event: ViewEvent) -> None:
         match view_event:
@@ -250,13 +269,13 @@ class PriorityOrder:
 
     def _on_new_view(self, now: int, view: NewView) -> None:
         me = self._policy.member
-        joining = not self._members and view.view_id > 1
-        first = not self._members
+        first_view = not self._members
+        joining = first_view and view.view_id > 1
         self._members = view.members
-        collected = self.insertion.new_view(
+        consumed_by_all = self.insertion.new_view(
             view.view_id, zip(view.members, view.incarnations, strict=True), joining=joining
         )
-        joined = tuple(sorted({*view.joined, me})) if first else view.joined
+        joined = tuple(sorted({*view.joined, me})) if first_view else view.joined
         self._view_id = view.view_id
         self.events.append(
             ViewChange(
@@ -268,7 +287,7 @@ class PriorityOrder:
                 blocked_ns=view.blocked_ns,
             )
         )
-        self._release_window(now, collected)
+        self._release_window(now, consumed_by_all)
 
     def _on_out_of_view(self, now: int, reason: str) -> None:
         me, last = self._policy.member, self.insertion.position - 1
@@ -278,21 +297,20 @@ class PriorityOrder:
             self._has_left = True
             self.events.append(LeaveComplete(last))
             return
-        life = self._policy.incarnation + 1
-        text = f"member {me} joins again, as incarnation {life}; what it sent last may have reached nobody who goes on"
-        self.events.append(Rejoining(NoticeKind.REJOINING, text, me, incarnation=life, final_slot=last))
-        self._start_incarnation(replace(self._policy, incarnation=life))
+        incarnation = self._policy.incarnation + 1
+        text = f"member {me} rejoins as incarnation {incarnation}; the messages that it sent last may be lost"
+        self.events.append(Rejoining(NoticeKind.REJOINING, text, me, incarnation=incarnation, final_slot=last))
+        self._start_incarnation(replace(self._policy, incarnation=incarnation))
         self._rejoin_at = now + REJOIN_DELAY_NS
 
     def _rejoin(self) -> None:
         if self._views_for_rejoin is not None:
             self._rejoin_at = None
             self._views = self._views_for_rejoin(self._policy)
-            self._views.down = self.down
 
-    def _release_window(self, now: int, collected: MessageSet) -> None:
-        """What everybody has consumed makes room in the windows."""
-        for first, last in collected.ranges.get((self._policy.member, self._policy.incarnation), ()):
+    def _release_window(self, now: int, consumed_by_all: MessageSet) -> None:
+        """Messages that every member has consumed no longer count against the windows."""
+        for first, last in consumed_by_all.ranges.get((self._policy.member, self._policy.incarnation), ()):
             for sequence in range(first, last + 1):
                 self._outstanding[self._priorities.pop(sequence)] -= 1
             if self._window_was_full:
@@ -301,7 +319,7 @@ class PriorityOrder:
     def _report_queue_steps(self) -> None:
         for step in self.insertion.steps:
             ref = step.message.ref
-            came = isinstance(step, Received) and not step.inherited
+            by_multicast = isinstance(step, Received) and not step.inherited
             self.events.append(
                 QueueStep(
                     not isinstance(step, Received),
@@ -311,42 +329,42 @@ class PriorityOrder:
                     consumed=self._index,
                     position=self.insertion.position,
                     detail=str(step.target_tail) if isinstance(step, Received) else str(step.insertion_point),
-                    view=self._view_id if came else None,
+                    view=self._view_id if by_multicast else None,
                 )
             )
             self._next_step_number += 1
         self.insertion.steps.clear()
 
-    # -- the state of a newcomer -----------------------------------------------------------------------------
+    # -- state transfer --------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """What a newcomer needs to go on from where this member is."""
+        """The state from which a newcomer continues in the order: the order's own and the application's."""
         application = b"" if self.application is None else self.application.snapshot()
         return encode_handover(self.insertion.state(), application)
 
     def restore(self, now: int, state: bytes) -> None:
-        """Go on from where the giver was; Unreadable if that cannot be read."""
+        """Take over the state of another member; raises Unreadable if it is malformed."""
         order, application = decode_handover(state)
         self.insertion.restore(order)
         if self.application is not None:
             self.application.restore(application)
 
-    # -- what a stack asks of its order ----------------------------------------------------------------------
+    # -- questions and commands of the stack -----------------------------------------------------------------
 
     @property
     def incarnation(self) -> int:
-        """The life that this member is in."""
+        """This member's current incarnation."""
         return self._policy.incarnation
 
     def change_rate(self, now: int, rate: Rate) -> None:
-        """From the next slot on; ReservationRefused leaves the old rate in force."""
+        """Change the rate. ReservationRefused leaves the old rate in force."""
         self._policy.check_rate(rate)
         self._reserver.reserve(reservation(self._policy, rate))
         self._paced_slot = self._policy.timing.slot_of(now)
         self._pacer.open_slot(self._paced_slot, rate)
 
     def leave(self, now: int) -> None:
-        """Consume nothing more, say what was consumed, and go."""
+        """Stop consuming, report the consumed history to all, and leave the group."""
         if self._leaving:
             return
         self._leaving = True
@@ -357,27 +375,27 @@ class PriorityOrder:
             self._views.leave(now)
         else:
             self._rejoin_at, self._departing = None, True
-            self._on_out_of_view(now, "it left before it came back")
+            self._on_out_of_view(now, "the member left before it had rejoined")
         self._flush(now)
 
     def latest_slot(self, now: int) -> int:
-        """Frames here belong to views, not to slots."""
+        """No limit: frames of this order belong to views, not to slots."""
         return 1 << 62
 
     def bound_ns(self) -> int:
-        """Into the queue while nobody fails."""
+        """The time into the queue while no member fails."""
         return queue_bound_ns(self._policy.timing, coordinated=self.insertion.decision_mode is DecisionMode.COORDINATOR)
 
     def gap_free(self) -> bool:
-        """Everybody who stays consumes everything."""
+        """Yes: every member that stays consumes every message."""
         return True
 
     def keeps_sending_to_departed(self) -> bool:
-        """Whoever is not in the view may come back into it."""
+        """Yes: a member outside the view may return."""
         return True
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Nobody is known to be missing before there is a view."""
+        """All members until there is a view: before that, none is known to be present."""
         return () if self.running() else self._policy.view.members
 
     def running(self) -> bool:
@@ -385,20 +403,20 @@ class PriorityOrder:
         return bool(self._members) and not self._has_left
 
     def why_not_formed(self) -> str:
-        """Nothing is known here of why there is no view."""
+        """Empty: the order does not know why there is no view."""
         return ""
 
     def peer_rate(self, peer: int) -> Rate | None:
-        """Peers do not declare their rates to one another."""
+        """None: members of this order do not declare their rates to one another."""
         return None
 
     def by_multicast(self) -> bool:
-        """Frames go to each member."""
+        """No: frames go to each member separately, without IP multicast."""
         return False
 
 
 def build_priority_order(policy: Policy, reserver: Reserver) -> PriorityOrder:
-    """The order over membership, as a policy asks for it."""
-    form = DecisionMode.COORDINATOR if policy.order == "priority_coordinator" else DecisionMode.ALL
-    again = partial(membership_of, founding=False) if policy.rejoin else None
-    return PriorityOrder(policy, reserver, membership_of(policy), decision_mode=form, views_for_rejoin=again)
+    """Build the order over membership, as the policy declares it."""
+    mode = DecisionMode.COORDINATOR if policy.order == "priority_coordinator" else DecisionMode.ALL
+    rejoin = partial(membership_of, founding=False) if policy.rejoin else None
+    return PriorityOrder(policy, reserver, membership_of(policy), decision_mode=mode, views_for_rejoin=rejoin)

@@ -1,8 +1,8 @@
 """The consumable queue of paper 004 §4: messages in the order in which they will be consumed, with their locks.
 
 `target_tail` is equation (2), `lock` is (3), `insert` is §4.4's insertion phase with lock inheritance (case A) and the
-locking interval of equation (6) (case B), `consume` is Figure 1. The tail is an element that can be locked: the target
-tail of a message that nothing queued is behind is the tail alone (erratum 004-8).
+locking interval of equation (6) (case B), `consume` is Figure 1. The end of the queue, `TAIL`, can be locked too: if no
+queued message is less urgent than a new one, the new message's target tail is `TAIL` alone (erratum 004-8).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from unisono.errors import UnisonoError
 from unisono.model.message_set import MessageRef
 
 TAIL: Final = MessageRef(0, 0, 0)
-"""The name of the queue's tail: members are numbered from 1, so no message has it."""
+"""Stands for the end of the queue. Member numbers start at 1, so no message has this reference."""
 
 Urgency: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityMessage:
-    """A message on its way into the queue: its priority, and the sender's logical clock when it was sent.
+    """A message with its priority and the logical clock (`stamp`) of its sender when it was sent.
 
-    `previous` is the number of the sender's message of this priority before it; its own, if it is the first.
+    `previous_sequence` is the sender's previous message of this priority; the message itself, if it is the first.
     """
 
     ref: MessageRef
@@ -35,15 +35,15 @@ class PriorityMessage:
 
     @property
     def predecessor(self) -> MessageRef:
-        """The sender's message of this priority before it, or the message itself."""
+        """The sender's previous message of this priority, or the message itself if it is the first."""
         return self.ref._replace(sequence=self.previous_sequence)
 
 
 def urgency(message: PriorityMessage) -> Urgency:
-    """What the queue compares: the priority; among equals, who was sent first by the logical clock.
+    """The key by which the queue compares messages: the priority, then the logical clock, earlier first.
 
-    No two messages are equally urgent, so nothing needs to be received in one order (erratum 004-3), and a message
-    that was sent with knowledge of another of its priority is never put before it.
+    No two messages are equally urgent, so members may receive them in different orders (erratum 004-3). A message whose
+    sender had seen another one of the same priority is never put before that one.
     """
     ref = message.ref
     return message.priority, -message.stamp, -ref.sender, -ref.incarnation, -ref.sequence
@@ -63,7 +63,7 @@ class QueuedMessage:
 
 
 class InsertionPointMissing(UnisonoError):
-    """A message that was locked everywhere has been consumed: members no longer agree."""
+    """The insertion point was consumed although every member had locked it: members no longer agree."""
 
 
 class ConsumableQueue:
@@ -83,11 +83,11 @@ class ConsumableQueue:
 
     @property
     def first(self) -> QueuedMessage | None:
-        """succ(H)."""
+        """succ(H): the message that is consumed next."""
         return self._items[0] if self._items else None
 
     def target_tail(self, level: Urgency) -> list[QueuedMessage]:
-        """Equation (2): from the tail up to, not including, the first message that is not less urgent."""
+        """Equation (2): the messages at the end of the queue that are less urgent than `level`."""
         items = self._items
         at = len(items)
         while at and items[at - 1].urgency < level:
@@ -95,7 +95,7 @@ class ConsumableQueue:
         return items[at:]
 
     def lock(self, message: PriorityMessage) -> list[MessageRef]:
-        """Equation (3): lock the target tail, and the tail itself; gives the messages that it contains."""
+        """Equation (3): lock the target tail and `TAIL`. Returns the messages of the target tail."""
         level = urgency(message)
         tail = self.target_tail(level)
         for item in tail:
@@ -104,14 +104,14 @@ class ConsumableQueue:
         return [item.ref for item in tail]
 
     def locked_by(self, ref: MessageRef) -> list[MessageRef]:
-        """The messages that a joining message keeps from being consumed."""
+        """The queued messages that a waiting message has locked."""
         return [item.ref for item in self._items if ref in item.locks]
 
     def insertion_point(self, common: Container[MessageRef], predecessor: MessageRef) -> MessageRef:
-        """The first message of the common set, or the tail: the provisional insertion point.
+        """The provisional insertion point: the first message of the common set, or `TAIL`.
 
-        Of the common set, only what is behind the sender's message of the same priority before it counts: if somebody
-        acknowledged that one and crashed, it may be further behind than its successor could be.
+        Only the part of the common set behind the sender's previous message of this priority counts. If a member
+        acknowledged that previous message and crashed, it may stand further back than the common set allows.
         """
         found = TAIL
         for item in reversed(self._items):
@@ -122,15 +122,15 @@ class ConsumableQueue:
         return found
 
     def insert(self, message: PriorityMessage, point: MessageRef, history: Container[MessageRef]) -> MessageRef:
-        """Put the message before the definitive insertion point, and unlock; gives that point.
+        """Insert the message before the definitive insertion point, release its locks, and return that point.
 
-        The locks of the provisional point are inherited, those of less urgent messages left out. Then every message
-        before it that is less urgent and that nobody had consumed is passed (equation 6).
+        The message inherits the locks that more urgent messages hold on the provisional point. Then it moves ahead of
+        every less urgent message that no member had consumed (equation 6).
         """
         items, level = self._items, urgency(message)
         at = len(items) if point == TAIL else self._index_of(point)
         locks = self.tail_locks if point == TAIL else items[at].locks
-        inherited = {ref: of for ref, of in locks.items() if of > level}
+        inherited = {ref: holder for ref, holder in locks.items() if holder > level}
         while at and items[at - 1].urgency < level and items[at - 1].ref not in history:
             at -= 1
         definitive = items[at].ref if at < len(items) else TAIL
@@ -142,24 +142,24 @@ class ConsumableQueue:
         return definitive
 
     def _index_of(self, point: MessageRef) -> int:
-        for place, item in enumerate(self._items):
+        for index, item in enumerate(self._items):
             if item.ref == point:
-                return place
-        raise InsertionPointMissing(f"the insertion point {point} is not in the queue, though it was locked")
+                return index
+        raise InsertionPointMissing(f"the insertion point {point} is not in the queue although it was locked")
 
     def drop_lesser_locks(self, items: Iterable[QueuedMessage], level: Urgency) -> None:
-        """Step 3 of §4.4: up to the message just inserted, nothing less urgent delays any more (erratum 004-7)."""
+        """Step 3 of §4.4: less urgent messages lose their locks up to the message just inserted (erratum 004-7)."""
         for item in items:
             if item.locks:
-                item.locks = {ref: of for ref, of in item.locks.items() if of >= level}
+                item.locks = {ref: holder for ref, holder in item.locks.items() if holder >= level}
 
     def consume(self) -> PriorityMessage | None:
-        """Figure 1: the first message, unless it is locked or there is none."""
+        """Remove and return the first message (Figure 1). None if it is locked or the queue is empty."""
         if not self._items or self._items[0].locks:
             return None
         return self._items.pop(0).message
 
     def restore(self, items: Iterable[QueuedMessage], tail_locks: dict[MessageRef, Urgency]) -> None:
-        """Become what another member's queue was."""
+        """Replace the contents by those of another member's queue."""
         self._items = list(items)
         self.tail_locks = dict(tail_locks)

@@ -1,6 +1,6 @@
-"""What members had consumed that have gone counts for every message that is decided after them, or for none (004-4).
+"""The history of a departed member counts for every message decided after its departure, or for none (004-4).
 
-Counterexamples to less than that; see `unisono.orders.priority.insertion`.
+Each test is a counterexample to a weaker rule; see `unisono.orders.priority.insertion`.
 """
 
 from tests.paper.ideal_exploration import p1, p2, stuck_messages
@@ -15,7 +15,7 @@ from unisono.sim.ideal_views import IdealGroup
 LOW, HIGH = 0, 1
 
 
-def gone_between_two_acknowledgments(*, decided_in_time: bool) -> IdealGroup:
+def crash_between_two_acknowledgments(*, decided_in_time: bool) -> IdealGroup:
     """Member 4 consumes l, acknowledges h to its coordinator, and crashes before it acknowledges m: l < m < h."""
     group = IdealGroup({1: [2], 2: [1], 3: [0], 4: []}, form=DecisionMode.COORDINATOR, crashes=1, join_scripts={5: []})
     perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
@@ -29,25 +29,25 @@ def gone_between_two_acknowledgments(*, decided_in_time: bool) -> IdealGroup:
     return group
 
 
-def test_what_the_dead_said_of_one_message_counts_for_the_others() -> None:
-    """l stays before h, because of the dead; so it stays before m, whoever consumes l before m is decided."""
-    group = gone_between_two_acknowledgments(decided_in_time=True)
+def test_a_crashed_members_history_for_one_message_counts_for_the_others() -> None:
+    """l stays before h because of the crashed member. So it stays before m, whichever members consume l by then."""
+    group = crash_between_two_acknowledgments(decided_in_time=True)
     perform_all(group, ("consume", 1))
     finish_without(group, {"consume", "admit"})
     finish_required(group)
     assert consumed_orders(group) == same_for_all((1, 2, 3), ["(3,0)", "(1,0)", "(2,0)"])
 
 
-def test_a_decision_that_comes_in_the_next_view_counts_no_more() -> None:
-    """It rests on what the dead said to the coordinator alone, and the decision about m would not."""
-    group = gone_between_two_acknowledgments(decided_in_time=False)
+def test_a_decision_that_arrives_in_the_next_view_is_ignored() -> None:
+    """It rests on an acknowledgment that only the coordinator received; the decision about m would not."""
+    group = crash_between_two_acknowledgments(decided_in_time=False)
     assert [type(body) for body in group.peers[1].backlog] == [InsertionDecision]
     finish_required(group)
     assert {tuple(order) for order in consumed_orders(group).values()} == {("(1,0)", "(2,0)", "(3,0)")}
 
 
-def test_nothing_waits_for_itself_because_the_gone_consumed_it() -> None:
-    """Members 3 and 4 crash; what 4 said of l, only 3 has heard, and has consumed l and said so."""
+def test_no_message_waits_for_itself_because_a_departed_member_consumed_it() -> None:
+    """Members 3 and 4 crash. Only 3 received 4's acknowledgment of l; it consumed l and reported that."""
     group = IdealGroup({1: [], 2: [], 3: [LOW], 4: []}, crashes=2, leaves=1)
     perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
     perform_all(group, *(("receive", 3, by, 1) for by in (1, 2, 3, 4)), ("consume", 3), ("leave", 3))
@@ -57,8 +57,8 @@ def test_nothing_waits_for_itself_because_the_gone_consumed_it() -> None:
     assert consumed_orders(group) == same_for_all((1, 2), ["(3,0)"])
 
 
-def test_of_what_the_gone_consumed_no_part_is_put_first() -> None:
-    """As before, but 3 has consumed h and then l, which is in all queues: that is no reason to put l before h."""
+def test_no_part_of_a_departed_members_history_is_put_first() -> None:
+    """As before, but 3 has consumed h and then l, which is in all queues. l must not go before h for that reason."""
     group = IdealGroup({1: [], 2: [], 3: [LOW, HIGH], 4: []}, crashes=2, report_every=1)
     perform_all(group, ("send", 3), *(("receive", at, 3, 1) for at in (1, 2, 3, 4)))
     for at in (1, 2, 3, 4):
@@ -72,8 +72,8 @@ def test_of_what_the_gone_consumed_no_part_is_put_first() -> None:
     assert p1(group) + p2(group) + stuck_messages(group) == ""
 
 
-def test_what_was_decided_and_waits_is_decided_anew() -> None:
-    """Members 3 and 4 crash; h was to be behind l, which 3 had consumed because of what 4 said of l to it alone."""
+def test_a_waiting_decision_is_made_again_in_the_next_view() -> None:
+    """Members 3 and 4 crash. h was decided behind l, which 3 consumed because only 3 had 4's acknowledgment of l."""
     group = IdealGroup({1: [HIGH], 2: [], 3: [LOW], 4: []}, crashes=2)
     perform_all(group, ("send", 3), *receive_from(3, receiver=1), ("send", 1), *receive_from(1, receiver=4, count=2))
     perform_all(group, *(("receive", at, 3, 1) for at in (2, 3, 4)))
