@@ -22,10 +22,13 @@ from unisono.model.delays import (
 from unisono.model.histogram import Histogram
 from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
 from unisono.net.rmcast.timeouts import ExactOmega
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure, agreement_failure_extended, crash_within
 from unisono.qos.plan.rmcast_model import (
     FOREVER_NS,
+    CrashModel,
     NetworkModel,
+    agreement_failure,
+    agreement_failure_extended,
+    crash_within,
     longest_omega,
     meets_requirement,
     miss_probability,

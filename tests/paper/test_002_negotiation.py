@@ -21,9 +21,15 @@ from unisono.qos.plan.negotiation import (
     negotiate,
     worst_network_for,
 )
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure_extended, crash_within
-from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability, reach_probability_after_first
-from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_model import (
+    CrashModel,
+    NetworkModel,
+    agreement_failure_extended,
+    crash_within,
+    expected_broadcasts,
+    reach_probability,
+    reach_probability_after_first,
+)
 
 MS = 1_000_000
 PAPER = Environment(50, NetworkModel(ExponentialDelay(MS), 0.05))

@@ -13,16 +13,18 @@ from unisono.model.metrics import MetricRow, Side
 from unisono.model.redundancy import Redundancy
 from unisono.model.sla import Hysteresis
 from unisono.model.timing import Timing
-from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
-from unisono.qos.adapt.hysteresis import CannotHold, Controller, SettingChange
-from unisono.qos.adapt.mechanisms import (
+from unisono.qos.adapt.controller import (
+    CannotHold,
+    Controller,
     FecMechanism,
     Mechanism,
     RedundancyMechanism,
     Setting,
+    SettingChange,
     SlotLengthMechanism,
     cheapest,
 )
+from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
 from unisono.qos.plan.negotiation import Target
 
 MS = 1_000_000

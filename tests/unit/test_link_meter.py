@@ -9,8 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.model.metrics import Side
-from unisono.qos.watch.link_meter import REORDER_WINDOW, TIMED_BUFFER, LinkMeter
-from unisono.qos.watch.meters import MetricWindow, Monitor
+from unisono.qos.watch.meters import REORDER_WINDOW, TIMED_BUFFER, LinkMeter, MetricWindow, Monitor
 from unisono.wire.frame import SERIAL_MAX
 
 MS = 1_000_000

@@ -12,8 +12,7 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, lower_bound_ns, plan
-from unisono.qos.plan.rmcast_agreement import CrashModel
-from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, reach_probability
 
 MS = 1_000_000
 ASK = Ask(members=5, rate=Rate(50, 8), timing=Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=1 * MS)

@@ -12,7 +12,8 @@ from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 from unisono.model.sla import Sla
-from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, binomial_tail, evaluate, share_lower_bound
+from unisono.qos.confidence import binomial_tail, share_lower_bound
+from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, evaluate
 
 MS = 1_000_000
 S = 1000 * MS

@@ -14,8 +14,7 @@ from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
 from unisono.model.sla import Sla
 from unisono.model.text.sla import parse_slas
-from unisono.qos.watch.group_sla import EvaluationResult, GroupEvaluation, verdict_id, worst_finding
-from unisono.qos.watch.sla import SlaStatus
+from unisono.qos.watch.sla import EvaluationResult, GroupEvaluation, SlaStatus, verdict_id, worst_finding
 
 SLAS = parse_slas(SLA, "sla.toml").slas
 MEMBERS = (1, 2, 3)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.cli.options import add_json, add_spark, make_writable_folder, print_json, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import add_json, add_spark, make_writable_folder, print_json, progress_reports, spark_choice
 from unisono.errors import InvalidOption
 from unisono.trace.files import RANGE_SLOTS, find_groups
 

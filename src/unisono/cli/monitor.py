@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
-from unisono.cli.options import add_json, add_spark, duration, make_writable_folder, print_json, read_text, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import (
+    add_json,
+    add_spark,
+    duration,
+    make_writable_folder,
+    print_json,
+    progress_reports,
+    read_text,
+    spark_choice,
+)
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S, duration_text, ns_to_ms
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from unisono.pipeline.measurement import MeasuredBatch, MeasurementJob, RunningMeasurement
     from unisono.pipeline.measurement_store import StoredSlaVerdict
-    from unisono.qos.watch.group_sla import LinkEstimate
+    from unisono.qos.watch.sla import LinkEstimate
 
 STREAM_QUIET_S = 5.0
 """With --until-end: a member that died never says that it has ended; the run is over after so long without a row."""

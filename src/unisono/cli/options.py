@@ -15,8 +15,14 @@ from unisono.model.durations import duration_ns
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
 
+# TC
 if TYPE_CHECKING:
     from unisono.pipeline.session import SparkChoice
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
 
 
 def duration(text: str) -> int:
@@ -154,3 +160,23 @@ def make_writable_folder(option: str, path: Path) -> None:
 def print_json(value: dict[str, Any]) -> None:
     """The one JSON object."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Say what is going on, with the time that it has taken; a line each where there is no terminal."""
+    console = Console(stderr=True)
+    if quiet:
+        yield _ignore_report
+        return
+    if not console.is_terminal:
+        began = time.monotonic()
+        sys.stderr.write(f"{first_report}\n")
+        yield lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr)
+        return
+    with console.status(first_report) as status:
+        yield status.update
+
+
+def _ignore_report(text: str) -> None:
+    """Nobody wants to know."""

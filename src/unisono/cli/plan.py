@@ -17,7 +17,7 @@ from unisono.model.timing import DELTA_DEFAULT, Timing
 from unisono.qos.plan.negotiation import Target
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, plan
-from unisono.qos.plan.rmcast_agreement import CrashModel
+from unisono.qos.plan.rmcast_model import CrashModel
 
 DELTA_QUANTILE = 0.9999
 

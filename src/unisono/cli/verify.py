@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, add_spark, duration, iso_time, print_json, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import add_json, add_spark, duration, iso_time, print_json, progress_reports, spark_choice
 
 
 def add_parser(verbs: Any) -> None:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import signal
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from unisono.cluster.grades_report import GradedReplica
 from unisono.errors import GroupClosed, MissingDependency
 from unisono.group import Group, PendingJoin, join
 from unisono.model.delays import RandomSource
@@ -37,6 +38,8 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
+from unisono.replica.replica import MistakeCounts, Replica
+from unisono.replica.structures import Dict
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
@@ -44,6 +47,62 @@ from unisono.stack import build, needs_storage
 from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter
+
+
+class GradedReplica:
+    """One member's replica: of each sender, the last thing that it said."""
+
+    def __init__(self, awaited_messages: Iterable[bytes] = ()) -> None:
+        self.final_count = 0
+        self.replica = Replica(Dict())
+        self._final_from: dict[bytes, set[int]] = {word: set() for word in awaited_messages}
+        """By message that matters to whoever wants to leave, those whose is final."""
+
+    def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
+        """Whether all that was early is final, and that these have said the word."""
+        return self.replica.pending == 0 and self._final_from[message] >= members
+
+    def apply(self, batch: Batch) -> None:
+        """Messages were delivered."""
+        final = batch.grade is Grade.FINAL
+        key = b"%d" % batch.sender
+        for number, message in enumerate(batch.messages, batch.first_sequence):
+            name, command = (batch.sender, batch.incarnation, number), Dict.put(key, message)
+            if final:
+                self.replica.deliver_final(name, command)
+                if message in self._final_from:
+                    self._final_from[message].add(batch.sender)
+            else:
+                self.replica.deliver_early(name, command)
+        self.final_count += batch.count if final else 0
+
+    def summary(self) -> dict[str, Any]:
+        """What is said of it at the end."""
+        replica = self.replica
+        states = [
+            Dict().dump({key: value(key) for key in replica.objects()})
+            for value in (replica.conservative, replica.optimistic)
+        ]
+        return {
+            "delivered": self.final_count,
+            "open": replica.pending,
+            "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
+            "converged": states[0] == states[1],
+            "mistakes": _stored_mistakes(replica.mistakes),
+        }
+
+
+def _stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
+    """The counts under the names that reports carry."""
+    return {
+        "lost": mistakes.lost,
+        "out_of_order": mistakes.out_of_order,
+        "retracted": mistakes.retracted,
+        "late": mistakes.late,
+        "rollbacks": mistakes.rollbacks,
+        "reexecuted": mistakes.reexecuted,
+    }
+
 
 _STAMP = struct.Struct("!Q")
 PROGRESS_INTERVAL_S = 0.1

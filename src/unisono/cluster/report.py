@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unisono.check.final import EARLY
+from unisono.check.final import EARLY, FINAL
 from unisono.check.latency import latency
+from unisono.check.member_runs import member_runs
 from unisono.check.suite import check_all, latency_of
-from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cluster.grades_report import compare_grades
+from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
 from unisono.model.durations import ns_to_ms
 from unisono.model.faults import fault_to_row
@@ -243,3 +243,55 @@ def check_cluster_run(
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
         trace, grades = trace.with_grade(EARLY), compare_grades(trace, verdicts, final_reports)
     return ClusterReport(trace, verdicts, what, bound_ns, declared_ns, bound_ns - usual_ns, final_reports, grades)
+
+
+def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:
+    """How the members that lived to the end compare: early, while all of them took part, and finally."""
+    first, end = _common_slots(trace, final_reports)
+    early = [
+        set(_numbered_deliveries(trace.in_slots(first, end - 1), EARLY, member).values()) for member in final_reports
+    ]
+    final = {member: _numbered_deliveries(trace, FINAL, member) for member in final_reports}
+    ends = {member: max(numbers, default=-1) for member, numbers in final.items()}
+    last = max(ends.values(), default=-1)
+    named = {pair for numbers in final.values() for pair in numbers.items()}
+    differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
+    reports = {member: report["grades"] for member, report in final_reports.items() if report.get("grades")}
+    figures = verdicts[graded_name("latency", FINAL)].figures
+    return {
+        "early_differ": len(differ),
+        "early_differ_senders": sorted({sender for sender, _, _ in differ}),
+        "final_same": len({number for number, _ in named}) == len(named),
+        "final_left_before": {str(member): last - end for member, end in ends.items() if end < last},
+        "final_delivered": {str(member): report["delivered"] for member, report in reports.items()},
+        "final_open": sum(report["open"] for report in reports.values()),
+        "final_latency_ms": {name: ns_to_ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+        "replicas_equal": len({report["state"] for member, report in reports.items() if ends[member] == last}) <= 1
+        and all(report["converged"] for report in reports.values() if not report["open"]),
+        "mistakes": {str(member): report["mistakes"] for member, report in reports.items()},
+    }
+
+
+def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
+    """From the first slot in which all of these, in their last lives, took part, up to one of them left."""
+    first, end = 0, int(trace.slot.max(initial=0)) + 1
+    for member in members:
+        known = [life for (who, _), life in member_runs(trace).items() if who == member and life.started]
+        if known:
+            first, end = max(first, known[-1].first_slot), min(end, known[-1].end_slot)
+    return first, end
+
+
+def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
+    """What a member delivered in its last life, by row of early deliveries or by number in the final order."""
+    rows = trace.with_grade(grade).deliveries()
+    life = rows.life[rows.member == member].max(initial=-1)
+    mine = rows.select((rows.member == member) & (rows.life == life))
+    numbers = mine.place.tolist() if grade == FINAL else range(len(mine))
+    return dict(
+        zip(
+            numbers,
+            zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True),
+            strict=True,
+        )
+    )

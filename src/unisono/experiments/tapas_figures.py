@@ -35,8 +35,14 @@ from unisono.experiments.tapas_values import (
 from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Redundancy
-from unisono.qos.plan.rmcast_agreement import agreement_failure, agreement_failure_extended
-from unisono.qos.plan.rmcast_model import reach_probability, reach_probability_after_first, shortest_d, shortest_s
+from unisono.qos.plan.rmcast_model import (
+    agreement_failure,
+    agreement_failure_extended,
+    reach_probability,
+    reach_probability_after_first,
+    shortest_d,
+    shortest_s,
+)
 from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 

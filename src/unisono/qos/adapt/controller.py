@@ -8,20 +8,326 @@ more, in the same way: who is gone is no concern of the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log10
+from typing import Any, Generic, Protocol, TypeVar
 
+from unisono.model.durations import duration_text
 from unisono.model.events import Notice, NoticeKind, SlaViolation, Violation, ViolationKind
 from unisono.model.metrics import MetricRow
 from unisono.model.policy import Policy
 from unisono.model.redundancy import Redundancy
 from unisono.model.settings import Settings, strongest
-from unisono.model.sla import Sla, SlaSet
+from unisono.model.sla import Hysteresis, Sla, SlaSet
+from unisono.model.timing import Timing
+from unisono.net.fec.layer import residual_loss
 from unisono.qos.adapt.estimate import Estimate, Estimator
-from unisono.qos.adapt.hysteresis import CannotHold, Controller, SettingChange
-from unisono.qos.adapt.mechanisms import FecMechanism, RedundancyMechanism, SlotLengthMechanism
-from unisono.qos.plan.negotiation import Target
+from unisono.qos.plan.negotiation import CounterOffer, Environment, Requirement, Target, meets, negotiate
+from unisono.qos.plan.rmcast_model import FOREVER_NS, NetworkModel, reach_probability
 from unisono.qos.watch.sla import Finding, SlaStatus
+
+Setting = TypeVar("Setting")
+
+RHO_MOST = 6
+DELAY_SPREAD_SHARE = 0.95
+"""Delays differ as much as their quantiles at this share and at the rest of it do."""
+CANDIDATE_LENGTHS_NS = tuple(int(500_000 * 2 ** (step / 2)) for step in range(18))
+"""Lengths of η and of slots that are tried, 0.5 ms to about 180 ms: each is √2 times the one before."""
+
+
+class Mechanism(Protocol[Setting]):
+    """One mechanism with its settings."""
+
+    def keeps_promise(self, setting: Setting, estimate: Estimate) -> bool:
+        """Whether the promise holds with this setting."""
+
+    def cost(self, setting: Setting) -> float:
+        """What it takes: datagrams per datagram, or per second."""
+
+    def settings(self, estimate: Estimate | None = None) -> Iterator[Setting]:
+        """All that can be tried, the cheapest first; with an estimate, what makes sense over such a network."""
+
+    def best(self, estimate: Estimate) -> Setting:
+        """The setting that comes nearest to the promise where none keeps it."""
+
+    def possible_guarantee(self, estimate: Estimate) -> str:
+        """What can be promised instead."""
+
+    def text(self, setting: Setting) -> str:
+        """In words."""
+
+
+def cheapest(mechanism: Mechanism[Setting], estimate: Estimate) -> Setting | None:
+    """The first setting that keeps the promise."""
+    return next(
+        (setting for setting in mechanism.settings(estimate) if mechanism.keeps_promise(setting, estimate)), None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RedundancyMechanism:
+    """ρ, η and ω of reliable multicast: everybody has a message within D with probability R."""
+
+    members: int
+    promise: Target
+    omega_per_eta: float = 1.0
+    """ω in η."""
+    rho_most: int = RHO_MOST
+    declared: Redundancy | None = None
+    """Where not all of ρ and η may be changed, those that may not."""
+    may_change_rho: bool = True
+    may_change_eta: bool = True
+
+    def _environment(self, estimate: Estimate) -> Environment:
+        return Environment(self.members, NetworkModel(estimate.delay_model, estimate.loss), rho_most=self.rho_most)
+
+    def keeps_promise(self, setting: Redundancy, estimate: Estimate) -> bool:
+        if not self._copies_suffice(setting.rho, estimate):
+            return False  # not even whenever: no need to look at delays
+        return meets(Requirement(self.promise), self._environment(estimate), setting)
+
+    def _copies_suffice(self, rho: int, estimate: Estimate) -> bool:
+        """Whether so many copies are enough against losses, whenever they come (002-11)."""
+        reached: float = (1 - estimate.loss ** (rho + 1)) ** (self.members - 1)
+        return reached >= self.promise.share
+
+    def cost(self, setting: Redundancy) -> float:
+        return setting.rho + 1
+
+    def settings(self, estimate: Estimate | None = None) -> Iterator[Redundancy]:
+        """Fewest copies first; of those the longest η, which makes the fewest needless takeovers.
+
+        Copies are for losses. r_D takes their delays for independent, and so would have more and quicker copies outrun
+        long delays too; but copies that follow each other wait in the same queue, and make it longer. So over a network
+        as estimated there are no more of them than its losses need, and receivers wait for the next one at least
+        as long as delays differ: else they would take over what is only late.
+        """
+        fixed, most, patience_ns = self.declared, self.rho_most, 0
+        if estimate is not None:
+            most = next((rho for rho in range(most) if self._copies_suffice(rho, estimate)), most)
+            late, soon = (
+                estimate.delay_model.quantile(share) for share in (DELAY_SPREAD_SHARE, 1 - DELAY_SPREAD_SHARE)
+            )
+            patience_ns = late - soon
+        rhos = range(most + 1) if self.may_change_rho or fixed is None else (fixed.rho,)
+        longest = self.promise.within_ns or CANDIDATE_LENGTHS_NS[-1]
+        etas = [eta for eta in reversed(CANDIDATE_LENGTHS_NS) if eta <= longest] or [CANDIDATE_LENGTHS_NS[0]]
+        etas = [eta for eta in etas if eta * (1 + self.omega_per_eta) >= patience_ns] or etas[:1]
+        if fixed is not None and not self.may_change_eta:
+            etas = [fixed.eta_ns]
+        for rho in rhos:
+            for eta_ns in etas:
+                if rho * eta_ns <= longest:
+                    yield Redundancy(rho, eta_ns, int(self.omega_per_eta * eta_ns))
+
+    def best(self, estimate: Estimate) -> Redundancy:
+        """What fails least often to reach everybody in time; of what is as good to a quarter, the cheapest."""
+        network, within_ns = NetworkModel(estimate.delay_model, estimate.loss), self.promise.within_ns or FOREVER_NS
+
+        def worth(setting: Redundancy) -> float:
+            return -round(10 * log10(max(1 - reach_probability(self.members, network, setting, within_ns), 1e-12)))
+
+        return max(self.settings(estimate), key=worth)
+
+    def possible_guarantee(self, estimate: Estimate) -> str:
+        answer = negotiate(Requirement(self.promise), self._environment(estimate))
+        if isinstance(answer, CounterOffer):
+            return "; or ".join(offer.text() for offer in answer.alternatives)
+        return answer.guarantee.text()
+
+    def text(self, setting: Redundancy) -> str:
+        return setting.text()
+
+
+@dataclass(frozen=True, slots=True)
+class FecMechanism:
+    """The strength a of forward error correction with blocks of k originals: few enough frames stay lost."""
+
+    originals: int
+    residual_loss_max: float
+    """The share of frames that may stay lost."""
+    redundant_max: int = 16
+
+    def keeps_promise(self, setting: tuple[int, int], estimate: Estimate) -> bool:
+        a, b = setting
+        return estimate.loss_burst <= a and residual_loss(estimate.loss, a, b) <= self.residual_loss_max
+
+    def cost(self, setting: tuple[int, int]) -> float:
+        return setting[1] / (setting[1] - setting[0])
+
+    def settings(self, estimate: Estimate | None = None) -> Iterator[tuple[int, int]]:
+        for a in range(1, self.redundant_max + 1):
+            yield a, self.originals + a
+
+    def best(self, estimate: Estimate) -> tuple[int, int]:
+        return self.redundant_max, self.originals + self.redundant_max
+
+    def possible_guarantee(self, estimate: Estimate) -> str:
+        a, b = self.best(estimate)
+        return f"{residual_loss(estimate.loss, a, b):.3g} of the frames lost with {a} redundant of {b}"
+
+    def text(self, setting: tuple[int, int]) -> str:
+        return f"{setting[0]} redundant of {setting[1]} shares"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLengthMechanism:
+    """Θ: what the network's delay and the clocks leave of the latency that was promised."""
+
+    promise: Target
+    timing: Timing
+    shortest_ns: int = 1_000_000
+    longest_ns: int = 50_000_000
+    gamma_count: int = 1
+    """How often Γ counts in the order's bound."""
+
+    def _bound_ns(self, setting: int, estimate: Estimate) -> int:
+        """The order's bound with what was measured in place of Δ and Γ."""
+        return estimate.delay_model.quantile(self.promise.share) + self.gamma_count * estimate.gamma_ns + setting
+
+    def keeps_promise(self, setting: int, estimate: Estimate) -> bool:
+        return self.promise.within_ns is None or self._bound_ns(setting, estimate) <= self.promise.within_ns
+
+    def cost(self, setting: int) -> float:
+        return 1e9 / setting
+
+    def settings(self, estimate: Estimate | None = None) -> Iterator[int]:
+        for theta_ns in reversed(CANDIDATE_LENGTHS_NS):
+            if self.shortest_ns <= theta_ns <= self.longest_ns:
+                yield theta_ns
+
+    def best(self, estimate: Estimate) -> int:
+        return min(self.settings())
+
+    def possible_guarantee(self, estimate: Estimate) -> str:
+        bound = duration_text(self._bound_ns(self.best(estimate), estimate))
+        return f"{self.promise.share:.6g} within {bound} with slots of {duration_text(self.best(estimate))}"
+
+    def text(self, setting: int) -> str:
+        return f"slots of {duration_text(setting)}"
+
+
+MAX_WAIT_FACTOR = 64
+"""Waiting before lowering is doubled up to this many times what was asked for."""
+HALVE_WAIT_AFTER_WAITS = 64
+"""After so many waits without a change, the wait is halved again: a network may have become another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange(Generic[Setting]):
+    """A setting that is wanted in place of the one in force, and why."""
+
+    setting: Setting
+    raised: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotHold(Generic[Setting]):
+    """No setting keeps the promise over the network as it is: the best there is, and what can be promised instead."""
+
+    setting: Setting
+    possible_guarantee: str
+    reason: str
+
+
+class Controller(Generic[Setting]):
+    """One remedy's."""
+
+    def __init__(self, mechanism: Mechanism[Setting], current: Setting, hysteresis: Hysteresis) -> None:
+        self.mechanism = mechanism
+        self.current = current
+        """The setting that this controller wants to be in force."""
+        self.promise_held = True
+        """Whether the promise is held; told to be so again only after some periods in which it was."""
+        self._hysteresis = hysteresis
+        self._lower_after_periods = hysteresis.lower_after
+        self._periods_short = self._periods_kept = self._periods_calm = self._periods_unchanged = 0
+        self._worst_estimate: Estimate | None = None
+        self._was_lowered = self._failed_before = False
+
+    def step(
+        self, estimate: Estimate, promise_broken: bool = False
+    ) -> SettingChange[Setting] | CannotHold[Setting] | None:
+        """A period is over. `broken`: a promise of this mechanism was seen not to hold, whatever is computed."""
+        self._periods_unchanged += 1
+        if (
+            self._periods_unchanged >= HALVE_WAIT_AFTER_WAITS * self._lower_after_periods
+            and self._lower_after_periods > self._hysteresis.lower_after
+        ):
+            self._lower_after_periods, self._periods_unchanged = self._lower_after_periods // 2, 0
+        if promise_broken or not self.mechanism.keeps_promise(self.current, estimate.with_certain_loss()):
+            self._periods_kept = self._periods_calm = 0
+            self._worst_estimate = None
+            self._periods_short += 1
+            return (
+                self._raise(estimate, promise_broken) if self._periods_short >= self._hysteresis.raise_after else None
+            )
+        self._periods_short = 0
+        self._periods_kept += 1
+        self.promise_held = self.promise_held or self._periods_kept >= self._lower_after_periods
+        return self._lower(estimate)
+
+    def _raise(self, estimate: Estimate, promise_broken: bool) -> SettingChange[Setting] | CannotHold[Setting] | None:
+        remedy = self.mechanism
+        wanted = cheapest(remedy, estimate.with_margin(self._hysteresis.margin)) or cheapest(remedy, estimate)
+        if promise_broken and wanted is not None and remedy.cost(wanted) <= remedy.cost(self.current):
+            # The arithmetic says that there is enough, and there is not: one step more than there is.
+            dearer = (s for s in remedy.settings() if remedy.cost(s) > remedy.cost(self.current))
+            wanted = next((s for s in dearer if remedy.keeps_promise(s, estimate)), None)
+        if wanted is None:
+            return self._cannot_hold(estimate)
+        if wanted == self.current:
+            return None
+        if self._was_lowered:
+            # Lowering was too early, whether it shows at once or later.
+            self._double_wait()
+            self._was_lowered = False
+        return self._changed(wanted, raised=True, reason=_describe(estimate))
+
+    def _cannot_hold(self, estimate: Estimate) -> CannotHold[Setting] | None:
+        """Told once, until the promise has been held again for a while."""
+        best = self.mechanism.best(estimate)
+        if self.mechanism.cost(best) < self.mechanism.cost(self.current):
+            best = self.current  # less than there is never comes nearer
+        known, self.promise_held = not self.promise_held, False
+        if known and self.mechanism.cost(best) <= self.mechanism.cost(self.current):
+            return None
+        if not known:
+            if self._failed_before:
+                self._double_wait()
+            self._failed_before = True
+        self._changed(best, raised=True, reason="")
+        return CannotHold(best, "" if known else self.mechanism.possible_guarantee(estimate), _describe(estimate))
+
+    def _double_wait(self) -> None:
+        self._lower_after_periods = min(2 * self._lower_after_periods, MAX_WAIT_FACTOR * self._hysteresis.lower_after)
+
+    def _lower(self, estimate: Estimate) -> SettingChange[Setting] | None:
+        worst = estimate if self._worst_estimate is None else self._worst_estimate.worst_of(estimate)
+        wanted = cheapest(self.mechanism, worst.with_margin(self._hysteresis.margin))
+        if wanted is None or self.mechanism.cost(wanted) >= self.mechanism.cost(self.current):
+            # What was calm before may have been the quieter half of a network that is not.
+            self._periods_calm, self._worst_estimate = 0, None
+            return None
+        self._periods_calm, self._worst_estimate = self._periods_calm + 1, worst
+        if self._periods_calm < self._lower_after_periods:
+            return None
+        self._was_lowered = True
+        return self._changed(wanted, raised=False, reason=_describe(worst))
+
+    def _changed(self, setting: Setting, *, raised: bool, reason: str) -> SettingChange[Setting]:
+        self._periods_short = self._periods_calm = self._periods_unchanged = 0
+        self._worst_estimate = None
+        self.current = setting
+        return SettingChange(setting, raised, reason)
+
+
+def _describe(estimate: Estimate) -> str:
+    delay = estimate.delays.quantile(0.99) / 1e6
+    return f"loss {estimate.loss:.4g}, at most {estimate.loss_burst} in a row, 99 % of delays within {delay:.3g}ms"
+
 
 DEPARTED_REQUEST_KEPT_NS = 30_000_000_000
 """So long the demand of a member that was given up is remembered."""

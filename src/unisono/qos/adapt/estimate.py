@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from unisono.model.delays import DelayModel, EmpiricalDelay, ScaledDelay
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
-from unisono.qos.watch.sla import binomial_tail, confidence_per_link, share_lower_bound
+from unisono.qos.confidence import binomial_tail, confidence_per_link, share_lower_bound
 
 CONFIDENCE = 0.9
 """How sure it must be that a loss is there, of all links that are looked at in a period together."""

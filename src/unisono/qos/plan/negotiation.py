@@ -17,9 +17,7 @@ from unisono.model.delays import ScaledDelay
 from unisono.model.durations import duration_text
 from unisono.model.redundancy import Redundancy, eta_of_all, eta_of_one
 from unisono.qos.plan import rmcast_model as rmcast
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure_extended
-from unisono.qos.plan.rmcast_model import NetworkModel
-from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, agreement_failure_extended, expected_broadcasts
 
 RHO_MOST = 8
 """More copies than this are not tried: at a loss of 30 % nine copies leave 2 in 100,000 out."""

@@ -17,8 +17,7 @@ from unisono.model.redundancy import Redundancy
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.qos.plan import rmcast_model as rmcast
 from unisono.qos.plan.negotiation import Agreement, CounterOffer, Environment, Guarantee, Requirement, Target, negotiate
-from unisono.qos.plan.rmcast_agreement import CrashModel
-from unisono.qos.plan.rmcast_model import NetworkModel
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel
 
 OfferFunction = Callable[[Ask], Offer]
 DEFAULT_RELIABILITY = 0.999

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import comb, exp, expm1, prod
 
 from unisono.errors import InvalidOption
 from unisono.model.delays import DelayModel
@@ -186,3 +186,91 @@ def smallest_where(holds: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
+
+
+_STEPS_PER_ETA = 24
+_TAIL = 0.999
+
+
+def expected_broadcasts(members: int, network: NetworkModel, redundancy: Redundancy) -> float:
+    """The originator's ρ+1, and the takeovers at each copy before the last."""
+    own = redundancy.rho + 1
+    if members <= 2 or redundancy.rho == 0:
+        return float(own)
+    return own + sum(_takeovers(members, network, redundancy, k) for k in range(redundancy.rho))
+
+
+def _takeovers(members: int, network: NetworkModel, redundancy: Redundancy, k: int) -> float:
+    """λ(t) = λ₀(t)·exp(-∫ λ(s)·P(reached by t) ds), summed over time since copy k was broadcast."""
+    eta, start = redundancy.eta_ns, redundancy.eta_ns + redundancy.omega_ns
+    step = max(eta // _STEPS_PER_ETA, 1)
+    count = (eta + network.delay.quantile(_TAIL)) // step + 1
+    within = [network.delay.cdf(i * step) for i in range(count + 1)]
+    # The time-out after δ + η + ω, then ζ uniform on (0, η): the density is [F(x) - F(x - η)]/η.
+    back = max(eta // step, 1)
+    heard = [1 - not_arrived_probability(network, i * step) for i in range(count + 1)]
+    takeovers: list[float] = []
+    for i in range(1, count + 1):
+        density = (within[i] - within[max(i - back, 0)]) / back
+        now = start + i * step
+        alone = prod(not_arrived_probability(network, now - m * eta) for m in range(1, redundancy.rho - k + 1))
+        silenced = sum(earlier * heard[i - j] for j, earlier in enumerate(takeovers, 1))
+        takeovers.append((members - 1) * (1 - network.loss) * density * alone * exp(-silenced))
+    return sum(takeovers)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashModel:
+    """How processes fail: `mttf_ns` is their mean time to failure (1/γ); `in_broadcast` is β, per receiver served."""
+
+    mttf_ns: int
+    crash_in_broadcast: float
+
+    def __post_init__(self) -> None:
+        if self.mttf_ns <= 0:
+            raise InvalidOption("mttf", f"a mean time above zero is needed, not {self.mttf_ns} ns")
+        if not 0 <= self.crash_in_broadcast <= 1:
+            raise InvalidOption("crash_in_broadcast", f"a probability is needed, not {self.crash_in_broadcast}")
+
+    def before_takeover(self, redundancy: Redundancy) -> float:
+        """v for the longest that a receiver may wait: η + ω, as long as ω may become, and ζ at most η."""
+        return crash_within(redundancy.longest_wait_ns(), self.mttf_ns)
+
+
+def crash_within(tau_ns: int, mttf_ns: int) -> float:
+    """(12): v, the probability that a process fails before its time-out τ."""
+    return -expm1(-tau_ns / mttf_ns)
+
+
+def agreement_failure(members: int, loss: float, v: float, beta: float) -> float:
+    """(13): f_n, where at most one of the j receivers survives to go on."""
+
+    def after(j: int, n: int, f: Callable[[int], float]) -> float:
+        return v**j + j * v ** (j - 1) * (1 - v) * f(n - j)
+
+    return _recursion(members, loss, beta, after)
+
+
+def agreement_failure_extended(members: int, loss: float, v: float, beta: float) -> float:
+    """The extended f_n: any number m of the j receivers survives, and all m would have to fail (002-8)."""
+
+    def after(j: int, n: int, f: Callable[[int], float]) -> float:
+        survive = sum(comb(j, m) * (1 - v) ** m * v ** (j - m) * f(n - 1 - j + m) ** m for m in range(1, j + 1))
+        return float(v**j + survive)
+
+    return _recursion(members, loss, beta, after)
+
+
+def _recursion(
+    members: int, loss: float, beta: float, after: Callable[[int, int, Callable[[int], float]], float]
+) -> float:
+    """Both forms differ only in what follows once j processes have the message in a group of n."""
+    known = [0.0, 0.0, 0.0]
+    for n in range(3, members + 1):
+        then = [after(j, n, known.__getitem__) for j in range(1, n)]
+        total = 0.0
+        for k in range(1, n):
+            received = (comb(k, j) * (1 - loss) ** j * loss ** (k - j) * then[j - 1] for j in range(1, k + 1))
+            total += (1 - beta) ** (k - 1) * beta * sum(received)
+        known.append(total)
+    return known[max(members, 0)]
