@@ -84,7 +84,10 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     path.write_text(SLA.replace('"order"', '"rmcast"'), encoding="utf-8")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert done.returncode == 2
-    told = "sla[1].consumer: rmcast is not in this stack, which is application, vbr, network ('few losses')"
+    told = (
+        "sla[1].consumer: there is no layer rmcast in this stack; its layers are application, vbr, network "
+        "('few losses')"
+    )
     assert f"{path}:7: {told}" in done.stderr
     path.write_bytes(b"\xff\xfe nothing of the kind")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
@@ -128,7 +131,7 @@ def test_the_members_of_the_demo_change_together(bargained: dict[str, Any]) -> N
     settings: dict[int, dict[int, str]] = {}
     for member, changes in adapted(bargained).items():
         for slot, text in changes:
-            if "came back in" not in text:
+            if "this member rejoined" not in text:
                 settings.setdefault(slot, {})[member] = text.partition(";")[0]
     for slot, by_member in settings.items():
         assert len(set(by_member.values())) == 1, (slot, bargained["qos"])

@@ -135,11 +135,11 @@ def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
 @pytest.mark.parametrize(
     ("knobs", "policy", "problem"),
     [
-        ('["rho"]', {"reliable": None}, "reliable multicast's"),
-        ('["fec"]', {}, "fec is not in this stack"),
+        ('["rho"]', {"reliable": None}, "a setting of reliable multicast"),
+        ('["fec"]', {}, "this stack has no fec layer"),
         ('["rho", "omega"]', {}, "omega follows eta"),
-        ('["slot"]', {}, "to adapt the slot needs"),
-        ('["rho"]', {"order": "leader"}, "agreed on by the order vbr"),
+        ('["slot"]', {}, "adapting the slot length needs"),
+        ('["rho"]', {"order": "leader"}, "only the order vbr can change settings"),
     ],
 )
 def test_a_knob_that_is_not_there_is_refused(knobs: str, policy: dict[str, Any], problem: str) -> None:

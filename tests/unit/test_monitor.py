@@ -197,7 +197,7 @@ def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
     pair = Pair(sla("delay", '"10ms"', 0.95))
     heard: list[object] = []
     pair.oversight(1).register("delay", heard.append)
-    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; known here: delay"):
+    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; the agreements here are: delay"):
         pair.oversight(1).register("dealy", heard.append)
     pair.run(3)
     assert not heard
@@ -212,13 +212,13 @@ def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
 
 
 WRONG_PARTIES = [
-    (sla("loss", 0.1, 0.9, "network", "rmcast"), "consumer: rmcast is not in this stack"),
-    (sla("loss", 0.1, 0.9, "network", "application"), "provider: under application there is vbr, not network"),
+    (sla("loss", 0.1, 0.9, "network", "rmcast"), "consumer: there is no layer rmcast in this stack"),
+    (sla("loss", 0.1, 0.9, "network", "application"), "provider: the layer below application is vbr, not network"),
     (sla("latency", '"1s"', 0.9, "network", "vbr"), "metric: latency is not collected between network and vbr"),
     (sla("delay", '"1s"', 0.9, "vbr", "application"), "metric: delay is not collected between vbr and application"),
     (sla("rate", 5, 0.9, "network", "vbr"), "metric: rate is not collected between network and vbr"),
-    (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: fec is not in this stack"),
-    (sla("loss", 0.1, 0.9) + "links = [2, 9]", "links: there is no member 9 in this group, which is 1, 2"),
+    (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: there is no layer fec in this stack"),
+    (sla("loss", 0.1, 0.9) + "links = [2, 9]", "links: there is no member 9 in this group; its members are 1, 2"),
 ]
 
 

@@ -36,7 +36,7 @@ def test_the_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_choice_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ASKED) == 0
     text = capsys.readouterr().out
-    for expected in ("ρ = 2", "r_D reaches 0.999", "exponential:1ms, 0.05 lost: accepted", "chosen: vbr with failures"):
+    for expected in ("ρ = 2", "r_D reaches 0.999", "exponential:1ms, loss 0.05: accepted", "chosen: vbr with failures"):
         assert expected in text
 
 
@@ -98,7 +98,7 @@ def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps
     assert any("about 69ms after sending" in line for line in chosen["why"])
     assert any("400 datagrams/s more" in line for line in chosen["why"])
     assert "final_ms" not in rows["leader"]
-    assert "what it delivers is not made final behind it" in rows["leader"]["why"]
+    assert "its deliveries do not become final" in rows["leader"]["why"]
 
 
 def test_what_two_grades_cost_is_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:

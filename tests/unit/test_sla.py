@@ -53,7 +53,7 @@ def test_a_spread_is_held_to_the_share_of_its_values() -> None:
     assert (broken.status, broken.measured, broken.count) == (SlaStatus.VIOLATED, 0.98, 100)
     assert broken.reported_value == pytest.approx(70 * MS, rel=1 / 32)
     slowest = evaluate(LATENCY, [spread([50 * MS] * 98 + [70 * MS, 900 * MS])], 0)
-    assert "98.0000% of 100 within 60ms in 1s, where 99.0000% was agreed; 99.0000% were within 7" in slowest.text()
+    assert "98.0000% of 100 within 60ms in 1s, agreed: 99.0000%; 99.0000% were within 7" in slowest.text()
 
 
 def test_a_value_at_the_bound_keeps_it() -> None:

@@ -1,7 +1,7 @@
-"""Evaluation and violation detection (paper 002 §2.4, §4): agreements against windows of metrics.
+"""How much a measured share says: exact binomial statistics for SLA evaluation and network estimates.
 
-Rows of metrics go in, verdicts come out: one per agreement and window, held, violated or unknown. The rows may be one
-member's as they are collected, or a whole system's from its metric streams: the arithmetic is the same.
+Losses are rare and many links are evaluated at once, so the far end of the tail decides. A normal approximation would
+report far too many violations there.
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ from __future__ import annotations
 from math import ceil, exp, lgamma, log, log1p
 
 ROUNDING_TOLERANCE = 1e-9
-"""What rounding may add to a share."""
+"""Tolerance for floating-point rounding of a share."""
 BISECTION_STEPS = 30
-"""So often a bound is narrowed down: to a billionth."""
+"""Steps of bisection: enough for a precision of one billionth."""
 
 
 def confidence_per_link(links: int, confidence: float) -> float:
-    """How sure one verdict must be for all of `judged` independent ones together to be so with `confidence` (Šidák).
+    """The confidence needed per link so that all `links` independent verdicts together have `confidence` (Šidák).
 
-    The worst of many links is told, and of many that keep a promise one looks bad by chance.
+    Only the worst of many links is reported, and among many good links one looks bad by chance.
     """
     return float(confidence ** (1 / max(links, 1)))
 
 
 def binomial_tail(hits: float, count: int, share: float) -> float:
-    """How likely `hits` or more of `count` are if each is one with probability `share`: the binomial's tail, exactly.
+    """The probability of at least `hits` hits in `count` trials that each hit with probability `share`.
 
-    1 where no more were seen than were to be expected. An approximation by a normal distribution would be far too bold
-    where many links are judged: what counts there is the end of the tail, and losses are few.
+    This is the exact tail of the binomial distribution; it returns 1 if there are no more hits than expected.
     """
     least = ceil(hits - ROUNDING_TOLERANCE * max(count, 1))
     if least <= count * share:
@@ -45,10 +44,10 @@ def binomial_tail(hits: float, count: int, share: float) -> float:
 
 
 def share_lower_bound(hits: float, count: int, confidence: float) -> float:
-    """The lower bound of a share of which `hits` of `count` were seen, one-sided, at this confidence (Clopper-Pearson).
+    """The one-sided lower confidence bound of a share after `hits` of `count` trials (Clopper-Pearson).
 
-    The largest share with which so many would be by chance no more often than is left to chance. Never above the share
-    that was seen.
+    This is the largest share for which `hits` or more would have a probability of at most 1 - `confidence`. It is never
+    above the observed share.
     """
     if not count:
         return 0.0
