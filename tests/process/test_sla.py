@@ -91,7 +91,10 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     assert f"{path}:7: {told}" in done.stderr
     path.write_bytes(b"\xff\xfe nothing of the kind")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
-    assert (done.returncode, done.stderr) == (2, f"unisono demo: {path}: this is not text in UTF-8: byte 1 is not\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"unisono demo: {path}: expected text in UTF-8, but byte 1 is not valid\n",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_a_promise_that_cannot_be_made_is_answered_with_what_can() -> None:
     assert "what can be offered is 0." in done.stderr
     assert "within 5ms" in done.stderr.partition("what can be offered is")[2]
     done = unisono("demo", *words, "--reliable", "rmcast", "--reliability", "2")
-    assert (done.returncode, done.stderr.partition(" is needed")[0]) == (
+    assert (done.returncode, done.stderr.partition(", not 2")[0]) == (
         2,
-        "unisono demo: --reliability: a probability between 0 and 1",
+        "unisono demo: --reliability: expected a probability between 0 and 1",
     )

@@ -75,7 +75,7 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", "--loss", "0.05"], "--loss-burst x"),
         (["demo", "--loss", "0.05", "--failures"], "--loss-burst x"),
         (["demo", "--degrade", "0.05@2s"], "--loss-burst x"),
-        (["demo", "--loss", "0.05", "--order", "cbr"], "choose the order vbr"),
+        (["demo", "--loss", "0.05", "--order", "cbr"], "use the order vbr"),
         (["demo", "--loss", "1.5", "--fec", "1/5"], "--loss"),
         (["demo", "--loss", "nan", "--fec", "1/5"], "--loss"),
         (["demo", "--degrade", "0.2", "--fec", "1/5"], "--degrade"),

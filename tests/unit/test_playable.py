@@ -45,16 +45,16 @@ CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
     [
         ("", LOSS, "--fec a/b"),
         ("failures = true", LOSS, "--loss-burst x"),
-        ('fec = "1/5"', LOSS, "give the loss a bound"),
-        ('fec = "1/5"', LOSS + "burst = 1", "give the loss a bound"),
+        ('fec = "1/5"', LOSS, "bound the loss"),
+        ('fec = "1/5"', LOSS + "burst = 1", "bound the loss"),
         ('fec = "1/5"', LOSS + "at_most = 1\nof = 4", "2 of 5 consecutive"),
-        ('order = "cbr"', LOSS, "waits for ever for what is lost"),
+        ('order = "cbr"', LOSS, "waits forever for a lost message"),
         ("", CRASH, "add --failures"),
         ('order = "cbr"', CRASH, "leader or timestamp"),
         ("", CUT, "add --failures"),
-        ("", LATE, "takes nobody in later"),
-        ('order = "leader"', LATE, "takes nobody in later"),
-        ('order = "timestamp"', LATE.replace("start", "restart"), "takes nobody in later"),
+        ("", LATE, "admits no member later"),
+        ('order = "leader"', LATE, "admits no member later"),
+        ('order = "timestamp"', LATE.replace("start", "restart"), "admits no member later"),
     ],
 )
 def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told: str) -> None:
@@ -91,7 +91,7 @@ def test_what_is_left_out_is_said() -> None:
 
 
 def test_an_order_that_assumes_no_loss_comes_with_a_caution() -> None:
-    assert "fenced out" in loss_warning(scenario('order = "leader"', LOSS))
+    assert "may be excluded" in loss_warning(scenario('order = "leader"', LOSS))
     assert (
         loss_warning(scenario('order = "leader"'))
         == loss_warning(scenario("failures = true\nloss_burst = 1", LOSS))

@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
     place = out if where == "a file" else out / "deeper"
     assert main(["experiment", "tapas-group-1", "--master", "none", "--out", str(place)]) == ExitStatus.BAD_INPUT
     said = capsys.readouterr().err
-    assert f"--out: {place} cannot be written" in said
+    assert f"--out: cannot write to {place} (" in said
     assert "name another folder" in said
 
 
