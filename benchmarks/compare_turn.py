@@ -28,7 +28,7 @@ BATCH = 500
 SINGLE = 50
 """The burst per slot where messages are sent one by one."""
 SLOTS = 100
-"""Each member sends the bursts of so many slots."""
+"""How many slots of bursts each member sends."""
 WARM_UP_SLOTS = 10
 DONE_WITHIN_S = 60.0
 SEEDS = (1, 2)

@@ -162,8 +162,8 @@ def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 _ABSOLUTE = (
     "The probability that all members have a multicast to 50 within D: the formula, which relies on the "
-    "originator alone, beside simulations without a crash and with a crash of the originator after copy 0. Without a crash the "
-    "formula must never be above the simulation."
+    "originator alone, beside simulations without a crash and with a crash of the originator after copy 0. Without a "
+    "crash the formula must never be above the simulation."
 )
 _RELATIVE = (
     "The probability that all others have the message within S of the first receiver, if the originator crashes "
@@ -202,9 +202,9 @@ FIGURES = (
     Experiment(
         "tapas-fig17",
         "Figure 17: the probability that agreement fails",
-        "f_n by group size. The published curve converges to 1e-7, which no simulation can show; so f_n "
-        "and the simulated share of failures are also shown where crashes are frequent: β = 0.02 at each send, v = 0.2 before each "
-        "takeover, ρ = 2.",
+        "f_n by group size. The published curve converges to 1e-7, which no simulation can show; so f_n and the "
+        "simulated share of failures are also shown where crashes are frequent: β = 0.02 at each send, v = 0.2 "
+        "before each takeover, ρ = 2.",
         tuple({"n": n, "rho": 2} for n in (2, 3, 4, 5, 7, 10, 15, 20, 30)),
         run_failures,
         failure_rows,

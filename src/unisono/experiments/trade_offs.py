@@ -184,8 +184,8 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "slot-trade-off",
         "The slot's trade-off: latency against frames per message",
         "Short slots deliver soon and cost frames, most of them empty end-of-slot marks; long slots pack several "
-        "messages into a frame and delay them. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 ms: mean "
-        "latency beside the bound, and frames and bytes for each message.",
+        "messages into a frame and delay them. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 "
+        "ms: mean latency beside the bound, and frames and bytes for each message.",
         _LATENCY_SCENARIO,
         [
             {"group.delta": "20ms", "group.gamma": "2ms", "group.members": 5, "group.slot": f"{theta}ms"}
