@@ -35,7 +35,7 @@ def test_without_a_crash_the_formulas_never_promise_too_much(name: str, runs: in
     assert not [row for row in calm if row["overestimates"]]
 
 
-def test_figure_18_with_a_crash_they_do_until_receivers_take_over() -> None:
+def test_figure_18_with_a_crash_the_formula_promises_too_much_until_receivers_take_over() -> None:
     """The originator's copy 1, on which the formula counts after η, never comes; takeovers begin after η + ζ."""
     crashed = [row for row in rows("tapas-fig18", 2000) if row["scenario"] == "originator crashes"]
     too_much = [number(row, "d") for row in crashed if row["overestimates"]]
@@ -45,7 +45,7 @@ def test_figure_18_with_a_crash_they_do_until_receivers_take_over() -> None:
     assert number(crashed[-1], "r_d") > number(crashed[-1], "analytic")
 
 
-def test_figure_19_one_direct_receiver_is_what_the_formula_does_not_see() -> None:
+def test_figure_19_the_formula_ignores_the_case_of_one_direct_receiver() -> None:
     few = [row for row in rows("tapas-fig19", 600) if row["direct"]]
     late = {
         row["direct"]: [number(r, "s") for r in few if r["direct"] == row["direct"] and r["overestimates"]]
@@ -81,7 +81,7 @@ def test_figure_17_frequent_crashes_fail_about_as_often_as_the_formula_says(runs
         assert number(row, "failed_high") > 0.7 * number(row, "f_n_many_crashes")
 
 
-def test_the_published_counts_stand_in_the_table_and_decide_nothing() -> None:
+def test_the_published_counts_are_in_the_table_and_change_nothing() -> None:
     published = {
         (name, row["n"], row["adaptive"], row["scenario"]): row["paper"]
         for name in ("tapas-group-1", "tapas-fig23", "tapas-fig24")
@@ -107,6 +107,6 @@ def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: 
     assert 0.6 * seen < estimate < 1.1 * seen
 
 
-def test_every_named_experiment_says_what_it_shows() -> None:
+def test_every_named_experiment_has_a_description() -> None:
     shown: list[Experiment] = [find_experiment(f"tapas-fig{figure}") for figure in range(17, 25)]
     assert [one.title.split(":")[0] for one in shown] == [f"Figure {figure}" for figure in range(17, 25)]

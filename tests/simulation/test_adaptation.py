@@ -164,7 +164,7 @@ class Play:
         stack.observer.announce(self.nodes[1].clock.local(now), what[0], [what[1]])
 
     def watch(self) -> None:
-        """Note what each member really uses in each slot, whom it has in its list, and what it lacks."""
+        """Record the settings, the member list and the gaps of each member in each slot."""
         for member, node in self.nodes.items():
             stack = node.stack
             assert isinstance(stack, Stack)
@@ -198,7 +198,7 @@ def agreed(knobs: str = '["rho", "eta"]', consumer: str = "rmcast", reliability:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_all_members_raise_and_lower_at_the_same_places_in_the_order(seed: int) -> None:
+def test_all_members_raise_and_lower_at_the_same_slots(seed: int) -> None:
     """Without failures everything has to come, which copies make likely and not certain: of 1,200 messages that a
     member gets while 15 % is lost, each in 4 copies, 0.6 lose all of them. Then the group stands still, as it has to,
     and says so; until there all have changed together.
@@ -223,7 +223,7 @@ def test_all_members_raise_and_lower_at_the_same_places_in_the_order(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_where_members_miss_demands_all_have_the_same_settings_in_the_end(seed: int) -> None:
+def test_members_that_miss_requests_end_with_the_same_settings(seed: int) -> None:
     play = Play(rmcast(0.25, 8), agreed(), seed)
     assert max(len(notices) for notices in play.notices("adapted").values()) >= 2
     assert len({play.in_force(member) for member in play.nodes}) == 1
@@ -266,7 +266,7 @@ def changed_together(seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_members_that_hear_each_other_change_together_whatever_is_lost(seed: int) -> None:
+def test_connected_members_change_together_despite_losses(seed: int) -> None:
     """More seeds: python -m tests.simulation.test_adaptation FIRST COUNT."""
     compared, settings = changed_together(seed)
     assert compared > 300
@@ -295,11 +295,11 @@ def test_the_order_holds_while_settings_change() -> None:
     assert overall(safe) is Status.VALID
 
 
-def test_what_cannot_be_held_is_told_with_what_can_be_offered() -> None:
+def test_a_promise_that_cannot_be_kept_is_reported_with_an_alternative() -> None:
     play = Play(rmcast(0.7, 3), agreed(reliability=0.999), 1)
-    told = [v for node in play.nodes.values() for v in node.violations if v.kind == "cannot_hold"]
-    assert told
-    for violation in told:
+    announced = [v for node in play.nodes.values() for v in node.violations if v.kind == "cannot_hold"]
+    assert announced
+    for violation in announced:
         assert isinstance(violation, SlaViolation)
         assert "probability" in violation.offered
 
@@ -334,7 +334,7 @@ def test_slots_are_shortened_together_when_the_network_gets_slower_and_lengthene
     play = Play(scenario, LATENCY, 1, before=slower)
     changes = {m: [(n.slot, n.text) for n in notices] for m, notices in play.notices("adapted").items()}
     assert changes[1] == changes[2] == changes[3]
-    assert changes[1], "a demand per change, and what is agreed on is the same everywhere"
+    assert changes[1], "one request per change, and the same agreement at all members"
     grids = {node.stack.grid for node in play.nodes.values() if isinstance(node.stack, Stack)}
     (grid,) = grids
     lengths = [segment.theta_ns for segment in grid.segments]
@@ -368,11 +368,11 @@ def verdict(number: int, name: str = "few losses") -> SlaViolation:
 
 
 @pytest.mark.parametrize("failures", [False, True])
-def test_a_verdict_on_the_whole_group_reaches_all_at_one_slot_and_all_adapt_there(failures: bool) -> None:
-    """Nobody but the measurement service demands anything here: `judge = "system"`."""
+def test_a_verdict_on_the_whole_group_reaches_all_members_at_one_slot_where_they_adapt(failures: bool) -> None:
+    """Only the measurement service makes requests here: `judge = "system"`."""
     slas = agreed(reliability=0.9995) + 'judge = "system"\n'
-    told = [(1_500_000_000, bad_network(0.3), verdict(1)), (1_500_000_000, None, verdict(2, "other"))]
-    play = Play(rmcast(0.01, 5 if failures else 3, rho=3, failures=failures), slas, 1, told)
+    announced = [(1_500_000_000, bad_network(0.3), verdict(1)), (1_500_000_000, None, verdict(2, "other"))]
+    play = Play(rmcast(0.01, 5 if failures else 3, rho=3, failures=failures), slas, 1, announced)
     heard = {
         m: [
             (v.slot, v.sla, v.member, v.link)
@@ -381,7 +381,7 @@ def test_a_verdict_on_the_whole_group_reaches_all_at_one_slot_and_all_adapt_ther
         ]
         for m, n in play.nodes.items()
     }
-    # Each once, though they are said again in case somebody has missed them.
+    # Each once, although they are repeated in case a member missed them.
     assert [sla for _, sla, _, _ in heard[1]] == ["few losses", "other"]
     assert heard[1][0][2:] == (2, 3)
     assert heard[2] == heard[3] == heard[1]
@@ -392,7 +392,7 @@ def test_a_verdict_on_the_whole_group_reaches_all_at_one_slot_and_all_adapt_ther
     assert adapted[2] == adapted[3] == adapted[1]
 
 
-def test_members_that_leave_judging_to_the_system_demand_nothing_themselves() -> None:
+def test_members_that_leave_evaluation_to_the_service_request_nothing() -> None:
     play = Play(rmcast(0.25, 3), agreed() + 'judge = "system"\n', 1)
     assert not any(play.notices("demand").values())
     assert not any(play.notices("adapted").values())
