@@ -1,6 +1,6 @@
-"""Paper 002, equations (1) to (13), each against values worked out here without the code under test.
+"""Paper 002, equations (1) to (13), each compared with values computed here without the code under test.
 
-The paper's own setting is the yardstick: exponential delays of mean d = 1 (here 1 ms), q = 0.05, n = 50, η = 4.6.
+The setting is the paper's: exponential delays of mean d = 1 (here 1 ms), q = 0.05, n = 50, η = 4.6.
 """
 
 from collections.abc import Callable

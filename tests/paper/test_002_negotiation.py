@@ -1,4 +1,4 @@
-"""Paper 002 §2.2 and §3.2: the walk of Figure 2, down to the network and back up, with the counter-offer."""
+"""Paper 002 §2.2 and §3.2: the negotiation of Figure 2, down to the network and back up, and counter-offers."""
 
 from dataclasses import dataclass, replace
 
@@ -44,7 +44,7 @@ def histogram(*samples_ms: float) -> EmpiricalDelay:
 
 @dataclass(frozen=True)
 class Adds:
-    """A service that takes a fixed time and rests on `multicasts` of the one below."""
+    """A layer that takes a fixed time and depends on `multicasts` of the layer below."""
 
     name: str
     takes_ns: int
@@ -124,7 +124,7 @@ def test_achievable_means_at_least_erratum_6() -> None:
 def test_erratum_11_nine_tenths_are_not_achievable_with_one_repetition() -> None:
     limited = replace(PAPER, rho_most=1)
     answer = refused(negotiate(Requirement(Target(0.9, 3_600_000 * MS)), limited))
-    assert len(answer.alternatives) == 1, "there is no D at which 0.9 is reached, only a share that is"
+    assert len(answer.alternatives) == 1, "no D reaches 0.9, so the offer is the share that is reached"
     assert answer.alternatives[0].latency is not None
     assert answer.alternatives[0].latency.share == pytest.approx(0.88457, abs=5e-6)
     assert agreed(negotiate(Requirement(Target(0.9, 60 * MS)), PAPER)).redundancy.rho == 2
@@ -261,7 +261,7 @@ def test_an_invalid_value_is_refused_and_its_field_named(make, field: str) -> No
 
 
 def test_receivers_count_copies_if_no_guarantee_relies_on_their_takeovers() -> None:
-    """r_D counts on the originator alone; u_S counts on receivers that take over after η+ω."""
+    """r_D relies on the originator alone; u_S relies on receivers that take over after η+ω."""
     within = negotiate(Requirement(Target(0.99, 60_000_000)), PAPER)
     assert isinstance(within, Agreement)
     assert within.redundancy.adaptive == "counting"

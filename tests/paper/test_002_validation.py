@@ -1,4 +1,4 @@
-"""Paper 002 §5: what its validation claims, on short runs here and on long ones when asked for (`slow`)."""
+"""Paper 002 §5: the claims of its validation, in short runs and, marked `slow`, in long ones."""
 
 from typing import cast
 
@@ -28,7 +28,7 @@ def number(row: Row, name: str) -> float:
 @pytest.mark.parametrize("runs", LENGTHS)
 @pytest.mark.parametrize("name", ["tapas-fig18", "tapas-fig19", "tapas-fig20", "tapas-fig21"])
 def test_without_a_crash_the_formulas_never_promise_too_much(name: str, runs: int) -> None:
-    """u_S as the formula has it, from a process that is given: from the first receiver it is another, harder thing."""
+    """u_S as in the formula, from a given process; from the first receiver it is a stronger claim."""
     calm = [row for row in rows(name, runs) if row["scenario"] == "no crash"]
     calm = [row for row in calm if row.get("relative_to") != "first receiver"]
     assert len(calm) == 50
@@ -36,7 +36,7 @@ def test_without_a_crash_the_formulas_never_promise_too_much(name: str, runs: in
 
 
 def test_figure_18_with_a_crash_the_formula_promises_too_much_until_receivers_take_over() -> None:
-    """The originator's copy 1, on which the formula counts after η, never comes; takeovers begin after η + ζ."""
+    """The formula relies on the originator's copy 1 after η, which never arrives; takeovers begin after η + ζ."""
     crashed = [row for row in rows("tapas-fig18", 2000) if row["scenario"] == "originator crashes"]
     too_much = [number(row, "d") for row in crashed if row["overestimates"]]
     assert too_much
@@ -96,7 +96,7 @@ def test_the_published_counts_are_in_the_table_and_change_nothing() -> None:
 @pytest.mark.parametrize(("rho", "omega"), [(1, 0), (2, 0), (2, 2), (3, 4)])
 @pytest.mark.parametrize("members", [10, 50])
 def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: int, rho: int, omega: int) -> None:
-    """Takeovers that answer takeovers are left out of it, so it is below what is seen, by up to two fifths."""
+    """The estimate leaves out takeovers that answer takeovers, so it is up to two fifths below the simulation."""
     redundancy = Redundancy(rho, 4_600_000, omega * MS)
     estimate = expected_broadcasts(members, NetworkModel(ExponentialDelay(MS), 0.05), redundancy)
     seen = (

@@ -33,7 +33,7 @@ FIELDS = {
     "longest_gap_ms",
     "trace",
 }
-"""What DESIGN says that the demo's JSON has at least."""
+"""The documented fields of the demo's JSON."""
 PROMISED = ("total_order", "integrity", "fifo", "gap_freedom")
 """The checks of an order without failures."""
 
@@ -144,7 +144,7 @@ def test_every_order_is_valid_with_the_loss_that_it_tolerates(words: str, tmp_pa
         assert result["injected"]["lost"] > 0
         assert faults[0]["kind"] == "loss"
     if "--loss-burst" in words:
-        assert result["missing"] > 0, "what is lost is a gap"
+        assert result["missing"] > 0, "a lost message is a gap"
     elif "--failures" not in words:
         assert result["checks"]["gap_freedom"]["verdict"] == "valid"
         assert set(result["delivered"].values()) == {result["sent"]}
@@ -164,7 +164,7 @@ def test_degrade_raises_the_loss(tmp_path: Path) -> None:
 
 
 def test_a_scenario_with_crashes_restarts_and_a_pause(tmp_path: Path) -> None:
-    """Members are killed, come back and stand still as the file says; the order holds."""
+    """Members crash, restart and pause as the file says; the order holds."""
     path = tmp_path / "churn.toml"
     path.write_text(
         """

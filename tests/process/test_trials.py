@@ -1,4 +1,4 @@
-"""Real groups put through what no assumption allows: a member that stands still, wrong clocks, one number used twice.
+"""Real groups beyond their assumptions: a member that pauses, wrong clocks, one member number used twice.
 
 The tests assert safety, the reported events and the final members; never a duration.
 """
@@ -84,7 +84,7 @@ def views(found: ClusterReport, member: int) -> list[tuple[int, ...]]:
     return [mine.listed(row) for row in range(len(mine))]
 
 
-# -- a member that stands still ------------------------------------------------------------------------------------
+# -- a member that pauses ------------------------------------------------------------------------------------------
 
 
 def test_a_member_that_was_stopped_is_removed_and_joins_again(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ HERE = b"here"
 
 
 def payloads(events: list[Any]) -> list[bytes]:
-    """What was delivered, but for the roll calls."""
+    """The deliveries without the roll calls."""
     return [event.payload for event in events if isinstance(event, unisono.Delivery) and event.payload != HERE]
 
 
@@ -154,7 +154,7 @@ class Table:
                 await asyncio.sleep(0.01)
 
     async def roll(self, groups: list[unisono.Group]) -> None:
-        """Call the roll: where members come and go each begins at a slot of its own, and hears nothing of before."""
+        """Send roll calls: with failures, each member starts at its own slot and misses earlier messages."""
         members = {group.member for group in groups}
         begun = {member: len(self.events[member]) for member in members}
 
@@ -168,7 +168,7 @@ class Table:
                 await asyncio.sleep(0.05)
 
     async def talk(self, groups: list[unisono.Group], count: int = 20) -> None:
-        """All of them send, and hear all of that."""
+        """All members send, and each delivers all of it."""
         await self.roll(groups)
         before = {group: len(payloads(self.events[group.member])) for group in groups}
         for number in range(count):
@@ -222,7 +222,7 @@ def test_a_joining_member_with_a_wrong_clock_is_refused(offset_ms: int) -> None:
 
 @pytest.mark.parametrize("offset_ms", [200, -200])
 def test_a_first_member_with_a_wrong_clock_leaves(offset_ms: int) -> None:
-    """Alone it cannot know. When most others differ it says so and goes, and nothing of it gets into their order."""
+    """Alone it cannot know. When most others differ, it reports it and leaves, and the others deliver nothing of it."""
 
     async def part() -> None:
         table = Table(MEMBERS, **LOOSE)

@@ -92,11 +92,11 @@ reliability = {reliability}
 
 
 class Seen:
-    """What one member did, slot by slot."""
+    """The record of one member, slot by slot."""
 
     def __init__(self) -> None:
         self.used: dict[int, tuple[int, int]] = {}
-        """By slot, the ρ and η of what was sent in it."""
+        """By slot: the ρ and η of the frames sent in it."""
         self.views: list[tuple[int, tuple[int, ...]]] = []
         self.gaps: set[tuple[int, int]] = set()
 
@@ -121,13 +121,13 @@ class Seen:
         return asked
 
     def has(self, member: int, slot: int) -> bool:
-        """Whether all that a member sent in a slot was delivered here."""
+        """Whether everything that a member sent in a slot was delivered here."""
         lists = [members for first, members in self.views if first <= slot]
         return bool(lists) and member in lists[-1] and (member, slot) not in self.gaps
 
 
 class Play:
-    """A scenario with adaptation at every member; `service` says what member 1 tells the group, and when."""
+    """A scenario with adaptation at every member; `service` lists the findings that member 1 announces, and when."""
 
     def __init__(
         self,
@@ -200,8 +200,8 @@ def agreed(knobs: str = '["rho", "eta"]', consumer: str = "rmcast", reliability:
 @pytest.mark.parametrize("seed", range(4))
 def test_all_members_raise_and_lower_at_the_same_slots(seed: int) -> None:
     """Without failures everything has to come, which copies make likely and not certain: of 1,200 messages that a
-    member gets while 15 % is lost, each in 4 copies, 0.6 lose all of them. Then the group stands still, as it has to,
-    and says so; until there all have changed together.
+    member gets while 15 % is lost, each in 4 copies, 0.6 lose all of them. Then the group stops, as it has to,
+    and reports it; until then all members have changed together.
     """
     play = Play(rmcast(0.15, rho=3, failures=False), agreed(reliability=0.9995), seed)
     changes = {m: [(n.slot, n.text) for n in notices] for m, notices in play.notices("adapted").items()}
@@ -230,7 +230,7 @@ def test_members_that_miss_requests_end_with_the_same_settings(seed: int) -> Non
 
 
 def troubled(seed: int) -> Scenario:
-    """Loss that copies do not make up for, members that stand still briefly or long, some cut off from one or all."""
+    """Losses that copies do not repair, short and long pauses of members, and partitions."""
     chance = random.Random(f"troubled/{seed}")
     scenario = rmcast(chance.choice((0.15, 0.25, 0.35)), 6, rho=chance.choice((1, 2)))
     faults: list[Fault] = []
@@ -249,9 +249,9 @@ def troubled(seed: int) -> Scenario:
 
 
 def changed_together(seed: int) -> tuple[int, int]:
-    """Check that members that have each other's slots have the same settings in them.
+    """Check that members that delivered each other's slots had the same settings in them.
 
-    How many pairs and slots were compared, and how many changes of settings there were among them.
+    Returns how many pairs and slots were compared, and how many changes of settings they include.
     """
     play = Play(troubled(seed), agreed(), seed, watched=True)
     compared, settings = 0, set()
@@ -274,7 +274,7 @@ def test_connected_members_change_together_despite_losses(seed: int) -> None:
 
 
 def test_less_than_half_as_many_messages_are_lost_as_without_adaptation() -> None:
-    """Over three runs, those included that are lost before enough is known: of eight seeds, 0.22 to 0.48 in each."""
+    """Over three runs, including losses before the first estimate; the ratio was 0.22 to 0.48 in eight seeds."""
 
     def gaps(knobs: str) -> int:
         plays = [Play(rmcast(0.25), agreed(knobs), seed) for seed in (1, 2, 3)]
@@ -321,7 +321,7 @@ lower_after = 4
 
 
 def test_slots_are_shortened_together_when_the_network_gets_slower_and_lengthened_again() -> None:
-    """Θ is what the network leaves of the promise: with 2 ms per datagram slots of 10 ms do, with 20 ms they do not."""
+    """Θ is the part of the promise that the network leaves: slots of 10 ms fit 2 ms per datagram, but not 20 ms."""
     text = SCENARIO.format(group="failures = false", reliable="", loss=0, seconds=9).replace("0.01", "0")
     scenario = parse_scenario(text, "changing")
 

@@ -47,13 +47,13 @@ def first(mechanism: Mechanism[Setting], at: Estimate) -> Setting:
 
 
 class Play:
-    """A controller that is given losses one after the other; what it wanted when."""
+    """A controller that gets one loss after another, and the settings that it wants."""
 
     def __init__(self, losses: Iterable[float], controller: Controller[Redundancy] | None = None) -> None:
         self.controller = controller or Controller(COPIES, first(COPIES, network(0.02)), USUAL)
         self.wanted: list[tuple[int, SettingChange[Redundancy] | CannotHold[Redundancy]]] = []
         self.short = 0
-        """Periods at whose end the promise does not hold with the setting then in force."""
+        """Periods at whose end the current setting does not keep the promise."""
         for period, loss in enumerate(losses):
             wanted = self.controller.step(network(loss))
             if wanted is not None:
@@ -130,7 +130,7 @@ def test_slow_changes_are_followed_in_both_directions() -> None:
 
 
 def test_without_a_margin_noise_makes_the_setting_swing() -> None:
-    """The protection taken out: what the hysteresis is for."""
+    """Shows what the hysteresis is for: the same noise without it."""
 
     def changes(hysteresis: Hysteresis) -> int:
         chance = random.Random(2)
@@ -190,7 +190,7 @@ def test_if_no_setting_is_enough_the_most_reliable_one_is_used() -> None:
 
 
 def test_copies_are_added_against_loss_but_not_against_delay() -> None:
-    """r_D takes delays for independent; those of copies that follow each other are not, and copies lengthen the queue.
+    """r_D assumes independent delays, but consecutive copies wait in the same queue and lengthen it.
 
     By r_D alone, seven copies 0.5 ms apart would be in time over the overloaded network.
     """
@@ -213,13 +213,13 @@ def test_copies_are_added_against_loss_but_not_against_delay() -> None:
 
 
 def test_receivers_wait_for_the_next_copy_as_long_as_delays_vary() -> None:
-    """Else they would take over what is only late, each of them, and there would be more to be late."""
+    """Otherwise each receiver would take over for messages that are only late, and cause more delay."""
     patient = replace(COPIES, promise=Target(0.999, 150 * MS), omega_per_eta=1.0)
     jittery = network(0.05, delay_ns=20 * MS)  # 4 to 40 ms
     chosen = first(patient, jittery)
     assert chosen.eta_ns + chosen.omega_ns >= 32 * MS
     assert all(s.eta_ns + s.omega_ns >= 32 * MS for s in patient.settings(jittery))
-    # A long way that takes the same time for each copy is no reason to wait.
+    # A long but constant delay is no reason to wait.
     delays = Histogram()
     delays.add(100 * MS, 100)
     far = first(patient, Estimate.of(0.05, delays))
@@ -266,14 +266,14 @@ def test_an_estimate_combines_the_worst_of_all_links() -> None:
     found = estimate([*rows, row("loss", 0.9, 5, 4), row("gamma", 7, 1, 3), row("loss_burst", 2, 1, 2)])
     assert found is not None
     assert found.loss == pytest.approx(0.05)
-    assert found.with_certain_loss().loss < found.loss, "of so few it is not certain"
+    assert found.with_certain_loss().loss < found.loss, "too few datagrams to be certain"
     assert (found.loss_burst, found.gamma_ns, found.delays.total) == (3, 7, 5)
     assert estimate(rows[:3]) is None, "no delays"
-    assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few to tell"
+    assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few datagrams"
 
 
 def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[list[Estimate]]:
-    """What five members find in a window each, of the four links into each, 270 datagrams on every one."""
+    """The estimates of five members in one window, each with four incoming links of 270 datagrams."""
     for _ in range(windows):
         found = []
         for _ in range(5):
@@ -288,7 +288,7 @@ def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[
 
 
 def test_a_group_with_many_links_rarely_mistakes_chance_for_loss() -> None:
-    """Twenty links are looked at in each window; that the worst of them looks bad is no news."""
+    """Among twenty links in each window, the worst looks bad by chance."""
     chance = random.Random(5)
     lenient = RedundancyMechanism(members=5, promise=Target(0.999, 150 * MS))
     current = Redundancy(2, 12 * MS, 48 * MS)  # enough for 0.063 lost

@@ -1,4 +1,4 @@
-"""Admission control: what a link has room for, who holds it, and what a refusal says."""
+"""Admission control: how much a link grants, which group has it, and what a refusal says."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_a_new_reservation_replaces_the_old_one() -> None:
     assert link.free_bytes_per_s == 100_000
     with pytest.raises(ReservationRefused) as caught:
         share.reserve(asking(10_001))
-    assert caught.value.free_bytes_per_s == 1_000_000, "what it holds itself would be free for it"
+    assert caught.value.free_bytes_per_s == 1_000_000, "its own reservation counts as free for itself"
     assert link.free_bytes_per_s == 100_000, "a refusal changes nothing"
 
 

@@ -1,4 +1,4 @@
-"""Experiments: tasks that can travel, tallies that add up in any order, intervals, and the command."""
+"""Experiments: tasks for other processes, tallies that add up in any order, intervals, and the command."""
 
 import csv
 import json

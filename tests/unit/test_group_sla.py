@@ -173,7 +173,7 @@ def test_a_link_estimate_has_the_worst_interval_and_the_quantiles_of_all_delays(
 
 
 def test_the_network_estimate_comes_from_the_lowest_layer_and_the_last_window() -> None:
-    """Above a service there is loss too, of another kind; and what was is over."""
+    """Loss above a service does not count, nor does an earlier window."""
     rows = [link("loss", 1, 0.4), link("loss", 5, 0.1), link("loss", 6, 0.9, layer="above")]
     network = evaluate_rows(rows, windows=2).network
     assert network is not None
@@ -194,7 +194,7 @@ def test_after_a_restart_evaluated_windows_stay_evaluated_and_late_rows_late() -
 
 
 def test_a_restarted_evaluation_remembers_the_order() -> None:
-    """A stretch may begin behind the row by which an order shows."""
+    """The rows after a restart may lack the one that names the order."""
     first = GroupEvaluation(SLAS)
     feed(first, range(4), nothing)
     second = GroupEvaluation(SLAS, state=json.loads(json.dumps(first.state())))
@@ -222,7 +222,7 @@ def test_a_restart_from_a_state_gives_the_same_findings_as_no_restart(cut: int) 
 
 
 def test_an_agreement_with_a_missing_layer_is_never_evaluated_and_named() -> None:
-    """Above a service that the group does not have, loss is the network's: not what was promised."""
+    """The agreement is about loss above a service that the group does not have; its rows are the network's."""
     theirs = replace(SLAS[0], name="gaps", provider="rmcast", observations=1)
     rare = replace(SLAS[0], name="rare", observations=10**6)
     system = GroupEvaluation((*SLAS, theirs, rare))

@@ -1,4 +1,4 @@
-"""The collector of one link, against what was really lost, delayed and overtaken."""
+"""The meter of one link, compared with the real losses, delays and reordering."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def serial(number: int) -> int:
 
 
 def fed(arrivals: list[tuple[int, int, int]]) -> LinkMeter:
-    """A meter that has taken (when, sent, number of the datagram)."""
+    """A meter after these datagrams: (arrival time, send time, number)."""
     meter = LinkMeter(1, arrivals[0][0])
     for at, sent, number in arrivals:
         meter.on_datagram(sent, serial(number))

@@ -1,4 +1,4 @@
-"""The collectors around a real stack: each side of each layer, against what was planted in the network."""
+"""The collectors around a real stack: both sides of each layer, compared with a known network."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_latency_of_own_messages_and_of_peers_messages() -> None:
     pair = Pair(delay_ns=2 * MS)
     pair.run(3, lambda now, member: [b"x"] if member == 1 and now % (20 * MS) == MS else [])
     own, other = (pair.of(m, "application", Side.BELOW, "latency")[-1] for m in (1, 2))
-    # Handed in 1 ms into a slot of 5 and sent at its end: the first in the list delivers its own then, the other one
-    # 2 ms later. There it counts from the slot's beginning, which is 1 ms more than it took: at most that.
+    # Submitted 1 ms into a slot of 5 ms and sent at its end. The sender delivers its own message then, the other
+    # member 2 ms later. There latency counts from the start of the slot, so it is 1 ms too long: an upper bound.
     assert own.link == other.link == 1
     assert own.value == pytest.approx(4 * MS, rel=1 / 32)
     assert other.value == pytest.approx(7 * MS, rel=1 / 32)
@@ -247,7 +247,7 @@ def test_memory_use_does_not_grow_with_traffic() -> None:
 
 
 class Arrivals:
-    """What arrives at a stack's collectors from two peers, in reads of several datagrams, one at a time or together."""
+    """Datagrams from two peers, counted in reads of several or one by one."""
 
     def __init__(self) -> None:
         stack = build(Policy("g", 1, View((1, 2, 3)), TIMING, rate=Rate(1000, 8)))

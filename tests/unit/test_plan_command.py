@@ -1,4 +1,4 @@
-"""`unisono plan`: its JSON, its explanation for people, and what it refuses."""
+"""`unisono plan`: its JSON, its text output, and its refusals."""
 
 import json
 import re
@@ -86,7 +86,7 @@ GRADED = ("plan", "--members", "5", "--failures", "1", "--delta", "10ms", "--gam
 def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Theorem 4 rules out both at once: 2Δ = 20 ms, and 19 ms are asked for."""
+    """Theorem 4 rules out both at once: 2Δ = 20 ms, and the deadline is 19 ms."""
     asked = (*GRADED, "--deadline", "19ms", "--reliable")
     status, found = planned(capsys, *asked)
     assert (status, found["chosen"]) == (ExitStatus.VIOLATED, None)

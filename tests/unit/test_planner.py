@@ -1,4 +1,4 @@
-"""The planner: what each order offers side by side, what is chosen, and Theorem 4's refusal."""
+"""The planner: the offers of all orders, the choice, and the refusal by Theorem 4."""
 
 from dataclasses import replace
 from math import exp
@@ -94,7 +94,7 @@ def test_a_required_reliability_decides() -> None:
 
 
 def test_residual_loss_rules_out_a_waiting_order_only_if_a_session_would_meet_it() -> None:
-    """What stays lost stops the order that waits for it: the question is whether that happens while it runs."""
+    """An unrepaired loss stops an order that waits: what matters is whether it happens during a session."""
     often = offered(plan(replace(ASK, loss=0.01, fec=(2, 10))), "vbr over fec 2/10")
     assert not often.feasible
     # 5 members, 250 datagrams a second each, for an hour, and none of 4 receivers may miss one.

@@ -1,4 +1,4 @@
-"""From the measurement service to the group: what is found is said, once each, and what was not heard is said again."""
+"""From the measurement service to the group: verdicts are sent once, and again if they were not delivered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"
 
 
 def found(folder: Path, store: MeasurementStore) -> MeasuredBatch:
-    """A violation and its end, in the group g."""
+    """A violation and its clearance, in the group g."""
     write_run(folder, 16, lossy_between(4, 8))
     return MeasurementService(SLAS, store).process(
         [read_block(stretch) for stretch in slices_between({}, readable_offsets(folder, {}))]
@@ -98,7 +98,7 @@ def test_estimates_and_verdicts_survive_the_round_trip(tmp_path: Path) -> None:
 
 
 class FakeGroup:
-    """A group that hands out what is proclaimed in it, until it goes on without this member."""
+    """A group that delivers the announced verdicts, until it continues without this member."""
 
     members = (1, 6)
 

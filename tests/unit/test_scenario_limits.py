@@ -1,4 +1,4 @@
-"""What real processes are put through of a scenario, and what is refused because its order could not go on."""
+"""Which scenarios real processes can run, and which are refused because the order would wait forever."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files of service level agreements: what they say, and that each error names its line and its field."""
+"""Files of service level agreements: how they are read, and that each error names its line and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps of scenarios: the named ones promise what they say, and a TOML file describes one."""
+"""Sweeps of scenarios: the named ones show what they claim, and a TOML file can describe another."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_without_spark_an_interrupted_sweep_continues(
     assert json.loads(finished)["rows"] == result_rows(
         read_sweep(SWEEP), map(run_task, split_into_tasks(read_sweep(SWEEP)))
     )
-    assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is no other sweep"
+    assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is the same sweep"
     status, points, other = shown(SWEEP.replace('delta = "10ms"', 'delta = "12ms"'))
     assert (status, points) == (0, [0, 1, 2, 3]), "another scenario is another sweep"
     assert other != finished
