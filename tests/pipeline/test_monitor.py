@@ -165,7 +165,7 @@ def test_an_agreement_that_was_never_judged_is_named(
         (["TRACE", "--sla", "SLA", "--id", "6"], "--join, --peers: give --join, --peers and --id together"),
         (["TRACE", "--sla", "SLA", "--master", "sc://localhost"], "Spark Connect cannot do that"),
         (["TRACE", "--sla", "missing.toml"], "missing.toml"),
-        (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: a whole multiple of collect, 250ms, is needed"),
+        (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: expected a multiple of `collect`, 250ms"),
         (["TRACE", "--sla", "SLA", "--keep", "SLA"], "(File exists); name another folder"),
         (["EMPTY", "--sla", "SLA"], "has no metric streams; `unisono demo --out` and"),
     ],
