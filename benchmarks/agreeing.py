@@ -1,4 +1,4 @@
-"""One member of the consensus benchmark: hands in batches of messages, and counts the instances that are decided."""
+"""One member of the consensus benchmark: submits batches of messages and counts decided instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_S = 0.5
 
 
 async def run(setup: dict[str, Any]) -> dict[str, Any]:
-    """Take part for the given time; the figures."""
+    """Take part for the given time and return the figures."""
     seconds, size = float(setup["seconds"]), int(setup["size"])
     messages = [bytes(size)] * int(setup["batch"])
     group = await unisono.join(

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
 
 import unisono
@@ -28,7 +29,7 @@ BATCH = 500
 SINGLE = 50
 """The burst per slot where messages are sent one by one."""
 SLOTS = 100
-"""Each member sends the bursts of so many slots."""
+"""How many slots of bursts each member sends."""
 WARM_UP_SLOTS = 10
 DONE_WITHIN_S = 60.0
 SEEDS = (1, 2)
@@ -127,12 +128,15 @@ async def _messages(order: str, burst: int, send: Part, receive: Part) -> float:
 
 def _simulated(scenarios: Path) -> tuple[float, int]:
     """CPU microseconds per simulated event, and how many events there were."""
-    from unisono.model.text.scenario import parse_scenario  # noqa: PLC0415  see above
+    try:
+        scenario_reader = import_module("unisono.model.text.scenario")
+    except ModuleNotFoundError:
+        scenario_reader = import_module("unisono.model.scenario_text")
     from unisono.sim import run  # noqa: PLC0415
 
     taken, events = 0.0, 0
     for name in SCENARIOS:
-        scenario = parse_scenario((scenarios / f"{name}.toml").read_text("utf-8"), name)
+        scenario = scenario_reader.parse_scenario((scenarios / f"{name}.toml").read_text("utf-8"), name)
         for seed in SEEDS:
             gc.collect()
             began = time.process_time()

@@ -1,7 +1,7 @@
 """Batches decided per second by consensus among three processes: without storage, and with each fsync policy.
 
-A batch is an instance: whatever parcels a leader has when it proposes, up to its size. The members hand in batches as
-fast as they are taken; instances are pipelined.
+A batch is an instance: all bundles that the leader has when it proposes, up to the size limit. The members submit
+batches as fast as they are accepted; instances are pipelined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAYS = ("no storage", "never", "batch", "always")
 
 
 def measure(way: str, seconds: float, folder: Path) -> dict[str, Any]:
-    """One run of one way to keep promises."""
+    """One run with one kind of storage."""
     peers = free_addresses(MEMBERS)
     setups = [
         {
@@ -52,7 +52,7 @@ def measure(way: str, seconds: float, folder: Path) -> dict[str, Any]:
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
-    """One row per way; of three runs, the best: other work on the machine only slows."""
+    """One row per kind of storage: the best of three runs, since other work on the machine only slows them."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:

@@ -1,7 +1,8 @@
-"""Throughput of the VBR order with failures, as a ratio to the order without in the same run; nobody fails.
+"""Throughput of the VBR order with failures, as a ratio to the order without failures in the same run.
 
-What it costs to be ready: every slot has a time-out, and a slot is never over before its end. Both sides declare the
-same, with a Δ that a scheduler's pauses stay below: with a smaller one a member that waits for a processor is given up.
+No member fails: this measures the cost of being prepared. Every slot has a time-out, and no slot closes before its end.
+Both sides declare the same Δ, longer than the scheduler's pauses; with a smaller Δ, a member that waits for a processor
+would time out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
         without, having, stalls = [], [], []
         for number in range(rounds):
             say(f"failures {load.size} B: round {number + 1} of {rounds}")
-            # Whoever goes first meets the machine as the round before left it.
+            # The first one runs on the machine as the previous round left it, so they take turns.
             first = number % 2 == 0
             try:
                 pair = {failures: ordered(load, seconds, failures=failures) for failures in (first, not first)}

@@ -29,11 +29,11 @@ GROUP = "fec"
 BLOCKS = 8
 """Per slot."""
 LEAST_S = 0.4
-"""Each figure is the best of three stretches of at least this long."""
+"""Each figure is the best of three measurements of at least this long."""
 
 
 def rate_mb(work: Callable[[], int]) -> float:
-    """MB per second of processor time; `work` gives the bytes that it has treated."""
+    """MB per second of processor time; `work` returns the number of bytes that it processed."""
     best = 0.0
     for _ in range(3):
         done, begin = 0, time.process_time()

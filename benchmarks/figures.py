@@ -1,7 +1,7 @@
 """Draws the documentation's figures: python -m benchmarks.figures (make figures).
 
-The slot's trade-off of the VBR order: its bound is the order's own arithmetic, the rest is measured in the simulator
-with delays of nothing or Δ and clocks that leap between their extremes, which is as bad as it gets. The same seed gives
+The slot's trade-off of the VBR order: its bound is the order's own formula, the rest is measured in the simulator
+with delays of 0 or Δ and clocks that jump between their extremes, which is the worst case. The same seed gives
 the same points, and an SVG carries its points with it, so that a test can tell whether it is up to date. And the
 mistakes of early delivery between groups over their window.
 """
@@ -37,7 +37,7 @@ DELTA_MS, GAMMA_MS, MEMBERS, PER_S = 20, 2, 3, 100
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a slot of one length gives."""
+    """The figures for one slot length."""
 
     theta_ms: int
     bound_ms: float
@@ -83,7 +83,7 @@ seed = 1
 
 
 def point(theta_ms: int) -> Point:
-    """One length of slots, offered and simulated."""
+    """One slot length: the order's offer, and the simulated figures."""
     timing = Timing(DELTA_MS * 1_000_000, GAMMA_MS * 1_000_000, theta_ms * 1_000_000)
     offered = offer(Ask(MEMBERS, Rate(PER_S, 40), timing))
     result = run(_scenario(theta_ms))
@@ -107,7 +107,7 @@ def drawn_points(path: Path = SLOT) -> list[Point]:
     """The points that a drawn figure carries with it."""
     found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text(encoding="utf-8"), re.DOTALL)
     if found is None:
-        raise ValueError(f"{path} carries no points; draw it anew with python -m benchmarks.figures")
+        raise ValueError(f"{path} carries no points; draw it again with python -m benchmarks.figures")
     return [Point(**each) for each in json.loads(unescape(found[1]))]
 
 

@@ -1,6 +1,6 @@
 """(d) Cost against the group's size and the messages per slot, in the simulator.
 
-Each member hands in one batch of messages per slot; every message that a member delivers is sliced out. The stack's
+Each member submits one batch of messages per slot; every message that a member delivers is sliced out. The stack's
 work is timed in three parts. `pack` is submit and the encoding of datagrams: it must touch every message. `slice` takes
 delivered messages apart: it must, too. `order` is all the rest (receiving datagrams, timers): it must not depend on the
 number of messages, only on slots, senders and frames. That part is also counted in calls of Python and C functions

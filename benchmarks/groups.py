@@ -108,7 +108,7 @@ def delays_of(way: str, *, contended: bool) -> tuple[float, float]:
 
 
 def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2 * NS_PER_MS) -> Mistakes:
-    """Delays anywhere between nothing and Δ, clocks that differ by up to Γ."""
+    """Delays between 0 and Δ, clocks that differ by up to Γ."""
     rules = Multigroup(PAIR, window_ns=window_ns, optimistic=True)
     per_member = messages // len(PAIR.members) // burst
     every = 20 * NS_PER_MS
@@ -120,7 +120,7 @@ def mistakes(window_ns: int, *, messages: int, burst: int = 1, gamma_ns: int = 2
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
-    """Ours in each way, then the published figures."""
+    """Our figures for each variant, then the published ones."""
     found: list[dict[str, Any]] = []
     for way in list(WAYS)[:1] if quick else WAYS:
         say(f"message delays, {way}")

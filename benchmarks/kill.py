@@ -1,7 +1,7 @@
-"""The longest silence that the death of a member causes: one of five is killed (kill -9), again and again.
+"""The longest silence that a crash causes: one of five members is killed (kill -9), again and again.
 
 Every member sends a message per slot, so that a survivor that delivers nothing is one that waits. Theorem 5 has Δ+2Γ+Θ
-with Δ and Γ as declared, for who is dead is waited for that long; what the machine's timers are late by comes on top.
+with Δ and Γ as declared, since the others wait that long for a crashed member; the lateness of timers comes on top.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KILL_S = 1.0
 START_ALLOWANCE_S = 40.0
 SOURCE = "benchmarks/kill.py"
 BEFORE_NS, AFTER_NS = 200_000_000, 700_000_000
-"""What of the run is looked at, around the kill."""
+"""The part of the run around the kill that is evaluated."""
 
 
 def _scenario(killed: int) -> str:
@@ -60,7 +60,7 @@ seconds = {SECONDS}
 
 
 def measure(killed: int) -> dict[str, Any]:
-    """One run: the longest silence around the kill at any survivor, and what bounds it."""
+    """One run: the longest silence around the kill at any survivor, and its bound."""
     text = _scenario(killed)
     scenario = parse_scenario(text, SOURCE)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
@@ -73,9 +73,9 @@ def measure(killed: int) -> dict[str, Any]:
         nodes = asyncio.run(cluster.run(SECONDS + START_ALLOWANCE_S))
         finals = {member: final for member, node in nodes.items() if (final := node.final_report()) is not None}
         record_crashes(scenario, run, Path(folder), cluster.killed)
-        judgement = check_cluster_run(scenario, run, Path(folder), finals, cluster.killed)
+        report = check_cluster_run(scenario, run, Path(folder), finals, cluster.killed)
     at_ns = cluster.killed[0].killed_ns or 0
-    timing, rows = scenario.timing, judgement.trace.deliveries()
+    timing, rows = scenario.timing, report.trace.deliveries()
     gaps = []
     for member in finals:
         times = np.unique(rows.real_ns[rows.member == member])
@@ -86,9 +86,9 @@ def measure(killed: int) -> dict[str, Any]:
         "killed": killed,
         "gap_ms": max(gaps) / 1e6,
         "theorem_5_ms": declared / 1e6,
-        "timer_lateness_ms": judgement.measured.lateness_ns / 1e6,
-        "bound_ms": (declared + judgement.measured.lateness_ns) / 1e6,
-        "verdict": judgement.verdict.value,
+        "timer_lateness_ms": report.measured.lateness_ns / 1e6,
+        "bound_ms": (declared + report.measured.lateness_ns) / 1e6,
+        "verdict": report.verdict.value,
         "survivors": len(finals),
     }
 

@@ -25,7 +25,7 @@ SOURCE = "benchmarks/latency.py"
 
 
 def _scenario(slot_ms: int, seconds: float) -> str:
-    # Poisson, so that messages fall on every part of a slot; declared above the average, so that few are pushed back.
+    # Poisson, so that messages fall on every part of a slot; declared above the average, so that few have to wait.
     return f"""
 [group]
 name = "latency"
@@ -52,7 +52,7 @@ seconds = {seconds}
 
 
 def measure(slot_ms: int, seconds: float) -> ClusterReport:
-    """One run, judged."""
+    """One run, with its checked report."""
     text = _scenario(slot_ms, seconds)
     scenario = parse_scenario(text, SOURCE)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
@@ -78,8 +78,8 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
         for number in range(rounds):
             say(f"latency: slot of {slot_ms} ms, round {number + 1} of {rounds}, {seconds:g} s")
             load = os.getloadavg()[0]
-            judgement = measure(slot_ms, seconds)
-            figures = judgement.to_json()
+            report = measure(slot_ms, seconds)
+            figures = report.to_json()
             found.append(
                 {
                     "system": "unisono",

@@ -1,9 +1,9 @@
 """The measurement stream: from a row written to a violation delivered at a member, and how many rows it keeps up with.
 
-Latency: a group of real processes with the service's seat in it. Rows are written as if by other members; their losses
+Latency: a group of real processes with the SLA reporter in it. Rows are written as if by other members; their losses
 change from window to window, so that each window is a verdict. The clock runs from the write of the rows that end a
-window until a member process has delivered the verdict; the next follows after a random while, so that the trigger is
-met anywhere.
+window until a member process has delivered the verdict; the next follows after a random while, so that verdicts fall on
+any part of the trigger interval.
 
 Throughput: a process of its own appends what a group of 32 members collects four times a second.
 
@@ -195,7 +195,7 @@ def _latency(start: Start, trigger_ns: int, samples: int) -> dict[str, Any]:
 
 
 def _write(directory: Path, number: int) -> int:
-    """One interval of every writer, in which the agreement breaks or is kept again; when it was there."""
+    """Write one interval of every writer, with or without losses; returns the time of writing."""
     folder = metrics_folder(directory, "bench", "bench")
     folder.mkdir(parents=True, exist_ok=True)
     for member in WRITERS:
@@ -206,7 +206,7 @@ def _write(directory: Path, number: int) -> int:
 
 
 def _awaited(running: RunningMeasurement, delivered: queue.Queue[tuple[str, int, int]], number: int) -> int:
-    """When the first member delivered the verdict of this number; of earlier ones others may still tell."""
+    """When the first member delivered the verdict with this number; reports of earlier ones are skipped."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         running.wait(0)
@@ -221,7 +221,7 @@ def _awaited(running: RunningMeasurement, delivered: queue.Queue[tuple[str, int,
 
 
 class _Group:
-    """Real members that listen."""
+    """Real members that deliver verdicts."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ def _throughput(start: Start, trigger_ns: int, seconds: float) -> dict[str, Any]
         per_interval = CROWD * (1 + 5 * (CROWD - 1))
 
         def take(measured: MeasuredBatch) -> None:
-            """How old the newest row was that was judged: its interval's number says when it was written."""
+            """The age of the newest evaluated row; the number of its interval says when it was written."""
             if measured.rows and began.is_set():
                 intervals = running.service.rows / per_interval
                 lags.append(time.monotonic() - first - (intervals - 1) * COLLECT_NS / NS_PER_S)

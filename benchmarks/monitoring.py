@@ -95,7 +95,7 @@ def _row(frame: int, load: Load, seconds: float, rounds: int, say: Say) -> dict[
 
 
 def _interval(name: str, values: list[float]) -> dict[str, float]:
-    """Where the median lies with a probability of 95 %, by ranks: no more is assumed than that phases are alike."""
+    """The 95 % confidence interval of the median, by ranks; it assumes only that phases are alike."""
     ranked = sorted(values)
     reach = 0.98 * len(ranked) ** 0.5
     low, high = max(0, round(len(ranked) / 2 - reach) - 1), min(len(ranked) - 1, round(len(ranked) / 2 + reach))

@@ -15,7 +15,7 @@ BEGIN_S = 2.0
 
 
 async def run(setup: dict[str, Any]) -> dict[str, Any]:
-    """Take part for the given time; the figures."""
+    """Take part for the given time and return the figures."""
     seconds, size, rate, batch = (float(setup[word]) for word in ("seconds", "size", "rate", "batch"))
     groups = {name: tuple(members) for name, members in setup["groups"].items()}
     topology = unisono.Topology(groups, {name: tuple(groups) for name in groups})

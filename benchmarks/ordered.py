@@ -1,4 +1,4 @@
-"""One member of the throughput benchmark: sends as fast as the group takes it, slices out and counts what is delivered.
+"""One member of the throughput benchmark: sends as fast as the group accepts, and counts deliveries.
 
 With UNISONO_PROFILE set to a folder, the counted time of one member is profiled and the profile left there.
 """
@@ -21,10 +21,10 @@ from benchmarks.switching import Switch
 WARM_S = 0.5
 """Left out at the start, while processes and caches warm up."""
 STALL_S = 5.0
-"""Without any delivery for this long the group has stopped: something was lost, or nobody gets to run."""
+"""Without any delivery for this long the group has stopped: something was lost, or no process gets to run."""
 GATHER_S = 20.0
 PROFILED = 1
-"""The member that is profiled: if all were, the group would crawl."""
+"""The member to profile; profiling all would slow the group down too much."""
 
 
 class MemberRun:
@@ -95,14 +95,14 @@ class MemberRun:
         }
 
     async def _gather(self, group: unisono.Group) -> None:
-        """Where members come and go a group begins with whoever is there; this waits for all, as others do anyway."""
+        """Wait for all members: with failures, a group starts with the members that are up."""
         async with asyncio.timeout(GATHER_S):
             while len(group.members) < len(self.setup["peers"]):
                 await asyncio.sleep(0.01)
 
     async def _send(self, group: unisono.Group, burst: int, size: int) -> None:
         messages = [bytes([n % 256]) * size for n in range(burst)]
-        # A little longer than counted, so that nobody counts while others have stopped.
+        # Send a little longer than the counted time, so that no member counts while others have stopped.
         while time.monotonic() - self._begin < WARM_S + self.seconds + 0.5:
             await group.send_many(messages)
             await asyncio.sleep(0)

@@ -1,11 +1,11 @@
 """How long an urgent message takes into the queues of all members, by group and message size (paper 004, Figure 5).
 
 The groups run over loopback in one process, so members share one core: figures are for comparison with each other. In
-each round some messages of low priority are queued everywhere, and then one more is sent, and timed until everybody's
-queue has it: of low priority by turns with urgent. The low one goes behind the others: that is the order without
+each round some messages of low priority are queued everywhere, and then one more is sent, and timed until the queues of
+all members have it: of low priority by turns with urgent. The low one goes behind the others: that is the order without
 priorities at work. The urgent one locks them and overtakes them. The ratio of the two, by the clock and by processor
 time, is what priorities cost. The paper has less than 6 ms for 1024 bytes and 6 members. Beside it, in the same run,
-the agreed log (order consensus), which knows no priorities: from sending until everybody has delivered.
+the agreed log (order consensus), which knows no priorities: from sending until all members have delivered.
 """
 
 from __future__ import annotations

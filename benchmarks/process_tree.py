@@ -1,4 +1,4 @@
-"""What a process and everything that it has started use, out of /proc: processor time and memory."""
+"""Processor time and memory of a process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
-    """The process and its descendants that live."""
+    """The process and its running descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -30,12 +30,12 @@ def cpu_s(root: int) -> float:
 
 
 def memory_bytes(root: int) -> int:
-    """What the tree holds now; a page that several share is counted once."""
+    """The memory that the tree uses now; shared pages are counted once."""
     return sum(map(_proportional_bytes, tree(root)))
 
 
 class Peak:
-    """The most memory that a tree held, looked at four times a second."""
+    """The largest memory use of a tree, sampled four times a second."""
 
     def __init__(self, root: int) -> None:
         self.bytes = 0

@@ -18,7 +18,7 @@ BATCH = 50
 
 
 def measure(rate: int, seconds: float) -> dict[str, Any]:
-    """One run: `rate` multicasts per second are handed in, in all."""
+    """One run: `rate` multicasts per second are submitted in total."""
     peers = free_addresses(MEMBERS)
     setups = [
         {
@@ -41,7 +41,7 @@ def measure(rate: int, seconds: float) -> dict[str, Any]:
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
-    """One row per rate that is offered."""
+    """One row per submitted rate."""
     found = []
     for rate in RATES[1:2] if quick else RATES:
         say(f"three groups of three, {rate} multicasts per second")

@@ -1,7 +1,7 @@
 """The reference of the throughput benchmark: the same packed datagrams over plain UDP, without any ordering.
 
-Each process packs runs of messages, sends them to each peer, and slices out every message that arrives. Reading goes
-before sending, so that little is lost; what is lost is not counted.
+Each process packs messages into datagrams, sends them to each peer, and slices out every message that arrives. Reading
+goes before sending, so that little is lost; what is lost is not counted.
 """
 
 from __future__ import annotations

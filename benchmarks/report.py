@@ -171,7 +171,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "measured_ever_low": "from",
         "measured_ever_high": "to",
         "reached_ms": "that share took ms",
-        "missed": "missed by somebody",
+        "missed": "missed by a member",
         "once": "each once",
         "load_before": "load before",
     },
@@ -288,7 +288,7 @@ delivery, out of the recorded trace. The bound is Δ+Γ+Θ: Δ is the measured 9
 plus the latest that any timer of any member fired, Γ is as measured in-band, Θ is the slot. The target is that \
 nothing is late on a machine that does nothing else.""",
     "failures": """\
-The order of (a) with `failures` against the one without, both declaring the same, by turns; nobody fails. Δ is longer \
+The order of (a) with `failures` against the one without, both declaring the same, by turns; no failures. Δ is longer \
 than in (a), so that a member that waits for a processor is not given up for dead (*given up* counts how often one \
 was). The ratio is the median of the rounds' ratios.""",
     "kill": f"""\
@@ -325,7 +325,7 @@ that others use. Frames of an Ethernet's size are the hard case: collecting is w
 *Latency*: from the write of the rows that end a window until the verdict on it is delivered at a member process, \
 through the stream, the service's seat and the group's total order; each window is a verdict. *Throughput*: what a \
 group of {measurement.CROWD} members collects, 20,000 rows/s offered; *lag* is how old the newest row was when it was \
-judged, *driver cores* what the judging process used. *No spark* is the same job in one thread.""",
+evaluated, *driver cores* what the evaluating process used. *No spark* is the same job in one thread.""",
     "rmcast": f"""\
 {rmcast.MEMBERS} processes, each multicasting {rmcast.RATE:g} messages/s without a total order; {rmcast.LOSS:.0%} of \
 all datagrams that arrive are thrown away on purpose. What one datagram takes and how late timers fire is measured \
@@ -379,7 +379,7 @@ measurement.""",
 
 
 def machine_facts() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and versions that the figures depend on."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),
@@ -450,7 +450,7 @@ def _section(name: str, rows: list[Row], note: str = "") -> str:
 
 
 def revised(page: str, facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
-    """The page with some sections measured anew, each with its own date; the others stay as they are."""
+    """The page with some sections replaced by new measurements, each with its own date."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     titles = {title: name for name, title in TITLES.items()}
     known = {titles.get(section.splitlines()[0].removeprefix("## "), section): section for section in sections}

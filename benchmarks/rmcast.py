@@ -1,12 +1,12 @@
 """(f) Reliable multicast over real sockets that lose datagrams: the reliability measured against the one negotiated.
 
 Five member processes on this machine. A first run without loss measures what one datagram takes and how late timers
-fire; with that and the loss to come, negotiation answers whether a share of all multicasts can be with everybody within
-a deadline, with which ρ, η and ω, and how much sooner than asked it could be. A second run loses 5 % of all datagrams
+fire; with that and the loss to come, negotiation answers whether a share of all multicasts can reach all members within
+a deadline, with which ρ, η and ω, and how much sooner than required. A second run loses 5 % of all datagrams
 on purpose, and counts the multicasts that every other member had within the deadline, within what was offered, and at
 all.
 
-r_D takes it that copy i leaves at iη. On a host, a copy leaves when its timer fires, so how late that is counts as part
+r_D assumes that copy i leaves at iη. On a host, a copy leaves when its timer fires, so how late that is counts as part
 of the delay. And a host stalls: all copies and all members wait at once. So delays are negotiated about as dependent,
 which is a bound however they depend on each other; for independent ones r_D promises a D that a stall breaks.
 """
@@ -85,7 +85,7 @@ seconds = {seconds}
 def measure(
     redundancy: Redundancy, delta_ns: int, loss: float, seconds: float
 ) -> tuple[ClusterReport, dict[int, ProcessReport]]:
-    """One run, judged."""
+    """One run, with its checked report."""
     text = _scenario(redundancy, delta_ns, loss, seconds)
     scenario = parse_scenario(text, SOURCE)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
@@ -117,13 +117,13 @@ class Reached:
     in_time: int
     whenever: int
     time_ns: int | None
-    """The time that the asked share of all stayed below; None if fewer arrived at all."""
+    """The time within which the required share arrived; None if fewer arrived at all."""
 
 
 def reached(trace: Trace, within_ns: int) -> Reached:
     """Count.
 
-    Only those count that had twice the time before the first member left: who has left receives nothing more.
+    Only multicasts with at least twice the time before the first member left count: a departed member receives nothing.
     """
     sends, deliveries = trace.sends(), trace.deliveries()
     ends = trace.of_kind(EventKind.LEAVE).real_ns
@@ -184,9 +184,9 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
         raise RuntimeError("no time was offered")
     seconds = multicasts / (MEMBERS * RATE)
     say(f"rmcast: {redundancy.text()}, {multicasts:,} multicasts, {seconds:g} s")
-    judgement, finals = measure(redundancy, DEADLINE_NS, LOSS, seconds)
-    found = reached(judgement.trace, DEADLINE_NS)
-    sooner = reached(judgement.trace, offered_ns)
+    report, finals = measure(redundancy, DEADLINE_NS, LOSS, seconds)
+    found = reached(report.trace, DEADLINE_NS)
+    sooner = reached(report.trace, offered_ns)
     total, in_time, whenever = found.total, found.in_time, found.whenever
     if not total:
         raise RuntimeError("nothing was sent")
@@ -211,7 +211,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
             "measured_ever_high": round(share_between(whenever, total)[1], 6),
             "reached_ms": None if found.time_ns is None else round(found.time_ns / 1e6, 3),
             "missed": total - whenever,
-            "once": judgement.verdicts["integrity"].status.value,
+            "once": report.verdicts["integrity"].status.value,
             "load_before": round(load, 2),
         }
     ]

@@ -1,9 +1,9 @@
 """Experiments on Spark beside the same work without: what Spark adds, and whether every core is busy.
 
 In one process; then in as many plain processes as there are cores, which take one task after the other; then on Spark.
-What Spark adds is told by one and the same run: all that its processes used, less what the simulator's runs used in
-its workers. Beside other runs it would be told less well: the same work takes up to a fifth more or less processor time
-from run to run, and cores that are busy at the same time are slower each on many machines.
+The overhead of Spark is measured within one run: the processor time of all its processes, minus the time of the
+simulator's runs in its workers. Comparing different runs would be less exact: the same work takes up to a fifth more or
+less processor time from run to run, and on many machines each core is slower while the others are busy.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TIMES = 7
 
 
 def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
-    """A row for each; the tables that they give are compared."""
+    """One row per way of running; their tables must be equal."""
     experiment = find_experiment(EXPERIMENT)
     work = split_into_tasks(experiment, QUICK_RUNS if quick else RUNS)
     worked: list[float] = []
 
     def on_spark() -> list[Row]:
-        told: list[float] = []
+        worked_s: list[float] = []
         table = result_rows(
-            experiment, run_experiment(session, experiment, work, None, lambda *now: told.append(now[2]))
+            experiment, run_experiment(session, experiment, work, None, lambda *progress: worked_s.append(progress[2]))
         )
-        worked.append(told[-1])
+        worked.append(worked_s[-1])
         return table
 
     with spark_session() as session, multiprocessing.get_context("spawn").Pool(cores := parallelism(session)) as pool:
@@ -49,7 +49,7 @@ def rows(*, quick: bool = False, say: Say = silence) -> list[dict[str, Any]]:
             f"Spark, {cores} cores": on_spark,
         }
         for run in systems.values():
-            run()  # everybody has imported all, and the JVM has compiled what it runs
+            run()  # afterwards all workers have imported everything, and the JVM has compiled its code
         worked.clear()
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
         for number in range(1 if quick else TIMES):

@@ -17,7 +17,7 @@ class Switch:
     def __init__(self, group: unisono.Group) -> None:
         self.phases: list[dict[str, Any]] = []
         """Those that were counted from beginning to end."""
-        self._driver, self._oversight = group._driver, group._driver.qos_observer
+        self._driver, self._observer = group._driver, group._driver.qos_observer
         self._number = -1
         self._whole = False
         self._messages = 0
@@ -47,10 +47,10 @@ class Switch:
         self._whole = self._number >= 0
         self._number, self._messages, self._datagrams = number, 0, datagrams
         self._begin, self._cpu = now, cpu
-        watched = self._oversight if number % 2 else None
+        watched = self._observer if number % 2 else None
         if watched is not None:
-            # Own messages and others' datagrams are told apart by their numbers, which have gone on while nobody
-            # counted. Nobody but this switch makes collectors begin anew four times a second and look for all those.
+            # Collectors match messages and datagrams by consecutive numbers, which advanced while they were off. Only
+            # this benchmark switches collectors on and off, so it resets them itself.
             watched.monitor._awaited.clear()
             watched.monitor._sequence = self._driver.sent
             watched.monitor._links.clear()

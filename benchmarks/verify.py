@@ -24,11 +24,11 @@ RANGE_SLOTS = 4096
 JITTER_NS = 3_000_000
 PLANTED_SLOTS = 1000
 COMPARED = tuple(plant for plant in PLANTS if plant is not plant_rate_violation)
-"""Without that of the rates: nothing was declared, since the other engines do not judge that."""
+"""All checks except rates: no rates are declared, since the other engines do not check them."""
 
 
 def _run(engine: str, folders: list[Path]) -> tuple[list[dict[str, Any]], int]:
-    """What an engine says of each, and the most memory that it and what it started held."""
+    """The verdicts of an engine on each run, and the largest memory use of its processes."""
     command = [sys.executable, "-m", "benchmarks.verify_engines", engine, *map(str, folders)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Peak(process.pid) as peak:
         out, _ = process.communicate()
@@ -38,7 +38,7 @@ def _run(engine: str, folders: list[Path]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _planted(directory: Path) -> list[Path]:
-    """A clean run, and one for each violation that is planted."""
+    """A clean run, and one run per planted violation."""
     clean = record_run(directory, members=MEMBERS, slots=PLANTED_SLOTS, burst=BURST, jitter_ns=JITTER_NS, declare=False)
     folders = [clean]
     for plant in COMPARED:

@@ -21,13 +21,13 @@ LOOK_EVERY_S = 0.02
 
 
 async def run(setup: dict[str, Any]) -> None:
-    """Take part until somebody ends this process; one that the others went on without joins again."""
+    """Take part until this process is killed; after an exclusion, join again."""
     while True:
         await live(setup)
 
 
 async def live(setup: dict[str, Any]) -> None:
-    """One life: until this member is left out."""
+    """One incarnation: until this member is excluded."""
     group = await unisono.join(
         "views-benchmark",
         member=int(setup["member"]),

@@ -2,7 +2,7 @@
 
 Five processes send and pull in the priority order; one is killed with SIGKILL, comes back under its number, and then it
 is the next one's turn. The failure-detection time is the longest silence after which a survivor suspects the dead, as
-its detector had it before the kill: it follows from what was measured, on this machine, as busy as it is.
+its detector had it before the kill; it depends on the machine and its load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTLE_S = 1.5
 
 
 class Member:
-    """A process, and the views that it has told of."""
+    """A process, and the views that it has reported."""
 
     def __init__(self, member: int, peers: dict[int, tuple[str, int]]) -> None:
         self.member = member
@@ -51,7 +51,7 @@ def _wait(members: list[Member], present: tuple[int, ...]) -> None:
 
 
 def _next_view(member: Member, dead: int, since_ns: int) -> dict[str, Any] | None:
-    """The first view without the dead."""
+    """The first view without the killed member."""
     views = [view for view in list(member.views) if view["at_ns"] > since_ns and dead not in view["members"]]
     return views[0] if views else None
 

@@ -1,6 +1,6 @@
-"""Paper 002, equations (1) to (13), each against values worked out here without the code under test.
+"""Paper 002, equations (1) to (13), each compared with values computed here without the code under test.
 
-The paper's own setting is the yardstick: exponential delays of mean d = 1 (here 1 ms), q = 0.05, n = 50, η = 4.6.
+The setting is the paper's: exponential delays of mean d = 1 (here 1 ms), q = 0.05, n = 50, η = 4.6.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,13 @@ from unisono.model.delays import (
 from unisono.model.histogram import Histogram
 from unisono.model.redundancy import Redundancy, RelativeRequirement, eta_of_all, eta_of_one
 from unisono.net.rmcast.timeouts import ExactOmega
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure, agreement_failure_extended, crash_within
 from unisono.qos.plan.rmcast_model import (
     FOREVER_NS,
+    CrashModel,
     NetworkModel,
+    agreement_failure,
+    agreement_failure_extended,
+    crash_within,
     longest_omega,
     meets_requirement,
     miss_probability,
@@ -103,7 +106,7 @@ def test_equation_1_of_a_histogram_never_flatters_the_network() -> None:
 @pytest.mark.parametrize(
     "delay", [ExponentialDelay(MS), UniformDelay(0, MS), ConstantDelay(0), EmpiricalDelay.of_samples([0, MS])]
 )
-def test_equation_1_nothing_arrives_in_no_time(delay: DelayModel) -> None:
+def test_equation_1_nothing_arrives_in_zero_time(delay: DelayModel) -> None:
     assert not_arrived_probability(NetworkModel(delay, Q), 0) == 1
     assert not_arrived_probability(NetworkModel(delay, Q), -MS) == 1
 
@@ -235,7 +238,7 @@ def test_equation_13_by_hand_for_three_and_four() -> None:
 
 
 def enumerated(members: int, q: float, v: float, b: float, survivors_counted: Callable[[int], bool]) -> float:
-    """Every way in which it can fail, one by one: who is served, who of those gets it, who of those crashes."""
+    """All failures, enumerated: receivers served, receivers that get the message, and those that crash."""
 
     @cache
     def f(n: int) -> float:
@@ -248,14 +251,14 @@ def enumerated(members: int, q: float, v: float, b: float, survivors_counted: Ca
                 j = sum(got)
                 received = crash_here * (1 - q) ** j * q ** (served - j)
                 for crashed in product((False, True), repeat=j):
-                    lives = j - sum(crashed)
-                    each = received * v ** sum(crashed) * (1 - v) ** lives
+                    survivors = j - sum(crashed)
+                    each = received * v ** sum(crashed) * (1 - v) ** survivors
                     if j == 0:
                         continue
-                    if lives == 0:
+                    if survivors == 0:
                         total += each
-                    elif survivors_counted(lives):
-                        total += each * f(n - 1 - j + lives) ** lives
+                    elif survivors_counted(survivors):
+                        total += each * f(n - 1 - j + survivors) ** survivors
         return total
 
     return f(members)
@@ -337,7 +340,7 @@ def test_equation_3_for_dependent_delays_by_hand() -> None:
     )
 
 
-def test_equations_4_and_7_for_dependent_delays_take_each_destination_for_itself() -> None:
+def test_equations_4_and_7_for_dependent_delays_add_the_misses_of_each_destination() -> None:
     network = NetworkModel(ConstantDelay(at(1)), 0.1, delays_dependent=True)
     assert reach_probability(4, network, RHO_1, at(10)) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
     assert reach_probability_limit(4, network, RHO_1) == pytest.approx(1 - 3 * 0.01, rel=1e-12)
@@ -349,7 +352,7 @@ def test_equations_4_and_7_for_dependent_delays_take_each_destination_for_itself
 @pytest.mark.parametrize(
     "delay", [ExponentialDelay(MS), LognormalDelay(at(2), 0.5), UniformDelay(0, at(7)), ConstantDelay(MS)]
 )
-def test_dependent_delays_never_offer_more_and_one_copy_to_one_member_offers_the_same(delay: DelayModel) -> None:
+def test_dependent_delays_never_guarantee_more_and_are_equal_for_one_copy_to_one_member(delay: DelayModel) -> None:
     free, bound = NetworkModel(delay, Q), NetworkModel(delay, Q, delays_dependent=True)
     for rho, d in product(range(4), (0.3, 1, 3, 5, 8, 14, 30)):
         setting = Redundancy(rho, at(2))

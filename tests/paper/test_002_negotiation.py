@@ -1,4 +1,4 @@
-"""Paper 002 §2.2 and §3.2: the walk of Figure 2, down to the network and back up, with the counter-offer."""
+"""Paper 002 §2.2 and §3.2: the negotiation of Figure 2, down to the network and back up, and counter-offers."""
 
 from dataclasses import dataclass, replace
 
@@ -21,9 +21,15 @@ from unisono.qos.plan.negotiation import (
     negotiate,
     worst_network_for,
 )
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure_extended, crash_within
-from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability, reach_probability_after_first
-from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_model import (
+    CrashModel,
+    NetworkModel,
+    agreement_failure_extended,
+    crash_within,
+    expected_broadcasts,
+    reach_probability,
+    reach_probability_after_first,
+)
 
 MS = 1_000_000
 PAPER = Environment(50, NetworkModel(ExponentialDelay(MS), 0.05))
@@ -38,7 +44,7 @@ def histogram(*samples_ms: float) -> EmpiricalDelay:
 
 @dataclass(frozen=True)
 class Adds:
-    """A service that takes a fixed time and rests on `multicasts` of the one below."""
+    """A layer that takes a fixed time and depends on `multicasts` of the layer below."""
 
     name: str
     takes_ns: int
@@ -81,7 +87,7 @@ DELAYS = [
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-def test_what_is_agreed_holds_for_any_distribution(delay: DelayModel) -> None:
+def test_the_agreed_guarantee_holds_for_any_distribution(delay: DelayModel) -> None:
     below = Environment(20, NetworkModel(delay, 0.03))
     answer = agreed(negotiate(Requirement(Target(0.99, 60 * MS), Target(0.95, 120 * MS)), below))
     assert reach_probability(20, below.network, answer.redundancy, 60 * MS) >= 0.99
@@ -118,13 +124,13 @@ def test_achievable_means_at_least_erratum_6() -> None:
 def test_erratum_11_nine_tenths_are_not_achievable_with_one_repetition() -> None:
     limited = replace(PAPER, rho_most=1)
     answer = refused(negotiate(Requirement(Target(0.9, 3_600_000 * MS)), limited))
-    assert len(answer.alternatives) == 1, "there is no D at which 0.9 is reached, only a share that is"
+    assert len(answer.alternatives) == 1, "no D reaches 0.9, so the offer is the share that is reached"
     assert answer.alternatives[0].latency is not None
     assert answer.alternatives[0].latency.share == pytest.approx(0.88457, abs=5e-6)
     assert agreed(negotiate(Requirement(Target(0.9, 60 * MS)), PAPER)).redundancy.rho == 2
 
 
-def test_a_counter_offer_is_accepted_when_it_is_asked_for() -> None:
+def test_a_requirement_that_repeats_a_counter_offer_is_accepted() -> None:
     answer = refused(negotiate(Requirement(Target(0.99, 6 * MS)), PAPER))
     assert len(answer.alternatives) == 2
     by_share, by_time = (offer.latency for offer in answer.alternatives)
@@ -147,7 +153,7 @@ def test_a_relative_counter_offer_is_accepted_too() -> None:
     refused(negotiate(Requirement(relative=Target(0.95, offer.relative.within_ns - 1)), PAPER))
 
 
-def test_what_is_needed_of_the_network_is_the_edge_of_what_is_enough() -> None:
+def test_the_worst_network_is_exactly_the_limit() -> None:
     required = Requirement(Target(0.99, 30 * MS))
     answer = agreed(negotiate(required, PAPER))
     need = answer.worst_network
@@ -165,7 +171,7 @@ def test_what_is_needed_of_the_network_is_the_edge_of_what_is_enough() -> None:
     assert worst_network_for(required, PAPER, setting) == need
 
 
-def test_a_network_as_good_as_the_counter_says_is_accepted() -> None:
+def test_a_network_as_good_as_the_counter_offer_requires_is_accepted() -> None:
     required = Requirement(Target(0.9, 5 * MS))
     answer = refused(negotiate(required, PAPER))
     assert answer.worst_network is not None
@@ -175,7 +181,7 @@ def test_a_network_as_good_as_the_counter_says_is_accepted() -> None:
     agreed(negotiate(required, replace(PAPER, network=faster)))
 
 
-def test_figure_2_the_walk_goes_down_to_the_network_and_back_up() -> None:
+def test_figure_2_the_negotiation_goes_down_to_the_network_and_back_up() -> None:
     layers = (Adds("order", 7 * MS), Adds("fifo", 2 * MS, multicasts=2))
     answer = agreed(negotiate(Requirement(Target(0.99, 60 * MS)), PAPER, layers))
     assert [(step.layer, step.direction) for step in answer.steps] == [
@@ -209,7 +215,7 @@ def test_figure_2_the_counter_offer_is_stated_at_the_top() -> None:
     assert again.guarantee.latency is not None
 
 
-def test_a_layer_that_alone_is_too_slow_is_named_and_still_answered() -> None:
+def test_a_layer_that_is_too_slow_is_named_with_alternatives() -> None:
     answer = refused(negotiate(Requirement(Target(0.99, 5 * MS)), PAPER, (Adds("order", 7 * MS),)))
     assert "order alone takes longer" in answer.reason
     assert answer.worst_network is None
@@ -249,13 +255,13 @@ def test_agreement_limits_how_long_a_receiver_may_wait() -> None:
         (lambda: ScaledDelay(ExponentialDelay(MS), 0), "delay"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(make, field: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_value_is_refused_and_its_field_named(make, field: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidOption, match=field):
         make()
 
 
-def test_receivers_count_copies_where_nothing_rests_on_their_take_overs() -> None:
-    """r_D counts on the originator alone; u_S counts on receivers that take over after η+ω."""
+def test_receivers_count_copies_if_no_guarantee_relies_on_their_takeovers() -> None:
+    """r_D relies on the originator alone; u_S relies on receivers that take over after η+ω."""
     within = negotiate(Requirement(Target(0.99, 60_000_000)), PAPER)
     assert isinstance(within, Agreement)
     assert within.redundancy.adaptive == "counting"

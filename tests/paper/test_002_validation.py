@@ -1,4 +1,4 @@
-"""Paper 002 §5: what its validation claims, on short runs here and on long ones when asked for (`slow`)."""
+"""Paper 002 §5: the claims of its validation, in short runs and, marked `slow`, in long ones."""
 
 from typing import cast
 
@@ -8,8 +8,7 @@ from unisono.experiments.catalogue import find_experiment, run_task
 from unisono.experiments.experiment import Experiment, Row, result_rows, split_into_tasks
 from unisono.model.delays import ExponentialDelay
 from unisono.model.redundancy import Redundancy
-from unisono.qos.plan.rmcast_model import NetworkModel
-from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_model import NetworkModel, expected_broadcasts
 from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
@@ -29,15 +28,15 @@ def number(row: Row, name: str) -> float:
 @pytest.mark.parametrize("runs", LENGTHS)
 @pytest.mark.parametrize("name", ["tapas-fig18", "tapas-fig19", "tapas-fig20", "tapas-fig21"])
 def test_without_a_crash_the_formulas_never_promise_too_much(name: str, runs: int) -> None:
-    """u_S as the formula has it, from a process that is given: from the first receiver it is another, harder thing."""
+    """u_S as in the formula, from a given process; from the first receiver it is a stronger claim."""
     calm = [row for row in rows(name, runs) if row["scenario"] == "no crash"]
     calm = [row for row in calm if row.get("relative_to") != "first receiver"]
     assert len(calm) == 50
     assert not [row for row in calm if row["overestimates"]]
 
 
-def test_figure_18_with_a_crash_they_do_until_receivers_take_over() -> None:
-    """The originator's copy 1, on which the formula counts after η, never comes; takeovers begin after η + ζ."""
+def test_figure_18_with_a_crash_the_formula_promises_too_much_until_receivers_take_over() -> None:
+    """The formula relies on the originator's copy 1 after η, which never arrives; takeovers begin after η + ζ."""
     crashed = [row for row in rows("tapas-fig18", 2000) if row["scenario"] == "originator crashes"]
     too_much = [number(row, "d") for row in crashed if row["overestimates"]]
     assert too_much
@@ -46,7 +45,7 @@ def test_figure_18_with_a_crash_they_do_until_receivers_take_over() -> None:
     assert number(crashed[-1], "r_d") > number(crashed[-1], "analytic")
 
 
-def test_figure_19_one_direct_receiver_is_what_the_formula_does_not_see() -> None:
+def test_figure_19_the_formula_ignores_the_case_of_one_direct_receiver() -> None:
     few = [row for row in rows("tapas-fig19", 600) if row["direct"]]
     late = {
         row["direct"]: [number(r, "s") for r in few if r["direct"] == row["direct"] and r["overestimates"]]
@@ -82,7 +81,7 @@ def test_figure_17_frequent_crashes_fail_about_as_often_as_the_formula_says(runs
         assert number(row, "failed_high") > 0.7 * number(row, "f_n_many_crashes")
 
 
-def test_the_published_counts_stand_in_the_table_and_decide_nothing() -> None:
+def test_the_published_counts_are_in_the_table_and_change_nothing() -> None:
     published = {
         (name, row["n"], row["adaptive"], row["scenario"]): row["paper"]
         for name in ("tapas-group-1", "tapas-fig23", "tapas-fig24")
@@ -97,7 +96,7 @@ def test_the_published_counts_stand_in_the_table_and_decide_nothing() -> None:
 @pytest.mark.parametrize(("rho", "omega"), [(1, 0), (2, 0), (2, 2), (3, 4)])
 @pytest.mark.parametrize("members", [10, 50])
 def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: int, rho: int, omega: int) -> None:
-    """Takeovers that answer takeovers are left out of it, so it is below what is seen, by up to two fifths."""
+    """The estimate leaves out takeovers that answer takeovers, so it is up to two fifths below the simulation."""
     redundancy = Redundancy(rho, 4_600_000, omega * MS)
     estimate = expected_broadcasts(members, NetworkModel(ExponentialDelay(MS), 0.05), redundancy)
     seen = (
@@ -108,6 +107,6 @@ def test_the_estimate_of_broadcasts_is_near_enough_to_compare_settings(members: 
     assert 0.6 * seen < estimate < 1.1 * seen
 
 
-def test_every_named_experiment_says_what_it_shows() -> None:
+def test_every_named_experiment_has_a_description() -> None:
     shown: list[Experiment] = [find_experiment(f"tapas-fig{figure}") for figure in range(17, 25)]
     assert [one.title.split(":")[0] for one in shown] == [f"Figure {figure}" for figure in range(17, 25)]

@@ -43,7 +43,7 @@ def test_spark_says_what_the_checkers_say(shared: None, tmp_path: Path, capsys: 
 def test_for_people(shared: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert "on Spark: valid, as the checkers here say" in shown.out
+    assert "on Spark: valid, same as in-process" in shown.out
     assert "verifying the trace on Spark" in shown.err
 
 

@@ -162,7 +162,7 @@ def test_five_processes_degrade_are_told_adapt_and_keep_the_agreement_again(
     for member, events in heard.items():
         adapted = [event for event in events if event["what"] == "adapted"]
         assert adapted, (member, events)
-        assert all("as member 6 demanded" in event["text"] for event in adapted)
+        assert all("requested by member 6" in event["text"] for event in adapted)
         assert any(f"on: ρ = {rho}" in event["text"] for event in adapted for rho in range(2, 7)), adapted
         assert not any(event["what"] == "demand" for event in events)
         assert any(event["what"] == "system_sla_cleared" for event in events), events

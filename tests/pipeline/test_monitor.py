@@ -141,8 +141,8 @@ def test_it_stops_when_the_members_have_closed_their_streams(places: tuple[Path,
     assert job.returncode == 1, errors
     assert "✗ g at member 2: 'few losses' between network and vbr: loss from member 1 was 0.2 of 400 in 1s" in out
     assert "✓ g at member" in out
-    assert "violations: 1; agreements that are broken now: 0" in out
-    assert "never judged" not in out
+    assert "violations: 1; agreements violated now: 0" in out
+    assert "never evaluated" not in out
 
 
 def test_an_agreement_that_was_never_judged_is_named(
@@ -153,7 +153,7 @@ def test_an_agreement_that_was_never_judged_is_named(
     write_run(tmp_path, 16, LOSS)
     words = ["monitor", str(tmp_path), "--sla", str(tmp_path / "sla.toml"), "--master", "none", "--once"]
     assert main(words) == 0
-    assert "never judged in g: 'few losses': too little was seen in each window, or a party" in capsys.readouterr().out
+    assert "never evaluated in g: 'few losses': too few observations in each window, or one" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unjudged"] == [{"run": "r", "group": "g", "sla": "few losses"}]
 
@@ -161,13 +161,13 @@ def test_an_agreement_that_was_never_judged_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere", "--sla", "SLA"], "nowhere: is no folder"),
-        (["TRACE", "--sla", "SLA", "--id", "6"], "--join, --peers: --join, --peers and --id go together"),
+        (["nowhere", "--sla", "SLA"], "nowhere: is not a folder"),
+        (["TRACE", "--sla", "SLA", "--id", "6"], "--join, --peers: give --join, --peers and --id together"),
         (["TRACE", "--sla", "SLA", "--master", "sc://localhost"], "Spark Connect cannot do that"),
         (["TRACE", "--sla", "missing.toml"], "missing.toml"),
-        (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: a whole multiple of collect, 250ms, is needed"),
-        (["TRACE", "--sla", "SLA", "--keep", "SLA"], "cannot be written (File exists); name another folder"),
-        (["EMPTY", "--sla", "SLA"], "has no metric streams to judge; `unisono demo --out` and"),
+        (["TRACE", "--sla", "SLA", "--window", "300ms"], "--window: expected a multiple of `collect`, 250ms"),
+        (["TRACE", "--sla", "SLA", "--keep", "SLA"], "(File exists); name another folder"),
+        (["EMPTY", "--sla", "SLA"], "has no metric streams; `unisono demo --out` and"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -1,4 +1,4 @@
-"""`unisono demo` as a user runs it: real member processes, the verdict, and nobody left behind whatever happens."""
+"""`unisono demo` as a user runs it: real member processes, the verdict, and no process left behind."""
 
 import asyncio
 import json
@@ -33,9 +33,9 @@ FIELDS = {
     "longest_gap_ms",
     "trace",
 }
-"""What DESIGN says that the demo's JSON has at least."""
+"""The documented fields of the demo's JSON."""
 PROMISED = ("total_order", "integrity", "fifo", "gap_freedom")
-"""What is judged of an order without failures."""
+"""The checks of an order without failures."""
 
 
 def unisono(*arguments: str) -> tuple[int, str, str]:
@@ -105,7 +105,7 @@ def test_one_scenario_in_the_simulator_and_with_real_processes(tmp_path: Path) -
     assert traces["simulated"].meta.source != traces["real"].meta.source
 
 
-def test_the_demo_by_multicast_and_for_people(tmp_path: Path) -> None:
+def test_the_demo_by_multicast_with_text_output(tmp_path: Path) -> None:
     options = ("--multicast", "--members", "3", "--seconds", "0.5", "--out", str(tmp_path))
     status, out, err = unisono("demo", *options)
     assert status == 0, err
@@ -127,7 +127,7 @@ def test_the_demo_by_multicast_and_for_people(tmp_path: Path) -> None:
         "--order vbr --loss-burst 2 --loss 0.05",
     ],
 )
-def test_every_order_is_valid_with_the_loss_that_it_bears(words: str, tmp_path: Path) -> None:
+def test_every_order_is_valid_with_the_loss_that_it_tolerates(words: str, tmp_path: Path) -> None:
     """Δ is generous: a busy machine must not look like a crash."""
     options = ("--members", "3", "--seconds", "1", "--delta", "200ms", "--out", str(tmp_path))
     status, out, err = unisono("demo", "--json", *words.split(), *options)
@@ -144,13 +144,13 @@ def test_every_order_is_valid_with_the_loss_that_it_bears(words: str, tmp_path: 
         assert result["injected"]["lost"] > 0
         assert faults[0]["kind"] == "loss"
     if "--loss-burst" in words:
-        assert result["missing"] > 0, "what is lost is a gap"
+        assert result["missing"] > 0, "a lost message is a gap"
     elif "--failures" not in words:
         assert result["checks"]["gap_freedom"]["verdict"] == "valid"
         assert set(result["delivered"].values()) == {result["sent"]}
 
 
-def test_loss_grows_when_it_is_told_to(tmp_path: Path) -> None:
+def test_degrade_raises_the_loss(tmp_path: Path) -> None:
     shared = ("--members", "3", "--seconds", "2", "--delta", "200ms", "--loss-burst", "3")
     lost = []
     for name, words in (("calm", ("--loss", "0.02")), ("worse", ("--loss", "0.02", "--degrade", "0.5@300ms"))):
@@ -164,7 +164,7 @@ def test_loss_grows_when_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_a_scenario_with_crashes_restarts_and_a_pause(tmp_path: Path) -> None:
-    """Members are killed, come back and stand still as the file says; the order holds."""
+    """Members crash, restart and pause as the file says; the order holds."""
     path = tmp_path / "churn.toml"
     path.write_text(
         """
@@ -208,13 +208,13 @@ at = "1s"
     result = json.loads(out)
     assert result["verdict"] == "valid"
     assert sorted(result["delivered"]) == ["1", "2", "3", "4"]
-    assert result["delivered"]["2"] > 0, "its second life takes part"
+    assert result["delivered"]["2"] > 0, "its second incarnation takes part"
     assert any("stood still" in text for text in result["violations"])
     rows = read_trace(tmp_path / "kept").deliveries()
-    assert len(set(rows.incarnation[rows.sender == 2].tolist())) == 2, "both of its lives were heard"
+    assert len(set(rows.incarnation[rows.sender == 2].tolist())) == 2, "both of its incarnations were heard"
 
 
-# -- nobody is left behind -----------------------------------------------------------------------------------------
+# -- no process is left behind ----------------------------------------------------------------------------------------
 
 
 def _field(pid: int, name: str) -> str:
@@ -238,7 +238,7 @@ async def until_gone(pids: Iterable[int]) -> None:
 async def _running_demo(*arguments: str) -> tuple[Process, list[int]]:
     """A demo in mid-run, and its member processes."""
     command = (*COMMAND, "demo", "--members", "2", "--seconds", "600", *arguments)
-    # Whoever runs these tests behind a shell's `&` ignores interrupts, and its children would by inheritance.
+    # Started with a shell's `&`, these tests ignore interrupts, and child processes would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
@@ -252,7 +252,7 @@ async def _running_demo(*arguments: str) -> tuple[Process, list[int]]:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", ["member killed", "demo interrupted", "demo ended", "demo killed"])
-def test_whatever_is_killed_no_process_is_left(how: str, tmp_path: Path) -> None:
+def test_after_any_kill_no_process_is_left(how: str, tmp_path: Path) -> None:
     async def scene() -> None:
         process, members = await _running_demo("--out", str(tmp_path))
         try:
@@ -296,10 +296,10 @@ from unisono.runtime.clock import new_incarnation
 from unisono.trace.writer import ParquetWriter
 
 async def main():
-    life = new_incarnation()
-    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, life=life, flush_s=0)
+    incarnation = new_incarnation()
+    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, life=incarnation, flush_s=0)
     joining = unisono.join(
-        "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=life
+        "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=incarnation
     )
     group = await joining
     before = set(sys.modules)

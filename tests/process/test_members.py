@@ -184,7 +184,7 @@ def test_a_signal_while_waiting_for_the_others() -> None:
     async def part(started: list[Member]) -> None:
         started.append(await Member.start(1, free_addresses((1, 2))))
         assert started[0].process.stderr is not None
-        assert b"waiting for the others" in await started[0].process.stderr.readline()
+        assert b"waiting for the other members" in await started[0].process.stderr.readline()
         started[0].process.send_signal(signal.SIGTERM)
         assert (await started[0].end())[0] == 130
 
@@ -228,7 +228,7 @@ def test_a_peer_that_is_killed_is_reported_and_leaving_does_not_hang() -> None:
             assert line
         status, lines, err = await one.end()
         assert (status, lines) == (0, ["2: before"])
-        assert "the others did not answer" in err
+        assert "the other members did not answer" in err
 
     scene(part)
 

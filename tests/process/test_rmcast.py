@@ -52,7 +52,11 @@ def test_a_killed_sender_leaves_the_survivors_in_agreement(tmp_path: Path) -> No
 
 
 def test_a_redundancy_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    for words, told in (("4", "--reliable: ρ/η"), ("4/fast", "--reliable: a duration"), ("900/6ms", "redundancy.rho")):
+    for words, told in (
+        ("4", "--reliable: expected ρ/η"),
+        ("4/fast", "--reliable: a duration"),
+        ("900/6ms", "redundancy.rho"),
+    ):
         done = unisono("demo", "--reliable", words, "--out", str(tmp_path / "run"))
         assert done.returncode == 2
         assert told in done.stderr

@@ -1,4 +1,4 @@
-"""Agreements on real processes: a network that gets worse breaks them, and everybody says so."""
+"""Agreements on real processes: a network that gets worse violates them, and every member reports it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def degraded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object
     return json.loads(done.stdout), folder
 
 
-def test_a_degraded_network_breaks_the_agreement_at_every_member(degraded: tuple[dict[str, object], Path]) -> None:
+def test_a_degraded_network_violates_the_agreement_at_every_member(degraded: tuple[dict[str, object], Path]) -> None:
     result, _ = degraded
-    told = result["qos"]
-    assert isinstance(told, list)
-    broken = [event for event in told if event["what"] == "sla"]
+    events = result["qos"]
+    assert isinstance(events, list)
+    broken = [event for event in events if event["what"] == "sla"]
     assert {event["member"] for event in broken} == {1, 2, 3}
     assert {event["sla"] for event in broken} == {"few losses"}
     assert result["verdict"] == "valid", "the order holds all the same"
@@ -84,16 +84,22 @@ def test_a_wrong_file_is_refused_with_its_line_and_field(tmp_path: Path) -> None
     path.write_text(SLA.replace('"order"', '"rmcast"'), encoding="utf-8")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
     assert done.returncode == 2
-    told = "sla[1].consumer: rmcast is not in this stack, which is application, vbr, network ('few losses')"
-    assert f"{path}:7: {told}" in done.stderr
+    problem = (
+        "sla[1].consumer: there is no layer rmcast in this stack; its layers are application, vbr, network "
+        "('few losses')"
+    )
+    assert f"{path}:7: {problem}" in done.stderr
     path.write_bytes(b"\xff\xfe nothing of the kind")
     done = unisono("demo", "--members", "2", "--seconds", "1", "--sla", str(path))
-    assert (done.returncode, done.stderr) == (2, f"unisono demo: {path}: this is not text in UTF-8: byte 1 is not\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"unisono demo: {path}: expected text in UTF-8, but byte 1 is not valid\n",
+    )
 
 
 @pytest.fixture(scope="module")
-def bargained() -> dict[str, Any]:
-    """What the demo says of a group that negotiates, and whose network gets worse."""
+def negotiated() -> dict[str, Any]:
+    """The JSON of a demo with a group that negotiates, and whose network gets worse."""
     done = unisono(
         *("demo", "--members", "3", "--seconds", "6", "--loss", "0.05", "--order", "vbr", "--reliable", "rmcast"),
         *("--degrade", "0.2@2s", "--json"),
@@ -104,38 +110,43 @@ def bargained() -> dict[str, Any]:
 
 
 def adapted(result: dict[str, Any]) -> dict[int, set[tuple[int, str]]]:
-    told = result["qos"]
-    return {m: {(e["slot"], e["text"]) for e in told if e["what"] == "adapted" and e["member"] == m} for m in (1, 2, 3)}
+    events = result["qos"]
+    return {
+        m: {(e["slot"], e["text"]) for e in events if e["what"] == "adapted" and e["member"] == m} for m in (1, 2, 3)
+    }
 
 
-def test_the_demo_negotiates_degrades_violates_and_adapts(bargained: dict[str, Any]) -> None:
-    assert bargained["verdict"] == "valid"
-    assert bargained["negotiation"]["rho"] >= 1
-    played = Path(bargained["trace"]) / "scenario.toml"
+def test_the_demo_negotiates_degrades_violates_and_adapts(negotiated: dict[str, Any]) -> None:
+    assert negotiated["verdict"] == "valid"
+    assert negotiated["negotiation"]["rho"] >= 1
+    played = Path(negotiated["trace"]) / "scenario.toml"
     reliable = parse_scenario(played.read_text(encoding="utf-8"), "played").reliable
     assert reliable is not None
-    assert (reliable.rho, reliable.adaptive) == (bargained["negotiation"]["rho"], bargained["negotiation"]["adaptive"])
+    assert (reliable.rho, reliable.adaptive) == (
+        negotiated["negotiation"]["rho"],
+        negotiated["negotiation"]["adaptive"],
+    )
     assert reliable.adaptive == "counting", "what runs is what was negotiated"
-    assert any("needs a loss of at most" in step for step in bargained["negotiation"]["steps"])
-    assert {event["sla"] for event in bargained["qos"] if event["what"] == "sla"} >= {"few losses"}
-    more = [f"ρ = {rho}" for rho in range(bargained["negotiation"]["rho"] + 1, 7)]
-    for member, changes in adapted(bargained).items():
-        assert any(words in text for _, text in changes for words in more), (member, bargained["qos"])
+    assert any("needs a loss of at most" in step for step in negotiated["negotiation"]["steps"])
+    assert {event["sla"] for event in negotiated["qos"] if event["what"] == "sla"} >= {"few losses"}
+    more = [f"ρ = {rho}" for rho in range(negotiated["negotiation"]["rho"] + 1, 7)]
+    for member, changes in adapted(negotiated).items():
+        assert any(words in text for _, text in changes for words in more), (member, negotiated["qos"])
 
 
-def test_the_members_of_the_demo_change_together(bargained: dict[str, Any]) -> None:
-    """Whoever was there for a change made it at the slot at which all did, and to the same settings."""
+def test_the_members_of_the_demo_change_together(negotiated: dict[str, Any]) -> None:
+    """Every member present at a change made it at the same slot and to the same settings."""
     settings: dict[int, dict[int, str]] = {}
-    for member, changes in adapted(bargained).items():
+    for member, changes in adapted(negotiated).items():
         for slot, text in changes:
-            if "came back in" not in text:
+            if "this member rejoined" not in text:
                 settings.setdefault(slot, {})[member] = text.partition(";")[0]
     for slot, by_member in settings.items():
-        assert len(set(by_member.values())) == 1, (slot, bargained["qos"])
-    assert any(len(by_member) == 3 for by_member in settings.values()), bargained["qos"]
+        assert len(set(by_member.values())) == 1, (slot, negotiated["qos"])
+    assert any(len(by_member) == 3 for by_member in settings.values()), negotiated["qos"]
 
 
-def test_a_promise_that_cannot_be_made_is_answered_with_what_can() -> None:
+def test_an_infeasible_promise_is_answered_with_alternatives() -> None:
     words = ("--members", "5", "--loss", "0.3", "--delta", "5ms", "--slot", "5ms")
     done = unisono("demo", *words, "--reliable", "rmcast")
     assert done.returncode == 1
@@ -143,7 +154,7 @@ def test_a_promise_that_cannot_be_made_is_answered_with_what_can() -> None:
     assert "the best offer is 0." in done.stderr
     assert "within 5ms" in done.stderr.partition("the best offer is")[2]
     done = unisono("demo", *words, "--reliable", "rmcast", "--reliability", "2")
-    assert (done.returncode, done.stderr.partition(" is needed")[0]) == (
+    assert (done.returncode, done.stderr.partition(", not 2")[0]) == (
         2,
-        "unisono demo: --reliability: a probability between 0 and 1",
+        "unisono demo: --reliability: expected a probability between 0 and 1",
     )

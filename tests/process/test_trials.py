@@ -1,6 +1,6 @@
-"""Real groups put through what no assumption allows: a member that stands still, wrong clocks, one number used twice.
+"""Real groups beyond their assumptions: a member that pauses, wrong clocks, one member number used twice.
 
-What is asserted is safety, what the members say of it, and who is where in the end; never how long anything took.
+The tests assert safety, the reported events and the final members; never a duration.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ seconds = {seconds}
 
 
 def played(folder: Path, text: str, fates: dict[int, MemberSchedule]) -> ClusterReport:
-    """One run of real processes, judged."""
+    """One run of real processes, with its checked report."""
     scenario = parse_scenario(text, "the trial")
     setup: dict[str, Any] = {"scenario": text, "source": "the trial", "trace": str(folder), "run": "trial"}
     setup |= {"peers": free_addresses(scenario.members), "expected": list(scenario.members)}
@@ -58,7 +58,7 @@ def played(folder: Path, text: str, fates: dict[int, MemberSchedule]) -> Cluster
     cluster = LocalCluster(configurations, lambda _member, _report: None, schedules=fates)
     nodes = asyncio.run(cluster.run(PATIENCE_S))
     finals = {member: final for member, node in nodes.items() if (final := node.final_report()) is not None}
-    assert sorted(finals) == list(scenario.members), "everybody has a last word"
+    assert sorted(finals) == list(scenario.members), "every member has a final report"
     return check_cluster_run(scenario, "trial", folder, finals)
 
 
@@ -84,7 +84,7 @@ def views(found: ClusterReport, member: int) -> list[tuple[int, ...]]:
     return [mine.listed(row) for row in range(len(mine))]
 
 
-# -- a member that stands still ------------------------------------------------------------------------------------
+# -- a member that pauses ------------------------------------------------------------------------------------------
 
 
 def test_a_member_that_was_stopped_is_removed_and_joins_again(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ HERE = b"here"
 
 
 def payloads(events: list[Any]) -> list[bytes]:
-    """What was delivered, but for the roll calls."""
+    """The deliveries without the roll calls."""
     return [event.payload for event in events if isinstance(event, unisono.Delivery) and event.payload != HERE]
 
 
@@ -127,13 +127,13 @@ class Table:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self, member: int, offset_ms: int = 0) -> unisono.Group:
-        life = new_incarnation()
+        incarnation = new_incarnation()
         group = await unisono.join(
             "table",
             member=member,
             peers=self.peers,
-            incarnation=life,
-            recorder=self.memory.recorder(member, life=life),
+            incarnation=incarnation,
+            recorder=self.memory.recorder(member, life=incarnation),
             injection=FaultInjection(member, clock_offset_ns=offset_ms * 1_000_000),
             **self._options,
         )
@@ -154,21 +154,21 @@ class Table:
                 await asyncio.sleep(0.01)
 
     async def roll(self, groups: list[unisono.Group]) -> None:
-        """Call the roll: where members come and go each begins at a slot of its own, and hears nothing of before."""
-        everybody = {group.member for group in groups}
-        begun = {member: len(self.events[member]) for member in everybody}
+        """Send roll calls: with failures, each member starts at its own slot and misses earlier messages."""
+        members = {group.member for group in groups}
+        begun = {member: len(self.events[member]) for member in members}
 
         def heard(member: int) -> set[int]:
             events = self.events[member][begun[member] :]
             return {event.sender for event in events if isinstance(event, unisono.Delivery)}
 
         async with asyncio.timeout(PATIENCE_S):
-            while not all(everybody <= heard(member) for member in everybody):
+            while not all(members <= heard(member) for member in members):
                 await asyncio.gather(*(group.send(HERE) for group in groups))
                 await asyncio.sleep(0.05)
 
     async def talk(self, groups: list[unisono.Group], count: int = 20) -> None:
-        """All of them send, and hear all of that."""
+        """All members send, and each delivers all of it."""
         await self.roll(groups)
         before = {group: len(payloads(self.events[group.member])) for group in groups}
         for number in range(count):
@@ -188,7 +188,7 @@ class Table:
             assert verdicts[name].status is Status.VALID, (name, verdicts[name])
 
     def senders(self, *members: int) -> set[int]:
-        """Of whom these have delivered anything."""
+        """The senders whose messages these members have delivered."""
         return {event.sender for m in members for event in self.events[m] if isinstance(event, unisono.Delivery)}
 
 
@@ -200,8 +200,8 @@ ODD = 4
 
 
 @pytest.mark.parametrize("offset_ms", [200, -200])
-def test_who_comes_with_a_wrong_clock_is_not_let_in(offset_ms: int) -> None:
-    """Off by more than Γ: found out as it joins, told so, and the others' order is as without it."""
+def test_a_joining_member_with_a_wrong_clock_is_refused(offset_ms: int) -> None:
+    """Off by more than Γ: it is refused with a reason when it joins, and the order of the others is not affected."""
 
     async def part() -> None:
         table = Table(MEMBERS, **LOOSE)
@@ -221,8 +221,8 @@ def test_who_comes_with_a_wrong_clock_is_not_let_in(offset_ms: int) -> None:
 
 
 @pytest.mark.parametrize("offset_ms", [200, -200])
-def test_who_was_there_first_with_a_wrong_clock_leaves(offset_ms: int) -> None:
-    """Alone it cannot know. When most others differ it says so and goes, and nothing of it gets into their order."""
+def test_a_first_member_with_a_wrong_clock_leaves(offset_ms: int) -> None:
+    """Alone it cannot know. When most others differ, it reports it and leaves, and the others deliver nothing of it."""
 
     async def part() -> None:
         table = Table(MEMBERS, **LOOSE)
@@ -242,7 +242,7 @@ def test_who_was_there_first_with_a_wrong_clock_leaves(offset_ms: int) -> None:
     asyncio.run(part())
 
 
-def test_a_clock_that_is_off_by_less_than_gamma_is_nobodys_business() -> None:
+def test_a_clock_difference_below_gamma_is_ignored() -> None:
     async def part() -> None:
         table = Table(MEMBERS, **LOOSE)
         groups = await asyncio.gather(*(table.join(member, 8 * (member == ODD)) for member in MEMBERS))
@@ -261,7 +261,7 @@ def test_a_clock_that_is_off_by_less_than_gamma_is_nobodys_business() -> None:
 # -- one number, two processes -------------------------------------------------------------------------------------
 
 
-def test_joining_twice_from_one_process_is_refused_and_the_first_is_unharmed() -> None:
+def test_joining_twice_from_one_process_is_refused_and_does_not_disturb_the_first() -> None:
     async def part() -> None:
         table = Table((1, 2))
         groups = list(await asyncio.gather(*(table.join(member) for member in (1, 2))))
@@ -280,8 +280,8 @@ def test_joining_twice_from_one_process_is_refused_and_the_first_is_unharmed() -
     asyncio.run(part())
 
 
-def test_a_second_process_with_a_number_that_is_taken_does_not_get_into_a_fixed_group() -> None:
-    """Without failures nobody comes back: the group says that somebody tried, and goes on."""
+def test_a_second_process_with_the_same_number_is_refused_by_a_fixed_group() -> None:
+    """Without failures no member returns: the group reports the attempt and continues."""
 
     async def part() -> None:
         table = Table((1, 2, 3))
@@ -300,8 +300,8 @@ def test_a_second_process_with_a_number_that_is_taken_does_not_get_into_a_fixed_
     asyncio.run(part())
 
 
-def test_a_second_process_with_a_number_that_is_taken_supersedes_the_first_where_members_come_and_go() -> None:
-    """The later one counts: it may be the restart of one that is only cut off. The earlier one is told, and leaves."""
+def test_a_second_process_with_the_same_number_replaces_the_first_in_a_group_with_failures() -> None:
+    """The later process counts: it may be a restart after a partition. The earlier one gets a report and leaves."""
 
     async def part() -> None:
         table = Table((1, 2, 3), **LOOSE)

@@ -13,16 +13,18 @@ from unisono.model.metrics import MetricRow, Side
 from unisono.model.redundancy import Redundancy
 from unisono.model.sla import Hysteresis
 from unisono.model.timing import Timing
-from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
-from unisono.qos.adapt.hysteresis import CannotHold, Controller, SettingChange
-from unisono.qos.adapt.mechanisms import (
+from unisono.qos.adapt.controller import (
+    CannotHold,
+    Controller,
     FecMechanism,
     Mechanism,
     RedundancyMechanism,
     Setting,
+    SettingChange,
     SlotLengthMechanism,
     cheapest,
 )
+from unisono.qos.adapt.estimate import Estimate, Estimator, estimate
 from unisono.qos.plan.negotiation import Target
 
 MS = 1_000_000
@@ -38,20 +40,20 @@ def network(loss: float, delay_ns: int = MS, burst: int = 1, gamma_ns: int = 0) 
     return Estimate.of(loss, delays, burst, gamma_ns)
 
 
-def first(remedy: Mechanism[Setting], at: Estimate) -> Setting:
-    setting = cheapest(remedy, at)
+def first(mechanism: Mechanism[Setting], at: Estimate) -> Setting:
+    setting = cheapest(mechanism, at)
     assert setting is not None
     return setting
 
 
 class Play:
-    """A controller that is given losses one after the other; what it wanted when."""
+    """A controller that gets one loss after another, and the settings that it wants."""
 
     def __init__(self, losses: Iterable[float], controller: Controller[Redundancy] | None = None) -> None:
         self.controller = controller or Controller(COPIES, first(COPIES, network(0.02)), USUAL)
         self.wanted: list[tuple[int, SettingChange[Redundancy] | CannotHold[Redundancy]]] = []
         self.short = 0
-        """Periods at whose end the promise does not hold with the setting then in force."""
+        """Periods at whose end the current setting does not keep the promise."""
         for period, loss in enumerate(losses):
             wanted = self.controller.step(network(loss))
             if wanted is not None:
@@ -62,7 +64,7 @@ class Play:
         return iter(self.wanted)
 
 
-def test_a_step_up_is_answered_in_the_period_in_which_it_is_seen() -> None:
+def test_a_worse_network_raises_the_setting_in_the_same_period() -> None:
     play = Play([0.02] * 10 + [0.2] * 30)
     ((period, change),) = play
     assert period == 10
@@ -72,7 +74,7 @@ def test_a_step_up_is_answered_in_the_period_in_which_it_is_seen() -> None:
     assert play.short == 0
 
 
-def test_a_step_down_is_answered_after_the_wait_and_once() -> None:
+def test_a_better_network_lowers_the_setting_once_after_the_wait() -> None:
     strong = first(COPIES, network(0.2))
     play = Play([0.2] * 5 + [0.01] * 40, Controller(COPIES, strong, USUAL))
     ((period, change),) = play
@@ -83,7 +85,7 @@ def test_a_step_down_is_answered_after_the_wait_and_once() -> None:
     assert play.short == 0
 
 
-def test_a_ramp_is_followed_upwards_without_a_step_back() -> None:
+def test_a_rising_loss_raises_the_setting_without_going_back() -> None:
     play = Play(0.01 + 0.28 * n / 200 for n in range(200))
     rhos = [change.setting.rho for _, change in play]
     assert rhos == sorted(rhos)
@@ -101,7 +103,7 @@ NOISES: list[Callable[[random.Random], float]] = [
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_noise_makes_it_change_rarely_and_ever_more_so(noise: Callable[[random.Random], float]) -> None:
+def test_noise_changes_the_setting_rarely_and_ever_more_rarely(noise: Callable[[random.Random], float]) -> None:
     chance = random.Random(11)
     play = Play(noise(chance) for _ in range(1600))
     periods = [period for period, _ in play]
@@ -110,14 +112,14 @@ def test_noise_makes_it_change_rarely_and_ever_more_so(noise: Callable[[random.R
     assert play.short <= 0.02 * 1600
 
 
-def test_noise_on_either_side_of_every_threshold_is_borne() -> None:
+def test_noise_around_any_threshold_is_tolerated() -> None:
     for loss in (0.003, 0.01, 0.06, 0.15, 0.25):
         chance = random.Random(f"{loss}")
         play = Play(loss * chance.uniform(0.8, 1.25) for _ in range(400))
         assert len(play.wanted) <= (3 if loss < 0.2 else 8), loss  # beyond 0.3 the promise cannot be held at all
 
 
-def test_ageing_over_a_long_time_is_followed_both_ways() -> None:
+def test_slow_changes_are_followed_in_both_directions() -> None:
     day = [0.01 + 0.15 * (n / 1000) for n in range(1000)] + [0.16 - 0.15 * (n / 1000) for n in range(1000)]
     play = Play(day)
     strongest = max(change.setting.rho for _, change in play)
@@ -127,8 +129,8 @@ def test_ageing_over_a_long_time_is_followed_both_ways() -> None:
     assert len(play.wanted) <= 12
 
 
-def test_without_a_margin_noise_would_make_it_swing() -> None:
-    """The protection taken out: what the hysteresis is for."""
+def test_without_a_margin_noise_makes_the_setting_swing() -> None:
+    """Shows what the hysteresis is for: the same noise without it."""
 
     def changes(hysteresis: Hysteresis) -> int:
         chance = random.Random(2)
@@ -140,17 +142,17 @@ def test_without_a_margin_noise_would_make_it_swing() -> None:
     assert changes(Hysteresis(raise_after=1, lower_after=1, margin=0.0)) > 3 * max(1, changes(USUAL))
 
 
-def test_a_promise_that_no_setting_keeps_is_told_once_with_an_offer_and_again_after_it_was_kept() -> None:
+def test_a_promise_that_no_setting_keeps_is_reported_once_until_it_was_kept_again() -> None:
     play = Play([0.05] * 3 + [0.9] * 20 + [0.05] * 30 + [0.9] * 5)
-    told = [(period, what) for period, what in play if isinstance(what, CannotHold) and what.possible_guarantee]
-    assert [period for period, _ in told] == [3, 53]
-    for _, what in told:
+    reports = [(period, what) for period, what in play if isinstance(what, CannotHold) and what.possible_guarantee]
+    assert [period for period, _ in reports] == [3, 53]
+    for _, what in reports:
         assert "probability" in what.possible_guarantee
         assert "0.9" in what.reason
     assert not play.controller.promise_held
 
 
-def test_the_longest_wait_is_bounded_and_forgotten() -> None:
+def test_the_wait_before_lowering_is_bounded_and_shrinks_again() -> None:
     controller = Controller(COPIES, first(COPIES, network(0.02)), USUAL)
     longest = 0
     for _ in range(9):
@@ -162,7 +164,7 @@ def test_the_longest_wait_is_bounded_and_forgotten() -> None:
     assert controller._lower_after_periods == USUAL.lower_after
 
 
-def test_what_is_seen_to_be_broken_takes_one_step_more_than_the_arithmetic_says() -> None:
+def test_a_measured_violation_raises_one_step_beyond_the_formula() -> None:
     setting = first(COPIES, network(0.02))
     controller = Controller(COPIES, setting, USUAL)
     assert controller.step(network(0.02)) is None
@@ -171,7 +173,7 @@ def test_what_is_seen_to_be_broken_takes_one_step_more_than_the_arithmetic_says(
     assert change.setting.rho == setting.rho + 1
 
 
-def test_eta_shrinks_where_copies_would_come_too_late() -> None:
+def test_eta_shrinks_if_copies_would_arrive_too_late() -> None:
     slow = RedundancyMechanism(members=5, promise=Target(0.999, 20 * MS))
     at_ease, in_haste = first(COPIES, network(0.1)), first(slow, network(0.1))
     assert in_haste.eta_ns < at_ease.eta_ns
@@ -179,16 +181,16 @@ def test_eta_shrinks_where_copies_would_come_too_late() -> None:
     assert not slow.keeps_promise(replace(in_haste, eta_ns=at_ease.eta_ns), network(0.1))
 
 
-def test_where_no_setting_is_enough_the_one_is_taken_that_fails_least_often() -> None:
+def test_if_no_setting_is_enough_the_most_reliable_one_is_used() -> None:
     few = replace(COPIES, promise=Target(0.9999, 40 * MS), rho_most=3)
     refused = Controller(few, first(few, network(0.02)), USUAL).step(network(0.15))
     assert isinstance(refused, CannotHold)
-    # Four copies leave somebody out once in 500 times, three once in 75: to a hundredth that is the same.
+    # Four copies miss a member once in 500 times, three once in 75: to a hundredth that is the same.
     assert refused.setting.rho == 3
 
 
-def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
-    """r_D takes delays for independent; those of copies that follow each other are not, and copies lengthen the queue.
+def test_copies_are_added_against_loss_but_not_against_delay() -> None:
+    """r_D assumes independent delays, but consecutive copies wait in the same queue and lengthen it.
 
     By r_D alone, seven copies 0.5 ms apart would be in time over the overloaded network.
     """
@@ -203,28 +205,28 @@ def test_copies_are_for_losses_and_not_to_outrun_delays() -> None:
     for _ in range(20):
         assert controller.step(overloaded) is None, "and no more is spent while it lasts"
     assert controller.current.rho <= enough.rho
-    # Nor where η may not be turned, and so many copies would be in time by r_D.
+    # Nor if η may not change, and by r_D that many copies would be in time.
     only_rho = replace(COPIES, declared=Redundancy(2, MS), may_change_eta=False)
     assert only_rho.keeps_promise(Redundancy(6, MS, MS), overloaded)
     assert cheapest(only_rho, overloaded) is None
     assert first(only_rho, network(0.03)).rho == 2
 
 
-def test_receivers_wait_for_the_next_copy_as_long_as_delays_differ() -> None:
-    """Else they would take over what is only late, each of them, and there would be more to be late."""
+def test_receivers_wait_for_the_next_copy_as_long_as_delays_vary() -> None:
+    """Otherwise each receiver would take over for messages that are only late, and cause more delay."""
     patient = replace(COPIES, promise=Target(0.999, 150 * MS), omega_per_eta=1.0)
     jittery = network(0.05, delay_ns=20 * MS)  # 4 to 40 ms
     chosen = first(patient, jittery)
     assert chosen.eta_ns + chosen.omega_ns >= 32 * MS
     assert all(s.eta_ns + s.omega_ns >= 32 * MS for s in patient.settings(jittery))
-    # A long way that takes the same time for each copy is no reason to wait.
+    # A long but constant delay is no reason to wait.
     delays = Histogram()
     delays.add(100 * MS, 100)
     far = first(patient, Estimate.of(0.05, delays))
     assert far.eta_ns + far.omega_ns < 60 * MS
 
 
-def test_only_the_knobs_that_may_be_turned_are() -> None:
+def test_only_adaptable_settings_change() -> None:
     fixed = Redundancy(2, 4 * MS)
     only_eta = replace(COPIES, declared=fixed, may_change_rho=False)
     assert {setting.rho for setting in only_eta.settings()} == {2}
@@ -245,12 +247,12 @@ def test_forward_error_correction_follows_loss_and_its_bursts() -> None:
     assert "16 redundant of 24" in refused.possible_guarantee
 
 
-def test_slots_are_as_long_as_the_promise_and_the_network_allow() -> None:
-    remedy = SlotLengthMechanism(Target(0.99, 40 * MS), Timing(20 * MS, 2 * MS, 5 * MS))
-    relaxed, slow = first(remedy, network(0, MS)), first(remedy, network(0, 15 * MS))
+def test_slots_are_as_long_as_promise_and_network_allow() -> None:
+    mechanism = SlotLengthMechanism(Target(0.99, 40 * MS), Timing(20 * MS, 2 * MS, 5 * MS))
+    relaxed, slow = first(mechanism, network(0, MS)), first(mechanism, network(0, 15 * MS))
     assert slow < relaxed
     assert slow + 30 * MS <= 40 * MS
-    refused = Controller(remedy, slow, USUAL).step(network(0, 30 * MS))
+    refused = Controller(mechanism, slow, USUAL).step(network(0, 30 * MS))
     assert isinstance(refused, CannotHold)
     assert "0.99 within" in refused.possible_guarantee
 
@@ -259,19 +261,19 @@ def row(metric: str, value: float, count: int, link: int, start: int = 0) -> Met
     return MetricRow("vbr", Side.BELOW, link, metric, start, MS, count, value, 3, ((3, count),))
 
 
-def test_an_estimate_is_the_worst_link() -> None:
+def test_an_estimate_combines_the_worst_of_all_links() -> None:
     rows = [row("loss", 0.1, 100, 2), row("loss", 0.0, 100, 2), row("loss", 0.02, 100, 3), row("delay", 3, 5, 2)]
     found = estimate([*rows, row("loss", 0.9, 5, 4), row("gamma", 7, 1, 3), row("loss_burst", 2, 1, 2)])
     assert found is not None
     assert found.loss == pytest.approx(0.05)
-    assert found.with_certain_loss().loss < found.loss, "of so few it is not certain"
+    assert found.with_certain_loss().loss < found.loss, "too few datagrams to be certain"
     assert (found.loss_burst, found.gamma_ns, found.delays.total) == (3, 7, 5)
     assert estimate(rows[:3]) is None, "no delays"
-    assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few to tell"
+    assert estimate([rows[3], row("loss", 0.5, 29, 2)]) is None, "too few datagrams"
 
 
 def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[list[Estimate]]:
-    """What five members find in a window each, of the four links into each, 270 datagrams on every one."""
+    """The estimates of five members in one window, each with four incoming links of 270 datagrams."""
     for _ in range(windows):
         found = []
         for _ in range(5):
@@ -285,8 +287,8 @@ def group_windows(loss: float, windows: int, chance: random.Random) -> Iterator[
         yield found
 
 
-def test_a_group_of_many_links_seldom_takes_chance_for_a_worse_network() -> None:
-    """Twenty links are looked at in each window; that the worst of them looks bad is no news."""
+def test_a_group_with_many_links_rarely_mistakes_chance_for_loss() -> None:
+    """Among twenty links in each window, the worst looks bad by chance."""
     chance = random.Random(5)
     lenient = RedundancyMechanism(members=5, promise=Target(0.999, 150 * MS))
     current = Redundancy(2, 12 * MS, 48 * MS)  # enough for 0.063 lost

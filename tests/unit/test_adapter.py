@@ -1,4 +1,4 @@
-"""One member's part in adapting the group: what it demands, what follows from all demands, and what it refuses."""
+"""One member adapts with its group: its requests, the settings that follow from all requests, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows(loss: float, number: int) -> tuple[list[MetricRow], int]:
     return [lost, delay], start + S
 
 
-def test_a_worse_network_makes_it_demand_more_and_say_why() -> None:
+def test_a_worse_network_makes_a_member_request_more_and_give_the_reason() -> None:
     one = adapter()
     assert one.declared == Settings((1, 8 * MS, 8 * MS))
     assert one.step(*rows(0.01, 0), ()) == (None, [])
@@ -81,10 +81,10 @@ def test_a_worse_network_makes_it_demand_more_and_say_why() -> None:
     (notice,) = events
     assert isinstance(notice, Notice)
     assert "loss 0.2" in notice.text
-    assert one.in_force == one.declared, "a demand changes nothing until everybody has it"
+    assert one.in_force == one.declared, "a request changes nothing until all members have it"
 
 
-def test_what_is_in_force_satisfies_everybody() -> None:
+def test_the_settings_in_force_satisfy_every_member() -> None:
     one = adapter()
     more, less = Settings((3, 8 * MS, 0)), Settings((0, 8 * MS, 0))
     assert one.on_request(2, more) == more
@@ -93,7 +93,7 @@ def test_what_is_in_force_satisfies_everybody() -> None:
     assert one.on_request(1, less) == less
 
 
-def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None:
+def test_the_request_of_a_departed_member_stays_for_a_while_if_it_may_return() -> None:
     more = Settings((3, 8 * MS, 0))
     for failures, patience in ((True, DEPARTED_REQUEST_KEPT_NS), (False, 0)):
         one = adapter(failures=failures)
@@ -101,7 +101,7 @@ def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None
         one.on_view(5, (1, 2))
         assert one.departed_with_request(5 + patience) == [3]
         assert patience == 0 or one.departed_with_request(4 + patience) == []
-        assert one.in_force == more, "until everybody goes by what somebody says for it"
+        assert one.in_force == more, "until a remaining member withdraws the request"
         assert one.on_request(3, one.declared) == one.declared
         assert one.departed_with_request(5 + patience) == []
         one.on_request(3, more)
@@ -109,7 +109,7 @@ def test_who_has_gone_is_counted_on_for_a_while_where_it_may_come_back() -> None
         assert one.departed_with_request(9 + patience) == [], "it is back"
 
 
-def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_network_does_not() -> None:
+def test_only_a_violation_of_the_layer_itself_forces_a_step() -> None:
     one, two = adapter(), adapter()
     for each in (one, two):
         each.step(*rows(0.01, 0), ())
@@ -122,7 +122,7 @@ def test_a_broken_promise_of_the_layer_itself_takes_a_step_that_one_of_the_netwo
     assert two.step(*rows(0.01, 1), ()) == (None, [])
 
 
-def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
+def test_a_promise_that_cannot_be_kept_is_a_violation_with_an_alternative() -> None:
     one = adapter()
     one.step(*rows(0.01, 0), ())
     _, events = one.step(*rows(0.9, 1), ())
@@ -135,13 +135,13 @@ def test_what_cannot_be_held_is_a_violation_with_an_offer() -> None:
 @pytest.mark.parametrize(
     ("knobs", "policy", "problem"),
     [
-        ('["rho"]', {"reliable": None}, "reliable multicast's"),
-        ('["fec"]', {}, "fec is not in this stack"),
+        ('["rho"]', {"reliable": None}, "a setting of reliable multicast"),
+        ('["fec"]', {}, "this stack has no fec layer"),
         ('["rho", "omega"]', {}, "omega follows eta"),
-        ('["slot"]', {}, "to adapt the slot needs"),
-        ('["rho"]', {"order": "leader"}, "agreed on by the order vbr"),
+        ('["slot"]', {}, "adapting the slot length needs"),
+        ('["rho"]', {"order": "leader"}, "only the order vbr can change settings"),
     ],
 )
-def test_a_knob_that_is_not_there_is_refused(knobs: str, policy: dict[str, Any], problem: str) -> None:
+def test_a_setting_that_the_stack_does_not_have_is_refused(knobs: str, policy: dict[str, Any], problem: str) -> None:
     with pytest.raises(SlaError, match=rf"sla.toml:2\d: adaptation.knobs: .*{problem}"):
         adapter(knobs, **policy)

@@ -32,7 +32,7 @@ def test_help_of_each_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "--json" in text
 
 
-def test_help_tells_units_and_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_units_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("--help") == 0
     text = capsys.readouterr().out
     assert "Durations carry a unit: 5ms, 200us, 2s" in text.replace("\n", " ")
@@ -75,7 +75,7 @@ def test_statuses_are_the_published_ones() -> None:
         (["demo", "--loss", "0.05"], "--loss-burst x"),
         (["demo", "--loss", "0.05", "--failures"], "--loss-burst x"),
         (["demo", "--degrade", "0.05@2s"], "--loss-burst x"),
-        (["demo", "--loss", "0.05", "--order", "cbr"], "choose the order vbr"),
+        (["demo", "--loss", "0.05", "--order", "cbr"], "use the order vbr"),
         (["demo", "--loss", "1.5", "--fec", "1/5"], "--loss"),
         (["demo", "--loss", "nan", "--fec", "1/5"], "--loss"),
         (["demo", "--degrade", "0.2", "--fec", "1/5"], "--degrade"),
@@ -134,23 +134,25 @@ def test_a_wrong_scenario_names_file_and_field(
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     assert status(verb, str(path)) == ExitStatus.BAD_INPUT
-    told = capsys.readouterr().err
-    assert "wrong.toml" in told or named == "order"
-    assert "Traceback" not in told
-    assert named in told
+    err = capsys.readouterr().err
+    assert "wrong.toml" in err or named == "order"
+    assert "Traceback" not in err
+    assert named in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "problem"),
     [
         (["member", "--id", "1", "--peers", PEERS, "--deadline", "55ms"], "the best offer is 55.5 ms"),
         (["member", "--id", "1", "--peers", PEERS, "--burst", "10000"], "B/s free"),
         (["demo", "--burst", "4000"], "B/s free"),
     ],
 )
-def test_what_is_infeasible_is_status_1(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_infeasible_request_is_status_1(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert status(*arguments) == ExitStatus.VIOLATED
-    assert told in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,16 +180,14 @@ def test_simulate_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.rglob("*.parquet"))
 
 
-def test_simulate_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("simulate", str(SCENARIO), "--seeds", "1..2") == 0
     text = capsys.readouterr().out
     assert "2 seeds: 2 valid" in text
     assert "verdict: valid" in text
 
 
-def test_many_seeds_say_now_and_then_how_far_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_seeds_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(simulate, "PROGRESS_EVERY_S", 0.0)
     assert status("simulate", str(SCENARIO), "--seeds", "1..3", "--json") == 0
     captured = capsys.readouterr()
@@ -201,7 +201,7 @@ def test_many_seeds_say_now_and_then_how_far_they_are(
     assert capsys.readouterr().err == ""
 
 
-def test_member_passes_on_what_join_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_passes_its_options_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def joined(group: str, **options: Any) -> None:
@@ -222,7 +222,7 @@ def test_member_passes_on_what_join_takes(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked["link"].capacity_bytes_per_s == 250_000_000
 
 
-def test_peers_are_read() -> None:
+def test_peers_are_parsed() -> None:
     assert parse_peers(" 1=127.0.0.1:9001, 2=[::1]:9002") == {1: "127.0.0.1:9001", 2: "[::1]:9002"}
     with pytest.raises(InvalidOption, match="member 1 is listed twice"):
         parse_peers("1=a:1,1=b:2")

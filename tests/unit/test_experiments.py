@@ -1,4 +1,4 @@
-"""Experiments: tasks that can travel, tallies that add up in any order, intervals, and the command."""
+"""Experiments: tasks for other processes, tallies that add up in any order, intervals, and the command."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def test_tables_of_broadcasts_have_their_columns(name: str) -> None:
         assert columns <= row.keys()
 
 
-def test_a_task_and_its_tally_can_be_sent_elsewhere_and_are_small() -> None:
+def test_a_task_and_its_tally_are_small_and_can_be_pickled() -> None:
     (task, *_) = split_into_tasks(find_experiment("tapas-fig18"), runs=5)
     there = pickle.loads(pickle.dumps(task))
     result = pickle.dumps(run_task(there))
@@ -64,7 +64,7 @@ def test_a_task_and_its_tally_can_be_sent_elsewhere_and_are_small() -> None:
     assert pickle.loads(result)[1] == run_task(task)[1]
 
 
-def test_blocks_cover_the_runs_and_each_has_its_own_chance() -> None:
+def test_blocks_cover_all_runs_and_have_their_own_random_numbers() -> None:
     experiment = find_experiment("tapas-group-1")
     work = split_into_tasks(experiment, runs=1234)
     assert sum(task.runs for task in work) == 2 * 1234
@@ -102,7 +102,7 @@ def test_intervals_by_hand() -> None:
     assert difference_margin((50, 100), (50, 100)) == pytest.approx(1.96 * sqrt(0.005), rel=1e-4)
 
 
-def test_no_such_experiment_and_no_runs() -> None:
+def test_an_unknown_experiment_and_zero_runs_are_refused() -> None:
     with pytest.raises(InvalidOption, match="tapas-fig17"):
         find_experiment("tapas-fig99")
     with pytest.raises(InvalidOption, match="runs"):
@@ -115,17 +115,17 @@ def test_the_command_prints_json_and_writes_table_and_figures(
     assert (
         main(["experiment", "tapas-group-1", "--runs", "20", "--json", "--out", str(tmp_path), "--processes", "1"]) == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["experiment"] == "tapas-group-1"
-    assert told["out"] == str(tmp_path)
-    assert [row["paper"] for row in told["rows"]] == [4.53, 5.37]
+    output = json.loads(capsys.readouterr().out)
+    assert output["experiment"] == "tapas-group-1"
+    assert output["out"] == str(tmp_path)
+    assert [row["paper"] for row in output["rows"]] == [4.53, 5.37]
     for suffix in ("csv", "json", "png", "svg"):
         assert (tmp_path / f"tapas-group-1.{suffix}").stat().st_size > 100
     with (tmp_path / "tapas-group-1.csv").open(encoding="utf-8") as file:
         assert [float(row["paper"]) for row in csv.DictReader(file)] == [4.53, 5.37]
 
 
-def test_the_command_without_matplotlib_writes_the_table_and_says_what_to_install(
+def test_without_matplotlib_the_table_is_written_and_the_missing_package_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -145,7 +145,7 @@ def test_two_processes_make_the_same_table_as_one(capsys: pytest.CaptureFixture[
     assert rows("2") == rows("1")
 
 
-def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_done(tmp_path: Path) -> None:
+def test_an_interruption_is_silent_and_keeps_finished_points(tmp_path: Path) -> None:
     # A minute of work, whose first point is there at once.
     arguments = ["experiment", "tapas-fig23", "--runs", "20000", "--processes", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "unisono.cli.main", *arguments]
@@ -171,14 +171,14 @@ def test_an_interruption_of_several_processes_says_nothing_and_keeps_what_is_don
     assert not tally_path(tmp_path, "tapas-fig23", 14).exists()
 
 
-def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "tapas-group-3", "--runs", "5", "--master", "none"]) == 0
     said = capsys.readouterr().out
     assert "Group 3" in said
     assert "8.48" in said
 
 
-def test_the_list_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_describes_each_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "--list"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES)
@@ -196,14 +196,12 @@ def test_the_list_explains_each(capsys: pytest.CaptureFixture[str]) -> None:
         (["tapas-fig18", "--processes", "2", "--master", "spark://host:7077"], "--master"),
     ],
 )
-def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_and_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", *arguments]) == ExitStatus.BAD_INPUT
     assert named in capsys.readouterr().err
 
 
-def test_spark_does_the_work_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spark_is_the_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
     def on_spark(
@@ -218,7 +216,7 @@ def test_spark_does_the_work_unless_told_otherwise(
     assert "4.53" in capsys.readouterr().out
 
 
-def test_a_table_tells_once_what_is_the_same_everywhere() -> None:
+def test_constant_columns_are_listed_once_above_the_table() -> None:
     text = format_table([{"n": 5, "x": 1.23456, "paper": None, "y": True}, {"n": 5, "x": 2.0, "paper": 3.5, "y": None}])
     head, lines = text.split("\n\n")
     assert head == "n = 5"

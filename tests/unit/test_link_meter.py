@@ -1,4 +1,4 @@
-"""The collector of one link, against what was really lost, delayed and overtaken."""
+"""The meter of one link, compared with the real losses, delays and reordering."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from unisono.model.metrics import Side
-from unisono.qos.watch.link_meter import REORDER_WINDOW, TIMED_BUFFER, LinkMeter
-from unisono.qos.watch.meters import MetricWindow, Monitor
+from unisono.qos.watch.meters import REORDER_WINDOW, TIMED_BUFFER, LinkMeter, MetricWindow, Monitor
 from unisono.wire.frame import SERIAL_MAX
 
 MS = 1_000_000
@@ -21,7 +20,7 @@ def serial(number: int) -> int:
 
 
 def fed(arrivals: list[tuple[int, int, int]]) -> LinkMeter:
-    """A meter that has taken (when, sent, number of the datagram)."""
+    """A meter after these datagrams: (arrival time, send time, number)."""
     meter = LinkMeter(1, arrivals[0][0])
     for at, sent, number in arrivals:
         meter.on_datagram(sent, serial(number))
@@ -39,7 +38,7 @@ def runs_of_loss(kept: list[bool]) -> list[int]:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2, 0.6])
-def test_loss_and_its_bursts_are_those_that_were_planted(loss: float) -> None:
+def test_measured_loss_and_bursts_equal_the_planted_ones(loss: float) -> None:
     chance = random.Random(7)
     kept = [True, *(chance.random() >= loss for _ in range(4000)), *[True] * (2 * REORDER_WINDOW)]
     meter = fed([(n * MS + 300, n * MS, n) for n, came in enumerate(kept) if came])
@@ -53,14 +52,14 @@ def test_loss_and_its_bursts_are_those_that_were_planted(loss: float) -> None:
 
 
 @pytest.mark.parametrize("gap", [1, REORDER_WINDOW - 1, REORDER_WINDOW, REORDER_WINDOW + 1, 127, 128, 200, 254])
-def test_an_outage_of_up_to_254_datagrams_is_counted_whole(gap: int) -> None:
+def test_an_outage_of_up_to_254_datagrams_is_counted_exactly(gap: int) -> None:
     numbers = [*range(100), *range(100 + gap, 300 + gap)]
     meter = fed([(n * MS, n * MS - 300, n) for n in numbers])
     assert (meter.lost, meter.bursts.total, meter.bursts.largest, meter.late) == (gap, 1, gap, 0)
     assert meter.silence_ns == (gap + 1) * MS
 
 
-def test_what_is_overtaken_within_the_window_is_not_lost() -> None:
+def test_a_datagram_overtaken_within_the_window_is_not_lost() -> None:
     chance = random.Random(3)
     # No datagram is overtaken by more than 20 later ones.
     arrivals = sorted((n * MS + chance.randrange(20 * MS), n * MS, n) for n in range(2000))
@@ -70,7 +69,7 @@ def test_what_is_overtaken_within_the_window_is_not_lost() -> None:
     assert meter.late == 0
 
 
-def test_what_comes_after_it_was_given_up_is_late_and_counts_as_lost_until_then() -> None:
+def test_a_datagram_beyond_the_window_counts_as_lost_until_it_arrives_late() -> None:
     numbers = [*range(100), *range(101, 101 + REORDER_WINDOW), 100, *range(101 + REORDER_WINDOW, 300)]
     meter = fed([(at * MS, n * MS, n) for at, n in enumerate(numbers)])
     assert (meter.lost, meter.late, meter.reordered) == (1, 1, 0)
@@ -79,7 +78,7 @@ def test_what_comes_after_it_was_given_up_is_late_and_counts_as_lost_until_then(
     assert [row.value for row in window.rows if row.metric == "loss"] == [0.0]
 
 
-def test_a_duplicate_changes_no_count_of_loss() -> None:
+def test_a_duplicate_does_not_change_the_loss() -> None:
     once = [(n * MS, n * MS, n) for n in range(500)]
     meter = fed([arrival for arrival in once for _ in range(2)])
     assert (meter.lost, meter.reordered, meter.counted, meter.duplicated) == (0, 0, 500 - REORDER_WINDOW, 500)
@@ -97,7 +96,7 @@ def test_jitter_is_the_running_mean_of_rfc_3550() -> None:
     assert fed([(0, 0, 0), (MS + 1600, MS, 1)]).jitter_ns() == 100, "also from a delay of nothing"
 
 
-def test_delay_is_corrected_by_the_clocks_difference() -> None:
+def test_delay_is_corrected_by_the_clock_difference() -> None:
     meter = LinkMeter(1, 0)
     meter.set_clock_offset(
         5 * MS
@@ -107,7 +106,7 @@ def test_delay_is_corrected_by_the_clocks_difference() -> None:
     assert meter.delays.quantile(0.5) == pytest.approx(MS, rel=1 / 32)
 
 
-def test_windows_add_up_and_hide_no_silence() -> None:
+def test_windows_add_up_and_do_not_hide_silence() -> None:
     meter = LinkMeter(1, 0)
     lost = settled = 0
     for n in range(3000):
@@ -122,7 +121,7 @@ def test_windows_add_up_and_hide_no_silence() -> None:
     assert meter.silence_ns == 501 * MS
 
 
-def test_what_is_timed_is_kept_in_constant_memory_and_counts_whenever_it_is_worked_out() -> None:
+def test_timings_use_constant_memory_and_all_count() -> None:
     chance = random.Random(9)
     arrivals = [(n * MS + chance.randrange(MS), n * MS, n) for n in range(3 * TIMED_BUFFER + 7)]
     meter, looked_at = fed(arrivals), LinkMeter(1, arrivals[0][0])

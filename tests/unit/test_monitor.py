@@ -1,4 +1,4 @@
-"""The collectors around a real stack: each side of each layer, against what was planted in the network."""
+"""The collectors around a real stack: both sides of each layer, compared with a known network."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_delay_jitter_and_gamma_of_a_steady_link() -> None:
     assert set(silences) == {5 * MS}
 
 
-def test_loss_on_the_network_is_what_was_planted() -> None:
+def test_measured_network_loss_is_the_planted_loss() -> None:
     chance = random.Random(4)
     pair = Pair(lose=lambda now, sender, number: sender == 2 and now > T0 + S and chance.random() < 0.1, failures=True)
     pair.run(11)
@@ -121,12 +121,12 @@ def test_loss_on_the_network_is_what_was_planted() -> None:
     assert all(row.value == 0 for row in pair.of(2, "vbr", Side.BELOW, "loss")), "the other direction loses nothing"
 
 
-def test_latency_of_own_and_of_others_messages() -> None:
+def test_latency_of_own_messages_and_of_peers_messages() -> None:
     pair = Pair(delay_ns=2 * MS)
     pair.run(3, lambda now, member: [b"x"] if member == 1 and now % (20 * MS) == MS else [])
     own, other = (pair.of(m, "application", Side.BELOW, "latency")[-1] for m in (1, 2))
-    # Handed in 1 ms into a slot of 5 and sent at its end: the first in the list delivers its own then, the other one
-    # 2 ms later. There it counts from the slot's beginning, which is 1 ms more than it took: at most that.
+    # Submitted 1 ms into a slot of 5 ms and sent at its end. The sender delivers its own message then, the other
+    # member 2 ms later. There latency counts from the start of the slot, so it is 1 ms too long: an upper bound.
     assert own.link == other.link == 1
     assert own.value == pytest.approx(4 * MS, rel=1 / 32)
     assert other.value == pytest.approx(7 * MS, rel=1 / 32)
@@ -134,7 +134,7 @@ def test_latency_of_own_and_of_others_messages() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [-2, 2])
-def test_clocks_that_differ_show_in_gamma_and_not_in_delay_or_latency(ahead_ms: int) -> None:
+def test_a_clock_difference_shows_in_gamma_but_not_in_delay_or_latency(ahead_ms: int) -> None:
     pair = Pair(delay_ns=2 * MS, ahead_ns=ahead_ms * MS)
     pair.run(4, lambda now, member: [b"x"] if member == 1 and now % (20 * MS) == MS else [])
     for member in (1, 2):
@@ -145,7 +145,7 @@ def test_clocks_that_differ_show_in_gamma_and_not_in_delay_or_latency(ahead_ms: 
     assert other.value == pytest.approx(7 * MS, abs=0.6 * MS), "from the beginning of the sender's slot"
 
 
-def test_a_window_that_nobody_ended_in_time_is_as_long_as_it_was() -> None:
+def test_a_window_that_is_closed_late_has_its_real_length() -> None:
     pair = Pair()
     pair.run(1)
     pair.now += 800 * MS  # the process did not run
@@ -171,7 +171,7 @@ def test_usage_is_collected_above_the_order_and_above_the_network() -> None:
     )
 
 
-def test_a_service_hides_the_networks_loss_and_both_are_seen() -> None:
+def test_loss_is_measured_below_and_above_a_reliable_service() -> None:
     pytest.importorskip("zfec")
     pair = Pair(lose=lambda now, sender, number: now > T0 + S and number % 7 == 0, fec=(1, 3))
     pair.run(6, lambda now, member: [bytes(100)] * 4)
@@ -185,7 +185,7 @@ def test_a_service_hides_the_networks_loss_and_both_are_seen() -> None:
     assert used.value == pytest.approx(200, abs=10), "the order hands a frame per slot to the layer under it"
 
 
-def test_windows_are_numbered_alike_everywhere_and_leave_nothing_out() -> None:
+def test_windows_have_the_same_numbers_at_all_members_and_leave_nothing_out() -> None:
     pair = Pair()
     pair.run(4)
     for member in (1, 2):
@@ -194,11 +194,11 @@ def test_windows_are_numbered_alike_everywhere_and_leave_nothing_out() -> None:
         assert starts == list(range(starts[0], starts[-1] + 1, 250 * MS))
 
 
-def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
+def test_a_violation_reaches_the_application_and_the_listeners() -> None:
     pair = Pair(sla("delay", '"10ms"', 0.95))
     heard: list[object] = []
     pair.oversight(1).register("delay", heard.append)
-    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; known here: delay"):
+    with pytest.raises(InvalidOption, match="there is no agreement 'dealy'; the agreements here are: delay"):
         pair.oversight(1).register("dealy", heard.append)
     pair.run(3)
     assert not heard
@@ -213,18 +213,18 @@ def test_a_violation_reaches_the_application_and_whoever_registered() -> None:
 
 
 WRONG_PARTIES = [
-    (sla("loss", 0.1, 0.9, "network", "rmcast"), "consumer: rmcast is not in this stack"),
-    (sla("loss", 0.1, 0.9, "network", "application"), "provider: under application there is vbr, not network"),
+    (sla("loss", 0.1, 0.9, "network", "rmcast"), "consumer: there is no layer rmcast in this stack"),
+    (sla("loss", 0.1, 0.9, "network", "application"), "provider: the layer below application is vbr, not network"),
     (sla("latency", '"1s"', 0.9, "network", "vbr"), "metric: latency is not collected between network and vbr"),
     (sla("delay", '"1s"', 0.9, "vbr", "application"), "metric: delay is not collected between vbr and application"),
     (sla("rate", 5, 0.9, "network", "vbr"), "metric: rate is not collected between network and vbr"),
-    (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: fec is not in this stack"),
-    (sla("loss", 0.1, 0.9) + "links = [2, 9]", "links: there is no member 9 in this group, which is 1, 2"),
+    (sla("loss", 0.1, 0.9) + 'informs = ["fec"]', "informs: there is no layer fec in this stack"),
+    (sla("loss", 0.1, 0.9) + "links = [2, 9]", "links: there is no member 9 in this group; its members are 1, 2"),
 ]
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG_PARTIES)
-def test_an_agreement_that_this_stack_cannot_judge_is_refused(text: str, problem: str) -> None:
+def test_an_agreement_that_this_stack_cannot_evaluate_is_refused(text: str, problem: str) -> None:
     """It names the line and the field, as an error in the file itself does."""
     with pytest.raises(SlaError) as caught:
         Pair(text)
@@ -234,7 +234,7 @@ def test_an_agreement_that_this_stack_cannot_judge_is_refused(text: str, problem
     assert text.splitlines()[caught.value.line - 1].startswith(field)
 
 
-def test_memory_is_constant_however_much_arrives() -> None:
+def test_memory_use_does_not_grow_with_traffic() -> None:
     pair = Pair()
     pair.run(2, lambda now, member: [b"x"] * 8)
     monitor = pair.oversight(1).monitor
@@ -248,7 +248,7 @@ def test_memory_is_constant_however_much_arrives() -> None:
 
 
 class Arrivals:
-    """What arrives at a stack's collectors from two peers, in reads of several datagrams, one at a time or together."""
+    """Datagrams from two peers, counted in reads of several or one by one."""
 
     def __init__(self) -> None:
         stack = build(Policy("g", 1, View((1, 2, 3)), TIMING, rate=Rate(1000, 8)))
@@ -269,20 +269,22 @@ class Arrivals:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_datagrams_read_together_count_as_if_they_came_one_by_one(seed: int) -> None:
+def test_datagrams_read_together_count_like_single_ones(seed: int) -> None:
     chance = random.Random(seed)
     apart, together = Arrivals(), Arrivals()
-    sent, life, now = {2: 0, 3: 0}, {2: 1, 3: 1}, T0
+    sent, incarnation, now = {2: 0, 3: 0}, {2: 1, 3: 1}, T0
     for _ in range(400):
         now += MS
         peer = chance.choice((2, 3))
         if chance.random() < 0.01:
-            life[peer] += 1
+            incarnation[peer] += 1
         frames, serials = [], []
         for _ in range(chance.randrange(1, 50)):
             sent[peer] += 1 + (chance.random() < 0.01) * chance.randrange(1, 60)
             flags = END_OF_SLOT if chance.random() < 0.1 else 0
-            frames.append(Frame(Kind.DATA, peer, life[peer], 0, 1, 0, flags, sent_ns=now - 2 * MS + sent[peer] % MS))
+            frames.append(
+                Frame(Kind.DATA, peer, incarnation[peer], 0, 1, 0, flags, sent_ns=now - 2 * MS + sent[peer] % MS)
+            )
             serials.append(sent[peer] % SERIAL_MAX + 1)
             if chance.random() < 0.005:  # overtaken
                 frames.insert(0, frames.pop())
@@ -294,7 +296,7 @@ def test_datagrams_read_together_count_as_if_they_came_one_by_one(seed: int) -> 
     assert all(timed)
 
 
-def test_of_datagrams_read_together_the_marks_and_the_last_are_timed() -> None:
+def test_of_datagrams_read_together_end_of_slot_marks_and_the_last_are_timed() -> None:
     arrivals = Arrivals()
     frames = [
         Frame(Kind.DATA, 2, 1, 0, 1, n, END_OF_SLOT if n in {3, 7} else 0, sent_ns=T0 + n * MS) for n in range(20)
@@ -305,7 +307,7 @@ def test_of_datagrams_read_together_the_marks_and_the_last_are_timed() -> None:
     assert (delays.total, delays.largest) == (3, 17 * MS)
 
 
-def test_a_read_with_a_refused_datagram_counts_what_was_let_in() -> None:
+def test_a_read_with_a_refused_datagram_counts_the_accepted_ones() -> None:
     pair = Pair()
     pair.run(1)
     sender, receiver = pair.stacks[2], pair.stacks[1]

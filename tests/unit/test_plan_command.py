@@ -1,4 +1,4 @@
-"""`unisono plan`: its JSON, its explanation for people, and what it refuses."""
+"""`unisono plan`: its JSON, its text output, and its refusals."""
 
 import json
 import re
@@ -33,10 +33,10 @@ def test_the_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None
     assert chosen["latency_bound_ms"] <= 60
 
 
-def test_the_choice_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_output_explains_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ASKED) == 0
     text = capsys.readouterr().out
-    for expected in ("ρ = 2", "r_D reaches 0.999", "exponential:1ms, 0.05 lost: accepted", "chosen: vbr with failures"):
+    for expected in ("ρ = 2", "r_D reaches 0.999", "exponential:1ms, loss 0.05: accepted", "chosen: vbr with failures"):
         assert expected in text
 
 
@@ -49,7 +49,7 @@ def test_a_relative_latency_shortens_the_wait(capsys: pytest.CaptureFixture[str]
     assert chosen("--relative", "0.999/30ms")["omega_ms"] < chosen()["omega_ms"]
 
 
-def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_infeasible_plan_is_status_1_and_shows_alternatives(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = planned(capsys, *ASKED, "--deadline", "12ms")
     assert status == ExitStatus.VIOLATED
     assert found["chosen"] is None
@@ -75,7 +75,7 @@ def test_what_is_infeasible_is_status_1_and_says_what_could_be_had(capsys: pytes
         (["--mttf", "1s", "--crash-in-send", "2"], "crash_in_broadcast"),
     ],
 )
-def test_bad_input_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_and_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--loss", "0.01", *arguments]) == ExitStatus.BAD_INPUT
     assert named in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ GRADED = ("plan", "--members", "5", "--failures", "1", "--delta", "10ms", "--gam
 def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Theorem 4 rules out both at once: 2Δ = 20 ms, and 19 ms are asked for."""
+    """Theorem 4 rules out both at once: 2Δ = 20 ms, and the deadline is 19 ms."""
     asked = (*GRADED, "--deadline", "19ms", "--reliable")
     status, found = planned(capsys, *asked)
     assert (status, found["chosen"]) == (ExitStatus.VIOLATED, None)
@@ -98,10 +98,10 @@ def test_with_two_grades_the_early_one_is_on_time_and_the_final_one_without_gaps
     assert any("about 69ms after sending" in line for line in chosen["why"])
     assert any("400 datagrams/s more" in line for line in chosen["why"])
     assert "final_ms" not in rows["leader"]
-    assert "what it delivers is not made final behind it" in rows["leader"]["why"]
+    assert "its deliveries do not become final" in rows["leader"]["why"]
 
 
-def test_what_two_grades_cost_is_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rate_includes_the_cost_of_two_grades(capsys: pytest.CaptureFixture[str]) -> None:
     def rate(*more: str) -> float:
         _, found = planned(capsys, *GRADED, *more)
         return next(float(row["avg_rate"]) for row in found["candidates"] if row["order"] == "vbr with failures")
@@ -116,7 +116,7 @@ def test_what_two_grades_cost_is_in_the_rate(capsys: pytest.CaptureFixture[str])
         (("--grades", "both", "--failures", "3"), "need a majority, and 3 of 5 is half or more"),
     ],
 )
-def test_what_final_deliveries_cannot_promise_is_said(
+def test_limits_of_final_deliveries_are_stated(
     more: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, found = planned(capsys, *GRADED, *more)
@@ -128,7 +128,7 @@ def test_what_final_deliveries_cannot_promise_is_said(
 PAGE = (Path(__file__).parents[2] / "docs" / "negotiation.md").read_text("utf-8")
 
 
-def test_the_walk_that_the_documentation_shows_is_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_negotiation_in_the_documentation_is_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = re.findall(r"```sh\nunisono (.*)\n```", PAGE)
     assert main(shlex.split(command)) == 0
     said = capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_the_walk_that_the_documentation_shows_is_the_real_one(capsys: pytest.Ca
     assert "\n".join(f"      {line}" for line in shown) in said
 
 
-def test_the_python_that_the_documentation_shows_runs() -> None:
+def test_the_python_example_in_the_documentation_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(example, "docs/negotiation.md", "exec"), {})
 

@@ -1,4 +1,4 @@
-"""The planner: what each order offers side by side, what is chosen, and Theorem 4's refusal."""
+"""The planner: the offers of all orders, the choice, and the refusal by Theorem 4."""
 
 from dataclasses import replace
 from math import exp
@@ -12,8 +12,7 @@ from unisono.model.rates import Rate
 from unisono.model.timing import Timing
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, lower_bound_ns, plan
-from unisono.qos.plan.rmcast_agreement import CrashModel
-from unisono.qos.plan.rmcast_model import NetworkModel, reach_probability
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, reach_probability
 
 MS = 1_000_000
 ASK = Ask(members=5, rate=Rate(50, 8), timing=Timing(10 * MS, 2 * MS, 5 * MS), processing_ns=1 * MS)
@@ -41,15 +40,15 @@ def test_the_cheapest_that_fits_is_chosen() -> None:
     assert found.chosen.avg_rate == min(candidate.avg_rate for candidate in fitting)
 
 
-def test_a_deadline_below_a_bound_is_the_reason_against_it() -> None:
+def test_a_deadline_below_the_bound_rules_an_order_out() -> None:
     found = plan(replace(ASK, deadline_ns=18 * MS))
     assert offered(found, "vbr").feasible
     against = offered(found, "vbr with failures")
     assert not against.feasible
-    assert "19ms is above the deadline of 18ms" in against.reasons[0]
+    assert "19ms exceeds the deadline of 18ms" in against.reasons[0]
 
 
-def test_crashes_rule_out_what_would_wait_for_ever() -> None:
+def test_crashes_rule_out_orders_that_would_wait_forever() -> None:
     found = plan(replace(ASK, failures=1, deadline_ns=60 * MS))
     assert not offered(found, "vbr").feasible
     assert not offered(found, "cbr").feasible
@@ -84,7 +83,7 @@ def test_redundancy_raises_reliability_and_costs_datagrams() -> None:
     assert over.max_burst == 8 + 2 * 1
 
 
-def test_a_reliability_that_is_asked_for_decides() -> None:
+def test_a_required_reliability_decides() -> None:
     ask = replace(ASK, loss=0.01, failures=1, fec=(2, 10))
     found = plan(ask, reliability=0.999)
     assert not offered(found, "vbr with failures").feasible
@@ -94,11 +93,11 @@ def test_a_reliability_that_is_asked_for_decides() -> None:
     assert found.chosen.order == "vbr with failures over rmcast ρ=1"
 
 
-def test_a_residue_rules_out_an_order_that_waits_only_if_a_session_would_meet_it() -> None:
-    """What stays lost stops the order that waits for it: the question is whether that happens while it runs."""
+def test_residual_loss_rules_out_a_waiting_order_only_if_a_session_would_meet_it() -> None:
+    """An unrepaired loss stops an order that waits: what matters is whether it happens during a session."""
     often = offered(plan(replace(ASK, loss=0.01, fec=(2, 10))), "vbr over fec 2/10")
     assert not often.feasible
-    # 5 members, 250 datagrams a second each, for an hour, and nobody of 4 may miss one.
+    # 5 members, 250 datagrams a second each, for an hour, and none of 4 receivers may miss one.
     ask = replace(ASK, loss=1e-4, fec=(4, 10))
     rarely = offered(plan(ask), "vbr over fec 4/10")
     stays = 1e-4 * 126 * 1e-16
@@ -109,7 +108,7 @@ def test_a_residue_rules_out_an_order_that_waits_only_if_a_session_would_meet_it
     assert offered(plan(short), "vbr").feasible
 
 
-def test_a_loss_burst_that_the_code_covers_is_none_above_it() -> None:
+def test_a_loss_burst_that_fec_repairs_does_not_reach_the_order() -> None:
     covered, beyond = (plan(replace(ASK, loss_burst=x, fec=(2, 10))) for x in (2, 3))
     assert offered(covered, "vbr over fec 2/10").feasible
     assert not offered(beyond, "vbr over fec 2/10").feasible
@@ -118,7 +117,7 @@ def test_a_loss_burst_that_the_code_covers_is_none_above_it() -> None:
 LOSSY = replace(ASK, loss=0.05, delay=ExponentialDelay(MS), deadline_ns=60 * MS)
 
 
-def test_over_rmcast_delta_is_the_time_at_which_the_asked_share_is_reached() -> None:
+def test_over_rmcast_delta_is_the_time_in_which_the_required_share_is_reached() -> None:
     found = plan(LOSSY, reliability=0.999)
     assert found.chosen is not None
     setting = found.chosen.redundancy
@@ -132,7 +131,7 @@ def test_over_rmcast_delta_is_the_time_at_which_the_asked_share_is_reached() -> 
     assert found.chosen.broadcasts >= setting.rho + 1
 
 
-def test_every_order_is_listed_alone_and_over_rmcast_with_the_walk() -> None:
+def test_every_order_is_listed_alone_and_over_rmcast_with_the_negotiation() -> None:
     found = plan(LOSSY, reliability=0.999)
     names = [candidate.order.split(" ρ=")[0] for candidate in found.candidates]
     for order in ("cbr", "vbr", "vbr with failures", "leader", "timestamp"):
@@ -142,7 +141,7 @@ def test_every_order_is_listed_alone_and_over_rmcast_with_the_walk() -> None:
     assert [line[0] for line in found.chosen.reasons if line[0] in "↓↑"] == list("↓↓↑↑↑")
 
 
-def test_two_multicasts_in_a_row_each_have_to_be_surer() -> None:
+def test_each_of_two_consecutive_multicasts_must_be_more_reliable() -> None:
     found = plan(LOSSY, reliability=0.999)
     leader = next(offer for offer in found.candidates if offer.order.startswith("leader over"))
     assert leader.feasible
@@ -154,7 +153,7 @@ def test_two_multicasts_in_a_row_each_have_to_be_surer() -> None:
     )
 
 
-def test_a_deadline_that_no_redundancy_keeps_is_answered_with_what_could_be_had() -> None:
+def test_a_deadline_that_no_redundancy_meets_gets_alternatives() -> None:
     found = plan(replace(LOSSY, deadline_ns=12 * MS), reliability=0.999)
     assert found.chosen is None
     refused = next(offer for offer in found.candidates if offer.order == "vbr with failures over rmcast")
@@ -164,21 +163,21 @@ def test_a_deadline_that_no_redundancy_keeps_is_answered_with_what_could_be_had(
     assert f"{refused.latency_bound_ns / 1e6:.6g}ms" in instead
 
 
-def test_what_is_late_counts_against_an_order_alone() -> None:
+def test_late_datagrams_lower_the_reliability_of_an_order_without_rmcast() -> None:
     slow = plan(replace(ASK, delay=ExponentialDelay(5 * MS), failures=1))
     alone = offered(slow, "vbr with failures")
     assert alone.reliability == pytest.approx((1 - exp(-2)) ** 4)
 
 
-def test_nothing_to_repair_nothing_over_rmcast() -> None:
+def test_without_anything_to_repair_rmcast_is_not_considered() -> None:
     assert not any("rmcast" in candidate.order for candidate in plan(ASK).candidates)
 
 
-def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
-    wish = ReliabilityRequirement(0.999, crashes=CrashModel(3_600_000 * MS, 1e-3))
-    found = plan(LOSSY, reliability_requirement=wish)
+def test_a_crash_model_gives_a_probability_of_agreement() -> None:
+    requirement = ReliabilityRequirement(0.999, crashes=CrashModel(3_600_000 * MS, 1e-3))
+    found = plan(LOSSY, reliability_requirement=requirement)
     assert found.chosen is not None
-    assert any("agreement but for" in line for line in found.chosen.reasons)
+    assert any("agreement with probability 1 - " in line for line in found.chosen.reasons)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +192,12 @@ def test_how_processes_crash_gives_a_figure_of_agreement() -> None:
         ({"session_ns": 0}, "session"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(wrong: dict[str, object], field: str) -> None:
+def test_an_impossible_request_is_refused(wrong: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidOption, match=field):
         replace(ASK, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_priority_order_is_listed_with_what_it_cannot_promise() -> None:
+def test_the_priority_order_is_listed_with_its_limits() -> None:
     found = plan(replace(ASK, failures=1))
     plain, coordinated = offered(found, "priority"), offered(found, "priority_coordinator")
     assert (plain.latency_bound_ns, coordinated.latency_bound_ns) == (2 * 10 * MS, 3 * 10 * MS), "into the queues"
@@ -211,12 +210,12 @@ def test_the_priority_order_is_listed_with_what_it_cannot_promise() -> None:
     assert not offered(plan(replace(ASK, failures=3)), "priority").feasible, "a majority must survive"
 
 
-def test_the_priority_order_is_chosen_where_priorities_are_asked_for_and_only_there() -> None:
+def test_the_priority_order_is_chosen_only_if_priorities_are_required() -> None:
     found = plan(replace(ASK, failures=1))
     assert found.chosen is not None
     assert not found.chosen.by_priority
     urgent = plan(replace(ASK, failures=1, priorities=True))
     assert urgent.chosen is not None
     assert urgent.chosen.order in {"priority", "priority_coordinator"}
-    assert "a priority changes nothing in its order" in offered(urgent, "vbr with failures").reasons[0]
+    assert "priorities do not affect its order" in offered(urgent, "vbr with failures").reasons[0]
     assert plan(replace(ASK, priorities=True, deadline_ns=500 * MS)).chosen is None

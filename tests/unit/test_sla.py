@@ -1,4 +1,4 @@
-"""Agreements against windows of metrics: held, violated, unknown, and what is told when that changes."""
+"""Agreements against windows of metrics: held, violated, unknown, and the events when that changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from unisono.model.events import SlaCleared, SlaViolation
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 from unisono.model.sla import Sla
-from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, binomial_tail, evaluate, share_lower_bound
+from unisono.qos.confidence import binomial_tail, share_lower_bound
+from unisono.qos.watch.sla import MemberEvaluation, SlaStatus, evaluate
 
 MS = 1_000_000
 S = 1000 * MS
@@ -46,16 +47,16 @@ def level(metric: str, value: float, count: int = 100, link: int = 2, start: int
     return MetricRow("vbr", side, link if side is Side.BELOW else 0, metric, start, S, count, value)
 
 
-def test_a_spread_is_held_to_the_share_of_its_values() -> None:
+def test_a_distribution_is_evaluated_by_the_share_of_its_values() -> None:
     assert evaluate(LATENCY, [spread([50 * MS] * 99 + [70 * MS])], 0).status is SlaStatus.HELD
     broken = evaluate(LATENCY, [spread([50 * MS] * 98 + [70 * MS] * 2)], 0)
     assert (broken.status, broken.measured, broken.count) == (SlaStatus.VIOLATED, 0.98, 100)
     assert broken.reported_value == pytest.approx(70 * MS, rel=1 / 32)
     slowest = evaluate(LATENCY, [spread([50 * MS] * 98 + [70 * MS, 900 * MS])], 0)
-    assert "98.0000% of 100 within 60ms in 1s, where 99.0000% was agreed; 99.0000% were within 7" in slowest.text()
+    assert "98.0000% of 100 within 60ms in 1s, agreed: 99.0000%; 99.0000% were within 7" in slowest.text()
 
 
-def test_a_value_at_the_bound_keeps_it() -> None:
+def test_a_value_at_the_bound_is_within_it() -> None:
     assert evaluate(LATENCY, [spread([60 * MS] * 100)], 0).status is SlaStatus.HELD
     assert evaluate(LATENCY, [spread([64 * MS] * 100)], 0).status is SlaStatus.VIOLATED
 
@@ -67,7 +68,7 @@ def test_too_few_observations_give_no_verdict() -> None:
     assert evaluate(LATENCY, [level("loss", 1.0)], 0).status is SlaStatus.UNKNOWN, "another metric's rows"
 
 
-def test_each_link_keeps_the_agreement_by_itself_or_all_together() -> None:
+def test_links_are_evaluated_one_by_one_or_together() -> None:
     rows = [spread([50 * MS] * 950, link=1), spread([90 * MS] * 50, link=2)]
     finding = evaluate(LATENCY, rows, 0)
     assert (finding.status, finding.link, finding.measured) == (SlaStatus.VIOLATED, 2, 0.0)
@@ -77,7 +78,7 @@ def test_each_link_keeps_the_agreement_by_itself_or_all_together() -> None:
     assert evaluate(together, rows, 0).status is SlaStatus.HELD
 
 
-def test_a_share_is_broken_when_that_is_certain_enough() -> None:
+def test_a_share_is_violated_only_with_enough_confidence() -> None:
     # 3 of 100 may well be 2 %; 30 of 1000 hardly is.
     assert evaluate(LOSS, [level("loss", 0.03)], 0).status is SlaStatus.HELD
     assert evaluate(LOSS, [level("loss", 0.03, 1000)], 0).status is SlaStatus.VIOLATED
@@ -86,7 +87,7 @@ def test_a_share_is_broken_when_that_is_certain_enough() -> None:
     assert evaluate(replace(LOSS, probability=0.5), [level("loss", 0.021, 1000)], 0).status is SlaStatus.VIOLATED
 
 
-def test_false_alarms_of_a_share_are_as_rare_as_was_asked_for() -> None:
+def test_false_alarms_of_a_share_are_as_rare_as_required() -> None:
     chance = random.Random(1)
     alarms = 0
     for _ in range(2000):
@@ -96,8 +97,8 @@ def test_false_alarms_of_a_share_are_as_rare_as_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("links", [4, 20])
-def test_false_alarms_are_as_rare_where_the_worst_of_many_links_is_told(links: int) -> None:
-    """Each of twenty links at the bound itself, each judged with 95 %, would be an alarm in two windows of three."""
+def test_false_alarms_stay_rare_if_the_worst_of_many_links_is_reported(links: int) -> None:
+    """Twenty links exactly at the bound, each evaluated with 95 %, would give an alarm in two windows of three."""
     chance = random.Random(2)
 
     def window(loss: float) -> list[MetricRow]:
@@ -109,7 +110,7 @@ def test_false_alarms_are_as_rare_where_the_worst_of_many_links_is_told(links: i
     assert all(evaluate(LOSS, window(0.08), 0).status is SlaStatus.VIOLATED for _ in range(20))
 
 
-def test_links_that_say_nothing_do_not_make_the_others_less_certain() -> None:
+def test_links_without_observations_do_not_lower_the_confidence_of_others() -> None:
     bad = level("loss", 0.035, 400, 1)
     assert evaluate(LOSS, [bad], 0).status is SlaStatus.VIOLATED
     assert (
@@ -119,14 +120,14 @@ def test_links_that_say_nothing_do_not_make_the_others_less_certain() -> None:
 
 
 @pytest.mark.parametrize(("hits", "count", "share"), [(3, 7, 0.2), (1, 40, 0.01), (30, 31, 0.9), (31, 31, 0.9)])
-def test_chance_is_the_sum_of_all_ways(hits: int, count: int, share: float) -> None:
+def test_the_binomial_tail_is_the_sum_of_all_terms(hits: int, count: int, share: float) -> None:
     ways = sum(comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(hits, count + 1))
     assert binomial_tail(hits, count, share) == pytest.approx(ways, rel=1e-6)
     assert binomial_tail(0, count, share) == 1
     assert binomial_tail(1, count, 0.0) == 0
 
 
-def test_the_sure_share_is_below_the_share_and_comes_near_it() -> None:
+def test_the_lower_bound_is_below_the_share_and_approaches_it() -> None:
     assert share_lower_bound(0, 0, 0.95) == 0
     assert share_lower_bound(0, 50, 0.95) == 0
     assert 0.045 < share_lower_bound(5, 100, 0.5) <= 0.05
@@ -138,7 +139,7 @@ def test_the_sure_share_is_below_the_share_and_comes_near_it() -> None:
     assert share_lower_bound(10, 10, 0.95) == pytest.approx(0.05 ** (1 / 10), abs=1e-6)
 
 
-def test_levels_are_held_to_a_share_of_the_intervals() -> None:
+def test_levels_are_evaluated_by_the_share_of_intervals() -> None:
     rows = [level("jitter", value * MS) for value in (1, 1, 3, 3)]
     assert evaluate(JITTER, rows, 0).status is SlaStatus.HELD
     assert evaluate(replace(JITTER, probability=0.6), rows, 0).status is SlaStatus.VIOLATED
@@ -147,25 +148,25 @@ def test_levels_are_held_to_a_share_of_the_intervals() -> None:
     )
 
 
-def test_a_violation_is_told_once_and_so_is_its_end() -> None:
+def test_a_violation_and_its_clearance_are_reported_once() -> None:
     evaluation = MemberEvaluation([LATENCY, LOSS], member=3)
-    told: list[tuple[int, type]] = []
+    reported: list[tuple[int, type]] = []
     for window, slow in enumerate([0, 0, 1, 1, 1, 0, 0, 1]):
         rows = [spread([(90 if slow else 30) * MS] * 100, start=window * S)]
         findings, events = evaluation.add_rows(rows, (window + 1) * S)
         assert [finding.sla for finding in findings] == [LATENCY, LOSS]
         assert findings[1].status is SlaStatus.UNKNOWN
-        told += [(window, type(event)) for event in events]
-    assert told == [(2, SlaViolation), (5, SlaCleared), (7, SlaViolation)]
+        reported += [(window, type(event)) for event in events]
+    assert reported == [(2, SlaViolation), (5, SlaCleared), (7, SlaViolation)]
     assert evaluation.violated_slas() == ("on time",)
 
 
-def test_a_window_that_says_too_little_does_not_end_a_violation() -> None:
-    evaluation, told = MemberEvaluation([LATENCY], member=3), []
+def test_a_window_with_too_few_observations_does_not_end_a_violation() -> None:
+    evaluation, reported = MemberEvaluation([LATENCY], member=3), []
     for window, values in enumerate([[90 * MS] * 100, [30 * MS] * 10, [], [90 * MS] * 100, [30 * MS] * 100]):
         rows = [spread(values, start=window * S)] if values else []
-        told += [(window, type(event)) for event in evaluation.add_rows(rows, (window + 1) * S)[1]]
-    assert told == [(0, SlaViolation), (4, SlaCleared)]
+        reported += [(window, type(event)) for event in evaluation.add_rows(rows, (window + 1) * S)[1]]
+    assert reported == [(0, SlaViolation), (4, SlaCleared)]
 
 
 def test_the_event_carries_the_figures() -> None:
@@ -178,7 +179,7 @@ def test_the_event_carries_the_figures() -> None:
         assert figure in event.text
 
 
-def test_a_window_gathers_the_collecting_intervals_that_it_spans() -> None:
+def test_a_window_combines_its_collecting_intervals() -> None:
     evaluation = MemberEvaluation([replace(LATENCY, window_ns=S)], 1)
     quarter = S // 4
     for number in range(3):
@@ -190,7 +191,7 @@ def test_a_window_gathers_the_collecting_intervals_that_it_spans() -> None:
     assert len(events) == 1
 
 
-def test_every_metric_has_a_shape_that_can_be_judged() -> None:
+def test_every_metric_has_a_shape_that_can_be_evaluated() -> None:
     for name, kind in METRICS.items():
         bound = 0.5 if kind.shape is Shape.SHARE else 10
         layer = "application" if kind.side is Side.BELOW else "vbr"

@@ -1,4 +1,4 @@
-"""Files of service level agreements: what they say, and that each error names its line and its field."""
+"""Files of service level agreements: how they are read, and that each error names its line and field."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ lower_after = 4
 """
 
 
-def test_a_file_is_read_whole() -> None:
+def test_a_complete_file_is_read() -> None:
     slas = parse_slas(GOOD, "good.toml")
     first, second = slas.slas
     assert (first.name, first.metric, first.bound, first.probability) == ("on time", "latency", 60 * MS, 0.999)
@@ -54,7 +54,7 @@ def test_a_file_is_read_whole() -> None:
     assert (slas.collect_interval_ns, slas.adaptable_settings, slas.hysteresis.lower_after) == (100 * MS, ("rho",), 4)
 
 
-# What to write in place of what, and the line and the field that the error names.
+# The text to replace, its replacement, and the line and field that the error names.
 WRONG = [
     ('collect = "100ms"', 'collect = "100"', 1, "collect"),
     ('collect = "100ms"', 'collect = "10us"', 1, "collect"),
@@ -130,7 +130,7 @@ w = 2
 '''
 
 
-def test_lines_are_found_past_comments_quotes_and_values_of_many_lines() -> None:
+def test_line_numbers_are_right_after_comments_quotes_and_multiline_values() -> None:
     tomllib.loads(TRICKY)
     assert key_lines(TRICKY) == {
         "title": 2,
@@ -156,5 +156,5 @@ def test_lines_are_found_past_comments_quotes_and_values_of_many_lines() -> None
 
 
 @pytest.mark.parametrize("path", sorted((PROJECT / "slas").glob("*.toml")), ids=lambda path: path.stem)
-def test_the_example_files_are_right(path: Path) -> None:
+def test_the_example_files_are_valid(path: Path) -> None:
     assert parse_slas(path.read_text(encoding="utf-8"), path.name).slas

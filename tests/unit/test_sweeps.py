@@ -1,4 +1,4 @@
-"""Sweeps of scenarios: the named ones promise what they say, and a TOML file describes one."""
+"""Sweeps of scenarios: the named ones show what they claim, and a TOML file can describe another."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_long_slots_cost_fewer_frames_and_more_time() -> None:
     assert float(str(short["latency_ms"])) < float(str(long["latency_ms"]))
 
 
-def test_each_remedy_delivers_more_than_none_and_costs_more() -> None:
+def test_each_mechanism_delivers_more_and_costs_more() -> None:
     rows = {str(row["remedy"]): row for row in rows_for(find_experiment("loss-remedies"), {"fault.0.probability": 0.1})}
     nothing = rows.pop("nothing")
     assert float(str(nothing["delivered_share"])) < 0.95
@@ -100,7 +100,7 @@ def test_a_window_above_delays_and_skew_makes_no_mistakes_and_a_short_one_many()
     assert all((row["valid_runs"], row["delivered_share"], row["late"]) == (1, 1.0, 0) for row in (short, long))
 
 
-def test_mistakes_are_what_is_final_and_not_the_first_of_what_is_early() -> None:
+def test_a_mistake_is_a_final_delivery_that_is_not_the_first_early_one() -> None:
     memory = MemoryTrace("r", "g")
     one = memory.recorder(1)
     early, final = [1, 2, 3, 5], [1, 3, 2, 4, 5]
@@ -125,7 +125,7 @@ def test_mistakes_are_what_is_final_and_not_the_first_of_what_is_early() -> None
     assert (found.share, found.lost_share) == (0.4, 0.2)
 
 
-def test_the_urgent_overtake() -> None:
+def test_urgent_messages_overtake() -> None:
     (row,) = rows_for(find_experiment("priority-latency"), {"group.order": "priority", "group.members": 6})
     assert row["paper"] == 6.0
     assert float(str(row["urgent_ms"])) < float(str(row["plain_ms"]))
@@ -146,7 +146,7 @@ def test_a_sweep_in_a_file_is_a_table_of_its_points(tmp_path: Path, capsys: pyte
     assert "–" in text, "means have their intervals beside them"
 
 
-def test_without_spark_a_sweep_goes_on_where_it_broke_off(
+def test_without_spark_an_interrupted_sweep_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "few.toml"
@@ -174,7 +174,7 @@ def test_without_spark_a_sweep_goes_on_where_it_broke_off(
     assert json.loads(finished)["rows"] == result_rows(
         read_sweep(SWEEP), map(run_task, split_into_tasks(read_sweep(SWEEP)))
     )
-    assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is no other sweep"
+    assert shown(SWEEP.replace("shows = ", 'title = "Slots"\nshows = '))[1] == [], "another title is the same sweep"
     status, points, other = shown(SWEEP.replace('delta = "10ms"', 'delta = "12ms"'))
     assert (status, points) == (0, [0, 1, 2, 3]), "another scenario is another sweep"
     assert other != finished
@@ -189,7 +189,7 @@ def test_without_spark_a_sweep_goes_on_where_it_broke_off(
         ("column", "lacks the column seed"),
     ],
 )
-def test_a_kept_point_that_cannot_be_read_is_told_and_neither_used_nor_overwritten(
+def test_an_unreadable_stored_point_is_reported_and_neither_used_nor_overwritten(
     damage: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "few.toml"
@@ -208,16 +208,16 @@ def test_a_kept_point_that_cannot_be_read_is_told_and_neither_used_nor_overwritt
     before = kept.read_bytes()
     capsys.readouterr()
     assert main(arguments) == ExitStatus.BAD_INPUT
-    told = capsys.readouterr().err
-    assert f"{kept}: {said}" in told
-    assert "remove it to run the point again" in told
+    err = capsys.readouterr().err
+    assert f"{kept}: {said}" in err
+    assert "remove it to run the point again" in err
     assert kept.read_bytes() == before
     kept.unlink()
     assert main(arguments) == 0
 
 
 @pytest.mark.parametrize("where", ["a file", "below a file"])
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
+def test_an_unwritable_folder_is_refused_before_anything_runs(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "taken"
@@ -226,11 +226,11 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_run(
     place = out if where == "a file" else out / "deeper"
     assert main(["experiment", "tapas-group-1", "--master", "none", "--out", str(place)]) == ExitStatus.BAD_INPUT
     said = capsys.readouterr().err
-    assert f"--out: {place} cannot be written" in said
+    assert f"--out: cannot write to {place} (" in said
     assert "name another folder" in said
 
 
-def test_points_of_a_named_sweep_are_kept_with_its_scenario(tmp_path: Path) -> None:
+def test_points_of_a_named_sweep_are_stored_with_its_scenario(tmp_path: Path) -> None:
     text = "[group]\ndelta = {}\n"
     one, other = (sweep("slots", "Slots", "", text.format(delta), [{"group.slot": "5ms"}], runs=1) for delta in (1, 2))
     task = ExperimentTask("slots", 0, 0, 1, 1)
@@ -239,7 +239,7 @@ def test_points_of_a_named_sweep_are_kept_with_its_scenario(tmp_path: Path) -> N
     assert read_tally(tmp_path, other, [task]) is None
 
 
-def test_a_task_of_a_file_carries_the_file() -> None:
+def test_a_task_of_a_sweep_file_carries_its_text() -> None:
     experiment = read_sweep(SWEEP)
     work = [pickle.loads(pickle.dumps(task)) for task in split_into_tasks(experiment)]
     assert result_rows(experiment, map(run_task, work)) == result_rows(
@@ -250,23 +250,26 @@ def test_a_task_of_a_file_carries_the_file() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("x =", "is no TOML"),
-        ("[group]\nname = 'a'\n", "a table [sweep] was expected"),
-        (SWEEP.replace("runs = 3", "runs = 0"), "at least one run"),
-        (SWEEP.replace("runs = 3", "rums = 3"), "[sweep] has no rums"),
-        (SWEEP.replace('name = "few"\nshows', 'name = "../few"\nshows'), "make a name"),
-        (SWEEP.replace('"group.slot"', '"slot"'), "is no path into the scenario"),
+        ("x =", "is not TOML"),
+        ("[group]\nname = 'a'\n", "expected a table [sweep]"),
+        (SWEEP.replace("runs = 3", "runs = 0"), "sweep.runs: expected at least 1"),
+        (SWEEP.replace("runs = 3", "rums = 3"), "[sweep] has no field rums"),
+        (SWEEP.replace('name = "few"\nshows', 'name = "../few"\nshows'), "expected letters, digits, - and _"),
+        (SWEEP.replace('"group.slot"', '"slot"'), "expected a path into the scenario"),
         (SWEEP.replace("[2, 3]", "2"), "needs a list of values"),
         (SWEEP.replace("[2, 3]", '[2, 3]\n"group.colour" = ["red"]'), "group.colour"),
-        (SWEEP.replace("[2, 3]", '[2, 3]\n"group.slot.colour" = ["red"]'), "group.slot.colour: not all lead into"),
-        (SWEEP.replace("[2, 3]", '[2, 3]\n"fault.7.burst" = [1]\n[[fault]]\nkind = "loss"'), "fault.7.burst: not all"),
+        (SWEEP.replace("[2, 3]", '[2, 3]\n"group.slot.colour" = ["red"]'), "group.slot.colour: a path does not exist"),
+        (
+            SWEEP.replace("[2, 3]", '[2, 3]\n"fault.7.burst" = [1]\n[[fault]]\nkind = "loss"'),
+            "fault.7.burst: a path does not exist",
+        ),
         (
             SWEEP.replace("[2, 3]", '[2, 3]\n"fault.last.burst" = [1]\n[[fault]]\nkind = "loss"'),
-            "fault.last.burst: not",
+            "fault.last.burst: a path does not exist",
         ),
     ],
 )
-def test_a_sweep_that_is_none_is_refused_with_the_reason(
+def test_an_invalid_sweep_is_refused_with_the_reason(
     text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "sweep.toml"
@@ -296,11 +299,11 @@ def _scenario() -> dict[str, object]:
     return tables
 
 
-def test_an_unknown_experiment_is_none() -> None:
-    with pytest.raises(InvalidOption, match="is none; there are"):
+def test_an_unknown_experiment_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="there is no experiment"):
         find_experiment("orders")
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda p: p.stem)
-def test_a_sweep_that_is_kept_here_is_one(path: Path) -> None:
+def test_the_example_sweeps_are_valid(path: Path) -> None:
     assert read_sweep(path.read_text(encoding="utf-8"), str(path)).points

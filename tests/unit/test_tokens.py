@@ -11,7 +11,7 @@ import pytest
 
 import unisono
 from unisono.check.verdict import Reason
-from unisono.cluster.grades_report import stored_mistakes
+from unisono.cluster.member_process import stored_mistakes
 from unisono.model.events import NoticeKind, SlaCleared, SlaVerdict, SlaViolation, ViolationKind
 from unisono.model.faults import Crash, Duplication, Fault, Loss, Partition, Pause, Reordering, Span, fault_to_row
 from unisono.model.metrics import MetricRow, Side

@@ -1,5 +1,6 @@
-"""The command line: one function per verb, printing kept apart from protocols.
+"""The command line: one module per verb, named like the verb. No other package imports this one.
 
-Human output on a terminal, one JSON object with `--json`. Nobody imports this room.
-Tests: tests/unit/test_cli.py, tests/process/test_demo.py.
+Output is text for people, or one JSON object with `--json`; the option names and JSON fields are stable. `options`
+holds the options that several verbs share, `main` the parser and the exit statuses. Further modules: `demo_negotiation`
+and `spark_verdict` belong to `demo`, `swarm` to `simulate`, and `reporter_process` to `monitor`.
 """

@@ -1,4 +1,4 @@
-"""`unisono compact`: a trace in few files, in the layout that verification reads without moving a row."""
+"""`unisono compact`: copy a trace into few files, in the layout that `verify` reads without a shuffle."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.cli.options import add_json, add_spark, make_writable_folder, print_json, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_spark,
+    make_writable_folder,
+    print_json,
+    progress_reports,
+    spark_choice,
+)
 from unisono.errors import InvalidOption
 from unisono.trace.files import RANGE_SLOTS, find_groups
 
 
 def add_parser(verbs: Any) -> None:
-    """The verb and its options."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "compact",
-        help="write a recorded trace in few files, or one in another layout in ours, on Spark",
-        description="Copy recorded runs into the layout that `verify` reads without a shuffle: one file for each "
-        "member and range of slots. TRACE may have many small files, or Parquet files of the trace's columns in any "
-        "layout beside a meta.json. The source stays as it is.",
+        summary="copy recorded traces into few large files, on Spark",
+        description="Copy recorded runs into the layout that `verify` reads without a shuffle: one file per member and "
+        "range of slots. TRACE may have many small files, or Parquet files with the trace's columns in any layout "
+        "beside a meta.json. The source is not changed.",
+        examples=("unisono compact traces --out compacted", "unisono verify compacted"),
     )
-    verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more runs")
-    verb.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write them")
+    verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
+    verb.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write to")
     verb.add_argument(
         "--range-slots", type=int, default=RANGE_SLOTS, metavar="N", help=f"slots per file (default {RANGE_SLOTS})"
     )
     verb.add_argument(
         "--closed",
         action="store_true",
-        help="the rows are all there, though no end.LIFE.json says so (foreign layouts)",
+        help="the rows are complete although there is no end.LIFE.json (for layouts of other programs)",
     )
     add_spark(verb)
     add_json(verb)
@@ -39,22 +48,22 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Copy every run."""
-    from unisono.pipeline.relayout import relayout  # noqa: PLC0415 - only the verbs that use Spark pay for it
+    from unisono.pipeline.relayout import relayout  # noqa: PLC0415 - only verbs that use Spark pay for it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
     if options.master == "none":
-        raise InvalidOption("--master", "compact needs Spark: local[*], or a cluster")
+        raise InvalidOption("--master", "compact needs Spark: give local[*] or a cluster, not none")
     if options.range_slots < 1:
-        raise InvalidOption("--range-slots", f"at least one slot is needed, not {options.range_slots}")
+        raise InvalidOption("--range-slots", f"expected at least 1, not {options.range_slots}")
     folders = find_groups(options.trace)
     make_writable_folder("--out", options.out)
     with (
-        progress_reports("starting Spark", quiet=options.json) as tell,
+        progress_reports("starting Spark", quiet=options.json) as report_progress,
         spark_session(spark_choice(options)) as session,
     ):
         done = []
         for folder in folders:
-            tell(f"compacting {folder}")
+            report_progress(f"compacting {folder}")
             done.append(relayout(session, folder, options.out, range_slots=options.range_slots, closed=options.closed))
     if options.json:
         runs = [

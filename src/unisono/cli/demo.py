@@ -1,4 +1,4 @@
-"""`unisono demo`: real member processes on this machine over UDP, watched live, then verified."""
+"""`unisono demo`: run real member processes on this machine over UDP, watch them live, then check the trace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ from unisono.cli.demo_negotiation import (
     negotiate_demo,
     reliable_toml,
 )
-from unisono.cli.grades_text import format_grades
-from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, print_json, read_text
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_rate,
+    add_timing,
+    add_tolerance,
+    parse_fec,
+    print_json,
+    read_text,
+)
 from unisono.cli.spark_verdict import verify_on_spark
 from unisono.cluster.member_process import join_as_member
 from unisono.cluster.report import ClusterReport, check_cluster_run, record_crashes
@@ -37,68 +45,82 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.trace.meta import group_folder
 
+# TC
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 START_ALLOWANCE_S = 60.0
 MULTICAST_GROUP = "239.255.77.77"
 OPTIONS_ALLOWED_WITH_FILE = frozenset({"scenario", "out", "json", "multicast", "sla", "verify"})
-"""What may be said beside a scenario file."""
+"""The options that may be given together with a scenario file."""
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The verb's command line."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "demo",
-        allow_abbrev=False,
-        help="a group of real processes on this machine, then the verdict",
-        description="Start member processes on this machine, let them multicast over UDP for some seconds, show what "
-        "each delivers and how late, then check the recorded trace: one order, nothing lost, nothing doubled.",
+        summary="run a group of real processes on this machine, then check it",
+        description="Start member processes on this machine and let them multicast over UDP for some seconds. Show how "
+        "much each delivers and how late. Then check the recorded trace: one order, nothing lost, nothing delivered "
+        "twice. Members can be killed and added, and datagrams lost, while the group runs.",
+        examples=(
+            "unisono demo",
+            "unisono demo --members 3 --failures --kill 3@2s --join 4@4s",
+            "unisono demo --loss 0.05 --fec 2/10",
+            "unisono demo --reliable rmcast --loss 0.05",
+            "unisono demo scenarios/vbr_quickstart.toml --json",
+        ),
+        notes="exit status: 0 valid, 1 violated or unknown.",
     )
-    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file, in place of the options that it has")
+    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file, instead of the options below")
     verb.add_argument("--members", type=int, default=5, help="how many member processes (default 5)")
     verb.add_argument(
         "--order",
         default="vbr",
-        help="vbr, cbr, leader, timestamp, priority, or a service without an order: "
+        help="vbr, cbr, leader, timestamp, priority, or a service without total order: "
         "reliable, fifo, causal, uniform (default vbr)",
     )
     verb.add_argument(
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: as the order delivers; final: when all have agreed; both: each message in both grades (vbr, cbr)",
+        help="early: as the order delivers; final: after agreement; both: each message in both grades (vbr, cbr)",
     )
-    verb.add_argument("--seconds", type=float, default=10, help="how long to send (default 10)")
+    verb.add_argument("--seconds", type=float, default=10, help="how many seconds to send (default 10)")
     verb.add_argument("--size", type=int, default=100, help="bytes per message (default 100)")
-    verb.add_argument("--kill", action="append", default=[], metavar="M@T", help="kill member M after T, such as 3@2s")
-    verb.add_argument("--join", action="append", default=[], metavar="M@T", help="member M joins after T, such as 6@4s")
+    verb.add_argument(
+        "--kill", action="append", default=[], metavar="M@T", help="kill member M at time T, such as 3@2s"
+    )
+    verb.add_argument(
+        "--join", action="append", default=[], metavar="M@T", help="member M joins at time T, such as 6@4s"
+    )
     verb.add_argument(
         "--loss",
         type=float,
         default=0.0,
         metavar="p",
-        help="lose this share of the datagrams on purpose, within the bounds of --fec and --loss-burst; "
-        "with --reliable without bounds",
+        help="drop this share of the datagrams, within the bounds of --fec and --loss-burst; "
+        "with --reliable, without bounds",
     )
-    verb.add_argument("--degrade", metavar="p@T", help="from T on the share that is lost is p, such as 0.2@4s")
-    verb.add_argument("--multicast", action="store_true", help="IP multicast on loopback in place of unicast fan-out")
-    verb.add_argument("--sla", type=Path, metavar="FILE", help="service level agreements to judge while it runs")
+    verb.add_argument("--degrade", metavar="p@T", help="from time T on, drop the share p, such as 0.2@4s")
+    verb.add_argument("--multicast", action="store_true", help="use IP multicast on loopback instead of unicast")
+    verb.add_argument("--sla", type=Path, metavar="FILE", help="service level agreements to evaluate while it runs")
     verb.add_argument("--seed", type=int, default=1, help="seed of the workload (default 1)")
-    verb.add_argument("--out", type=Path, help="where to keep the trace and the scenario (default: a new folder)")
+    verb.add_argument("--out", type=Path, help="folder for the trace and the scenario (default: a new folder)")
     verb.add_argument(
         "--verify",
         choices=("in-process", "spark"),
         default="in-process",
-        help="who checks the trace: the checkers in this process, or these and then the data pipeline on Spark "
-        "(default in-process)",
+        help="where to check the trace: in this process, or in this process and then on Spark (default in-process)",
     )
     add_tolerance(verb)
     add_negotiation_options(verb)
     add_timing(verb)
     add_rate(verb)
     add_json(verb)
-    # A scenario file says all that these say, so whether one was given has to show.
+    # A scenario file replaces these options, so run() has to see whether one of them was given.
     defaults = {
         name: value for name, value in vars(verb.parse_args([])).items() if name not in OPTIONS_ALLOWED_WITH_FILE
     }
@@ -106,66 +128,66 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cluster, show it, judge it."""
+    """Run the cluster, show it, check it."""
     _fill_in_defaults(options)
-    bargain = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
+    negotiation = negotiate_demo(options) if options.reliable == NEGOTIATED_OPTION else None
     text, source = _scenario_text(options)
     scenario = parse_scenario(text, source)
     refuse_unsupported(scenario)
     peers = free_addresses(scenario.members)
     multicast = (MULTICAST_GROUP, next(iter(free_addresses((1,)).values()))[1]) if options.multicast else None
-    slas = None if bargain is None else (bargain.sla_text, "the demo's own agreements")
+    slas = None if negotiation is None else (negotiation.sla_text, "the demo's own agreements")
     if options.sla is not None:
         slas = read_text(options.sla), str(options.sla)
-    agreed = None if slas is None else parse_slas(*slas)
+    parsed_slas = None if slas is None else parse_slas(*slas)
     for member in scenario.members:
-        join_as_member(scenario, member, peers, multicast=multicast, slas=agreed)
+        join_as_member(scenario, member, peers, multicast=multicast, slas=parsed_slas)
     directory = options.out or Path(tempfile.mkdtemp(prefix="unisono-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.toml").write_text(text, encoding="utf-8")
     show = sys.stdout.isatty() and not options.json
     view = _LiveDemoView(scenario) if show else _DemoView(scenario, sys.stderr if not options.json else None)
     run_name = f"demo-{time.time_ns() // 1_000_000}"
-    unplayed = unsupported_parts(scenario)
-    for note in (unplayed and f"not played with real processes: {', '.join(unplayed)}", loss_warning(scenario)):
+    ignored = unsupported_parts(scenario)
+    for note in (ignored and f"ignored by real processes: {', '.join(ignored)}", loss_warning(scenario)):
         if note:
             sys.stderr.write(f"unisono demo: {note}\n")
-    if bargain is not None:
-        view.show_negotiation(bargain, options.degrade)
+    if negotiation is not None:
+        view.show_negotiation(negotiation, options.degrade)
     with view:
         common = {"scenario": text, "source": source, "trace": str(directory), "run": run_name}
         setup = {**common, "peers": peers, "multicast": multicast, "slas": slas}
         finals, killed = asyncio.run(_run_cluster(scenario, setup, view))
     if killed:
         record_crashes(scenario, run_name, directory, killed)
-    judgement = check_cluster_run(scenario, run_name, directory, finals, killed)
-    result = {"order": scenario.order, "members": len(scenario.members), **judgement.to_json(), "trace": str(directory)}
-    if bargain is not None:
-        result["negotiation"] = bargain.to_json()
+    report = check_cluster_run(scenario, run_name, directory, finals, killed)
+    result = {"order": scenario.order, "members": len(scenario.members), **report.to_json(), "trace": str(directory)}
+    if negotiation is not None:
+        result["negotiation"] = negotiation.to_json()
     if not options.json:
-        _print_report(scenario, judgement, result)
+        _print_report(scenario, report, result)
         sys.stdout.flush()
-    verdicts = {judgement.verdict}
+    verdicts = {report.verdict}
     if options.verify == "spark":
-        opinion = verify_on_spark(group_folder(directory, run_name, scenario.group), quiet=options.json)
-        result["spark"] = opinion.to_json(judgement.verdicts)
-        verdicts.add(opinion.verdict or judgement.verdict)
+        spark = verify_on_spark(group_folder(directory, run_name, scenario.group), quiet=options.json)
+        result["spark"] = spark.to_json(report.verdicts)
+        verdicts.add(spark.verdict or report.verdict)
         if not options.json:
-            sys.stdout.writelines(f"{line}\n" for line in opinion.lines(judgement.verdicts))
+            sys.stdout.writelines(f"{line}\n" for line in spark.lines(report.verdicts))
     if options.json:
         print_json(result)
     return 0 if verdicts == {Status.VALID} else 1
 
 
 def _fill_in_defaults(options: argparse.Namespace) -> None:
-    """Options that were not given have their defaults; beside a scenario file none may be given."""
+    """Fill in the defaults of missing options; with a scenario file, refuse options that the file replaces."""
     given = [name for name in options.defaults if getattr(options, name) is not None]
     if options.reliable == NEGOTIATED_OPTION:
         options.defaults = {**options.defaults, **NEGOTIATED_TIMING_DEFAULTS}
     if options.scenario is not None:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise InvalidOption(names, f"{options.scenario} says that; change it there, or leave the file out")
+            raise InvalidOption(names, f"{options.scenario} sets this; change it there, or leave the file out")
         return
     for name, value in options.defaults.items():
         if name not in given:
@@ -176,27 +198,27 @@ def _scenario_text(options: argparse.Namespace) -> tuple[str, str]:
     if options.scenario is not None:
         return read_text(options.scenario), str(options.scenario)
     if not 1 <= options.members <= 64:
-        raise InvalidOption("--members", f"1 to 64 are possible on one machine, not {options.members}")
+        raise InvalidOption("--members", f"expected 1 to 64 members on one machine, not {options.members}")
     if not 0 < options.seconds <= 3600:
-        raise InvalidOption("--seconds", f"more than 0 and at most 3600 are possible, not {options.seconds:g}")
-    carried = options.burst * NS_PER_S / options.slot
-    if options.rate > carried and options.order != "cbr":
+        raise InvalidOption("--seconds", f"expected more than 0 and at most 3600, not {options.seconds:g}")
+    carried_per_s = options.burst * NS_PER_S / options.slot
+    if options.rate > carried_per_s and options.order != "cbr":
         raise InvalidOption(
-            "--rate", f"--burst {options.burst} per slot makes {carried:g}/s, less than {options.rate:g}"
+            "--rate", f"--burst {options.burst} per slot carries {carried_per_s:g}/s, less than {options.rate:g}"
         )
     kills, joins = _parse_member_times("--kill", options.kill), _parse_member_times("--join", options.join)
     members = sorted({*range(1, options.members + 1), *joins})
     for option, moments in (("--kill", kills), ("--join", joins)):
         for member, at_ns in moments.items():
             if member not in members:
-                raise InvalidOption(option, f"there is no member {member} among {members}")
+                raise InvalidOption(option, f"there is no member {member}; the members are {members}")
             if at_ns >= options.seconds * NS_PER_S:
                 raise InvalidOption(option, f"{duration_text(at_ns)} is after the end of the run")
     failures = bool(options.failures or kills or joins or options.loss_burst)
     events = "".join(f'\n[[fault]]\nkind = "crash"\nmember = {m}\nat = "{at}ns"\n' for m, at in kills.items())
     events += "".join(f'\n[[step]]\nkind = "start"\nmember = {m}\nat = "{at}ns"\n' for m, at in joins.items())
     events += _loss_toml(options)
-    # Four fifths of the declared rate: a Poisson stream at the full average would be pushed back half of the time.
+    # Four fifths of the declared rate: at the full average, a Poisson stream would wait half of the time.
     return (
         f"""# What `unisono demo` ran; `unisono simulate` takes it too.
 [group]
@@ -234,7 +256,7 @@ seed = {options.seed}
 
 
 def _consumer_toml(options: argparse.Namespace, members: int) -> str:
-    """In the priority order: consumers that hardly keep up, one slower than the rest; one message in five is urgent."""
+    """For priority orders: consumers that barely keep up, one of them slower; one message in five is urgent."""
     if options.order not in PRIORITY_ORDERS:
         return ""
     each_ns = NS_PER_S / (0.8 * options.rate * members)
@@ -243,7 +265,7 @@ def _consumer_toml(options: argparse.Namespace, members: int) -> str:
 
 
 def _loss_toml(options: argparse.Namespace) -> str:
-    """What is lost when, as faults of a scenario, within what the group has declared that it puts up with."""
+    """The `--loss` and `--degrade` faults of the scenario, within the losses that the group tolerates."""
     shares = [(0, options.loss)]
     if options.degrade is not None:
         share, at, when = options.degrade.partition("@")
@@ -251,15 +273,13 @@ def _loss_toml(options: argparse.Namespace) -> str:
             shares.append((duration_ns(when, "--degrade"), float(share)))
         except ValueError:
             raise InvalidOption(
-                "--degrade", f"a share and a time such as 0.2@4s are needed, not {options.degrade!r}"
+                "--degrade", f"expected a share and a time such as 0.2@4s, not {options.degrade!r}"
             ) from None
         if not at or not 0 < shares[1][0] < options.seconds * NS_PER_S:
-            raise InvalidOption(
-                "--degrade", f"a time within the run is needed, such as 0.2@4s, not {options.degrade!r}"
-            )
+            raise InvalidOption("--degrade", f"expected a time within the run, such as 0.2@4s, not {options.degrade!r}")
     for option, (_, share) in zip(("--loss", "--degrade"), shares, strict=False):
         if not 0 <= share <= 1:
-            raise InvalidOption(option, f"a share of the datagrams is from 0 to 1, not {share}")
+            raise InvalidOption(option, f"expected a share of the datagrams from 0 to 1, not {share}")
     bound, fec = "", parse_fec(options.fec)
     if fec is not None:
         bound = f"at_most = {min(fec[0], options.loss_burst or fec[0])}\nof = {fec[1]}\n"
@@ -274,12 +294,12 @@ def _loss_toml(options: argparse.Namespace) -> str:
 
 
 def _parse_member_times(option: str, texts: list[str]) -> dict[int, int]:
-    """`3@2s` as member and nanoseconds."""
+    """Parse `3@2s`: member and time in nanoseconds."""
     found: dict[int, int] = {}
     for text in texts:
         member, at, when = text.partition("@")
         if not at or not member.isdigit():
-            raise InvalidOption(option, f"a member and a time such as 3@2s are needed, not {text!r}")
+            raise InvalidOption(option, f"expected a member and a time such as 3@2s, not {text!r}")
         found[int(member)] = duration_ns(when, option)
     return found
 
@@ -287,7 +307,7 @@ def _parse_member_times(option: str, texts: list[str]) -> dict[int, int]:
 async def _run_cluster(
     scenario: Scenario, setup: dict[str, Any], view: _DemoView
 ) -> tuple[dict[int, ProcessReport], list[MemberProcess]]:
-    """Run it; the members' last words, and the processes that were killed."""
+    """Run the cluster; returns the members' final reports and the killed processes."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -295,14 +315,14 @@ async def _run_cluster(
     first = [member for member in scenario.members if member not in late]
     configurations = {member: {**setup, "member": member, "expected": first} for member in scenario.members}
     cluster = LocalCluster(configurations, view.report, schedules=member_schedules(scenario))
-    nodes = await cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S)
+    processes = await cluster.run(scenario.run_ns / NS_PER_S + START_ALLOWANCE_S)
     return {
-        member: final for member, node in nodes.items() if (final := node.final_report()) is not None
+        member: final for member, process in processes.items() if (final := process.final_report()) is not None
     }, cluster.killed
 
 
 class _DemoView:
-    """Says little: for logs, pipes and --json."""
+    """Prints a few lines, for logs and pipes; nothing for --json."""
 
     def __init__(self, scenario: Scenario, stream: Any) -> None:
         self.scenario = scenario
@@ -311,7 +331,7 @@ class _DemoView:
         self._stream = stream
 
     def report(self, member: int, report: ProcessReport) -> None:
-        """A member has reported."""
+        """Handle a report of a member."""
         if report["kind"] == "begun" and self.started_at_s is None:
             self.started_at_s = time.monotonic()
             self._print_line(
@@ -323,16 +343,16 @@ class _DemoView:
             self.latest_reports[member] = report
 
     def show_qos_report(self, member: int, report: ProcessReport) -> None:
-        """A member tells of an agreement."""
+        """Show an SLA event of a member."""
         self._print_line(f"{self._elapsed_text()}member {member}: {report['what']}: {report['text']}")
 
     def show_negotiation(self, negotiation: DemoNegotiation, degrade: str) -> None:
-        """What was agreed before the first message, and what will be done to it."""
-        for line in [*negotiation.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+        """Show the negotiation, and how the network will get worse."""
+        for line in [*negotiation.lines(), f"the network promised this loss; the demo will drop more: {degrade}"]:
             self._print_line(line)
 
     def _elapsed_text(self) -> str:
-        """How long it has been running."""
+        """The time since the start of the run."""
         return "" if self.started_at_s is None else f"{time.monotonic() - self.started_at_s:5.2f} s  "
 
     def _print_line(self, text: str) -> None:
@@ -349,7 +369,7 @@ class _DemoView:
 
 
 class _LiveDemoView(_DemoView):
-    """A table that follows the members while they run."""
+    """Shows a live table of the members."""
 
     def __init__(self, scenario: Scenario) -> None:
         from rich.live import Live  # noqa: PLC0415 - only a terminal needs rich
@@ -366,7 +386,7 @@ class _LiveDemoView(_DemoView):
         self._live.console.print(text, markup=False, highlight=False)
 
     def show_negotiation(self, negotiation: DemoNegotiation, degrade: str) -> None:
-        for line in [*negotiation.lines(), f"the network is promised to lose no more; it will lose {degrade}"]:
+        for line in [*negotiation.lines(), f"the network promised this loss; the demo will drop more: {degrade}"]:
             self._live.console.print(line, markup=False, highlight=False)
 
     def _table(self) -> Table:
@@ -398,16 +418,16 @@ class _LiveDemoView(_DemoView):
         self._live.__exit__(None, None, None)
 
 
-def _print_report(scenario: Scenario, judgement: ClusterReport, result: dict[str, Any]) -> None:
-    latency, what = result["latency_ms"], judgement.measured
+def _print_report(scenario: Scenario, report: ClusterReport, result: dict[str, Any]) -> None:
+    latency, measured = result["latency_ms"], report.measured
     theta_ms, out = ns_to_ms(scenario.timing.theta_ns), sys.stdout
-    lived = " by who was not killed" if len(judgement.final_reports) < result["members"] else ""
+    senders = " by members that were not killed" if len(report.final_reports) < result["members"] else ""
     out.write(
-        f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent{lived}; delivered "
+        f"\n{result['members']} members, order {scenario.order}: {result['sent']:,} messages sent{senders}; delivered "
     )
     out.write(", ".join(f"{m}: {n:,}" for m, n in result["delivered"].items()) + "\n\n")
-    width = max(16, *(len(name) + 1 for name in judgement.verdicts))
-    for name, check in judgement.verdicts.items():
+    width = max(16, *(len(name) + 1 for name in report.verdicts))
+    for name, check in report.verdicts.items():
         if name.startswith("latency"):
             continue
         mark = {"valid": "✓", "violated": "✗", "unknown": "?"}[check.status.value]
@@ -419,41 +439,63 @@ def _print_report(scenario: Scenario, judgement: ClusterReport, result: dict[str
         out.write(format_grades(result["grades"], latency))
     plain = scenario.order == "vbr" and not scenario.failures
     if scenario.order in PRIORITY_ORDERS:
-        overtakings = judgement.verdicts["priority_accounting"].figures["overtakings"]
-        out.write(f"  overtakings    {overtakings:,}: consumed just before one that had come earlier\n")
+        overtakings = report.verdicts["priority_accounting"].figures["overtakings"]
+        out.write(f"  overtakings    {overtakings:,}: messages consumed directly before an earlier one\n")
         out.write("  bound          none: the consumers set the pace\n")
-        out.write(f"\nverdict: {judgement.verdict.value}\ntrace:   {result['trace']}\n")
+        out.write(f"\nverdict: {report.verdict.value}\ntrace:   {result['trace']}\n")
         return
     out.write(
         f"  bound ms       {result['bound_ms']:.2f} = " + ("Δ+Γ+Θ" if plain else f"the bound of {scenario.order}")
     )
     out.write(
-        f" with Δ {ns_to_ms(what.delay_ns + what.lateness_ns):.2f} (network 99.99 % {ns_to_ms(what.delay_ns):.2f} "
-        "+ timer lateness "
-        f"{ns_to_ms(what.lateness_ns):.2f}), Γ {ns_to_ms(what.gamma_ns):.2f}, Θ {theta_ms:g}\n"
+        f" with Δ {ns_to_ms(measured.delay_ns + measured.lateness_ns):.2f} "
+        f"(network 99.99 % {ns_to_ms(measured.delay_ns):.2f} + timer lateness "
+        f"{ns_to_ms(measured.lateness_ns):.2f}), Γ {ns_to_ms(measured.gamma_ns):.2f}, Θ {theta_ms:g}\n"
     )
-    if judgement.outage_ns:
+    if report.outage_ns:
         out.write(
-            f"                 of which {ns_to_ms(judgement.outage_ns):.2f} because who died or is not heard is waited "
+            f"                 of which {ns_to_ms(report.outage_ns):.2f} to wait for crashed or unreachable members\n"
         )
-        out.write("for, at least as long as declared\n")
-    total = latency_of(judgement.verdicts).figures["deliveries"]
+    total = latency_of(report.verdicts).figures["deliveries"]
     out.write(f"  late           {result['late']:,} of {total:,} deliveries\n")
     out.write(
         f"  declared       {result['declared_bound_ms']:g} ms with Δ {ns_to_ms(scenario.timing.delta_ns):g}, Γ "
-        f"{ns_to_ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later than that: {result['late_declared']:,}\n"
+        f"{ns_to_ms(scenario.timing.gamma_ns):g}, Θ {theta_ms:g}; later deliveries: {result['late_declared']:,}\n"
     )
     out.write(f"  longest gap ms {result['longest_gap_ms']:.1f} between deliveries at any member\n")
     injected = result["injected"]
     if injected["lost"]:
         share = injected["lost"] / injected["datagrams"]
-        out.write(f"  lost on purpose {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}\n")
+        out.write(f"  dropped        {injected['lost']:,} of {injected['datagrams']:,} datagrams, {share:.1%}\n")
     if result["missing"]:
-        out.write(f"  gaps           {result['missing']:,} deliveries missing where their member took part\n")
+        out.write(f"  gaps           {result['missing']:,} deliveries missing in slots in which the member took part\n")
     most = max(result["delivered"].values(), default=0)
     fewer = sum(most - count for count in result["delivered"].values()) - (result["missing"] or 0)
     if scenario.failures and fewer > 0:
-        out.write(f"  left out       {fewer:,} deliveries: sent before a member was in, or while it was out\n")
+        out.write(f"  left out       {fewer:,} deliveries of messages sent while a member was not in the group\n")
     for text in result["violations"][:5]:
         out.write(f"  ! {text}\n")
-    out.write(f"\nverdict: {judgement.verdict.value}\ntrace:   {result['trace']}\n")
+    out.write(f"\nverdict: {report.verdict.value}\ntrace:   {result['trace']}\n")
+
+
+def format_grades(grades: dict[str, Any], early_latency_ms: dict[str, float]) -> str:
+    """How early deliveries differ between the surviving members, and what agreement on final ones cost."""
+    final, mistakes = grades["final_latency_ms"], grades["mistakes"].values()
+    after = final["p50"] - early_latency_ms["p50"]
+    senders = ", ".join(map(str, grades["early_differ_senders"]))
+    whose = f", sent by {senders}" if senders else ""
+    same = "the same sequence at every survivor" if grades["final_same"] else "NOT the same at every survivor"
+    short = [f"member {member} {missing:,}" for member, missing in grades["final_left_before"].items()]
+    same += f", except that members that left early lack some: {', '.join(short)}" if short else ""
+    equal = (
+        "equal at every survivor that stayed to the end" if grades["final_left_before"] else "equal at every survivor"
+    )
+    equal = equal if grades["replicas_equal"] else "NOT equal"
+    lost, swapped, rolled = (sum(each[kind] for each in mistakes) for kind in ("lost", "out_of_order", "rollbacks"))
+    return (
+        f"  final ms       p50 {final['p50']:.2f}   p99 {final['p99']:.2f}   p99.9 {final['p999']:.2f}"
+        f"   max {final['max']:.2f}; median {after:.2f} after early\n"
+        f"  early          {grades['early_differ']:,} messages did not reach every survivor{whose}\n"
+        f"  final          {same}; {grades['final_open']:,} messages were delivered early and are not final\n"
+        f"  replicas       {equal}; mistakes repaired: {lost:,} lost, {swapped:,} out of order; {rolled:,} rollbacks\n"
+    )

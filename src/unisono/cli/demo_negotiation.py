@@ -1,5 +1,8 @@
-"""`demo --reliable rmcast`: negotiates reliable multicast over the network that the options describe, and says what is
-promised to whom; then the network gets worse than that, so that there is something to see."""
+"""`demo --reliable rmcast`: negotiate reliable multicast for the network that the options describe.
+
+The result is a setting of ρ, η and ω, and service level agreements to evaluate. During the run the network gets worse
+than agreed, so that the demo shows violations and adaptation.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,26 @@ from unisono.qos.plan.rmcast_model import NetworkModel
 
 NEGOTIATED_OPTION = "rmcast"
 DEGRADED_LOSS_FACTOR = 4
-"""How many times as much is lost from DEGRADED_AFTER of the run on, unless --degrade says otherwise."""
+"""By which factor the loss grows after DEGRADE_AT_FRACTION of the run, unless --degrade says otherwise."""
 MAX_DEGRADED_LOSS, MIN_DEGRADED_LOSS, DEGRADE_AT_FRACTION = 0.25, 0.1, 0.4
 MAX_RHO = 6
 NEGOTIATED_TIMING_DEFAULTS = {"slot": 25_000_000, "delta": 150_000_000, "gamma": 10_000_000}
-"""In place of the usual Θ, Δ and Γ: copies are many datagrams, and a machine that is busy is no quick network."""
+"""Larger defaults of Θ, Δ and Γ: copies mean many datagrams, and a busy machine delays them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoNegotiation:
-    """What was agreed before the first message: the setting, the walk that led there, and the agreements to judge."""
+    """The result of the negotiation: the setting with its steps, and the agreements to evaluate."""
 
     agreement: Agreement
     sla_text: str
 
     def lines(self) -> list[str]:
-        """The walk, as `plan` shows it."""
+        """The steps, as `plan` shows them."""
         return [f"{'↓' if s.direction == 'down' else '↑'} {s.layer} {s.text}" for s in self.agreement.steps]
 
     def to_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """The field `negotiation` of `--json`."""
         setting = self.agreement.redundancy
         return {
             "rho": setting.rho,
@@ -48,35 +51,35 @@ class DemoNegotiation:
 
 
 def add_negotiation_options(verb: argparse.ArgumentParser) -> None:
-    """`--reliability`, `--delay`."""
+    """Add `--reliability` and `--delay`."""
     verb.add_argument(
         "--reliability",
         type=float,
         default=0.999,
         metavar="R",
-        help="with --reliable rmcast: the share of multicasts that everybody has within Δ (default 0.999)",
+        help="with --reliable rmcast: the share of multicasts that reach all members within Δ (default 0.999)",
     )
     verb.add_argument(
         "--delay",
         default="exponential:2ms",
         metavar="MODEL",
-        help="with --reliable rmcast: the delays that are negotiated about (default exponential:2ms)",
+        help="with --reliable rmcast: the delays to negotiate for (default exponential:2ms)",
     )
 
 
 def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
-    """Negotiate; the options say from then on what was agreed. Infeasible tells what could be had."""
+    """Negotiate and store the result in the options. Raises Infeasible, with alternatives, if nothing fits."""
     if options.order not in {"vbr", "auto"}:
-        raise InvalidOption("--reliable", f"settings are negotiated and adapted under vbr, not {options.order}")
+        raise InvalidOption("--reliable", f"rmcast works with the order vbr, not {options.order}")
     if not 0 < options.reliability < 1:
-        raise InvalidOption("--reliability", f"a probability between 0 and 1 is needed, not {options.reliability:g}")
+        raise InvalidOption("--reliability", f"expected a probability between 0 and 1, not {options.reliability:g}")
     if not 0 <= options.loss < 1:
-        raise InvalidOption("--loss", f"a share from 0 to less than 1 is needed, not {options.loss:g}")
-    below = Environment(
+        raise InvalidOption("--loss", f"expected a share of at least 0 and less than 1, not {options.loss:g}")
+    environment = Environment(
         options.members, NetworkModel(parse_delay(options.delay, "--delay"), options.loss), rho_most=MAX_RHO
     )
     required = Requirement(Target(options.reliability, options.delta))
-    answer = negotiate(required, below)
+    answer = negotiate(required, environment)
     if not isinstance(answer, Agreement):
         offers = [offer.latency for offer in answer.alternatives if offer.latency is not None]
         longer = [offer.within_ns for offer in offers if offer.within_ns is not None]
@@ -84,7 +87,7 @@ def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
         raise Infeasible(options.delta, max(longer, default=options.delta), answer.reason, instead)
     setting = answer.redundancy
     options.reliable = f"{setting.rho}/{setting.eta_ns}ns/{setting.omega_ns}ns/{setting.adaptive}"
-    # A message that is lost in every copy is then a gap that is told, and nobody waits for it for ever.
+    # With failures, a message that is lost in every copy is a reported gap; without, the order would wait forever.
     options.failures = True
     if options.degrade is None:
         share = min(max(DEGRADED_LOSS_FACTOR * options.loss, MIN_DEGRADED_LOSS), MAX_DEGRADED_LOSS)
@@ -93,7 +96,7 @@ def negotiate_demo(options: argparse.Namespace) -> DemoNegotiation:
 
 
 def reliable_toml(text: str | None) -> str:
-    """What `--reliable` says, as a scenario has it."""
+    """The value of `--reliable` as a table of a scenario file."""
     redundancy = parse_reliable(text)
     if redundancy is None:
         return ""
@@ -102,9 +105,9 @@ def reliable_toml(text: str | None) -> str:
 
 
 def _sla_text(options: argparse.Namespace) -> str:
-    """What the parties promise each other: the network what was negotiated about, the order its bound."""
+    """The agreements: the network promises the negotiated loss, the order its latency bound."""
     bound = options.delta + 2 * options.gamma + options.slot
-    return f"""# What `unisono demo --reliable rmcast` agreed on.
+    return f"""# The agreements of `unisono demo --reliable rmcast`.
 collect = "250ms"
 
 [[sla]]

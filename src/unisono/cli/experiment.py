@@ -1,4 +1,4 @@
-"""`unisono experiment`: a named experiment or a sweep, on Spark or without, with its table, intervals and figures."""
+"""`unisono experiment`: run a named experiment or a sweep, with tables, confidence intervals and figures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from typing import TextIO
 
 from unisono.cli.options import (
     LOCAL_MASTER,
+    add_command,
     add_json,
     add_spark,
     make_writable_folder,
     print_json,
+    progress_reports,
     read_text,
     spark_choice,
 )
-from unisono.cli.progress import progress_reports
 from unisono.errors import InvalidOption, MissingDependency
 from unisono.experiments.catalogue import EXPERIMENTS, find_experiment, run_task
 from unisono.experiments.drawing import save_figure
@@ -34,27 +35,32 @@ DEFAULT_SEED = 1
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The verb's command line."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "experiment",
-        allow_abbrev=False,
-        help="a named experiment, with table, intervals and figures",
+        summary="run a named experiment or a sweep, with tables and figures",
         description="Run a named experiment in the simulator, on Spark, and print its table: each published value "
-        "beside ours with its 95 % interval. With --out, the table is also written as CSV and JSON, and drawn.",
-        epilog="Example: unisono experiment tapas-fig23 --runs 500 --out fig23. --list explains each experiment.",
+        "beside ours with its 95 % confidence interval. With --out, also write the table as CSV and JSON and draw "
+        "figures. An interrupted experiment continues where it stopped.",
+        examples=(
+            "unisono experiment --list",
+            "unisono experiment tapas-fig23 --runs 500 --out fig23",
+            "unisono experiment sweep.toml --processes 4",
+        ),
     )
-    verb.add_argument("name", nargs="?", metavar="NAME", help="which experiment, or a TOML file that describes a sweep")
-    verb.add_argument("--list", action="store_true", help="explain every experiment and leave")
-    verb.add_argument("--runs", type=int, help="runs of each point (default: what the experiment needs)")
+    verb.add_argument("name", nargs="?", metavar="NAME", help="an experiment, or a TOML file that describes a sweep")
+    verb.add_argument("--list", action="store_true", help="describe all experiments and exit")
+    verb.add_argument("--runs", type=int, help="runs per point (default: set by the experiment)")
     verb.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help=f"the same seed gives the same table (default {DEFAULT_SEED})"
     )
-    verb.add_argument("--processes", type=int, help="do without Spark: so many processes share the work")
+    verb.add_argument("--processes", type=int, help="run without Spark, in this many processes")
     verb.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="write table and figures there; what is finished is kept, and not run again",
+        help="write tables and figures there; finished points are kept and not run again",
     )
     add_spark(verb)
     add_json(verb)
@@ -62,12 +68,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run and print, or list."""
+    """Run and print an experiment, or list all."""
     if options.list:
         _print_list(options.json)
         return 0
     if options.name is None:
-        raise InvalidOption("NAME", f"which experiment? There are {', '.join(EXPERIMENTS)}; --list explains them")
+        raise InvalidOption("NAME", f"name an experiment: {', '.join(EXPERIMENTS)}; --list describes them")
     processes = _processes(options)
     experiment = _find_experiment(options.name)
     work = split_into_tasks(experiment, options.runs, options.seed)
@@ -91,19 +97,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _processes(options: argparse.Namespace) -> int | None:
-    """How many processes do the work without Spark; None: Spark does it."""
+    """The number of processes to use without Spark; None to use Spark."""
     asked: int | None = options.processes
     if asked is None:
         return 1 if options.master == "none" else None
     if asked < 1:
-        raise InvalidOption("--processes", f"at least one is needed, not {asked}")
+        raise InvalidOption("--processes", f"expected at least 1, not {asked}")
     if options.master not in ("none", LOCAL_MASTER):
-        raise InvalidOption("--processes", f"is for doing without Spark, and --master {options.master} asks for it")
+        raise InvalidOption(
+            "--processes", f"runs without Spark, which contradicts --master {options.master}; give only one of them"
+        )
     return asked
 
 
 def _find_experiment(name: str) -> Experiment:
-    """A named experiment, or the sweep in a file."""
+    """The experiment with this name, or the sweep in this file."""
     path = Path(name)
     return read_sweep(read_text(path), name) if path.suffix == ".toml" else find_experiment(name)
 
@@ -111,8 +119,8 @@ def _find_experiment(name: str) -> Experiment:
 def _run_without_spark(
     experiment: Experiment, work: list[ExperimentTask], processes: int, out: Path | None
 ) -> list[tuple[ExperimentTask, Tally]]:
-    """Without Spark; what is finished is kept all the same."""
-    from unisono.pipeline.experiments import stored_and_pending, write_tally  # noqa: PLC0415 - as for Spark
+    """Run in processes on this machine; finished points are stored as with Spark."""
+    from unisono.pipeline.experiments import stored_and_pending, write_tally  # noqa: PLC0415 - as above
 
     done, waiting = stored_and_pending(out, experiment, work)
     results = _run_tasks([task for point in waiting for task in point], processes)
@@ -128,17 +136,17 @@ def _run_without_spark(
 def _run_with_spark(
     experiment: Experiment, work: list[ExperimentTask], options: argparse.Namespace
 ) -> list[tuple[ExperimentTask, Tally]]:
-    from unisono.pipeline.experiments import run_experiment  # noqa: PLC0415 - only who uses Spark pays for it
+    from unisono.pipeline.experiments import run_experiment  # noqa: PLC0415 - only verbs that use Spark pay for it
     from unisono.pipeline.session import spark_session  # noqa: PLC0415
 
     with (
-        progress_reports("starting Spark", quiet=options.json) as tell,
+        progress_reports("starting Spark", quiet=options.json) as report_progress,
         spark_session(spark_choice(options)) as session,
     ):
 
         def progress(count: int, total: int, worked_s: float) -> None:
             where = f"{experiment.name} on Spark at {options.master}"
-            tell(f"{where}: {count} of {total} blocks, {worked_s:.0f} s of processor time")
+            report_progress(f"{where}: {count} of {total} blocks, {worked_s:.0f} s of processor time")
 
         return run_experiment(session, experiment, work, options.out, progress)
 
@@ -150,7 +158,7 @@ def _run_tasks(work: list[ExperimentTask], processes: int) -> Iterator[tuple[Exp
     # Fresh interpreters: a fork of a process that has threads may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        # An interruption is for this process alone; what it ignores, those that it starts ignore from their beginning.
+        # Only this process handles Ctrl-C. Processes that it starts while ignoring the signal ignore it too.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             results = pool.map(run_task, work)
@@ -165,7 +173,7 @@ def _run_tasks(work: list[ExperimentTask], processes: int) -> Iterator[tuple[Exp
 def _with_progress(
     results: Iterator[tuple[ExperimentTask, Tally]], kept_count: int, total: int, stream: TextIO
 ) -> Iterator[tuple[ExperimentTask, Tally]]:
-    """Say how far it is, to a person who watches."""
+    """Pass results through and show progress on a terminal."""
     watched = stream.isatty()
     for count, result in enumerate(results, kept_count + 1):
         if watched:
@@ -195,7 +203,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Path], str]:
-    """CSV, JSON and figures; the second part says what was lacking for the figures."""
+    """Write CSV, JSON and figures; the second value says what is missing to draw figures."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / experiment.name
     paths = [stem.with_suffix(".csv"), stem.with_suffix(".json")]
@@ -213,12 +221,12 @@ def _write(experiment: Experiment, rows: list[Row], out: Path) -> tuple[list[Pat
 
 
 def column_names(rows: list[Row]) -> list[str]:
-    """Every column of any row, in the order in which they come."""
+    """All columns of all rows, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def format_table(rows: list[Row]) -> str:
-    """The rows in columns, a mean with its interval; what is the same everywhere is told once, above."""
+    """The rows as a table; a mean has its interval beside it, and constant columns are listed once above."""
     rows = [_with_intervals(row) for row in rows]
     names = column_names(rows)
     same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]

@@ -1,4 +1,4 @@
-"""`unisono`: parses the command line, runs one verb, and turns what went wrong into an exit status."""
+"""`unisono`: parses the command line, runs one verb, and turns errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.errors import FormationTimeout, Infeasible, MissingDependency, Rese
 
 
 class ExitStatus(IntEnum):
-    """The exit statuses, as tools may rely on them."""
+    """The exit statuses. Scripts may rely on them."""
 
     SUCCESS = 0
     VIOLATED = 1
@@ -28,9 +28,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = argparse.ArgumentParser(
         prog="unisono",
-        description="Group communication whose deliveries are in one order and on time.",
-        epilog="Durations carry a unit: 5ms, 200us, 2s. Exit status: 0 fine, 1 violated or infeasible, 2 bad input, "
-        "3 the machine lacks something, 130 interrupted.",
+        description="Group communication with total order and latency bounds: every member delivers the same messages "
+        "in the same order, within a known time. Start with `unisono demo`; `unisono VERB --help` explains each verb.",
+        epilog="Durations carry a unit: 5ms, 200us, 2s. Exit status: 0 success, 1 violated or infeasible, 2 bad input, "
+        "3 something is missing on this machine, 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"unisono {__version__}", help="print the version and exit")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -40,14 +41,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command and return its exit status."""
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        # The reader of our output is gone. Without this, Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.INTERRUPTED
     except (Infeasible, ReservationRefused) as error:
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> None:
-    """Run one command of this process's arguments and exit with its status."""
+    """Run the command in `sys.argv` and exit with its status."""
     sys.exit(main())
 
 

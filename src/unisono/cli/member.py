@@ -1,4 +1,4 @@
-"""`unisono member`: one member on real machines; lines in, deliveries out."""
+"""`unisono member`: one member of a group: multicasts lines of standard input, prints deliveries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import sys
 import threading
 
 import unisono
-from unisono.cli.options import add_json, add_rate, add_timing, add_tolerance, parse_fec, parse_reliable
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_rate,
+    add_timing,
+    add_tolerance,
+    parse_fec,
+    parse_reliable,
+)
 from unisono.errors import InvalidOption
 from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
@@ -22,70 +30,48 @@ from unisono.trace.metric_files import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The verb's command line."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "member",
-        allow_abbrev=False,
-        help="one member: reads lines, prints what the group delivers",
-        description="Take part in a group. Each line of standard input is multicast; each delivery is printed, in the "
-        "same order at every member. The group starts when all peers are up; end of input or Ctrl-C leaves it.",
-        epilog="Two terminals make a chat: unisono member --id 1 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002, and the "
-        "same with --id 2.",
+        summary="join a group: multicast lines of input, print deliveries",
+        description="Join a group as one member. Each line of standard input is multicast, and each delivery is "
+        "printed, in the same order at every member. The group starts when all members are up. End of input or Ctrl-C "
+        "leaves it.",
+        examples=(
+            "unisono member --id 1 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002",
+            "unisono member --id 2 --peers 1=127.0.0.1:9001,2=127.0.0.1:9002   # in a second terminal: a chat",
+            "unisono member --members 3                                        # members find each other",
+        ),
+        notes="exit status: 0 end of input, 3 the group did not form in time, 130 interrupted.",
     )
-    verb.add_argument("--id", type=int, help="this member's number, from 1; without addresses the one it insists on")
+    verb.add_argument("--id", type=int, help="this member's number, from 1; optional if members find each other")
     verb.add_argument(
         "--peers",
-        help="every member's address: 1=HOST:PORT,2=HOST:PORT,…; or dns:NAME:PORT; without it members find each other",
+        help="address of every member: 1=HOST:PORT,2=HOST:PORT,…; or dns:NAME:PORT; without it members find each other",
     )
-    verb.add_argument("--members", type=int, metavar="N", help="how many members find each other")
-    verb.add_argument("--beacon", metavar="ADDRESS:PORT", help="where they do (default 239.255.77.76:7776)")
-    verb.add_argument("--interface", metavar="ADDRESS", help="the address of this machine that the others reach")
-    verb.add_argument("--group", default="unisono", help="the group's name, or a reference (default unisono)")
+    verb.add_argument("--members", type=int, metavar="N", help="without --peers: how many members to find")
+    verb.add_argument(
+        "--beacon", metavar="ADDRESS:PORT", help="multicast address to find members (default 239.255.77.76:7776)"
+    )
+    verb.add_argument("--interface", metavar="ADDRESS", help="the address at which the others reach this machine")
+    verb.add_argument("--group", default="unisono", help="name of the group, or a group reference (default unisono)")
     verb.add_argument(
         "--order",
         default="auto",
-        help="auto, vbr, cbr, leader, timestamp, consensus, priority, or a service without an order: "
+        help="auto, vbr, cbr, leader, timestamp, consensus, priority, or a service without total order: "
         "reliable, fifo, causal, uniform (default auto)",
     )
     verb.add_argument(
-        "--fsync", default="always", help="when --storage is durable: always, batch or never (default always)"
+        "--fsync", default="always", help="when to sync --storage to disk: always, batch or never (default always)"
     )
     verb.add_argument(
-        "--priority", type=int, default=0, help="of the lines that are read; higher is more urgent (default 0)"
+        "--priority", type=int, default=0, help="priority of the lines; higher is more urgent (default 0)"
     )
     verb.add_argument(
-        "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group where it reaches everyone"
+        "--multicast", metavar="ADDRESS:PORT", help="use this IP multicast group if it reaches all members"
     )
-    verb.add_argument(
-        "--deadline",
-        help="refuse to start unless every delivery is within this; without --slot the longest is chosen that does",
-    )
-    verb.add_argument(
-        "--grades",
-        choices=GRADES,
-        default="early",
-        help="early: as the order delivers; final: when all have agreed; both: each line in both grades (vbr, cbr)",
-    )
-    verb.add_argument("--storage", metavar="FILE", help="where this member keeps its votes, to come back after a crash")
-    verb.add_argument("--sla", metavar="FILE", help="service level agreements to judge while the group runs")
-    verb.add_argument(
-        "--metrics", metavar="DIR", help="write metrics there while the group runs, for `unisono monitor` to follow"
-    )
-    verb.add_argument(
-        "--run", default="live", dest="run_name", metavar="NAME", help="the run's name there (default live)"
-    )
-    verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
-    verb.add_argument(
-        "--max-frame", type=int, help="largest datagram in bytes (default: what the path to the peers takes)"
-    )
-    verb.add_argument("--link", default="1Gbit/s", help="capacity to reserve from (default 1Gbit/s)")
-    verb.add_argument(
-        "--queue",
-        type=int,
-        default=1_000_000,
-        metavar="N",
-        help="deliveries that may wait to be printed (default 1000000)",
-    )
+    _add_guarantees_and_files(verb)
     add_tolerance(verb)
     add_timing(verb)
     add_rate(verb)
@@ -93,20 +79,55 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     verb.set_defaults(run=run, slot=None)
 
 
+def _add_guarantees_and_files(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--deadline",
+        help="refuse to start unless every delivery meets this deadline; without --slot, use the longest possible one",
+    )
+    verb.add_argument(
+        "--grades",
+        choices=GRADES,
+        default="early",
+        help="early: as the order delivers; final: after agreement; both: each line in both grades (vbr, cbr)",
+    )
+    verb.add_argument(
+        "--storage", metavar="FILE", help="file for this member's durable state, to come back after a crash"
+    )
+    verb.add_argument("--sla", metavar="FILE", help="service level agreements to evaluate while the group runs")
+    verb.add_argument("--metrics", metavar="DIR", help="write metrics to this folder, for `unisono monitor`")
+    verb.add_argument(
+        "--run",
+        default="live",
+        dest="run_name",
+        metavar="NAME",
+        help="name of the run in the metrics folder (default live)",
+    )
+    verb.add_argument("--timeout", default="60s", help="how long to wait for the other members (default 60s)")
+    verb.add_argument("--max-frame", type=int, help="largest datagram in bytes (default: fits the path to the peers)")
+    verb.add_argument("--link", default="1Gbit/s", help="capacity of the link, for reservations (default 1Gbit/s)")
+    verb.add_argument(
+        "--queue",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="deliveries that may wait to be printed (default 1000000)",
+    )
+
+
 def run(options: argparse.Namespace) -> int:
-    """Join, and pass lines both ways."""
+    """Join the group, send lines and print deliveries."""
     return asyncio.run(_run_member(options))
 
 
 def parse_peers(text: str | None) -> dict[int, str] | str | None:
-    """`1=HOST:PORT,2=HOST:PORT` as a mapping; a DNS name as it is."""
+    """Parse `1=HOST:PORT,2=HOST:PORT`; a DNS name is returned unchanged."""
     if text is None or text.startswith("dns:"):
         return text
     peers: dict[int, str] = {}
     for part in text.split(","):
         number, equals, address = part.strip().partition("=")
         if not equals or not number.isdigit():
-            raise InvalidOption("--peers", f"a list such as 1=127.0.0.1:9001,2=127.0.0.1:9002 is needed, not {part!r}")
+            raise InvalidOption("--peers", f"expected a list such as 1=127.0.0.1:9001,2=127.0.0.1:9002, not {part!r}")
         if int(number) in peers:
             raise InvalidOption("--peers", f"member {number} is listed twice")
         peers[int(number)] = address
@@ -117,7 +138,7 @@ async def _run_member(options: argparse.Namespace) -> int:
     if options.metrics is None:
         return await _run_in_group(options, None)
     if options.id is None:
-        raise InvalidOption("--metrics", "the file is named for the member: --id is needed")
+        raise InvalidOption("--metrics", "give --id too: the file is named after the member")
     writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, life=new_incarnation())
     with writer:
         return await _run_in_group(options, writer)
@@ -160,8 +181,8 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     if not options.json:
-        who = f"member {options.id}" if options.id is not None else "a member"
-        _print_status(f"{who} of {options.group!r}: waiting for the others …")
+        name = f"member {options.id}" if options.id is not None else "a member"
+        _print_status(f"{name} of {options.group!r}: waiting for the other members …")
     opening = asyncio.ensure_future(joining.__aenter__())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,16 +193,18 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
     group = await opening
     if not options.json:
         _print_status(f"member {group.member} of {group.reference}")
-        there = ", ".join(map(str, group.members))
+        members = ", ".join(map(str, group.members))
         bound = duration_text(group.bound_ns)
         pulls = options.order in PRIORITY_ORDERS
-        _print_status(f"members {there}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}"))
+        _print_status(
+            f"members {members}; " + (f"queued within {bound}" if pulls else f"every delivery within {bound}")
+        )
     printing = asyncio.create_task(_print_events(group, options.json))
     reading = asyncio.create_task(_send_input_lines(group, options.priority))
     done, _ = await asyncio.wait({reading, printing, stop}, return_when=asyncio.FIRST_COMPLETED)
     reading.cancel()
     if not await group.leave():
-        _print_status("the others did not answer; what they sent last is not shown here")
+        _print_status("the other members did not answer; their last messages may be missing here")
     await printing
     for task in done - {stop}:
         task.result()
@@ -189,9 +212,9 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
 
 
 async def _send_input_lines(group: unisono.Group, priority: int) -> None:
-    """Lines of standard input, multicast one by one.
+    """Multicast the lines of standard input one by one.
 
-    A thread reads, so that terminals, pipes and files all work; it waits for each line to be taken.
+    A thread reads, so that terminals, pipes and files all work; it waits until each line is accepted.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -209,9 +232,9 @@ async def _send_input_lines(group: unisono.Group, priority: int) -> None:
                     send(line)
             if rest:
                 send(rest)
-        except BaseException as error:  # noqa: BLE001 - carried over to the loop, which raises it
+        except BaseException as error:  # noqa: BLE001 - passed to the loop, which raises it
             problem = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended while this thread was waiting for input
+        with contextlib.suppress(RuntimeError):  # the loop ended while this thread was reading
             loop.call_soon_threadsafe(finish, problem)
 
     def finish(problem: BaseException | None) -> None:

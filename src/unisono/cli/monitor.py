@@ -1,4 +1,4 @@
-"""`unisono monitor`: the measurement service, live, on Spark."""
+"""`unisono monitor`: the measurement service: live QoS estimates and SLA verdicts, on Spark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from unisono.cli.member import parse_peers
-from unisono.cli.options import add_json, add_spark, duration, make_writable_folder, print_json, read_text, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_spark,
+    duration,
+    make_writable_folder,
+    print_json,
+    progress_reports,
+    read_text,
+    spark_choice,
+)
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.errors import InvalidOption
 from unisono.model.durations import NS_PER_S, duration_text, ns_to_ms
@@ -29,67 +38,87 @@ if TYPE_CHECKING:
 
     from unisono.pipeline.measurement import MeasuredBatch, MeasurementJob, RunningMeasurement
     from unisono.pipeline.measurement_store import StoredSlaVerdict
-    from unisono.qos.watch.group_sla import LinkEstimate
+    from unisono.qos.watch.sla import LinkEstimate
 
 STREAM_QUIET_S = 5.0
-"""With --until-end: a member that died never says that it has ended; the run is over after so long without a row."""
+"""With --until-end: a crashed member never closes its stream, so the run is over after this long without a row."""
 INTERRUPTED = 130
 
 
 def add_parser(verbs: Any) -> None:
-    """The verb and its options."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "monitor",
-        allow_abbrev=False,
-        help="the measurement service: QoS estimates and SLA violations of running groups, on Spark",
-        description="Follow the metric streams of running groups: estimates for each link, window by window, and "
-        "every agreement of the SLA file judged over the whole group. DIR is where the members write their traces. "
-        "With --join, violations are multicast to the group in its total order, and all members adapt at one slot.",
-        epilog="Exit status: 0 no violation, 1 violations, 130 interrupted (what was found so far is printed).",
+        summary="watch running groups: QoS estimates and SLA violations, on Spark",
+        description="Follow the metric streams of running groups. Show estimates for each link, window by window, and "
+        "evaluate every agreement of the SLA file over the whole group. DIR is the folder to which the members write "
+        "their metrics. With --join, violations are multicast to the group in its total order, and all members adapt "
+        "at the same slot.",
+        examples=(
+            "unisono monitor traces --sla slas/system.toml",
+            "unisono monitor traces --sla slas/system.toml --once --json",
+            "unisono monitor traces --sla slas/system.toml --join group.toml --id 6 --peers 1=HOST:PORT,…,6=HOST:PORT",
+        ),
+        notes="exit status: 0 no violation, 1 violations, 130 interrupted (prints the results so far).",
     )
-    verb.add_argument("directory", metavar="DIR", type=Path, help="folder of traces, or of one run or group")
-    verb.add_argument("--sla", type=Path, required=True, metavar="FILE", help="the agreements to judge")
-    verb.add_argument("--trigger", type=duration, default="1s", metavar="T", help="so often is looked (default 1s)")
-    verb.add_argument("--window", type=duration, metavar="W", help="of estimates (default: the SLAs' shortest)")
+    verb.add_argument(
+        "directory", metavar="DIR", type=Path, help="folder with metrics: of all runs, one run, or one group"
+    )
+    verb.add_argument(
+        "--sla", type=Path, required=True, metavar="FILE", help="the service level agreements to evaluate"
+    )
+    verb.add_argument(
+        "--trigger", type=duration, default="1s", metavar="T", help="how often to read new metrics (default 1s)"
+    )
+    verb.add_argument(
+        "--window", type=duration, metavar="W", help="window of the estimates (default: the shortest window of an SLA)"
+    )
     verb.add_argument(
         "--patience",
         type=duration,
         default="2s",
         metavar="P",
-        help="how long a silent member is waited for (default 2s)",
+        help="how long to wait for a silent member (default 2s)",
     )
     verb.add_argument(
-        "--keep", type=Path, metavar="DIR", help="folder for the service's state: a restart goes on where it stopped"
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="folder for the state of the service: a restart continues where it stopped",
     )
     until = verb.add_mutually_exclusive_group()
-    until.add_argument("--once", action="store_true", help="judge what is there now, then stop")
+    until.add_argument("--once", action="store_true", help="evaluate the metrics that exist now, then stop")
     until.add_argument("--until-end", action="store_true", help="stop when the members have closed their streams")
-    until.add_argument("--seconds", type=float, metavar="N", help="stop after so long")
-    verb.add_argument("--join", type=Path, metavar="SCENARIO", help="tell the group that this scenario file describes")
-    verb.add_argument("--peers", help="with --join: every member's address, 1=HOST:PORT,2=HOST:PORT,…")
-    verb.add_argument("--id", type=int, help="with --join: the service's number among the members")
+    until.add_argument("--seconds", type=float, metavar="N", help="stop after N seconds")
+    verb.add_argument(
+        "--join", type=Path, metavar="SCENARIO", help="join the group of this scenario file and report verdicts to it"
+    )
+    verb.add_argument("--peers", help="with --join: the address of every member, 1=HOST:PORT,2=HOST:PORT,…")
+    verb.add_argument("--id", type=int, help="with --join: the member number of the service")
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure until told to stop; the exit status."""
-    from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only the verbs that use Spark pay for it
+    """Measure until the end; returns the exit status."""
+    from unisono.pipeline.measurement import MeasurementJob  # noqa: PLC0415 - only verbs that use Spark pay for it
 
     if not options.directory.is_dir():
-        raise InvalidOption(str(options.directory), "is no folder; the members' --out is needed")
+        raise InvalidOption(
+            str(options.directory),
+            "is not a folder; give the folder to which the members write (their --out or --metrics)",
+        )
     text, source = read_text(options.sla), str(options.sla)
     slas = parse_slas(text, source)
     if options.window is not None and (options.window <= 0 or options.window % slas.collect_interval_ns):
-        raise InvalidOption(
-            "--window", f"a whole multiple of collect, {duration_text(slas.collect_interval_ns)}, is needed"
-        )
+        raise InvalidOption("--window", f"expected a multiple of `collect`, {duration_text(slas.collect_interval_ns)}")
     if options.seconds is not None and options.seconds <= 0:
-        raise InvalidOption("--seconds", f"more than 0 is needed, not {options.seconds:g}")
+        raise InvalidOption("--seconds", f"expected more than 0, not {options.seconds:g}")
     if options.once and not metric_streams(options.directory):
-        what = "has no metric streams to judge; `unisono demo --out` and `unisono member --metrics` write them"
-        raise InvalidOption(str(options.directory), what)
+        problem = "has no metric streams; `unisono demo --out` and `unisono member --metrics` write them"
+        raise InvalidOption(str(options.directory), problem)
     if options.keep is not None:
         make_writable_folder("--keep", options.keep)
     with ExitStack() as stack:
@@ -105,16 +134,16 @@ def _reporter_process(options: argparse.Namespace, slas: tuple[str, str]) -> Rep
     if len(missing) == len(given):
         return None
     if missing:
-        raise InvalidOption(", ".join(missing), "--join, --peers and --id go together")
+        raise InvalidOption(", ".join(missing), "give --join, --peers and --id together")
     peers = parse_peers(options.peers)
     text, source = read_text(options.join), str(options.join)
     scenario = parse_scenario(text, source)
     if not isinstance(peers, dict) or set(peers) != set(scenario.members):
-        raise InvalidOption("--peers", f"the addresses of the members {list(scenario.members)} of {source} are needed")
+        raise InvalidOption("--peers", f"expected the addresses of the members {list(scenario.members)} of {source}")
     if options.id not in peers:
-        raise InvalidOption("--id", f"one of {sorted(peers)} is needed, not {options.id}")
-    say = None if options.json else lambda said: print(f"unisono monitor: {said}", file=sys.stderr)
-    return ReporterProcess(scenario.group, (text, source), slas, options.id, peers, on_status=say)
+        raise InvalidOption("--id", f"expected one of {sorted(peers)}, not {options.id}")
+    on_status = None if options.json else lambda text: print(f"unisono monitor: {text}", file=sys.stderr)
+    return ReporterProcess(scenario.group, (text, source), slas, options.id, peers, on_status=on_status)
 
 
 def _measure(options: argparse.Namespace, job: MeasurementJob, reporter: ReporterProcess | None) -> int:
@@ -127,7 +156,7 @@ def _measure(options: argparse.Namespace, job: MeasurementJob, reporter: Reporte
                 f"starting Spark at {options.master}", quiet=options.json or options.master == "none"
             ):
                 running = stack.enter_context(_start_job(options, job, lambda found: _send_to_group(found, reporter)))
-            stack.callback(view.update, running)  # interrupted or not, what was found last is told
+            stack.callback(view.update, running)  # shows the last results even after an interruption
             with reporter or nullcontext():
                 if reporter is not None:
                     reporter.send_unreported_verdicts(running.store)
@@ -166,43 +195,43 @@ def _update_until_done(
     options: argparse.Namespace, job: MeasurementJob, running: RunningMeasurement, view: _MonitorView
 ) -> None:
     began = time.monotonic()
-    there = readable_offsets(options.directory, {}, sys.maxsize)
-    last, grown = running.service.rows, began
+    initial_offsets = readable_offsets(options.directory, {}, sys.maxsize)
+    last_rows, last_change_s = running.service.rows, began
     while True:
         running.wait(min(0.25, job.trigger_ns / NS_PER_S))
         view.update(running)
         now = time.monotonic()
-        if running.service.rows != last:
-            last, grown = running.service.rows, now
-        if options.once and running.has_processed(there):
+        if running.service.rows != last_rows:
+            last_rows, last_change_s = running.service.rows, now
+        if options.once and running.has_processed(initial_offsets):
             return
         if options.seconds is not None and now - began >= options.seconds:
             return
         if options.until_end and running.has_processed(readable_offsets(options.directory, {}, sys.maxsize)):
-            over = [is_closed(path) for path in metric_streams(options.directory)]
-            if over and (all(over) or (any(over) and now - grown > STREAM_QUIET_S)):
+            closed = [is_closed(path) for path in metric_streams(options.directory)]
+            if closed and (all(closed) or (any(closed) and now - last_change_s > STREAM_QUIET_S)):
                 return
 
 
-# -- what is shown -------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------
 
 
 class _MonitorView:
-    """Says little: for logs, pipes and --json."""
+    """Prints one line per verdict, for logs and pipes; nothing for --json."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.verdicts: list[StoredSlaVerdict] = []
 
     def update(self, running: RunningMeasurement) -> None:
-        """Something may have changed."""
+        """Show new verdicts, if there are any."""
         found = running.store.verdicts()
         for verdict in found[len(self.verdicts) :]:
             self.print_line(_verdict_line(verdict))
         self.verdicts = found
 
     def print_line(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         if self._stream is not None:
             self._stream.write(text + "\n")
             self._stream.flush()
@@ -211,7 +240,7 @@ class _MonitorView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is to be ended."""
+        """Nothing to close."""
 
 
 class _LiveMonitorView(_MonitorView):
@@ -249,7 +278,7 @@ def _table(running: RunningMeasurement) -> Table:
 
     service = running.service
     broken = ", ".join(name for _, name in service.violated_slas) or "none"
-    table = Table(title=f"{service.rows:,} rows · {service.late_rows:,} late · broken: {broken}")
+    table = Table(title=f"{service.rows:,} rows · {service.late_rows:,} late · violated: {broken}")
     for column in ("group", "member", "layer", "from", "loss", "burst", "p50 ms", "p99 ms", "jitter ms", "Γ ms"):
         table.add_column(column, justify="right")
     for (place, *_), estimate in sorted(service.latest_estimates.items()):
@@ -276,13 +305,13 @@ def _print_summary(running: RunningMeasurement, verdicts: list[StoredSlaVerdict]
 
     service = running.service
     Console().print(_table(running))
-    broken = sum(verdict.violated for verdict in verdicts)
-    sys.stdout.write(f"violations: {broken}; agreements that are broken now: {len(service.violated_slas)}\n")
+    violations = sum(verdict.violated for verdict in verdicts)
+    sys.stdout.write(f"violations: {violations}; agreements violated now: {len(service.violated_slas)}\n")
     for (_, group), name in service.unevaluated_slas:
-        said = "too little was seen in each window, or a party to it is not there"
-        sys.stdout.write(f"never judged in {group}: {name!r}: {said}\n")
+        reason = "too few observations in each window, or one of its layers is missing"
+        sys.stdout.write(f"never evaluated in {group}: {name!r}: {reason}\n")
     if service.damaged_lines:
-        sys.stdout.write(f"{service.damaged_lines:,} lines are no rows; the first: {service.first_problem}\n")
+        sys.stdout.write(f"{service.damaged_lines:,} damaged lines; the first: {service.first_problem}\n")
 
 
 def _result_json(running: RunningMeasurement, verdicts: list[StoredSlaVerdict]) -> dict[str, Any]:

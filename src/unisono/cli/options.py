@@ -1,4 +1,4 @@
-"""What several verbs' command lines share."""
+"""Options, parsing and progress output that several verbs share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,18 @@ from unisono.model.durations import duration_ns
 from unisono.model.redundancy import Adaptive, Redundancy
 from unisono.model.timing import DELTA_DEFAULT, GAMMA_DEFAULT, SLOT_DEFAULT
 
+# TC
 if TYPE_CHECKING:
     from unisono.pipeline.session import SparkChoice
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
 
 
 def duration(text: str) -> int:
-    """An argparse type: a duration with a unit, as nanoseconds."""
+    """argparse type: a duration with a unit, in nanoseconds."""
     try:
         return duration_ns(text)
     except InvalidOption as error:
@@ -28,129 +35,179 @@ def duration(text: str) -> int:
 
 
 def iso_time(text: str) -> int:
-    """An argparse type: a time in ISO 8601, UTC unless it says otherwise, as nanoseconds since the Unix epoch."""
+    """argparse type: an ISO 8601 time, UTC by default, in nanoseconds since the Unix epoch."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"a time such as 2026-11-16T10:30 was expected, not {text!r}") from error
+        raise argparse.ArgumentTypeError(f"expected a time such as 2026-11-16T10:30, not {text!r}") from error
     since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return since // timedelta(microseconds=1) * 1000
 
 
+HELP_WIDTH = 88
+
+
+def add_command(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    examples: Sequence[str],
+    notes: str = "",
+) -> argparse.ArgumentParser:
+    """Add a verb. Its help shows the description, the options, the examples and the notes, which keep their lines."""
+    lines = ["examples:", *(f"  {example}" for example in examples), *(["", notes] if notes else [])]
+    return verbs.add_parser(
+        name,
+        allow_abbrev=False,
+        help=summary,
+        description=textwrap.fill(description, HELP_WIDTH),
+        epilog="\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def add_json(verb: argparse.ArgumentParser) -> None:
-    """`--json`."""
+    """Add `--json`."""
     verb.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def add_timing(verb: argparse.ArgumentParser) -> None:
-    """`--slot`, `--delta`, `--gamma`; the defaults are those of `join`."""
-    for option, default, letter, what in (
+    """Add `--slot`, `--delta`, `--gamma`, with the defaults of `join`."""
+    for option, default, letter, meaning in (
         ("--slot", SLOT_DEFAULT, "Θ", "length of a slot"),
-        ("--delta", DELTA_DEFAULT, "Δ", "the network's largest delay"),
+        ("--delta", DELTA_DEFAULT, "Δ", "largest delay of the network"),
         ("--gamma", GAMMA_DEFAULT, "Γ", "largest difference between two clocks"),
     ):
-        verb.add_argument(option, type=duration, default=default, metavar=letter, help=f"{what} (default {default})")
+        verb.add_argument(option, type=duration, default=default, metavar=letter, help=f"{meaning} (default {default})")
 
 
 def add_rate(verb: argparse.ArgumentParser) -> None:
-    """`--rate`, `--burst`, `--max-message`."""
+    """Add `--rate`, `--burst`, `--max-message`."""
     verb.add_argument("--rate", type=float, default=50, help="messages per second and member, on average (default 50)")
     verb.add_argument("--burst", type=int, default=8, help="messages per slot and member, at most (default 8)")
     verb.add_argument("--max-message", type=int, default=4096, help="largest message in bytes (default 4096)")
 
 
 LOCAL_MASTER = "local[*]"
-"""Where Spark runs unless told: on this machine."""
+"""Where Spark runs by default: on this machine."""
 
 
 def add_spark(verb: argparse.ArgumentParser) -> None:
-    """`--master`, `--spark-config`."""
+    """Add `--master`, `--spark-config`."""
     verb.add_argument(
         "--master",
         default=LOCAL_MASTER,
         help="where Spark runs: local[*], spark://host:7077, yarn, k8s://…, sc://host for Spark Connect; "
-        f"none does without Spark (default {LOCAL_MASTER})",
+        f"none: without Spark (default {LOCAL_MASTER})",
     )
-    verb.add_argument("--spark-config", type=Path, metavar="FILE", help="TOML file with a table [spark] of settings")
+    verb.add_argument(
+        "--spark-config", type=Path, metavar="FILE", help="TOML file with Spark settings in a table [spark]"
+    )
 
 
 def spark_choice(options: argparse.Namespace) -> SparkChoice:
-    """What those two say."""
+    """The values of `--master` and `--spark-config`."""
     from unisono.pipeline.session import SparkChoice  # noqa: PLC0415 - only verbs that use Spark pay for it
 
     return SparkChoice(options.master, options.spark_config)
 
 
 def add_tolerance(verb: argparse.ArgumentParser) -> None:
-    """`--failures`, `--fec`, `--loss-burst`, `--reliable`, `--processing`: what the order is to put up with."""
-    verb.add_argument("--failures", action="store_true", help="let members crash, come and go: the order may have gaps")
-    verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
+    """Add `--failures`, `--fec`, `--loss-burst`, `--reliable`, `--processing`: what the order has to tolerate."""
+    verb.add_argument(
+        "--failures", action="store_true", help="tolerate members that crash, join and leave; deliveries may have gaps"
+    )
+    verb.add_argument(
+        "--fec", metavar="a/b", help="forward error correction: repairs a lost of any b consecutive datagrams"
+    )
     verb.add_argument(
         "--loss-burst",
         type=int,
         default=0,
         metavar="x",
-        help="most consecutive losses of one sender; what is lost is a gap, so this allows for failures too",
+        help="tolerate x consecutive losses of one sender; lost messages are gaps, so this implies --failures",
     )
     verb.add_argument(
         "--reliable",
         metavar="ρ/η[/ω[/RULE]]",
-        help="multicast everything ρ+1 times, η apart, and take over for who falls silent, such as 4/6ms/2ms; "
-        "RULE is none, heuristic or counting: how receivers save broadcasts; "
-        "`demo` also takes rmcast, and negotiates and adapts them",
+        help="reliable multicast: send everything ρ+1 times, η apart; receivers take over for a silent sender after "
+        "η+ω, such as 4/6ms/2ms; RULE, how receivers save broadcasts, is none, heuristic or counting; "
+        "`demo` also accepts rmcast, which negotiates and adapts all of these",
     )
     verb.add_argument(
         "--processing",
         type=duration,
         default="0ms",
         metavar="p",
-        help="what a leader takes over one message (default 0ms)",
+        help="time that a leader needs for one message (default 0ms)",
     )
 
 
 def parse_fec(text: str | None) -> tuple[int, int] | None:
-    """`a/b` as two numbers."""
+    """Parse `a/b`."""
     if text is None:
         return None
     a, slash, b = text.partition("/")
     if not slash or not a.isdigit() or not b.isdigit():
-        raise InvalidOption("--fec", f"a/b such as 2/10 is needed, not {text!r}")
+        raise InvalidOption("--fec", f"expected a/b such as 2/10, not {text!r}")
     return int(a), int(b)
 
 
 def parse_reliable(text: str | None) -> Redundancy | None:
-    """`ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule` as what reliable multicast needs; the rule is how receivers lengthen ω."""
+    """Parse `ρ/η`, `ρ/η/ω` or `ρ/η/ω/rule`; the rule says how receivers lengthen ω."""
     if text is None:
         return None
     rho, *parts = text.split("/")
     durations, rules = parts[:2], parts[2:]
     if not rho.isdigit() or not durations or len(rules) > 1:
-        raise InvalidOption("--reliable", f"ρ/η or ρ/η/ω such as 4/6ms/2ms is needed, not {text!r}")
+        raise InvalidOption("--reliable", f"expected ρ/η or ρ/η/ω such as 4/6ms/2ms, not {text!r}")
     eta_ns, *omega_ns = [duration_ns(part, "--reliable") for part in durations]
     known: dict[str, Adaptive] = {"none": "none", "heuristic": "heuristic", "counting": "counting"}
     rule = known.get(rules[0]) if rules else "none"
     if rule is None:
-        raise InvalidOption("--reliable", f"after ω one of {', '.join(known)} is possible, not {rules[0]!r}")
+        raise InvalidOption("--reliable", f"expected one of {', '.join(known)} after ω, not {rules[0]!r}")
     return Redundancy(int(rho), eta_ns, sum(omega_ns), rule)
 
 
 def read_text(path: Path) -> str:
-    """What a file says; UnisonoError names the file if it is not text."""
+    """Read a text file; UnisonoError names the file if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UnisonoError(f"{path}: this is not text in UTF-8: byte {error.start + 1} is not") from error
+        raise UnisonoError(f"{path}: expected text in UTF-8, but byte {error.start + 1} is not valid") from error
 
 
 def make_writable_folder(option: str, path: Path) -> None:
-    """The folder that an option names, made and tried before hours of work and not after them."""
+    """Create the folder that an option names and check that it is writable, before any long work starts."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise InvalidOption(option, f"{path} cannot be written ({error.strerror}); name another folder") from error
+        raise InvalidOption(option, f"cannot write to {path} ({error.strerror}); name another folder") from error
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """The one JSON object."""
+    """Print one JSON object."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def progress_reports(first_report: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yields a function that reports progress on standard error: a spinner on a terminal, else timed lines."""
+    console = Console(stderr=True)
+    if quiet:
+        yield _ignore_report
+        return
+    if not console.is_terminal:
+        began = time.monotonic()
+        sys.stderr.write(f"{first_report}\n")
+        yield lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr)
+        return
+    with console.status(first_report) as status:
+        yield status.update
+
+
+def _ignore_report(text: str) -> None:
+    """Report nothing, for `quiet`."""

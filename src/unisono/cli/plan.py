@@ -1,4 +1,4 @@
-"""`unisono plan`: what each order would offer for the quality of service asked, and which is chosen."""
+"""`unisono plan`: what each order offers for a required quality of service, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from unisono.cli.options import add_json, add_rate, add_timing, duration, parse_fec, print_json
+from unisono.cli.options import add_command, add_json, add_rate, add_timing, duration, parse_fec, print_json
 from unisono.errors import InvalidOption
 from unisono.model.delays import parse_delay
 from unisono.model.durations import duration_ns, duration_text, ns_to_ms
@@ -17,58 +17,73 @@ from unisono.model.timing import DELTA_DEFAULT, Timing
 from unisono.qos.plan.negotiation import Target
 from unisono.qos.plan.over_rmcast import ReliabilityRequirement
 from unisono.qos.plan.planner import Plan, plan
-from unisono.qos.plan.rmcast_agreement import CrashModel
+from unisono.qos.plan.rmcast_model import CrashModel
 
 DELTA_QUANTILE = 0.9999
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The verb's command line."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "plan",
-        allow_abbrev=False,
-        help="what each order would offer, and which fits",
-        description="List every order with its latency bound, rate, burst and reliability for a group that does not "
-        "exist yet, with the arithmetic behind each figure, and choose the cheapest that fits.",
-        epilog="Example: unisono plan --members 5 --rate 50 --burst 8 --delta 10ms --gamma 2ms --slot 5ms "
-        "--failures 1 --deadline 60ms. Exit status 1: nothing fits.",
+        summary="compare what each order guarantees, before a group exists",
+        description="List every order with its latency bound, rate, burst and reliability for a planned group, with "
+        "the calculation behind each figure, and choose the cheapest order that meets the requirements.",
+        examples=(
+            "unisono plan --members 5 --rate 50 --burst 8 --failures 1 --deadline 200ms",
+            "unisono plan --delay exponential:1ms --loss 0.05 --reliability 0.999 --deadline 60ms",
+        ),
+        notes="exit status: 0 an order fits, 1 no order fits.",
     )
     verb.add_argument("--members", type=int, default=5, help="how many members (default 5)")
     add_timing(verb)
     verb.add_argument(
-        "--delay", help="a delay distribution, such as exponential:1ms; unless --delta is given, Δ is then its quantile"
+        "--delay", help="a delay distribution such as exponential:1ms; without --delta, Δ is a quantile of it"
     )
     verb.add_argument(
         "--dependent",
         action="store_true",
-        help="over RMCast, promise only what holds however delays depend on each other: a host may stall",
+        help="over RMCast, guarantee only what holds for any dependence between delays, for example if hosts stall",
     )
-    verb.add_argument("--processing", type=duration, default="0ms", help="what a leader takes over one message (p)")
-    verb.add_argument("--loss", type=float, default=0.0, help="the share of datagrams that is lost")
-    verb.add_argument("--loss-burst", type=int, default=0, metavar="x", help="most consecutive losses of one sender")
-    verb.add_argument("--fec", metavar="a/b", help="forward error correction against a lost of any b consecutive")
-    verb.add_argument("--failures", type=int, default=0, metavar="f", help="how many members may crash")
+    verb.add_argument("--processing", type=duration, default="0ms", help="time that a leader needs for one message (p)")
+    verb.add_argument("--loss", type=float, default=0.0, help="the share of datagrams that the network loses")
+    verb.add_argument(
+        "--loss-burst", type=int, default=0, metavar="x", help="the most consecutive losses of one sender"
+    )
+    verb.add_argument(
+        "--fec", metavar="a/b", help="forward error correction: repairs a lost of any b consecutive datagrams"
+    )
+    verb.add_argument("--failures", type=int, default=0, metavar="f", help="how many members may crash (default 0)")
     verb.add_argument("--reliable", action="store_true", help="rule out gaps in the order")
-    verb.add_argument("--priorities", action="store_true", help="urgent messages overtake what is queued, everywhere")
+    verb.add_argument("--priorities", action="store_true", help="urgent messages overtake queued ones, at all members")
     verb.add_argument(
         "--grades",
         choices=GRADES,
         default="early",
-        help="early: on time; final: when all have agreed, later and without gaps; both: each message twice",
+        help="early: on time; final: after agreement, later and without gaps; both: each message in both grades",
     )
-    verb.add_argument("--deadline", type=duration, help="the latency that must be kept")
-    verb.add_argument("--reliability", type=float, default=0.0, help="probability that a message reaches everyone")
-    verb.add_argument("--relative", metavar="U/S", help="once one has a message, everyone within S, with probability U")
-    verb.add_argument("--mttf", type=duration, help="mean time until a member crashes, for the figure of agreement")
+    verb.add_argument("--deadline", type=duration, help="the largest acceptable latency")
+    verb.add_argument(
+        "--reliability", type=float, default=0.0, help="required probability that a message reaches all members"
+    )
+    verb.add_argument(
+        "--relative",
+        metavar="U/S",
+        help="all members have a message within S of its first delivery, with probability U",
+    )
+    verb.add_argument(
+        "--mttf", type=duration, help="mean time until a member crashes, to compute the probability of agreement"
+    )
     verb.add_argument("--crash-in-send", type=float, default=1e-6, metavar="β", help="probability of a crash per send")
-    verb.add_argument("--session", type=duration, default="60min", help="how long the group is to run (default 60min)")
+    verb.add_argument("--session", type=duration, default="60min", help="how long the group will run (default 60min)")
     add_rate(verb)
     add_json(verb)
     verb.set_defaults(run=run, delta=None)
 
 
 def parse_relative(text: str | None) -> Target | None:
-    """`U/S` as a probability and a duration."""
+    """Parse `U/S`: a probability and a duration."""
     if text is None:
         return None
     share, slash, within = text.partition("/")
@@ -77,7 +92,7 @@ def parse_relative(text: str | None) -> Target | None:
     except ValueError:
         probability = -1.0
     if not slash or not 0 < probability < 1:
-        raise InvalidOption("--relative", f"U/S such as 0.99/20ms is needed, not {text!r}")
+        raise InvalidOption("--relative", f"expected U/S such as 0.99/20ms, not {text!r}")
     return Target(probability, duration_ns(within, "--relative"))
 
 
@@ -85,10 +100,10 @@ def run(options: argparse.Namespace) -> int:
     """Plan and print."""
     if not 0 <= options.reliability < 1:
         raise InvalidOption(
-            "--reliability", f"a probability from 0 to less than 1 is needed, not {options.reliability}"
+            "--reliability", f"expected a probability of at least 0 and less than 1, not {options.reliability}"
         )
     if options.mttf == 0:
-        raise InvalidOption("--mttf", "a duration above zero is needed")
+        raise InvalidOption("--mttf", "expected a duration above 0")
     delta = _delta_ns(options)
     ask = Ask(
         members=options.members,
@@ -124,8 +139,8 @@ def _delta_ns(options: argparse.Namespace) -> int:
         return int(options.delta)
     if options.delay is None:
         return duration_ns(DELTA_DEFAULT)
-    # A hard bound is a quantile of a distribution, here of the latest of the n-1 copies of a datagram: the share that
-    # may be later is what reliability leaves over.
+    # A distribution has no hard bound, so Δ is a quantile: of the slowest of the n-1 copies of a datagram, such that
+    # the share of later ones stays within the required reliability.
     share = max(options.reliability, DELTA_QUANTILE) ** (1 / max(options.members - 1, 1))
     return parse_delay(options.delay, "--delay").quantile(share)
 
@@ -184,6 +199,6 @@ def _print_plan(result: Plan, delta_ns: int, delay: str | None) -> None:
         for line in offer.reasons:
             out.write(f"      {line}\n")
     if result.chosen is not None:
-        out.write(f"\nchosen: {result.chosen.order}, the fewest datagrams of those that fit\n")
+        out.write(f"\nchosen: {result.chosen.order}, which needs the fewest datagrams of those that fit\n")
     else:
         out.write(f"\nnothing fits: {result.refusal}\n")

@@ -1,5 +1,4 @@
-"""Between the measurement service and its seat in the group: starts the seat's process, hands verdicts over, and notes
-which of them the group has delivered."""
+"""Connects the measurement service to a group: runs an SLA reporter process, sends it verdicts, records deliveries."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ LEAVE_TIMEOUT_S = 5.0
 
 
 class ReporterProcess:
-    """Tells one group."""
+    """The SLA reporter process of one group."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class ReporterProcess:
         *,
         on_status: Callable[[str], None] | None = None,
     ) -> None:
-        """`say` is told when the seat is taken, and when it is lost."""
+        """`on_status` is called when the reporter joins the group and when it loses it."""
         self.group = group
         addresses = {number: address.rpartition(":")[::2] for number, address in peers.items()}
         self._setup = {"scenario": scenario, "slas": slas, "member": member, "peers": addresses}
@@ -46,7 +45,7 @@ class ReporterProcess:
         self._lock = threading.Lock()
 
     def send_unreported_verdicts(self, store: MeasurementStore) -> None:
-        """Verdicts that the group has not heard from an earlier service come first."""
+        """Send the stored verdicts that the group has not delivered yet, for example from before a restart."""
         self._store = store
         self._send_line(
             {
@@ -57,29 +56,29 @@ class ReporterProcess:
         )
 
     def send_measured(self, measured: MeasuredBatch) -> None:
-        """A batch is done."""
+        """Send the verdicts and the network estimate of one batch."""
         verdicts = [verdict_to_json(v.event) for v in measured.verdicts if v.group == self.group]
         network = [estimate for (_, group), estimate in measured.network.items() if group == self.group]
         if verdicts or network:
             self._send_line({"verdicts": verdicts, "network": estimate_to_json(network[-1]) if network else None})
 
     def _send_line(self, line: Mapping[str, Any]) -> None:
-        with self._lock, suppress(OSError):  # a seat that has died is told of by its errors; what is untold stays so
+        with self._lock, suppress(OSError):  # a dead reporter shows in its stderr; unsent verdicts stay queued
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(json.dumps(line) + "\n")
                 self._process.stdin.flush()
 
     def _read_replies(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
-            said = json.loads(line)
-            if said["kind"] == "told" and self._store is not None:
-                self._store.mark_reported(said["id"])
-            elif said["kind"] == "ready" and self._on_status is not None:
+            reply = json.loads(line)
+            if reply["kind"] == "told" and self._store is not None:
+                self._store.mark_reported(reply["id"])
+            elif reply["kind"] == "ready" and self._on_status is not None:
                 self._on_status(
-                    f"the service sits in {self.group!r} with the members {', '.join(map(str, said['members']))}"
+                    f"the SLA reporter joined {self.group!r}; members: {', '.join(map(str, reply['members']))}"
                 )
-            elif said["kind"] == "out" and self._on_status is not None:
-                self._on_status(f"the service is out of {self.group!r} and joins again: {said['why']}")
+            elif reply["kind"] == "out" and self._on_status is not None:
+                self._on_status(f"the SLA reporter lost {self.group!r} and joins again: {reply['why']}")
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -89,7 +88,9 @@ class ReporterProcess:
             text=True,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read_replies, args=(self._process,), name="messenger", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_replies, args=(self._process,), name="sla-reporter", daemon=True
+        )
         self._reader.start()
         self._send_line(self._setup)
         return self
@@ -98,7 +99,7 @@ class ReporterProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with self._lock:
-            process, self._process = self._process, None  # batches that are still done find nobody to tell
+            process, self._process = self._process, None  # later batches are not sent
         if process is None:
             return
         with suppress(OSError):

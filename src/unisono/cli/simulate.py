@@ -1,17 +1,19 @@
-"""`unisono simulate`: a scenario in the deterministic simulator, once or over many seeds."""
+"""`unisono simulate`: a scenario file or a swarm of random scenarios in the deterministic simulator."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from unisono.check.multigroup import genuineness, genuineness_over_time
 from unisono.check.suite import check_all, latency_of
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, print_json, read_text
+from unisono.cli.options import add_command, add_json, print_json, read_text
+from unisono.cli.swarm import DEFAULT_SEEDS, SWARMS, Swarm
 from unisono.errors import InvalidOption
 from unisono.model.durations import ns_to_ms
 from unisono.model.faults import Pause
@@ -24,40 +26,55 @@ from unisono.trace.files import write_trace
 
 PROGRESS_EVERY_S = 10.0
 
+CheckedRun = tuple[dict[str, Any], dict[str, Verdict]]
+"""The JSON row of one run, and the verdict of every checker."""
+
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The verb's command line."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    kinds = "\n".join(f"  {name:<14}{swarm.description}" for name, swarm in SWARMS.items())
+    verb = add_command(
+        verbs,
         "simulate",
-        allow_abbrev=False,
-        help="a scenario in the deterministic simulator",
-        description="Run a scenario file in the simulator and check what happened. The same seed gives the same run, "
-        "byte for byte; over many seeds, the first that violates anything is named with the command that replays it.",
+        summary="run a scenario, or a swarm of random ones, in the simulator",
+        description="Run a scenario file in the deterministic simulator and check what happened: one order, nothing "
+        "lost, nothing delivered twice, nothing late. The same seed gives the same run, byte for byte. With --seeds, "
+        "every seed of a range runs, and the worst is shown with the command that replays it. With --swarm, each seed "
+        "is a random scenario with random faults.",
+        examples=(
+            "unisono simulate scenarios/vbr_quickstart.toml",
+            "unisono simulate scenarios/vbr_quickstart.toml --seeds 1..50",
+            "unisono simulate --swarm churning --seeds 0..999",
+            "unisono simulate --swarm churning --seed 17 --trace traces",
+        ),
+        notes=f"kinds of swarms:\n{kinds}\n\nexit status: 0 valid; 1 violated (without --swarm also unknown).",
     )
-    verb.add_argument("scenario", type=Path, help="a scenario file (TOML); docs/scenarios.md explains it")
-    verb.add_argument("--seed", type=int, help="the seed, in place of the scenario's own")
-    verb.add_argument("--seeds", metavar="A..B", help="every seed from A to B")
-    verb.add_argument("--trace", type=Path, metavar="DIR", help="keep the trace as Parquet files in this folder")
+    verb.add_argument("scenario", nargs="?", type=Path, help="a scenario file (TOML); docs/scenarios.md explains it")
+    verb.add_argument(
+        "--swarm",
+        choices=SWARMS,
+        metavar="KIND",
+        help=f"random scenarios of this kind instead of a file: {', '.join(SWARMS)}; "
+        f"seeds {DEFAULT_SEEDS[0]}..{DEFAULT_SEEDS[-1]} unless --seed or --seeds says otherwise",
+    )
+    verb.add_argument("--seed", type=int, help="run this seed (default: the seed in the scenario file)")
+    verb.add_argument("--seeds", metavar="A..B", help="run every seed from A to B")
+    verb.add_argument("--trace", type=Path, metavar="DIR", help="write the traces as Parquet files to this folder")
     add_json(verb)
     verb.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Simulate, check, print."""
+    if (options.scenario is None) == (options.swarm is None):
+        raise InvalidOption("SCENARIO, --swarm", "give either a scenario file or --swarm KIND")
+    return _run_scenario(options) if options.swarm is None else _run_swarm(options)
+
+
+def _run_scenario(options: argparse.Namespace) -> int:
     scenario = parse_scenario(read_text(options.scenario), str(options.scenario))
-    seeds = _seeds(options, scenario)
-    rows: list[dict[str, Any]] = []
-    worst: dict[str, Any] | None = None
-    progress = _Progress(len(seeds)) if len(seeds) > 1 else None
-    for number, seed in enumerate(seeds, 1):
-        row, verdicts = _run_seed(scenario, seed, options.trace)
-        rows.append(row)
-        if worst is None or _severity(row) > _severity(worst):
-            worst, worst_verdicts = row, verdicts
-        if progress is not None:
-            progress.update(number, rows)
-    if worst is None:
-        raise InvalidOption("--seeds", "there is no seed in this range")
+    seeds = _seeds(options, range(scenario.seed, scenario.seed + 1))
+    rows, worst, worst_verdicts = _run_seeds(seeds, lambda seed: _run_scenario_seed(scenario, seed, options.trace))
     replay = f"unisono simulate {options.scenario} --seed {worst['seed']}"
     if options.json:
         print_json({**worst, "replay": replay, **({"runs": rows} if len(rows) > 1 else {})})
@@ -66,14 +83,60 @@ def run(options: argparse.Namespace) -> int:
     return 0 if worst["verdict"] == "valid" else 1
 
 
-def _seeds(options: argparse.Namespace, scenario: Scenario) -> range:
+def _run_swarm(options: argparse.Namespace) -> int:
+    swarm = SWARMS[options.swarm]
+
+    def run_one(seed: int) -> CheckedRun:
+        row, verdicts = _run_swarm_seed(swarm, seed, options.trace)
+        if row["verdict"] == "violated" and not options.json:
+            text = row["witness"]["text"] if row["witness"] else "no witness"
+            sys.stdout.write(f"seed {seed}: {row['violated_check']}: {text}; replay: {_replay(options.swarm, seed)}\n")
+            sys.stdout.flush()
+        return row, verdicts
+
+    rows, worst, worst_verdicts = _run_seeds(_seeds(options, DEFAULT_SEEDS), run_one)
+    replay = _replay(options.swarm, worst["seed"])
+    counts = {status: sum(row["verdict"] == status for row in rows) for status in ("valid", "unknown", "violated")}
+    if options.json:
+        print_json({**worst, "swarm": options.swarm, "replay": replay, "counts": counts, "runs": rows})
+    elif len(rows) == 1:
+        _print_result(worst, worst_verdicts, rows, replay)
+    else:
+        highest = max(row["latency_max_ms"] for row in rows)
+        found = ", ".join(f"{count} {status}" for status, count in counts.items())
+        sys.stdout.write(f"{len(rows)} seeds of {options.swarm}: {found}; largest latency {highest:g} ms\n")
+    return 1 if counts["violated"] else 0
+
+
+def _replay(kind: str, seed: int) -> str:
+    return f"unisono simulate --swarm {kind} --seed {seed}"
+
+
+def _seeds(options: argparse.Namespace, default: range) -> range:
     if options.seeds is None:
-        seed = scenario.seed if options.seed is None else options.seed
-        return range(seed, seed + 1)
+        return default if options.seed is None else range(options.seed, options.seed + 1)
     first, dots, last = options.seeds.partition("..")
     if not dots or not first.isdigit() or not last.isdigit() or int(first) > int(last):
-        raise InvalidOption("--seeds", f"a range such as 1..50 is needed, not {options.seeds!r}")
+        raise InvalidOption("--seeds", f"expected a range such as 1..50, not {options.seeds!r}")
     return range(int(first), int(last) + 1)
+
+
+def _run_seeds(
+    seeds: range, run_one: Callable[[int], CheckedRun]
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Verdict]]:
+    """Run all seeds with progress; returns all rows, and the worst row with its verdicts."""
+    progress = _Progress(len(seeds)) if len(seeds) > 1 else None
+    rows: list[dict[str, Any]] = []
+    worst: dict[str, Any] = {}
+    worst_verdicts: dict[str, Verdict] = {}
+    for seed in seeds:
+        row, verdicts = run_one(seed)
+        rows.append(row)
+        if not worst or _severity(row) > _severity(worst):
+            worst, worst_verdicts = row, verdicts
+        if progress is not None:
+            progress.update(rows)
+    return rows, worst, worst_verdicts
 
 
 def _genuineness(topology: Topology, result: Result) -> Verdict:
@@ -83,22 +146,38 @@ def _genuineness(topology: Topology, result: Result) -> Verdict:
     return genuineness_over_time(topology, result.trace, result.send_times, max(pauses, default=0))
 
 
-def _run_seed(scenario: Scenario, seed: int, trace_folder: Path | None) -> tuple[dict[str, Any], dict[str, Verdict]]:
-    result: Result = simulate(scenario, seed)
-    trace = result.trace
-    if trace_folder is not None:
-        write_trace(trace_folder, trace)
-    verdicts = check_all(trace, until_ns=result.until_ns)
+def _run_scenario_seed(scenario: Scenario, seed: int, trace_folder: Path | None) -> CheckedRun:
+    result = simulate(scenario, seed)
+    verdicts = check_all(result.trace, until_ns=result.until_ns)
     if scenario.multigroup is not None:
         verdicts["genuineness"] = _genuineness(scenario.multigroup.topology, result)
-    status = overall(verdicts)
-    first = next((v for v in verdicts.values() if v.status is status and v.status is not Status.VALID), None)
+    if trace_folder is not None:
+        write_trace(trace_folder, result.trace)
+    row = _row(result, verdicts, verdicts)
+    return {**row, "expected": row["verdict"] == scenario.expect.verdict}, verdicts
+
+
+def _run_swarm_seed(swarm: Swarm, seed: int, trace_folder: Path | None) -> CheckedRun:
+    result, verdicts = swarm.run(seed)
+    if result.scenario.multigroup is not None:
+        verdicts["genuineness"] = _genuineness(result.scenario.multigroup.topology, result)
+    if trace_folder is not None:
+        write_trace(trace_folder, result.trace)
+    promised = swarm.promised_verdicts(result, verdicts)
+    violated = next((name for name, verdict in promised.items() if verdict.status is Status.VIOLATED), None)
+    row = _row(result, verdicts, promised)
+    return {**row, "expected": row["verdict"] == "valid", "violated_check": violated}, verdicts
+
+
+def _row(result: Result, verdicts: dict[str, Verdict], promised: dict[str, Verdict]) -> dict[str, Any]:
+    """One run as JSON; its verdict is the worst of the `promised` checks."""
+    status = overall(promised)
+    first = next((v for v in promised.values() if v.status is status and v.status is not Status.VALID), None)
     figures = latency_of(verdicts).figures
-    row = {
+    return {
         "verdict": status.value,
         "witness": first.witness.to_json() if first is not None and first.witness is not None else None,
-        "seed": seed,
-        "expected": status.value == scenario.expect.verdict,
+        "seed": result.seed,
         "checks": {name: verdict.to_json() for name, verdict in verdicts.items()},
         "sent": sum(result.sent.values()),
         "deliveries": sum(result.delivered.values()),
@@ -113,29 +192,28 @@ def _run_seed(scenario: Scenario, seed: int, trace_folder: Path | None) -> tuple
         },
         "datagrams": result.datagrams,
         "events": result.events,
-        "digest": trace.digest(),
+        "digest": result.trace.digest(),
         "violations": {str(member): [v.text for v in found] for member, found in result.violations.items() if found},
     }
-    return row, verdicts
 
 
 def _severity(row: dict[str, Any]) -> tuple[int, float]:
-    """By verdict, then by latency."""
+    """Sort key: by verdict, then by latency."""
     return ("valid", "unknown", "violated").index(row["verdict"]), row["latency_max_ms"]
 
 
 class _Progress:
-    """How far many seeds are, on standard error: a line that changes on a terminal, one now and then elsewhere."""
+    """Progress over many seeds on standard error: one changing line on a terminal, else a line every few seconds."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._terminal = sys.stderr.isatty()
         self._next_report_s = time.monotonic() + PROGRESS_EVERY_S
 
-    def update(self, done: int, rows: list[dict[str, Any]]) -> None:
+    def update(self, rows: list[dict[str, Any]]) -> None:
         """One more seed is done."""
-        bad = sum(row["verdict"] != "valid" for row in rows)
-        text = f"{done} of {self._total} seeds, {bad} not valid"
+        done, not_valid = len(rows), sum(row["verdict"] != "valid" for row in rows)
+        text = f"{done} of {self._total} seeds, {not_valid} not valid"
         if self._terminal:
             sys.stderr.write(f"\r{text}" + ("\n" if done == self._total else ""))
         elif time.monotonic() >= self._next_report_s and done < self._total:
@@ -168,8 +246,8 @@ def _print_result(worst: dict[str, Any], verdicts: dict[str, Verdict], rows: lis
     )
     for member, texts in list(worst["violations"].items())[:5]:
         out.write(f"  ! member {member}: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}\n")
-    wanted = "as the scenario expects" if worst["expected"] else "not what the scenario expects"
-    expected = "" if worst["expected"] and worst["verdict"] == "valid" else f" ({wanted})"
+    comparison = "as the scenario expects" if worst["expected"] else "not what the scenario expects"
+    expected = "" if worst["expected"] and worst["verdict"] == "valid" else f" ({comparison})"
     out.write(f"verdict: {worst['verdict']}{expected}\n")
     if worst["verdict"] != "valid":
         out.write(f"replay:  {replay}\n")

@@ -1,4 +1,4 @@
-"""The demo's trace judged once more by the data pipeline, on Spark; without Spark it is said what is lacking."""
+"""`demo --verify spark`: check the demo's trace again with the data pipeline on Spark."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import progress_reports
 from unisono.cluster.report import ORDER_CHECKS
 from unisono.errors import MissingDependency
 
 
 @dataclass(frozen=True, slots=True)
 class SparkVerdict:
-    """What Spark says of a run, or why it says nothing."""
+    """The verdicts of Spark on a run, or the reason why there are none."""
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     events: int = 0
     seconds: float = 0.0
-    """For the verification alone; the session was there."""
+    """Time for the verification, without the start of Spark."""
     unavailable_reason: str = ""
 
     @property
     def verdict(self) -> Status | None:
-        """Of the order, as the demo's own: a late delivery is counted. None if Spark was not there to ask."""
+        """The verdict on the order, like the demo's own: late deliveries do not count. None without Spark."""
         if self.unavailable_reason:
             return None
-        judged = {name: verdict for name, verdict in self.verdicts.items() if _is_order_check(name)}
-        return overall(judged or self.verdicts)
+        order_checks = {name: verdict for name, verdict in self.verdicts.items() if _is_order_check(name)}
+        return overall(order_checks or self.verdicts)
 
     def differing_checks(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
-        """The checks of which Spark says something else than the checkers in this process."""
+        """The checks in which Spark and the checkers in this process disagree."""
         if self.unavailable_reason:
             return []
         names = sorted(own_verdicts.keys() | self.verdicts.keys())
@@ -57,35 +57,35 @@ class SparkVerdict:
         }
 
     def lines(self, own_verdicts: Mapping[str, Verdict]) -> list[str]:
-        """For people."""
+        """The verdict as lines of text."""
         verdict = self.verdict
         if verdict is None:
             return [f"on Spark: not verified: {self.unavailable_reason}"]
-        told = ", ".join(f"{name.replace('_', ' ')} {found.status.value}" for name, found in self.verdicts.items())
+        statuses = ", ".join(f"{name.replace('_', ' ')} {found.status.value}" for name, found in self.verdicts.items())
         differs = self.differing_checks(own_verdicts)
-        other = f"differs from the checkers here in {', '.join(differs)}" if differs else "as the checkers here say"
-        head = f"on Spark: {verdict.value}, {other} ({self.events:,} events in {self.seconds:.1f} s)"
+        agreement = f"differs from the in-process checkers in {', '.join(differs)}" if differs else "same as in-process"
+        head = f"on Spark: {verdict.value}, {agreement} ({self.events:,} events in {self.seconds:.1f} s)"
         witnesses = [f"  ! {found.witness.text}" for found in self.verdicts.values() if found.witness is not None]
-        return [head, f"  {told}", *witnesses]
+        return [head, f"  {statuses}", *witnesses]
 
 
 def verify_on_spark(folder: Path, *, quiet: bool) -> SparkVerdict:
-    """Verify the run in this folder on a local Spark."""
-    from unisono.pipeline.session import SparkChoice, spark_session  # noqa: PLC0415 - only who asks Spark pays for it
+    """Verify the run in this folder with a local Spark."""
+    from unisono.pipeline.session import SparkChoice, spark_session  # noqa: PLC0415 - only --verify spark needs it
     from unisono.pipeline.verify import on_spark, verify  # noqa: PLC0415
 
     try:
         with (
-            progress_reports("starting Spark to verify the trace", quiet=quiet) as tell,
+            progress_reports("starting Spark to verify the trace", quiet=quiet) as report_progress,
             spark_session(SparkChoice()) as session,
         ):
-            tell("verifying the trace on Spark")
+            report_progress("verifying the trace on Spark")
             began = time.monotonic()
             (report,) = verify(folder, partial(on_spark, session))
             took_s = time.monotonic() - began
-            tell(f"verified {report.rows:,} events; stopping Spark")
-    except MissingDependency as lacks:
-        return SparkVerdict(unavailable_reason=str(lacks))
+            report_progress(f"verified {report.rows:,} events; stopping Spark")
+    except MissingDependency as missing:
+        return SparkVerdict(unavailable_reason=str(missing))
     return SparkVerdict(report.verdicts, report.rows, took_s)
 
 

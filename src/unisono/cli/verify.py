@@ -1,4 +1,4 @@
-"""`unisono verify`: every checker over a recorded trace, on Spark."""
+"""`unisono verify`: run every checker over recorded traces, on Spark."""
 
 from __future__ import annotations
 
@@ -10,36 +10,51 @@ from pathlib import Path
 from typing import Any
 
 from unisono.check.verdict import Status, Verdict, overall
-from unisono.cli.options import add_json, add_spark, duration, iso_time, print_json, spark_choice
-from unisono.cli.progress import progress_reports
+from unisono.cli.options import (
+    add_command,
+    add_json,
+    add_spark,
+    duration,
+    iso_time,
+    print_json,
+    progress_reports,
+    spark_choice,
+)
 
 
 def add_parser(verbs: Any) -> None:
-    """The verb and its options."""
-    verb = verbs.add_parser(
+    """The command line of this verb."""
+    verb = add_command(
+        verbs,
         "verify",
-        help="check a recorded trace, of any size, on Spark",
+        summary="check recorded traces of any size, on Spark",
         description="Check recorded runs: total order, integrity, FIFO, gap freedom, rates, latency. Each violation "
-        "comes with its smallest witness. TRACE is a folder of `demo --out` or `simulate --trace`, or one above.",
-        epilog="Exit status: 0 valid, 1 violated, 2 unknown (the trace is damaged or incomplete; the reason is told).",
+        "comes with its smallest witness. TRACE is a folder from `demo --out` or `simulate --trace`, or a folder "
+        "that contains several of them.",
+        examples=(
+            "unisono verify traces",
+            "unisono verify traces --bound 60ms --json",
+            "unisono verify traces --since 2026-11-16T10:30 --master spark://host:7077",
+        ),
+        notes="exit status: 0 valid, 1 violated, 2 unknown (a trace is damaged or incomplete; the reason is shown).",
     )
     verb.add_argument("trace", metavar="TRACE", type=Path, help="folder with one or more recorded runs")
     verb.add_argument(
-        "--bound", type=duration, metavar="D", help="latency bound to check (default: the one that was promised)"
+        "--bound", type=duration, metavar="D", help="latency bound to check (default: the bound that the run promised)"
     )
-    verb.add_argument("--run", dest="only_run", metavar="R", help="this run alone")
-    verb.add_argument("--group", dest="only_group", metavar="G", help="this group alone")
-    for option, what in (("--since", "runs that went on after this time alone"), ("--until", "that began before it")):
-        verb.add_argument(option, type=iso_time, metavar="T", help=f"{what}, such as 2026-11-16T10:30 (UTC)")
+    verb.add_argument("--run", dest="only_run", metavar="R", help="only this run")
+    verb.add_argument("--group", dest="only_group", metavar="G", help="only this group")
+    for option, selected in (("--since", "runs still active after T"), ("--until", "runs that began before T")):
+        verb.add_argument(option, type=iso_time, metavar="T", help=f"only {selected}, such as 2026-11-16T10:30 (UTC)")
     add_spark(verb)
     add_json(verb)
     verb.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify; the exit status."""
+    """Verify and print; returns the exit status."""
 
-    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only the verbs that use Spark pay for it
+    from unisono.pipeline.session import spark_session  # noqa: PLC0415 - only verbs that use Spark pay for it
     from unisono.pipeline.verify import RunReport, in_process, on_spark, verify  # noqa: PLC0415
 
     reports: list[RunReport]
@@ -49,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
         reports = verify(options.trace, in_process, **chosen)
     else:
         with (
-            progress_reports("starting Spark", quiet=options.json) as tell,
+            progress_reports("starting Spark", quiet=options.json) as report_progress,
             spark_session(spark_choice(options)) as session,
         ):
-            tell(f"verifying {options.trace} on Spark at {options.master}")
+            report_progress(f"verifying {options.trace} on Spark at {options.master}")
             reports = verify(options.trace, partial(on_spark, session), **chosen)
     checks = _worst_verdicts([report.verdicts for report in reports])
     status = overall(checks)
@@ -69,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(shown)
     else:
         for report in reports:
-            what = f"run {report.run} group {report.group}" if report.run else report.folder
-            sys.stdout.write(f"{what}: {report.rows:,} events\n")
+            name = f"run {report.run} group {report.group}" if report.run else report.folder
+            sys.stdout.write(f"{name}: {report.rows:,} events\n")
             sys.stdout.writelines(f"  {line}\n" for line in verdict_lines(report.verdicts))
         sys.stdout.write(f"verdict: {status.value}\n")
     return {Status.VALID: 0, Status.VIOLATED: 1, Status.UNKNOWN: 2}[status]
@@ -78,16 +93,16 @@ def run(options: argparse.Namespace) -> int:
 
 def verdict_lines(verdicts: dict[str, Verdict]) -> list[str]:
     """One line per check, with its witness or its reason."""
-    told = []
+    lines = []
     for name, verdict in verdicts.items():
-        what = verdict.witness.text if verdict.witness is not None else verdict.reason
+        detail = verdict.witness.text if verdict.witness is not None else verdict.reason
         times = f" {verdict.count} times, first:" if verdict.count > 1 else ""
-        told.append(f"{name:<20} {verdict.status.value}{':' if what else ''}{times} {what}".rstrip())
-    return told
+        lines.append(f"{name:<20} {verdict.status.value}{':' if detail else ''}{times} {detail}".rstrip())
+    return lines
 
 
 def _worst_verdicts(verdicts_by_run: Sequence[dict[str, Verdict]]) -> dict[str, Verdict]:
-    """Of several runs, each check's worst verdict: violated before unknown before valid."""
+    """The worst verdict of each check over several runs: violated, then unknown, then valid."""
     rank = {Status.VIOLATED: 0, Status.UNKNOWN: 1, Status.VALID: 2}
     found: dict[str, Verdict] = {}
     for verdicts in verdicts_by_run:

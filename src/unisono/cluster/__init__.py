@@ -1,5 +1,6 @@
-"""Real member processes on this machine: started, watched and ended together.
+"""Groups of real member processes on this machine, for `unisono demo` and `unisono monitor --join`.
 
-`local` (the cluster), `node` (one member process), `judge` (verdict and figures of a finished run).
-Uses the public face as any application would. Tests: tests/process/.
+`supervisor` starts, kills and watches member processes. `member_process` is one of them; `sla_reporter` is the process
+through which the measurement service talks to a group. `scenario_limits` says which scenarios real processes can run.
+`report` checks a finished run. The processes use the public API like any application.
 """

@@ -1,28 +1,34 @@
-"""One member process of a local cluster: joins, sends its scenario's workload, counts, records, leaves.
+"""One member process of a local cluster: joins, sends its scenario's workload, measures, records, leaves.
 
-Configuration is one line of JSON on standard input, which then stays open: its end means that whoever started this
-process is gone, and this member leaves. Reports are lines of JSON on standard output: `ready` (the group runs),
-`begun` (all who are expected are there, and the workload begins), `progress` (every tenth of a second), `again` (the
-others went on without this member, and it joins again in another incarnation), `final` (what was measured).
-Each message begins with the time at which it was handed in, so that latency can be watched as it happens; the verdict
-is made from the trace.
+The configuration is one line of JSON on standard input. Standard input then stays open; when it closes, the supervisor
+is gone and this member leaves. Reports are lines of JSON on standard output:
+
+    ready       the group runs
+    begun       all expected members are there, and the workload starts
+    progress    counts and latencies, every tenth of a second
+    qos         an SLA violation, its clearance or a change of settings
+    again       the others continued without this member; it joins again in another incarnation
+    final       all measurements
+
+Each message starts with its submission time, so that latency can be watched live; the verdict comes from the trace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import signal
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from unisono.cluster.grades_report import GradedReplica
 from unisono.errors import GroupClosed, MissingDependency
 from unisono.group import Group, PendingJoin, join
 from unisono.model.capabilities import needs_storage
@@ -38,6 +44,8 @@ from unisono.model.text.scenario import parse_scenario
 from unisono.model.text.sla import parse_slas
 from unisono.model.workloads import ScheduledSends, scheduled_sends
 from unisono.qos.plan.admission import Link
+from unisono.replica.replica import MistakeCounts, Replica
+from unisono.replica.structures import Dict
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
@@ -46,18 +54,74 @@ from unisono.trace.metric_files import MetricWriter
 from unisono.trace.recorder import Recorder
 from unisono.trace.writer import ParquetWriter
 
+
+class GradedReplica:
+    """A replica of one member that stores the last message of each sender, fed with early and final deliveries."""
+
+    def __init__(self, awaited_messages: Iterable[bytes] = ()) -> None:
+        self.final_count = 0
+        self.replica = Replica(Dict())
+        self._final_from: dict[bytes, set[int]] = {message: set() for message in awaited_messages}
+        """By awaited message: the members whose copy of it is final."""
+
+    def is_final_from(self, message: bytes, members: AbstractSet[int]) -> bool:
+        """Whether every early delivery is final, and so is this message from each of these members."""
+        return self.replica.pending == 0 and self._final_from[message] >= members
+
+    def apply(self, batch: Batch) -> None:
+        """Apply delivered messages."""
+        final = batch.grade is Grade.FINAL
+        key = b"%d" % batch.sender
+        for number, message in enumerate(batch.messages, batch.first_sequence):
+            name, command = (batch.sender, batch.incarnation, number), Dict.put(key, message)
+            if final:
+                self.replica.deliver_final(name, command)
+                if message in self._final_from:
+                    self._final_from[message].add(batch.sender)
+            else:
+                self.replica.deliver_early(name, command)
+        self.final_count += batch.count if final else 0
+
+    def summary(self) -> dict[str, Any]:
+        """The part `grades` of the final report."""
+        replica = self.replica
+        states = [
+            Dict().dump({key: value(key) for key in replica.objects()})
+            for value in (replica.conservative, replica.optimistic)
+        ]
+        return {
+            "delivered": self.final_count,
+            "open": replica.pending,
+            "state": hashlib.blake2b(states[0], digest_size=8).hexdigest(),
+            "converged": states[0] == states[1],
+            "mistakes": stored_mistakes(replica.mistakes),
+        }
+
+
+def stored_mistakes(mistakes: MistakeCounts) -> dict[str, int]:
+    """The counts under the names that reports use."""
+    return {
+        "lost": mistakes.lost,
+        "out_of_order": mistakes.out_of_order,
+        "retracted": mistakes.retracted,
+        "late": mistakes.late,
+        "rollbacks": mistakes.rollbacks,
+        "reexecuted": mistakes.reexecuted,
+    }
+
+
 _STAMP = struct.Struct("!Q")
 PROGRESS_INTERVAL_S = 0.1
 ROLL_CALL_PREFIX = b"here:"
-"""A member's roll call: the numbers of those whose roll calls it has delivered."""
+"""Prefix of a roll call: a message with the numbers of the members whose roll calls its sender has delivered."""
 ROLL_CALL_INTERVAL_S = 0.05
 GATHER_TIMEOUT_S = 20.0
 GOODBYE_TIMEOUT_S = 2.0
 GOODBYE = b"bye"
-"""A member's last message. Whoever has delivered everyone's has delivered everything."""
+"""A member's last message. After delivering it from all members, everything is delivered."""
 ALL_FINAL = b"done"
-"""In both grades, behind its goodbye: what it had early is final. Nobody goes before all of these are final, or there
-might be no majority left to agree on the rest."""
+"""With both grades, sent after the goodbye once all early deliveries of the member are final. Members stay until this
+message of every member is final; otherwise no majority might be left to agree on the rest."""
 
 
 def join_as_member(
@@ -74,7 +138,7 @@ def join_as_member(
     slas: SlaSet | None = None,
     monitor: bool | MetricSink = False,
 ) -> PendingJoin:
-    """Join as a scenario says; raises at once, with nothing opened yet, what it asks for and cannot have."""
+    """Join with the settings of a scenario; raises at once, before opening anything, if they are not possible."""
     return join(
         scenario.group,
         member=member,
@@ -123,11 +187,11 @@ class ScenarioMember:
         self._all_goodbyes_received = asyncio.Event()
         self._staying_members = staying_members(self.scenario)
         self._expected = frozenset(configuration.get("expected", ())) if self.scenario.failures else frozenset()
-        """Who is to be there before this member sends; a group with failures begins without waiting for anybody."""
+        """The members to wait for before sending; a group with failures starts without waiting."""
         self._roll_calls: dict[int, frozenset[int]] = {}
-        """By member, whom it has heard according to its last roll call."""
+        """By member: the members that its last roll call lists."""
         self._start_delay_ns = int(configuration.get("late_ns", 0))
-        """How long after the others this life begins."""
+        """How long after the others this incarnation starts."""
         self.injection = FaultInjection(
             self.member,
             self.scenario.faults,
@@ -146,14 +210,14 @@ class ScenarioMember:
         self._graded_replica = GradedReplica((GOODBYE, ALL_FINAL)) if self.scenario.grades == "both" else None
 
     def _storage_path(self) -> Path | None:
-        """Where an order that keeps promises through a crash has them: their next life in this run reads them."""
+        """The storage of an order that survives crashes; the next incarnation in this run reads it."""
         if not needs_storage(self.scenario.order, self.scenario.grades):
             return None
         self._storage_directory.mkdir(parents=True, exist_ok=True)
         return self._storage_directory / f"member-{self.member}.sqlite"
 
     async def run(self) -> None:
-        """Take part until everyone has said goodbye, or a signal asks to leave."""
+        """Take part until all members have sent their goodbye, or a signal asks to leave."""
         joining = join_as_member(
             self.scenario,
             self.member,
@@ -192,10 +256,10 @@ class ScenarioMember:
             await asyncio.wait({*ending, sending}, return_when=asyncio.FIRST_COMPLETED, timeout=self._send_timeout_s())
             if sending.done():
                 sending.result()
-                # Where members die or gaps are allowed somebody's goodbye may be missing. Where none are, who comes
-                # back has more to make up for, and may need the others for it.
-                patience = (GOODBYE_TIMEOUT_S if gaps else GATHER_TIMEOUT_S) if self._expects_crashes() else None
-                await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=patience)
+                # With crashes or gaps a goodbye may be missing. Without gaps, a restarted member has more to catch up
+                # with and may need the others for it, so they wait longer.
+                timeout_s = (GOODBYE_TIMEOUT_S if gaps else GATHER_TIMEOUT_S) if self._expects_crashes() else None
+                await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
                 await self._wait_until_all_final(group, ending)
         finally:
             loop.remove_reader(sys.stdin.fileno())
@@ -210,16 +274,16 @@ class ScenarioMember:
         self._report_final(group, in_order)
 
     async def _wait_until_all_final(self, group: Group, end_tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """In both grades: stay until nobody has anything left to become final, unless that takes too long."""
-        grading, give_up = self._graded_replica, time.monotonic() + GATHER_TIMEOUT_S
-        if grading is None:
+        """With both grades: stay until everything is final at all members, unless that takes too long."""
+        replica, give_up_at = self._graded_replica, time.monotonic() + GATHER_TIMEOUT_S
+        if replica is None:
             return
-        for word in (GOODBYE, ALL_FINAL):
-            while not grading.is_final_from(word, self._staying_members):
-                if end_tasks[0].done() or end_tasks[-1].done() or time.monotonic() > give_up:
+        for message in (GOODBYE, ALL_FINAL):
+            while not replica.is_final_from(message, self._staying_members):
+                if end_tasks[0].done() or end_tasks[-1].done() or time.monotonic() > give_up_at:
                     return
                 await asyncio.sleep(ROLL_CALL_INTERVAL_S)
-            if word == GOODBYE:
+            if message == GOODBYE:
                 with contextlib.suppress(TimeoutError, GroupClosed):
                     await asyncio.wait_for(group.send(ALL_FINAL), GATHER_TIMEOUT_S)
 
@@ -227,7 +291,7 @@ class ScenarioMember:
         return self.scenario.failures or any(isinstance(fault, Crash) for fault in self.scenario.faults)
 
     def _send_timeout_s(self) -> float | None:
-        """How long sending may take: one that comes back may find too few of the others to get anything accepted."""
+        """How long sending may take: a restarted member may find too few members left to accept messages."""
         if not self._expects_crashes():
             return None
         left_s = (self.scenario.run_ns - self._start_delay_ns) / NS_PER_S
@@ -254,15 +318,15 @@ class ScenarioMember:
                     elif len(message) >= _STAMP.size:
                         self.latencies.add(now - _STAMP.unpack_from(message)[0])
                 if not messages[-1].startswith(ROLL_CALL_PREFIX):
-                    self._roll_calls[event.sender] = self._expected  # who sends anything else has heard everybody
+                    self._roll_calls[event.sender] = self._expected  # other messages follow a complete roll call
             elif isinstance(event, Rejoining):
                 print_report("again", member=self.member, incarnation=event.incarnation)
             elif isinstance(event, SlaViolation | Notice):
                 self._report_qos_event(event)
             elif isinstance(event, Violation):
                 self.violations.append(event.text)
-            # One that is to be killed and begins alone must not take nobody's goodbye for everybody's; and one whom the
-            # others have given up for a moment has not said its own.
+            # A member that starts alone has no goodbyes to wait for, which must not end its run; and a member that the
+            # others exclude for a moment still has to send its own goodbye.
             if self._goodbyes_from and self._goodbyes_from >= self._staying_members.intersection(
                 {*group.members, self.member}
             ):
@@ -271,21 +335,21 @@ class ScenarioMember:
                 await asyncio.sleep(self._consume_pause_s)
 
     def _report_qos_event(self, event: SlaViolation | Notice) -> None:
-        """Of an agreement that breaks or is kept again, and of what is done about it, whoever watches hears at once."""
-        told: dict[str, Any] = {"what": event.kind, "text": event.text, "at_ns": time.time_ns(), "slot": event.slot}
+        """Report SLA violations, clearances and adaptations at once."""
+        report: dict[str, Any] = {"what": event.kind, "text": event.text, "at_ns": time.time_ns(), "slot": event.slot}
         if isinstance(event, SlaViolation | SlaCleared):
-            told["sla"] = event.sla
-            told["id"] = event.id
-        self.sla_events.append(told)
-        print_report("qos", member=self.member, **told)
+            report["sla"] = event.sla
+            report["id"] = event.id
+        self.sla_events.append(report)
+        print_report("qos", member=self.member, **report)
 
     async def _send_until_closed(self, group: Group) -> None:
-        """Send; for one that the others have thrown out, that is over. Why is among what it consumes."""
+        """Send the workload, or stop if the group closes; the consumed events tell why it closed."""
         with contextlib.suppress(GroupClosed):
             await self._send(group)
 
     async def _send(self, group: Group) -> None:
-        """The workload, then goodbye; a member that leaves by script goes without."""
+        """Send the workload, then the goodbye; a member that leaves by script sends no goodbye."""
         loop = asyncio.get_running_loop()
         await self._wait_for_expected_members(group)
         print_report("begun")
@@ -293,21 +357,21 @@ class ScenarioMember:
             self.injection.start_run()
         begin = loop.time()
         chance = random.Random(f"{self.scenario.seed}/{self.member}")
-        for at_ns, what in timeline(self.scenario, self.member, chance, self._start_delay_ns):
+        for at_ns, step in timeline(self.scenario, self.member, chance, self._start_delay_ns):
             await asyncio.sleep(max(0.0, begin + at_ns / NS_PER_S - loop.time()))
-            if isinstance(what, PlannedRateChange):
-                await group.renegotiate(what.rate)
-            elif isinstance(what, PlannedSlotChange):
-                await group.renegotiate(slot=what.theta_ns)
-            elif isinstance(what, Leave):
+            if isinstance(step, PlannedRateChange):
+                await group.renegotiate(step.rate)
+            elif isinstance(step, PlannedSlotChange):
+                await group.renegotiate(slot=step.theta_ns)
+            elif isinstance(step, Leave):
                 await group.leave()
                 return
             else:
-                await self._send_stamped(group, what)
+                await self._send_stamped(group, step)
         await group.send(GOODBYE)
 
     async def _send_stamped(self, group: Group, sizes: Sequence[int]) -> None:
-        """Together, or in the priority order each with its priority: the scenario's priorities take turns."""
+        """Send messages of these sizes; with several priorities, one by one, and the priorities take turns."""
         levels = self.scenario.priorities
         if len(levels) == 1:
             await group.send_many([stamped_message(size) for size in sizes], priority=levels[0])
@@ -317,13 +381,13 @@ class ScenarioMember:
             self._sent += 1
 
     async def _wait_for_expected_members(self, group: Group) -> None:
-        """Call the roll until everybody who is expected is known to hear everybody who is expected."""
-        give_up = time.monotonic() + GATHER_TIMEOUT_S
+        """Send roll calls until all expected members are known to hear each other."""
+        give_up_at = time.monotonic() + GATHER_TIMEOUT_S
         while not all(self._expected <= self._roll_calls.get(member, frozenset()) for member in self._expected):
-            if time.monotonic() > give_up:
+            if time.monotonic() > give_up_at:
                 heard = {member: sorted(others) for member, others in sorted(self._roll_calls.items())}
                 raise MissingDependency(
-                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s, only {heard}"
+                    f"the members did not all hear each other within {GATHER_TIMEOUT_S:g} s; heard by each: {heard}"
                 )
             await group.send(ROLL_CALL_PREFIX + bytes(sorted(m for m in self._roll_calls if m < 256)))
             await asyncio.sleep(ROLL_CALL_INTERVAL_S)
@@ -367,9 +431,9 @@ class ScenarioMember:
 
 
 def staying_members(scenario: Scenario) -> frozenset[int]:
-    """Who is there at the end, and says goodbye: whose last part is not to crash or to leave."""
-    gone = [fault for fault in scenario.faults if isinstance(fault, Crash)]
-    ends = [*gone, *(step for step in scenario.steps if isinstance(step, Leave | Restart))]
+    """The members that are up at the end and send a goodbye: their last step is not a crash or a leave."""
+    crashes = [fault for fault in scenario.faults if isinstance(fault, Crash)]
+    ends = [*crashes, *(step for step in scenario.steps if isinstance(step, Leave | Restart))]
     last = {end.member: end for end in sorted(ends, key=lambda end: end.at_ns)}
     return frozenset(m for m in scenario.members if isinstance(last.get(m), Restart | None))
 
@@ -377,9 +441,10 @@ def staying_members(scenario: Scenario) -> frozenset[int]:
 def timeline(
     scenario: Scenario, member: int, rng: RandomSource, start_delay_ns: int = 0
 ) -> list[tuple[int, tuple[int, ...] | PlannedRateChange | PlannedSlotChange | Leave]]:
-    """What this member does, by time since it began, which is `late_ns` after the group did.
+    """What this member does and when, since it started, which is `start_delay_ns` after the group did.
 
-    Sends of these sizes, changes, its departure; what was to be before it began was another life's.
+    The steps are sends of these sizes, changes of rate or slot, and leaving. Steps before the start belong to an
+    earlier incarnation.
     """
     workload: Workload = scenario.workloads[member]
     sends: ScheduledSends = scheduled_sends(workload, rng)
@@ -402,20 +467,20 @@ def timeline(
 
 
 def stamped_message(size: int) -> bytes:
-    """A message of this size that begins with the time, where there is room for it."""
+    """A message of this size that starts with the current time, if there is room for it."""
     if size < _STAMP.size:
         return bytes(size)
     return _STAMP.pack(time.time_ns()) + bytes(size - _STAMP.size)
 
 
 def print_report(kind: str, **fields: Any) -> None:
-    """One line for whoever started this process."""
+    """Print one report for the supervisor."""
     sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Read the configuration, run, and say on standard error what went wrong if something did."""
+    """Read the configuration and run; errors go to standard error."""
     try:
         asyncio.run(_run(json.loads(sys.stdin.readline())))
     except KeyboardInterrupt:

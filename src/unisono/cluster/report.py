@@ -1,19 +1,24 @@
-"""What a finished run of real processes shows: its measured bound, its verdicts, its figures."""
+"""The report on a finished run of real processes: measured bound, verdicts and figures.
+
+`check_cluster_run` completes the recorded trace with the measured Δ and Γ and runs all checkers. If the run has two
+grades, `compare_grades` shows how far early deliveries differ between members, that final ones do not, and that
+replicas converge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unisono.check.final import EARLY
+from unisono.check.final import EARLY, FINAL
 from unisono.check.latency import latency
+from unisono.check.member_runs import member_runs
 from unisono.check.suite import check_all, latency_of
-from unisono.check.verdict import Status, Verdict, check_name, overall
-from unisono.cluster.grades_report import compare_grades
+from unisono.check.verdict import Status, Verdict, check_name, graded_name, overall
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
 from unisono.model.durations import ns_to_ms
 from unisono.model.faults import fault_to_row
@@ -48,27 +53,27 @@ ORDER_CHECKS = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTiming:
-    """What the machine and its network did during the run."""
+    """Delay, timer lateness and clock difference, as measured during the run."""
 
     delay_ns: int
     """The 99.99 % quantile of one-way delays between members."""
     lateness_ns: int
-    """The latest that any timer of any member fired."""
+    """The largest lateness of any timer of any member."""
     gamma_ns: int
-    """The largest clock difference that any member saw, errors included."""
+    """The largest clock difference that any member measured, including the error of measurement."""
 
     def timing(self, scenario: Scenario) -> Timing:
         """Δ and Γ as measured: Δ is the network's quantile plus the driver's lateness."""
         return Timing(self.delay_ns + self.lateness_ns, self.gamma_ns, scenario.longest_slot_ns)
 
     def timing_with_failures(self, scenario: Scenario) -> Timing:
-        """The same where somebody died or was not heard: who is missing is waited for as long as was declared."""
+        """The timing if members crashed or were unreachable: the others wait for them as long as declared."""
         declared, gamma_ns = scenario.timing, max(scenario.timing.gamma_ns, self.gamma_ns)
         return Timing(max(declared.delta_ns, self.delay_ns) + self.lateness_ns, gamma_ns, scenario.longest_slot_ns)
 
 
 def measured_timing(final_reports: Mapping[int, ProcessReport], gamma_ns: int) -> MeasuredTiming:
-    """The members' measurements taken together; Γ as declared where a peer was gone before it could be probed."""
+    """The combined measurements of all members; the declared Γ where a peer left before it could be probed."""
     delays = Histogram()
     for final in final_reports.values():
         delays.merge(Histogram.of_pairs([(b, n) for b, n in final["delays"]], final["delay_max_ns"]))
@@ -87,30 +92,30 @@ class ClusterReport:
     """The run's verdicts and figures."""
 
     trace: Trace
-    """With early deliveries only, where there are two grades."""
+    """If there are two grades, only the early deliveries."""
     verdicts: dict[str, Verdict]
     measured: MeasuredTiming
     bound_ns: int
-    """With Δ and Γ as measured; if members died or were not heard, with what that cost."""
+    """The bound with the measured Δ and Γ, and with the outage if members crashed or were unreachable."""
     declared_bound_ns: int
-    """With Δ and Γ as they were declared: what the members promised before the first message."""
+    """The bound with the declared Δ and Γ: the promise before the first message."""
     outage_ns: int
-    """How much of the bound is for members that died or were not heard."""
+    """The part of the bound that is due to crashed or unreachable members."""
     final_reports: Mapping[int, ProcessReport]
     grades: dict[str, Any] | None = None
-    """How members compare in each grade, where there are two."""
+    """How members compare in each grade, if there are two."""
 
     @property
     def verdict(self) -> Status:
-        """Whether the order held: a late delivery is counted, it does not make the order wrong.
+        """The verdict on the order. Late deliveries are counted but do not violate it.
 
-        The bound rests on Δ, which is a property of a machine that others use too.
+        The bound depends on Δ, a property of the machine, which other programs use too.
         """
-        judged = {name: verdict for name, verdict in self.verdicts.items() if check_name(name) in ORDER_CHECKS}
-        return overall(judged)
+        order_checks = {name: verdict for name, verdict in self.verdicts.items() if check_name(name) in ORDER_CHECKS}
+        return overall(order_checks)
 
     def same_sequence(self) -> bool:
-        """Whether every member delivered the very same sequence."""
+        """Whether all members delivered the same sequence."""
         rows = self.trace.deliveries()
         sequences = [
             (rows.sender[mine], rows.sequence[mine]) for mine in (rows.member == m for m in self.trace.meta.members)
@@ -119,9 +124,10 @@ class ClusterReport:
         return all(np.array_equal(first[0], s[0]) and np.array_equal(first[1], s[1]) for s in sequences)
 
     def missing(self) -> int | None:
-        """Gaps: what somebody delivered and a member did not, of the slots in which that took part, in its last life.
+        """Gaps: messages that a member did not deliver, although another did, in slots in which it took part.
 
-        Whoever was killed is not counted. None where no gaps are promised: there a checker judges.
+        Only the last incarnation of each member counts, and killed members do not. None for gap-free orders, where a
+        checker decides.
         """
         if self.trace.meta.reliable:
             return None
@@ -133,27 +139,27 @@ class ClusterReport:
         _, first = np.unique(np.stack((rows.sender, rows.incarnation, rows.sequence)), axis=1, return_index=True)
         slots, missing = rows.slot[first], 0
         for member in self.final_reports:
-            begun = starts.select(starts.member == member)
-            if not len(begun):
+            member_starts = starts.select(starts.member == member)
+            if not len(member_starts):
                 continue
-            life = begun.life.max()
-            left = leaves.slot[(leaves.member == member) & (leaves.life == life)]
-            begin = begun.slot[begun.life == life].min()
+            incarnation = member_starts.life.max()
+            left = leaves.slot[(leaves.member == member) & (leaves.life == incarnation)]
+            begin = member_starts.slot[member_starts.life == incarnation].min()
             end = left.min() if len(left) else rows.slot.max() + 1
-            heard = rows.slot[(rows.member == member) & (rows.life == life)]
-            there = [int(np.count_nonzero((slot >= begin) & (slot < end))) for slot in (slots, heard)]
-            missing += there[0] - there[1]
+            own_slots = rows.slot[(rows.member == member) & (rows.life == incarnation)]
+            due, delivered = (int(np.count_nonzero((slot >= begin) & (slot < end))) for slot in (slots, own_slots))
+            missing += due - delivered
         return missing
 
     def sla_events(self) -> list[dict[str, Any]]:
-        """What the members told of their agreements, in the order of their clocks."""
-        told = [{"member": member, **event} for member, final in self.final_reports.items() for event in final["qos"]]
-        return sorted(told, key=lambda event: event["at_ns"])
+        """The SLA events of all members, sorted by their clocks."""
+        events = [{"member": member, **event} for member, final in self.final_reports.items() for event in final["qos"]]
+        return sorted(events, key=lambda event: event["at_ns"])
 
     def to_json(self) -> dict[str, Any]:
         """The figures that `demo --json` prints."""
         figures = latency_of(self.verdicts).figures
-        # Where consumers set the pace no delivery can be late.
+        # In the priority orders consumers set the pace, so no delivery is late.
         bounded = self.trace.meta.order not in PRIORITY_ORDERS
         late_declared = latency(self.trace, bound_ns=self.declared_bound_ns).figures["late"] if bounded else None
         return {
@@ -191,18 +197,18 @@ def _sum_counts(counts: Any) -> dict[str, int]:
 
 
 def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequence[MemberProcess]) -> None:
-    """Write down, as an onlooker, who was killed when and in which incarnation."""
+    """Record in the trace which member was killed, when, and in which incarnation."""
     with ParquetWriter(directory, run, scenario.group, OBSERVER) as writer:
-        for node in killed:
-            member, at_ns, life = node.member, node.killed_ns or 0, node.incarnation()
+        for process in killed:
+            member, at_ns, incarnation = process.member, process.killed_ns or 0, process.incarnation()
             slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
             writer.recorder().event(
-                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=life
+                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=incarnation
             )
 
 
 def _latency_bound_ns(scenario: Scenario, timing: Timing, crashed_members: Sequence[int] = ()) -> int:
-    """The order's own bound with this timing, and with what these deaths cost an order with a leader."""
+    """The order's bound with this timing, including the outage that these crashes cause."""
     stacks = [build(replace(scenario.policy_for(member), timing=timing)) for member in scenario.members]
     return max(stack.bound_ns() + stack.outage_ns(crashed_members) for stack in stacks)
 
@@ -214,21 +220,21 @@ def check_cluster_run(
     final_reports: Mapping[int, ProcessReport],
     killed: Sequence[MemberProcess] = (),
 ) -> ClusterReport:
-    """Complete the recorded trace with what was measured, and check it; `killed` as for `note_crashes`."""
-    what = measured_timing(final_reports, scenario.timing.gamma_ns)
-    died = [node.member for node in sorted(killed, key=lambda node: node.killed_ns or 0)]
-    bound_ns = usual_ns = _latency_bound_ns(scenario, what.timing(scenario))
-    if died or (scenario.order == "vbr" and scenario.failures):
-        bound_ns = _latency_bound_ns(scenario, what.timing_with_failures(scenario), died)
+    """Complete the recorded trace with the measured timing, and check it; `killed` as for `record_crashes`."""
+    measured = measured_timing(final_reports, scenario.timing.gamma_ns)
+    crashed = [process.member for process in sorted(killed, key=lambda process: process.killed_ns or 0)]
+    bound_ns = usual_ns = _latency_bound_ns(scenario, measured.timing(scenario))
+    if crashed or (scenario.order == "vbr" and scenario.failures):
+        bound_ns = _latency_bound_ns(scenario, measured.timing_with_failures(scenario), crashed)
     longest = replace(scenario.timing, theta_ns=scenario.longest_slot_ns)
-    declared_ns = _latency_bound_ns(scenario, longest, died)
+    declared_ns = _latency_bound_ns(scenario, longest, crashed)
     meta = RunMeta(
         run=run,
         group=scenario.group,
         order=scenario.order,
         members=scenario.members,
-        delta_ns=what.delay_ns + what.lateness_ns,
-        gamma_ns=what.gamma_ns,
+        delta_ns=measured.delay_ns + measured.lateness_ns,
+        gamma_ns=measured.gamma_ns,
         theta_ns=scenario.timing.theta_ns,
         bound_ns=None if scenario.order in PRIORITY_ORDERS else bound_ns,
         reliable=build(scenario.policy_for(scenario.members[0])).order.gap_free(),
@@ -242,4 +248,56 @@ def check_cluster_run(
     verdicts, grades = check_all(trace), None
     if EARLY in trace.delivered_grades() and scenario.grades == "both":
         trace, grades = trace.with_grade(EARLY), compare_grades(trace, verdicts, final_reports)
-    return ClusterReport(trace, verdicts, what, bound_ns, declared_ns, bound_ns - usual_ns, final_reports, grades)
+    return ClusterReport(trace, verdicts, measured, bound_ns, declared_ns, bound_ns - usual_ns, final_reports, grades)
+
+
+def compare_grades(trace: Trace, verdicts: Mapping[str, Verdict], final_reports: Mapping[int, Any]) -> dict[str, Any]:
+    """Compare the members that stayed to the end: early deliveries while all took part, and all final ones."""
+    first, end = _common_slots(trace, final_reports)
+    early = [
+        set(_numbered_deliveries(trace.in_slots(first, end - 1), EARLY, member).values()) for member in final_reports
+    ]
+    final = {member: _numbered_deliveries(trace, FINAL, member) for member in final_reports}
+    ends = {member: max(numbers, default=-1) for member, numbers in final.items()}
+    last = max(ends.values(), default=-1)
+    named = {pair for numbers in final.values() for pair in numbers.items()}
+    differ = {name for one in early for name in one} - (early[0].intersection(*early) if early else set())
+    reports = {member: report["grades"] for member, report in final_reports.items() if report.get("grades")}
+    figures = verdicts[graded_name("latency", FINAL)].figures
+    return {
+        "early_differ": len(differ),
+        "early_differ_senders": sorted({sender for sender, _, _ in differ}),
+        "final_same": len({number for number, _ in named}) == len(named),
+        "final_left_before": {str(member): last - end for member, end in ends.items() if end < last},
+        "final_delivered": {str(member): report["delivered"] for member, report in reports.items()},
+        "final_open": sum(report["open"] for report in reports.values()),
+        "final_latency_ms": {name: ns_to_ms(figures[f"{name}_ns"]) for name in ("p50", "p99", "p999", "max")},
+        "replicas_equal": len({report["state"] for member, report in reports.items() if ends[member] == last}) <= 1
+        and all(report["converged"] for report in reports.values() if not report["open"]),
+        "mistakes": {str(member): report["mistakes"] for member, report in reports.items()},
+    }
+
+
+def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
+    """The slots in which all of these members, in their last incarnations, took part: first and end."""
+    first, end = 0, int(trace.slot.max(initial=0)) + 1
+    for member in members:
+        runs = [run for (run_member, _), run in member_runs(trace).items() if run_member == member and run.started]
+        if runs:
+            first, end = max(first, runs[-1].first_slot), min(end, runs[-1].end_slot)
+    return first, end
+
+
+def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
+    """A member's deliveries in its last incarnation, by row (early) or by position in the final order."""
+    rows = trace.with_grade(grade).deliveries()
+    incarnation = rows.life[rows.member == member].max(initial=-1)
+    own = rows.select((rows.member == member) & (rows.life == incarnation))
+    numbers = own.place.tolist() if grade == FINAL else range(len(own))
+    return dict(
+        zip(
+            numbers,
+            zip(own.sender.tolist(), own.incarnation.tolist(), own.sequence.tolist(), strict=True),
+            strict=True,
+        )
+    )

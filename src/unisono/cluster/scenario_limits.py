@@ -1,4 +1,4 @@
-"""What real processes are put through of a scenario, what is refused since nobody could go on, and what is left out."""
+"""Which parts of a scenario real processes can run, which are refused, and which are ignored."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from unisono.model.losses import max_lost
 from unisono.model.scenario import Restart, Scenario, Start
 
 ORDERS_THAT_WAIT = frozenset({"cbr", "vbr"})
-"""The orders that wait for ever for what is lost and for who is gone, unless they are told what to put up with."""
+"""Orders that wait forever for a lost message or a crashed member, unless options allow for losses or failures."""
 LEADER_ORDERS = frozenset({"leader", "timestamp"})
-"""The orders that send again what was lost, and elect another leader when theirs is gone."""
+"""Orders that retransmit lost messages and elect another leader when theirs crashes."""
 
 
 def refuse_unsupported(scenario: Scenario) -> None:
-    """Raise InvalidOption where the order would wait for ever: for what is taken from it, or for who comes later."""
+    """Raise InvalidOption if the order would wait forever: for a lost message, a crashed member or a late one."""
     if any(isinstance(step, Start | Restart) for step in scenario.steps) and not _admits_late_members(scenario):
         raise InvalidOption(
             "start, restart (--join)",
-            f"the order {scenario.order} begins when all members are there and takes nobody in later; "
-            "the order vbr does, with failures allowed for",
+            f"the order {scenario.order} starts when all members are up and admits no member later; "
+            "use the order vbr with --failures",
         )
     if scenario.order not in ORDERS_THAT_WAIT:
         return
@@ -31,31 +31,31 @@ def refuse_unsupported(scenario: Scenario) -> None:
     for kind, word in ((Crash, "crash (--kill)"), (Partition, "partition")):
         if not scenario.failures and any(isinstance(fault, kind) for fault in scenario.faults):
             raise InvalidOption(
-                word, f"the order {scenario.order} waits for ever for who is gone; {_failures_hint(scenario.order)}"
+                word, f"the order {scenario.order} waits forever for a crashed member; {_failures_hint(scenario.order)}"
             )
 
 
 def _admits_late_members(scenario: Scenario) -> bool:
-    """Whether a group takes in who comes when it runs."""
+    """Whether a running group admits new members."""
     return scenario.failures if scenario.order == "vbr" else scenario.order not in ORDERS_THAT_WAIT | LEADER_ORDERS
 
 
 def _failures_hint(order: str) -> str:
-    return "add --failures" if order == "vbr" else "choose the order vbr with --failures, or leader or timestamp"
+    return "add --failures" if order == "vbr" else "use the order vbr with --failures, or leader or timestamp"
 
 
 def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
     if scenario.order != "vbr":
         raise InvalidOption(
             "loss",
-            f"the order {scenario.order} waits for ever for what is lost; choose the order vbr with --fec a/b or "
-            "--loss-burst x, or the order leader or timestamp, which send it again",
+            f"the order {scenario.order} waits forever for a lost message; use the order vbr with --fec a/b or "
+            "--loss-burst x, or the order leader or timestamp, which retransmit",
         )
     if scenario.fec is None and not scenario.loss_burst:
         raise InvalidOption(
             "loss",
-            "the order vbr has no tolerance of it here: add --fec a/b, which repairs a lost of any b consecutive "
-            "datagrams, or --loss-burst x, which goes on without what is lost (in a scenario: fec, or failures and "
+            "the order vbr does not tolerate losses here: add --fec a/b, which repairs a lost of any b consecutive "
+            "datagrams, or --loss-burst x, which continues without lost messages (in a scenario: fec, or failures and "
             "loss_burst, in [group]; or [reliable])",
         )
     if scenario.fec is not None and not scenario.failures:
@@ -64,24 +64,24 @@ def _refuse_untolerated_losses(scenario: Scenario, losses: list[Loss]) -> None:
         if worst > a:
             raise InvalidOption(
                 "loss",
-                f"{worst} of {b} consecutive datagrams may be lost and fec = {a}/{b} repairs {a}, so the order would "
-                f"wait for ever: give the loss a bound (at_most = {a}, of = {b}), or allow for failures",
+                f"{worst} of {b} consecutive datagrams may be lost, but fec = {a}/{b} repairs only {a}, so the order "
+                f"would wait forever: bound the loss (at_most = {a}, of = {b}), or allow for failures",
             )
 
 
 def loss_warning(scenario: Scenario) -> str:
-    """What to expect of an order that is put through what its bound does not allow for; empty if there is nothing."""
+    """A warning if the scenario loses datagrams under an order whose bound assumes no loss; else empty."""
     lossy = any(isinstance(fault, Loss) and fault.probability > 0 for fault in scenario.faults)
     if lossy and scenario.reliable is None and scenario.order in LEADER_ORDERS:
         return (
-            f"the order {scenario.order} assumes that nothing is lost: what is lost is sent again and is late, and a "
-            "member that misses too much may be fenced out"
+            f"the order {scenario.order} assumes that nothing is lost: a lost message is retransmitted and late, and a "
+            "member that misses too much may be excluded"
         )
     return ""
 
 
 def member_schedules(scenario: Scenario) -> dict[int, MemberSchedule]:
-    """What happens to members' processes."""
+    """When each member's process starts, is killed, is paused and restarts."""
     found = {}
     for member in scenario.members:
         steps = [step for step in scenario.steps if step.member == member]
@@ -96,7 +96,7 @@ def member_schedules(scenario: Scenario) -> dict[int, MemberSchedule]:
 
 
 def unsupported_parts(scenario: Scenario) -> list[str]:
-    """What a scenario says and real processes, which have a network and clocks of their own, are not put through."""
+    """Parts of a scenario that real processes ignore: they have a real network and real clocks."""
     found = []
     if any(isinstance(fault, Reordering) for fault in scenario.faults):
         found.append("reordering")

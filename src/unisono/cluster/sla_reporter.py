@@ -1,13 +1,15 @@
-"""The measurement service's seat in a group, as a process of its own: it joins, and multicasts the service's verdicts.
+"""The SLA reporter: a process that joins a group and multicasts the verdicts of the measurement service.
 
-It is apart from the service so that whatever the service does, this one keeps the pace of the group's slots. Lines of
-JSON go in: first what to join, then what was found. Lines of JSON come out:
+It is a process of its own so that it keeps up with the group's slots whatever the service does. It reads lines of JSON:
+first which group to join, then findings. It prints lines of JSON:
 
-    {"kind": "ready", "members": […]}                the group is joined
-    {"kind": "told", "id": …, "slot": …}             everybody has delivered this verdict, at this slot
-    {"kind": "out", "why": …}                        the group went on without it; it joins again
+    {"kind": "ready", "members": […]}                it has joined the group
+    {"kind": "told", "id": …, "slot": …}             all members deliver this verdict, at this slot
+    {"kind": "out", "why": …}                        the group continued without it; it joins again
+    {"kind": "event", "what": …, "text": …}          another violation or notice of the group
 
-A verdict that was not delivered when the group is left or lost is said again after joining. Members know it by its id.
+A verdict that was not yet delivered when the reporter leaves or loses the group is sent again after the next join.
+Members recognize repetitions by the verdict's id.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from unisono.model.text.sla import parse_slas
 from unisono.qos.adapt.estimate import Estimate
 
 REJOIN_AFTER_S = 0.5
-"""After this long one that was left out tries to join again."""
+"""Wait this long before joining again."""
 
 
 class SlaReporter:
-    """One seat."""
+    """The reporter's membership in one group."""
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._scenario = parse_scenario(*configuration["scenario"])
@@ -46,17 +48,17 @@ class SlaReporter:
         self._group: Group | None = None
 
     async def run(self, lines: asyncio.Queue[str | None]) -> None:
-        """Until the lines end."""
-        seat = asyncio.create_task(self._stay_joined())
+        """Send findings until the input ends."""
+        membership = asyncio.create_task(self._stay_joined())
         try:
             while (line := await lines.get()) is not None:
                 self._receive(json.loads(line))
-                if seat.done():
+                if membership.done():
                     break
         finally:
-            seat.cancel()
+            membership.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await seat
+                await membership
 
     def _receive(self, findings: Mapping[str, Any]) -> None:
         network = None if findings.get("network") is None else estimate_from_json(findings["network"])
@@ -64,7 +66,7 @@ class SlaReporter:
         self._unconfirmed.update({verdict.id: verdict for verdict in verdicts})
         self._network_estimate = network or self._network_estimate
         if self._group is not None:
-            with contextlib.suppress(GroupClosed):  # it is said again after joining
+            with contextlib.suppress(GroupClosed):  # it is sent again after the next join
                 self._group.announce_verdicts(network, verdicts)
 
     async def _stay_joined(self) -> None:
@@ -93,11 +95,11 @@ class SlaReporter:
                 print_report("event", what=event.kind, text=event.text, slot=event.slot)
 
 
-# -- what is found, as JSON ----------------------------------------------------------------------------------
+# -- findings as JSON ----------------------------------------------------------------------------------------
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """An estimate of the network for a line."""
+    """An estimate of the network as JSON."""
     return {
         "loss": estimate.loss,
         "sure": estimate.certain_loss,
@@ -109,18 +111,18 @@ def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def estimate_from_json(fields: Mapping[str, Any]) -> Estimate:
-    """The estimate of a line."""
+    """The estimate in a JSON object."""
     delays = Histogram.of_pairs([(bucket, times) for bucket, times in fields["delays"]], fields["largest"])
     return Estimate.of(fields["loss"], delays, fields["burst"], fields["gamma_ns"], fields["sure"])
 
 
 def verdict_to_json(event: SlaVerdict) -> dict[str, Any]:
-    """A verdict for a line."""
+    """A verdict as JSON."""
     return fields_of_verdict(event)
 
 
 def verdict_from_json(fields: Mapping[str, Any]) -> SlaVerdict:
-    """The verdict of a line."""
+    """The verdict in a JSON object."""
     return verdict_of_fields(fields)
 
 
@@ -147,7 +149,7 @@ async def _run() -> None:
 
 
 def main() -> int:
-    """Read, join, tell."""
+    """Run the reporter until its input ends."""
     try:
         asyncio.run(_run())
     except KeyboardInterrupt:

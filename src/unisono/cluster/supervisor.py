@@ -1,4 +1,4 @@
-"""A cluster of member processes on this machine: started, watched, and ended together."""
+"""A cluster of member processes on this machine: starts, watches and ends them together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from unisono.errors import MissingDependency
 
 ProcessReport = dict[str, Any]
-"""One line of JSON that a node has printed; `node.py` says what is in it."""
+"""One line of JSON from a member process; `member_process` documents the fields."""
 
 
 def free_addresses(members: tuple[int, ...], host: str = "127.0.0.1") -> dict[int, tuple[str, int]]:
@@ -42,34 +42,34 @@ class MemberProcess:
     reports: list[ProcessReport] = field(default_factory=list)
     stderr_text: str = ""
     killed_ns: int | None = None
-    """When it was killed as asked, since the Unix epoch."""
+    """When the schedule killed it, in ns since the Unix epoch."""
 
     def final_report(self) -> ProcessReport | None:
-        """The node's last word, if it ended in order."""
+        """The final report, if the process ended normally."""
         return self.reports[-1] if self.reports and self.reports[-1].get("kind") == "final" else None
 
     def has_begun(self) -> bool:
-        """Whether it has heard everybody whom it expects, and sends."""
+        """Whether it has heard all expected members and is sending."""
         return any(report["kind"] == "begun" for report in self.reports)
 
     def incarnation(self) -> int | None:
-        """The incarnation in which it took part last, if it got that far."""
-        lives = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
-        return lives[-1] if lives else None
+        """Its last incarnation, or None if it never joined."""
+        incarnations = [report["incarnation"] for report in self.reports if report["kind"] in {"ready", "again"}]
+        return incarnations[-1] if incarnations else None
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSchedule:
-    """What happens to one member, in seconds after all members that are started at once have begun."""
+    """What happens to one member, in seconds after all initial members have begun to send."""
 
     start_s: float | None = None
-    """When it is started, if not at once."""
+    """When it starts, if not with the others."""
     kills_s: tuple[float, ...] = ()
     """When it is killed."""
     pauses_s: tuple[tuple[float, float], ...] = ()
-    """From when until when it is stopped."""
+    """Start and end of each pause."""
     restarts_s: tuple[float, ...] = ()
-    """When it is started again; by then it must have ended, or it is waited for."""
+    """When it starts again; if the previous process still runs, the restart waits for its end."""
 
 
 class LocalCluster:
@@ -89,14 +89,15 @@ class LocalCluster:
         self._begun_monotonic_s = 0.0
         self._begun_ns = 0
         self.processes: dict[int, MemberProcess] = {}
-        """Every member's process, the latest one."""
+        """By member: its latest process."""
         self.killed: list[MemberProcess] = []
-        """The processes that were killed as asked."""
+        """The processes that the schedule killed."""
 
     async def run(self, timeout_s: float) -> dict[int, MemberProcess]:
-        """Start all, wait for all; on timeout or cancellation nobody is left behind.
+        """Start all processes and wait for all; on timeout or cancellation no process is left behind.
 
-        So long may it take until all have begun, which is up to the machine, and as long again from there to the end.
+        The timeout applies twice: until all members have begun, which depends on the machine, and from there to the
+        end.
         """
         watchers: list[asyncio.Task[None]] = []
         try:
@@ -112,8 +113,8 @@ class LocalCluster:
             late = [str(m) for m, node in self.processes.items() if node.process.returncode is None]
             raise MissingDependency(
                 f"member {', '.join(late)} did not {'finish' if self._all_begun.is_set() else 'begin'} within "
-                f"{timeout_s:g} s: it waits for somebody, or this "
-                "machine is too busy for the rate asked for; try a longer slot or fewer members"
+                f"{timeout_s:g} s: it waits for another member, or this "
+                "machine is too busy for this rate; try a longer slot or fewer members"
             ) from None
         finally:
             await self._stop_all(watchers)
@@ -124,24 +125,24 @@ class LocalCluster:
         limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
     async def _run_member(self, member: int, configuration: Mapping[str, Any]) -> None:
-        """All of one member's lives, begun and ended when it was asked for."""
-        fate = self._schedules.get(member, MemberSchedule())
-        acting = [asyncio.create_task(act) for act in self._scheduled_signals(member, fate)]
+        """Run all incarnations of one member, as its schedule says."""
+        schedule = self._schedules.get(member, MemberSchedule())
+        signals = [asyncio.create_task(send) for send in self._scheduled_signals(member, schedule)]
         try:
-            if fate.start_s is not None:
-                await self._sleep_until(fate.start_s)
-                configuration = self._late_configuration(configuration, fate.start_s)
+            if schedule.start_s is not None:
+                await self._sleep_until(schedule.start_s)
+                configuration = self._late_configuration(configuration, schedule.start_s)
             await self._watch(await self._start(member, configuration))
-            for again_s in fate.restarts_s:
+            for again_s in schedule.restarts_s:
                 await self._sleep_until(again_s)
                 await self._watch(await self._start(member, self._late_configuration(configuration, again_s)))
         finally:
-            for task in acting:
+            for task in signals:
                 task.cancel()
-            await asyncio.gather(*acting, return_exceptions=True)
+            await asyncio.gather(*signals, return_exceptions=True)
 
     def _late_configuration(self, configuration: Mapping[str, Any], at_s: float) -> dict[str, Any]:
-        """For a member that comes when the others are there: who waits for nobody."""
+        """The configuration of a member that starts late: it does not wait for other members."""
         return {**configuration, "late_ns": int(at_s * 1e9), "begun_ns": self._begun_ns, "expected": []}
 
     async def _sleep_until(self, at_s: float) -> None:
@@ -167,7 +168,7 @@ class LocalCluster:
             node.process.send_signal(number)
 
     async def _start(self, member: int, configuration: Mapping[str, Any]) -> MemberProcess:
-        """Standard input stays open: a node that finds it closed knows that nobody watches it any more."""
+        """Start a member process. Its standard input stays open: when it closes, the process knows that we are gone."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -181,19 +182,19 @@ class LocalCluster:
         node = self.processes[member] = MemberProcess(member, process)
         if process.stdin is not None:
             process.stdin.write(json.dumps(configuration).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # it has ended already, and its watcher will say why
+            with contextlib.suppress(ConnectionError):  # it has already ended; its watcher reports why
                 await process.stdin.drain()
         return node
 
     async def _watch(self, member_process: MemberProcess) -> None:
-        """Follow one node to its end; one that ends without its last word ends the run, for nobody goes on without."""
+        """Watch one process to its end. An end without a final report ends the run: the others cannot continue."""
         await asyncio.gather(self._watch_reports(member_process), self._watch_errors(member_process))
         status = await member_process.process.wait()
         if member_process.final_report() is not None or member_process.killed_ns is not None:
             return
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         last = member_process.stderr_text.strip().splitlines()[-1:]
-        raise MissingDependency(f"member {member_process.member} {how}{': ' + last[0] if last else ''}")
+        raise MissingDependency(f"member {member_process.member} {ending}{': ' + last[0] if last else ''}")
 
     async def _watch_reports(self, member_process: MemberProcess) -> None:
         if member_process.process.stdout is None:
@@ -207,7 +208,7 @@ class LocalCluster:
             self._on_report(member_process.member, report)
 
     def _on_begun(self) -> None:
-        """Once all that are started at once have begun, nobody waits for anybody any more."""
+        """Note the time when the last of the initial members has begun: schedules count from there."""
         first = [
             member for member in self._configurations if self._schedules.get(member, MemberSchedule()).start_s is None
         ]

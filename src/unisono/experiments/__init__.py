@@ -1,8 +1,10 @@
-"""Experiments by name: what each shows, its points, how a block of one point is run, how rows and figures come of it.
+"""Named experiments: points to simulate, tables with confidence intervals, figures.
 
-`experiment` (the value and its parts), `intervals` (confidence), `multicasts` (points that are many RMCasts),
-`tapas` and `tapas_figures` (paper 002 §5), `tapas_values` (what it published), `drawing` (matplotlib, imported when a
-figure is drawn), `catalogue` (all of them). Point functions are pure but for chance, which follows from seed,
-experiment, point and block; tasks and tallies are small and can be sent to another process. No Spark here.
-Tests: tests/unit/test_experiments.py, tests/paper/test_002_validation.py.
+`catalogue` lists all experiments. `experiment` defines what an experiment is and splits it into tasks, `intervals`
+computes confidence intervals, `drawing` draws figures. `tapas` and `tapas_figures` repeat the experiments of paper 002
+§5, with the published numbers in `tapas_values` and the simulated multicasts in `multicasts`. `sweeps` runs a scenario
+over a table of parameters; `trade_offs` and `mistakes` are named sweeps.
+
+The random numbers of a task follow from the seed, the experiment, the point and the block alone. Tasks and tallies are
+small, so any number of processes can share the work. This package does not know Spark.
 """

@@ -1,4 +1,4 @@
-"""Every experiment by its name."""
+"""All experiments by name."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name, or the sweep of that text."""
+    """The experiment with this name, or the sweep in this text."""
     if "\n" in name:
         return read_sweep(name)
     found = EXPERIMENTS.get(name)
     if found is None:
-        raise InvalidOption("experiment", f"{name!r} is none; there are {', '.join(EXPERIMENTS)}")
+        raise InvalidOption(
+            "experiment", f"there is no experiment {name!r}; the experiments are {', '.join(EXPERIMENTS)}"
+        )
     return found
 
 
 def run_task(task: ExperimentTask) -> tuple[ExperimentTask, Tally]:
-    """What a worker does: the experiment is found by its name, so that a task is all that travels."""
+    """Run one task on a worker; the task names its experiment, so nothing else has to be sent."""
     return task, run_block(find_experiment(task.experiment), task)

@@ -1,4 +1,4 @@
-"""Rows to figures. matplotlib is imported when something is drawn, and never before."""
+"""Draws figures from rows. matplotlib is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#7a5195", "#8d6b00")
 def save_figure(
     draw: Callable[[Figure, Sequence[Row]], None], rows: Sequence[Row], title: str, stem: Path
 ) -> list[Path]:
-    """Draw, and write PNG and SVG."""
+    """Draw a figure and write it as PNG and SVG."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         raise MissingDependency("figures need matplotlib: pip install 'unisono[pipeline]'") from None
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    # Without these an SVG differs from run to run.
+    # Without these settings the SVG differs from run to run.
     with rc_context({"svg.hashsalt": "unisono", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         draw(figure, rows)
@@ -38,12 +38,12 @@ def save_figure(
 
 
 def column(rows: Iterable[Row], name: str) -> list[float]:
-    """A column of numbers; what is missing is not a number."""
+    """A column of numbers; missing values are NaN."""
     return [float("nan") if (value := row.get(name)) is None else float(cast("float", value)) for row in rows]
 
 
 def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
-    """Simulated curves with their intervals, and the formula."""
+    """Simulated curves with their intervals, beside the formula."""
     axes = figure.subplots()
     x, y = ("d", "r_d") if "r_d" in rows[0] else ("s", "u_s")
     axes.plot(*_curve(rows, rows[0], x, "analytic"), color="black", linestyle="--", label="formula")
@@ -60,7 +60,7 @@ def draw_curves(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
-    """One panel for each loss and latency."""
+    """One panel per loss and latency."""
     panels = sorted({(float(cast("float", row["loss"])), str(row["latency"])) for row in rows})
     figure.set_size_inches(10, 5.5)
     for axes, (loss, latency) in zip(figure.subplots(2, len(panels) // 2, sharex=True).flat, panels, strict=True):
@@ -75,7 +75,7 @@ def draw_errors(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_failures(figure: Figure, rows: Sequence[Row]) -> None:
-    """f_n on the left, f_n and what was seen on the right."""
+    """f_n on the left; f_n beside the simulated failures on the right."""
     left, right = figure.subplots(1, 2)
     left.plot(column(rows, "n"), column(rows, "f_n"), "o-", color=_COLOURS[0], label="f_n")
     _label_axes(left, "members", "probability of failure")
@@ -85,7 +85,7 @@ def draw_failures(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
-    """Means with intervals by group size, or by point where there is one size; published values as crosses."""
+    """Means with intervals by group size, or by point if there is only one size; published values as crosses."""
     axes = figure.subplots()
     sizes = sorted({int(cast("int", row["n"])) for row in rows})
     labels = sorted({_point_label(row) for row in rows}) if len(sizes) == 1 else []
@@ -103,7 +103,7 @@ def draw_broadcasts(figure: Figure, rows: Sequence[Row]) -> None:
 def draw_lines(
     axes: Axes, rows: Sequence[Row], x: str, y: str, *, series: str | None = None, reference: str | None = None
 ) -> None:
-    """A measure with its intervals over a parameter, a line for each series; the reference of each is dashed."""
+    """A measured value with its interval over a parameter, one line per series; references are dashed."""
     ticks = _unique(str(row[x]) for row in sorted(rows, key=lambda row: _numeric_value(row[x])))
     for number, name in enumerate(_unique(str(row[series]) if series else "" for row in rows)):
         mine = [row for row in rows if series is None or str(row[series]) == name]
@@ -118,7 +118,7 @@ def draw_lines(
 
 
 def _numeric_value(value: object) -> float:
-    """A parameter as a number, a duration in milliseconds among them."""
+    """A parameter as a number; durations in milliseconds."""
     return float(str(value).removesuffix("ms"))
 
 

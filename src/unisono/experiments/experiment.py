@@ -1,7 +1,7 @@
-"""An experiment as a value, and the tasks that it falls into.
+"""What an experiment is, and how it is split into tasks.
 
-A runner needs `tasks`, `run_task` and `rows_of`, and nothing else: map `run_task` over the tasks, wherever, and give
-the tallies to `rows_of`. A task is a few words, a tally a few numbers.
+To run an experiment: `split_into_tasks`, `run_task` for each task in any process, and `result_rows` for the table. A
+task is a few words and a tally is a few numbers, so both are cheap to send.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Point: TypeAlias = Mapping[str, Value]
 Row: TypeAlias = dict[str, Value]
 
 BLOCK_RUNS = 500
-"""How many runs one task makes: a fraction of a second of work, a small share of a point."""
+"""Runs per task: a fraction of a second of work, and a small part of a point."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What many runs add up to: sums and sums of squares by name, and hits by name, one for each place of a grid."""
+    """The totals of many runs: sums and sums of squares by name, and hits by name for each position of a grid."""
 
     runs: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Tally:
     hits: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
-        """Count what `other` has counted."""
+        """Add the counts of `other`."""
         self.runs += other.runs
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -47,35 +47,35 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A name, what it shows, its points, and three functions."""
+    """A named experiment: its description, its points, and the functions that run, tabulate and draw it."""
 
     name: str
     title: str
     description: str
-    """One paragraph for people."""
+    """One paragraph for users."""
     points: tuple[Point, ...]
     run_point: Callable[[Point, tuple[int, str, str, int], int], Tally]
-    """A block of runs: the point, the seed with the names under it, and how many."""
+    """Runs one block: takes the point, the seed path and the number of runs."""
     make_rows: Callable[[Sequence[tuple[Point, Tally]]], list[Row]]
-    """The table of all points."""
+    """Makes the table of all points."""
     draw: Callable[[Figure, Sequence[Row]], None] | None = None
     runs: int = 10_000
-    """How many runs of each point it takes to show it; 0: none, the figures are computed."""
+    """Default number of runs per point; 0 if all figures are computed."""
     block_runs: int = BLOCK_RUNS
     run_s: float = 0.0003
-    """About how long a run takes: work is first dealt out by it, then by what was measured."""
+    """Rough duration of a run, for the first distribution of tasks; measured run times replace it."""
     source: str = ""
-    """The text of a sweep that is in no catalogue."""
+    """The text of a sweep from a file; empty for named experiments."""
     scenario_hash: str = ""
-    """Of a sweep, what tells its scenario from others: points are runs of the same only with the same."""
+    """For a sweep, a fingerprint of its scenario: stored points are reused only if it is equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentTask:
-    """One block of one point: what a worker is sent."""
+    """One block of one point, as sent to a worker."""
 
     experiment: str
-    """Its name, or its text if it is in no catalogue."""
+    """The name of the experiment, or the text of a sweep from a file."""
     point: int
     block: int
     runs: int
@@ -83,10 +83,10 @@ class ExperimentTask:
 
 
 def split_into_tasks(experiment: Experiment, runs: int | None = None, seed: int = 1) -> list[ExperimentTask]:
-    """Everything there is to do, in an order that spreads the points."""
+    """All tasks of an experiment, in an order that spreads the points."""
     wanted = experiment.runs if runs is None else runs
     if wanted < 1 and experiment.runs:
-        raise InvalidOption("runs", f"at least one run of each point is needed, not {wanted}")
+        raise InvalidOption("runs", f"expected at least 1 run per point, not {wanted}")
     if not experiment.runs:
         return [
             ExperimentTask(experiment.source or experiment.name, point, 0, 0, seed)
@@ -102,14 +102,14 @@ def split_into_tasks(experiment: Experiment, runs: int | None = None, seed: int 
 
 
 def run_block(experiment: Experiment, task: ExperimentTask) -> Tally:
-    """Run one task. Its chance follows from the seed, the experiment, the point itself and the block."""
+    """Run one task. Its random numbers follow from the seed, the experiment, the point and the block."""
     point = experiment.points[task.point]
     label = json.dumps(dict(point), sort_keys=True)
     return experiment.run_point(point, (task.seed, experiment.name, label, task.block), task.runs)
 
 
 def result_rows(experiment: Experiment, finished: Iterable[tuple[ExperimentTask, Tally]]) -> list[Row]:
-    """The table, from what the tasks have counted, in any order."""
+    """The table, from the tallies of all tasks in any order."""
     whole = [Tally() for _ in experiment.points]
     for task, tally in sorted(finished, key=lambda pair: (pair[0].point, pair[0].block)):
         whole[task.point].add(tally)

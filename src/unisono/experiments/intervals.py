@@ -1,20 +1,20 @@
-"""95 % confidence intervals: of a mean by the normal law, of a share by Wilson's score."""
+"""95 % confidence intervals: normal approximation for a mean, Wilson score for a share."""
 
 from __future__ import annotations
 
 from math import inf, sqrt
 
 Z = 1.959963984540054
-"""The normal law's quantile at 0.975."""
+"""The 0.975 quantile of the normal distribution."""
 Z_BEYOND_CHANCE = 3.2905267314919255
-"""At 0.9995: what one of many comparisons has to be outside of before it is called a finding."""
+"""The 0.9995 quantile: among many comparisons, only a difference beyond this is significant."""
 
 Interval = tuple[float, float, float]
 """Estimate, low, high."""
 
 
 def mean_interval(count: int, total: float, squares: float) -> Interval:
-    """The mean of `count` values with this sum and this sum of squares."""
+    """The mean of `count` values, from their sum and their sum of squares."""
     mean = total / count
     if count < 2:
         return mean, -inf, inf
@@ -24,7 +24,7 @@ def mean_interval(count: int, total: float, squares: float) -> Interval:
 
 
 def share_interval(count: int, hits: int, z: float = Z) -> Interval:
-    """The share of `hits` in `count`."""
+    """The share `hits` / `count`."""
     share = hits / count
     spread = z * z / count
     middle = (share + spread / 2) / (1 + spread)
@@ -33,6 +33,6 @@ def share_interval(count: int, hits: int, z: float = Z) -> Interval:
 
 
 def difference_margin(one: tuple[int, int], other: tuple[int, int]) -> float:
-    """Half the interval of a difference of two shares, each given as (hits, count)."""
+    """Half the interval of the difference between two shares, each given as (hits, count)."""
     variance = sum(hits / count * (1 - hits / count) / count for hits, count in (one, other))
     return Z * sqrt(variance)

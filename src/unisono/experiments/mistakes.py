@@ -1,4 +1,4 @@
-"""Mistakes of early delivery (paper 003 §3.2), counted in a trace, and the experiment that shows them over w(p)."""
+"""Mistakes of early delivery (paper 003 §3.2): counts them in a trace, and shows them over the window w(p)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EARLY, FINAL = "early", "final"
 
 @dataclass(frozen=True, slots=True)
 class EarlyDeliveryMistakes:
-    """Of a run with both grades: how many final deliveries, and how many of them were mistakes."""
+    """Counts of a run with both grades: final deliveries, and how many of them were mistakes."""
 
     deliveries: int
     out_of_order: int
-    """Their messages were delivered early, after another that is not final yet."""
+    """Mistakes whose message was delivered early, but after another one that was not final yet."""
     lost: int
-    """Their messages were not delivered early before."""
+    """Mistakes whose message was not delivered early before."""
 
     @property
     def share(self) -> float:
@@ -36,17 +36,17 @@ class EarlyDeliveryMistakes:
 
     @property
     def lost_share(self) -> float:
-        """The share of those that were not early."""
+        """The share of final deliveries whose message was not delivered early."""
         return self.lost / self.deliveries if self.deliveries else 0.0
 
 
 def count_mistakes(trace: Trace) -> EarlyDeliveryMistakes:
-    """A mistake is a final delivery whose message is not the first of those that are early and not final yet."""
+    """Count mistakes: final deliveries whose message is not the first of those delivered early and not yet final."""
     queues: dict[int, deque[tuple[int, int]]] = {}
     counts: Counter[str] = Counter()
     deliveries = trace.deliveries()
     final = deliveries.grades.index(FINAL)
-    # At one instant a member delivers finally first.
+    # At the same time, a member makes its final deliveries before its early ones.
     order = np.lexsort((deliveries.index, deliveries.grade != final, deliveries.real_ns))
     columns = (deliveries.member, deliveries.sender, deliveries.sequence, deliveries.grade)
     for member, sender, sequence, grade in zip(*(column[order].tolist() for column in columns), strict=True):
@@ -104,7 +104,7 @@ WINDOWS = tuple(f"{window}ms" for window in range(1, 9))
 
 
 def draw_mistakes(figure: Figure, rows: Sequence[Row]) -> None:
-    """A panel for each law of delays: mistakes over the window, a line for each Γ."""
+    """One panel per delay distribution: mistakes over the window, one line per Γ."""
     figure.set_size_inches(10, 6.5)
     panels = figure.subplots(2, len(DELAYS))
     for column, delay in enumerate(DELAYS):

@@ -1,4 +1,4 @@
-"""Points that are many RMCasts: parameters to a simulator's setting, outcomes to a tally. One unit of time is 1 ms."""
+"""Points that simulate many RMCasts: parameters become a setting, outcomes become a tally. One time unit is 1 ms."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import CrashScenario, RmcastCase, RmcastOutcomes, RmcastRuns
 
 GRID = tuple(half / 2 for half in range(1, 51))
-"""D and S at which curves are looked at, in units of the mean delay."""
+"""The values of D and S on the curves, in units of the mean delay."""
 
 SeedPath = tuple[int, str, str, int]
 
 
 def units_to_ns(units: float) -> int:
-    """Units as nanoseconds."""
+    """Time units as nanoseconds."""
     return round(units * NS_PER_MS)
 
 
 def numeric_parameter(point: Point, name: str) -> float:
-    """A parameter that is a number."""
+    """A numeric parameter."""
     return float(cast("float", point[name]))
 
 
 def redundancy_of(point: Point) -> Redundancy:
-    """ρ, η, ω and the rule."""
+    """ρ, η, ω and the rule of a point."""
     return Redundancy(
         int(numeric_parameter(point, "rho")),
         units_to_ns(numeric_parameter(point, "eta")),
@@ -43,12 +43,12 @@ def redundancy_of(point: Point) -> Redundancy:
 
 
 def network_of(point: Point) -> NetworkModel:
-    """Exponential delays of mean 1, and the loss."""
+    """The network of a point: exponential delays with mean 1, and the loss."""
     return NetworkModel(ExponentialDelay(NS_PER_MS), numeric_parameter(point, "loss"))
 
 
 def setting_of(point: Point) -> RmcastCase:
-    """The whole setting."""
+    """The complete setting of a point."""
     network = network_of(point)
     return RmcastCase(
         int(numeric_parameter(point, "n")),
@@ -61,18 +61,18 @@ def setting_of(point: Point) -> RmcastCase:
 
 
 def run_outcomes(point: Point, seed_path: SeedPath, runs: int) -> RmcastOutcomes:
-    """Run them."""
+    """Simulate the multicasts of a block."""
     return RmcastRuns(setting_of(point), generator(*seed_path)).run(runs)
 
 
 def count_within(times_ns: npt.NDArray[np.int64], grid: tuple[float, ...]) -> list[int]:
-    """How many are within each time of a grid."""
+    """How many values are within each time of a grid."""
     ordered = np.sort(times_ns)
     return [int(count) for count in np.searchsorted(ordered, [units_to_ns(units) for units in grid], side="right")]
 
 
 def tally_of(outcomes: RmcastOutcomes, grid: tuple[float, ...] = GRID) -> Tally:
-    """Broadcasts, and who was reached within D and S."""
+    """The tally of a block: broadcasts, and how many multicasts reached all members within D and S."""
     broadcasts, given = outcomes.broadcasts.astype(np.float64), outcomes.spread_after_one_receiver_ns()
     return Tally(
         len(broadcasts),
@@ -100,7 +100,7 @@ def broadcast_columns(tally: Tally) -> Row:
 
 
 def share_at(tally: Tally, curve: str, grid_index: int, z: float = Z) -> Interval:
-    """The share of the runs at one place of a grid; relative to a given process, of those in which it was reached."""
+    """The share of runs at one grid position; relative to a given process, only runs that reached it."""
     count = tally.hits["given"][0] if curve == "u given" else tally.runs
     return share_interval(count, tally.hits[curve][grid_index], z)
 

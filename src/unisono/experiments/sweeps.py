@@ -1,8 +1,8 @@
-"""Sweeps: one scenario over a table of parameters, many seeds each. A TOML file describes one, and the code the named.
+"""Sweeps: one scenario over a table of parameters, with many seeds per point. Defined in code or in a TOML file.
 
-A point's parameters are paths into the scenario ("group.slot", "fault.0.probability"); one whose name has no dot is a
-label and changes nothing. What is measured is the same for all: how long deliveries took, against which bound, what
-share of them there was, what it cost, and whether the checkers found the run valid.
+The parameters of a point are paths into the scenario ("group.slot", "fault.0.probability"); a name without a dot is a
+label and changes nothing. Every sweep measures the same: latency and its bound, the share of messages delivered, frames
+and bytes per message, and whether the checkers find the run valid.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sweep(
     source: str = "",
     published_value: Callable[[Point], float | None] = lambda _: None,
 ) -> Experiment:
-    """An experiment of simulated scenarios; `known` gives a point's published value."""
+    """An experiment that simulates a scenario; `known` returns the published value of a point."""
     base = tomllib.loads(scenario)
     return Experiment(
         name,
@@ -74,47 +74,51 @@ def sweep(
 
 
 def cross_product(axes: Mapping[str, Sequence[Value]]) -> list[Point]:
-    """Every combination, the last axis fastest."""
+    """All combinations; the last axis varies fastest."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def read_sweep(text: str, where: str = "the sweep") -> Experiment:
-    """The experiment in a TOML text: [sweep] with a name and its `over`, and a scenario beside it."""
+    """The experiment in a TOML text: a table [sweep] with `name` and `over`, and a scenario."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidOption(where, f"is no TOML: {error}") from None
+        raise InvalidOption(where, f"is not TOML: {error}") from None
     about = tables.pop("sweep", None)
     if not isinstance(about, dict) or not isinstance(about.get("over"), dict) or not about["over"]:
-        raise InvalidOption(
-            where, "a table [sweep] was expected, and [sweep.over] with a list for each path that it varies"
-        )
+        raise InvalidOption(where, "expected a table [sweep], and [sweep.over] with a list of values for each path")
     unknown = about.keys() - {"name", "title", "shows", "over", "runs"}
     if unknown:
-        raise InvalidOption(where, f"[sweep] has no {', '.join(sorted(unknown))}")
+        raise InvalidOption(
+            where, f"[sweep] has no field {', '.join(sorted(unknown))}; its fields are name, title, shows, over, runs"
+        )
     name, runs = str(about.get("name", "sweep")), about.get("runs", RUNS)
     if not name.replace("-", "").replace("_", "").isalnum():
-        raise InvalidOption(where, f"sweep.name: letters, digits, - and _ make a name, not {name!r}")
+        raise InvalidOption(where, f"sweep.name: expected letters, digits, - and _, not {name!r}")
     if not isinstance(runs, int) or runs < 1:
-        raise InvalidOption(where, f"sweep.runs: at least one run is needed, not {runs!r}")
+        raise InvalidOption(where, f"sweep.runs: expected at least 1, not {runs!r}")
     for path, values in about["over"].items():
         if not isinstance(values, list) or not values:
             raise InvalidOption(where, f"sweep.over: {path!r} needs a list of values")
         if "." not in path:
-            raise InvalidOption(where, f'sweep.over: {path!r} is no path into the scenario such as "group.slot"')
+            raise InvalidOption(
+                where, f'sweep.over: expected a path into the scenario such as "group.slot", not {path!r}'
+            )
     shows = str(about.get("shows", f"{name} over {', '.join(about['over'])}."))
     points = cross_product(about["over"])
     for point in points:
         try:
             scenario = to_toml(with_parameters(tables, point))
         except (LookupError, ValueError, TypeError, AttributeError):
-            raise InvalidOption(where, f"sweep.over: {', '.join(point)}: not all lead into the scenario") from None
+            raise InvalidOption(
+                where, f"sweep.over: {', '.join(point)}: a path does not exist in the scenario"
+            ) from None
         parse_scenario(scenario, where)
     return sweep(name, str(about.get("title", name)), shows, to_toml(tables), points, runs=runs, source=text)
 
 
 def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
-    """The scenario's tables with a point's parameters; None takes what stands there away."""
+    """The scenario's tables with the parameters of a point; None removes an entry."""
     tables: dict[str, Any] = deepcopy(dict(base))
     for path, value in point.items():
         *folders, last = path.split(".")
@@ -131,7 +135,7 @@ def with_parameters(base: TomlTables, point: Point) -> dict[str, Any]:
 
 
 def to_toml(tables: TomlTables) -> str:
-    """Tables as TOML, as far as scenarios need it."""
+    """Tables as TOML, as far as scenarios use it."""
     lines: list[str] = []
 
     def table(name: str, values: TomlTables) -> None:
@@ -176,7 +180,7 @@ def _run_point(base: TomlTables, point: Point, seed_path: tuple[int, str, str, i
 
 
 def measure(result: Result) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """One run's figures, and its counts; where there are two grades, mostly of what is final."""
+    """The figures and counts of one run; with two grades, mostly those of final deliveries."""
     whole, graded = result.trace, {EARLY, FINAL} <= set(result.trace.delivered_grades())
     trace = whole.with_grade(FINAL) if graded else whole
     deliveries, sends = trace.deliveries(), len(trace.sends())

@@ -1,7 +1,7 @@
 """Paper 002 §5.2: groups 1 to 5, and Figures 23 and 24, the tables of broadcasts.
 
-The published counts do not follow from the published pseudo-code, whatever is read into what it leaves open
-(002-1); they stand beside ours and nothing is fitted to them. The rule `counting` is this project's own.
+The published counts do not follow from the published pseudo-code under any reading (002-1). They are shown beside ours,
+and nothing is fitted to them. The rule `counting` is this project's own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from unisono.experiments.tapas_values import (
 
 RULES = ("none", "heuristic", "counting")
 AT_S = 8.0
-"""The S at which the tables show u_S: takeovers have begun, and have not reached everybody."""
+"""The S at which the tables show u_S: takeovers have begun but have not reached all members."""
 
 
 def point(n: int, rho: int, scenario: str, *, adaptive: str = "none", direct: int = 0, loss: float = LOSS) -> Point:
-    """A point in the paper's units."""
+    """A point, in the units of the paper."""
     return {
         "n": n,
         "rho": rho,
@@ -46,7 +46,7 @@ def point(n: int, rho: int, scenario: str, *, adaptive: str = "none", direct: in
 
 
 def published(rho: int, values: Mapping[str, Mapping[int, float]]) -> Mapping[tuple[object, ...], float]:
-    """A table's values by ρ, size and rule."""
+    """The published values of a table, by ρ, group size and rule."""
     return {(rho, n, rule): value for rule, by_size in values.items() for n, value in by_size.items()}
 
 
@@ -58,7 +58,7 @@ PUBLISHED_BROADCASTS: dict[tuple[object, ...], float] = {
 
 
 def broadcast_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """Counts beside the published ones, u_S, and how far u_S is behind the heuristic's anywhere on the grid."""
+    """Our counts beside the published ones, u_S, and how far u_S falls behind the heuristic's on the grid."""
     rows: list[Row] = []
     for parameters, tally in points:
         key = tuple(parameters[name] for name in ("scenario", "rho", "n", "adaptive"))
@@ -98,8 +98,8 @@ def _figure(number: int, scenario: str, words: str) -> Experiment:
         f"tapas-fig{number}",
         f"Figure {number}: broadcasts with and without adaptive time-outs, {words}",
         f"Mean broadcasts per multicast for groups of 5 to 50 with ρ = 2, {words}: fixed time-outs, the published "
-        "heuristic (B.2), and the project's own rule, by which whoever knows of ρ+2 broadcasts makes none itself. u_S "
-        "stands beside the counts: fewer broadcasts count only if the message arrives as surely and as soon.",
+        "heuristic (B.2), and the project's own rule: a member that knows of ρ+2 broadcasts makes none itself. u_S "
+        "is shown beside the counts: fewer broadcasts are better only if messages arrive as reliably and as soon.",
         [point(n, 2, scenario, adaptive=rule) for n in SIZES for rule in RULES],
     )
 
@@ -108,7 +108,7 @@ TABLES = (
     _table(
         "tapas-group-1",
         "Group 1: broadcasts, ρ = 1, scenarios 1 and 2",
-        "What one multicast to 50 costs with two copies: nobody crashes, and the originator crashes after copy 0.",
+        "What one multicast to 50 costs with two copies: without a crash, and if the originator crashes after copy 0.",
         [point(MEMBERS, 1, scenario) for scenario in (NO_CRASH, CRASH)],
     ),
     _table(
@@ -120,7 +120,7 @@ TABLES = (
     _table(
         "tapas-group-3",
         "Group 3: broadcasts, ρ = 2, scenarios 1 and 2",
-        "As group 1 with three copies: what a third copy costs when nobody crashes, and when the originator does.",
+        "As group 1 with three copies: the cost of a third copy without a crash, and if the originator crashes.",
         [point(MEMBERS, 2, scenario) for scenario in (NO_CRASH, CRASH)],
     ),
     _table(
@@ -135,6 +135,6 @@ TABLES = (
         "As group 3, with the published heuristic for adaptive time-outs and with the project's own rule.",
         [point(MEMBERS, 2, scenario, adaptive=rule) for scenario in (NO_CRASH, CRASH) for rule in RULES[1:]],
     ),
-    _figure(23, NO_CRASH, "nobody crashes"),
+    _figure(23, NO_CRASH, "no crash"),
     _figure(24, CRASH, "the originator crashes after copy 0"),
 )

@@ -35,8 +35,14 @@ from unisono.experiments.tapas_values import (
 from unisono.model.delays import ExponentialDelay
 from unisono.model.durations import NS_PER_MS
 from unisono.model.redundancy import Redundancy
-from unisono.qos.plan.rmcast_agreement import agreement_failure, agreement_failure_extended
-from unisono.qos.plan.rmcast_model import reach_probability, reach_probability_after_first, shortest_d, shortest_s
+from unisono.qos.plan.rmcast_model import (
+    agreement_failure,
+    agreement_failure_extended,
+    reach_probability,
+    reach_probability_after_first,
+    shortest_d,
+    shortest_s,
+)
 from unisono.sim.random_delays import generator
 from unisono.sim.rmcast_runs import RmcastCase, RmcastRuns
 
@@ -44,11 +50,11 @@ TARGETS = (0.8, 0.9, 0.99)
 MANY_CRASHES = (0.2, 0.02)
 """v and β at which failures are frequent enough to be counted."""
 FEW_CRASHES = (0.95e-4, 1e-3)
-"""v and β that settle where the published curve does (002-9)."""
+"""v and β for which f_n converges to the published value (002-9)."""
 
 
 FIRST_RECEIVER, GIVEN_PROCESS = "first receiver", "given process"
-"""What S is counted from. The formulas say "a given process"; the paper's curves, the first receiver (002-17)."""
+"""Where S starts: at a given process in the formulas, at the first receiver in the paper's curves (002-17)."""
 
 
 def _analytic(parameters: Point, curve: str, units: float) -> float:
@@ -76,7 +82,7 @@ def absolute_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 def relative_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """u_S at each S of the grid, from the first receiver; where nobody crashes, from a given process too."""
+    """u_S at each S of the grid, from the first receiver; without a crash, also from a given process."""
     rows: list[Row] = []
     for parameters, tally in points:
         if parameters["scenario"] == NO_CRASH:
@@ -93,7 +99,7 @@ CURVE_BY_LATENCY = {
 
 
 def _target_times(parameters: Point) -> list[tuple[str, float, float | None]]:
-    """When the formulas reach each target: which latency, the target, the time in units, or none."""
+    """The times at which the formulas reach each target: kind of latency, target, time in units or None."""
     n, network, redundancy = int(numeric_parameter(parameters, "n")), network_of(parameters), redundancy_of(parameters)
     found: list[tuple[str, float, float | None]] = []
     for latency, curve in CURVE_BY_LATENCY.items():
@@ -104,13 +110,13 @@ def _target_times(parameters: Point) -> list[tuple[str, float, float | None]]:
 
 
 def run_errors(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
-    """A block of runs, looked at where the formulas reach their targets."""
+    """A block of runs, evaluated at the times at which the formulas reach their targets."""
     grid = tuple(at or 0.0 for _, _, at in _target_times(parameters))
     return tally_of(run_outcomes(parameters, seed_path, runs), grid)
 
 
 def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """By how much the simulation is better than promised, relative to the promise; negative: worse."""
+    """How much better the simulation is than the formula, relative to the formula; negative if worse."""
     rows: list[Row] = []
     for parameters, tally in points:
         for place, (latency, target, at) in enumerate(_target_times(parameters)):
@@ -126,7 +132,7 @@ def error_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
-    """A block of runs in which anybody may crash."""
+    """A block of runs in which any process may crash."""
     redundancy = Redundancy(int(numeric_parameter(parameters, "rho")), units_to_ns(ETA))
     n, (v, beta) = int(numeric_parameter(parameters, "n")), MANY_CRASHES
     setting = RmcastCase(
@@ -138,7 +144,7 @@ def run_failures(parameters: Point, seed_path: SeedPath, runs: int) -> Tally:
 
 
 def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
-    """f_n where the published curve settles, and f_n beside simulated failures where crashes are frequent."""
+    """f_n where the published curve converges, and f_n beside simulated failures where crashes are frequent."""
     rows: list[Row] = []
     for parameters, tally in points:
         n = int(numeric_parameter(parameters, "n"))
@@ -155,15 +161,15 @@ def failure_rows(points: Sequence[tuple[Point, Tally]]) -> list[Row]:
 
 
 _ABSOLUTE = (
-    "The probability that everybody has a multicast to 50 within D: the formula, which counts on the originator alone, "
-    "beside simulations in which nobody crashes and in which the originator crashes after copy 0. Without a crash the "
-    "formula must never be above the simulation."
+    "The probability that all members have a multicast to 50 within D: the formula, which relies on the "
+    "originator alone, beside simulations without a crash and with a crash of the originator after copy 0. Without a "
+    "crash the formula must never be above the simulation."
 )
 _RELATIVE = (
-    "The probability that everybody else has the message within S of the first receiver, where the originator crashes "
-    "in the middle of copy 0 and 1, 2 or 5 receive it. The formula lets the others hear copy 0, so it promises too "
-    "much where they cannot. Where nobody crashes u_S is also counted from a process that is given beforehand, which "
-    "is what the formula is about: there it must never be above the simulation."
+    "The probability that all others have the message within S of the first receiver, if the originator crashes "
+    "in the middle of copy 0 and 1, 2 or 5 receive it. The formula assumes that the others can receive copy 0, so it "
+    "promises too much here. Without a crash, u_S is also counted from a process that is chosen beforehand, as in the "
+    "formula: there it must never be above the simulation."
 )
 
 
@@ -196,9 +202,9 @@ FIGURES = (
     Experiment(
         "tapas-fig17",
         "Figure 17: the probability that agreement fails",
-        "f_n by group size. The published curve settles at 1e-7, which no simulation can show; so beside it stand f_n "
-        "and the simulated share of failures where crashes are frequent: β = 0.02 at each send, v = 0.2 before each "
-        "takeover, ρ = 2.",
+        "f_n by group size. The published curve converges to 1e-7, which no simulation can show; so f_n and the "
+        "simulated share of failures are also shown where crashes are frequent: β = 0.02 at each send, v = 0.2 "
+        "before each takeover, ρ = 2.",
         tuple({"n": n, "rho": 2} for n in (2, 3, 4, 5, 7, 10, 15, 20, 30)),
         run_failures,
         failure_rows,
@@ -213,7 +219,7 @@ FIGURES = (
         "Figure 22: relative error of the formulas, by group size",
         "At the time at which a formula reaches 0.8, 0.9 or 0.99, how much more the simulation reaches, relative to "
         "that; for r_D, and for u_S from a given process and from the first receiver; with 5 % and with 7.5 % loss, "
-        "ρ = 2, nobody crashes. Above zero the formula errs on the safe side. A target that a formula never reaches "
+        "ρ = 2, no crash. Above zero the formula errs on the safe side. A target that a formula never reaches "
         "has no time.",
         tuple(point(n, 2, NO_CRASH, loss=loss) for loss in (LOSS, 0.075) for n in SIZES),
         run_errors,

@@ -1,4 +1,4 @@
-"""What paper 002 published of its simulations (§5.2), as data. Each is a mean over 100 runs.
+"""The simulation results that paper 002 published (§5.2), as data. Each is a mean over 100 runs.
 
 Figures 18 to 22 are published as drawings only; of group 1 the text gives two counts. Group 3 and group 5 are the
 points n = 50 of Figures 23 and 24.
@@ -24,4 +24,4 @@ FIGURE_24 = {
 LOSS, ETA, MEMBERS = 0.05, 4.6, 50
 DIRECT_RECEIVERS = (1, 2, 5)
 FAILURE_PLATEAU = 1e-7
-"""Where Figure 17 settles; v and β are not given, and any pair with β·v about 0.95e-7 settles there (002-9)."""
+"""The limit of the curve in Figure 17. v and β are not published; any pair with β·v ≈ 0.95e-7 fits (002-9)."""

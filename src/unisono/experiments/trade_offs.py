@@ -1,4 +1,4 @@
-"""Named sweeps of simulated groups: latency against the bound, the slot's trade-off, remedies for loss, priorities."""
+"""Named sweeps: latency against its bound, the choice of the slot length, mechanisms against loss, priorities."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _draw_slot(figure: Figure, rows: Sequence[Row]) -> None:
     draw_lines(right, rows, "slot", "frames_per_message")
 
 
-# -- what loss is met with -----------------------------------------------------------------------------------
+# -- mechanisms against loss ---------------------------------------------------------------------------------
 
 _LOSS_SCENARIO = """
 [group]
@@ -106,7 +106,7 @@ seconds = 1
 
 
 def _rmcast(rho: int) -> dict[str, Value]:
-    """ρ+1 copies, 6 ms apart; Δ has room for all of them and for one takeover's."""
+    """ρ+1 copies, 6 ms apart; Δ allows for all of them and for those of one takeover."""
     delta = f"{6 * rho + 8}ms"
     times: dict[str, Value] = {"reliable.eta": "6ms", "reliable.omega": "2ms", "group.delta": delta}
     return {"reliable.rho": rho, **times, "group.loss_burst": None}
@@ -172,9 +172,9 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "orders-latency",
         "Latency against the bound, every order, over Δ, Γ, Θ and members",
         "The longest and the mean latency of every order that promises a bound, beside that bound, with delays of "
-        "nothing or Δ and clocks at their extremes, which is as bad as it gets: one of Δ, Γ, Θ and the number of "
+        "0 or Δ and clocks at their extremes, which is the worst case: one of Δ, Γ, Θ and the number of "
         "members is varied at a time. `late` must be 0; the distance between the longest latency and the bound is "
-        "what the bound gives away, and no bound grows with the number of members.",
+        "the slack of the bound, and no bound grows with the number of members.",
         _LATENCY_SCENARIO,
         _orders_points(),
         draw=_draw_orders,
@@ -183,9 +183,9 @@ TRADE_OFFS: tuple[Experiment, ...] = (
     sweep(
         "slot-trade-off",
         "The slot's trade-off: latency against frames per message",
-        "Short slots deliver soon and cost frames, most of them empty marks; long ones pack several messages into a "
-        "frame and let them wait. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 ms: mean "
-        "latency beside the bound, and frames and bytes for each message.",
+        "Short slots deliver soon and cost frames, most of them empty end-of-slot marks; long slots pack several "
+        "messages into a frame and delay them. The VBR order, five members with 50 messages/s each, Θ from 1 to 50 "
+        "ms: mean latency beside the bound, and frames and bytes for each message.",
         _LATENCY_SCENARIO,
         [
             {"group.delta": "20ms", "group.gamma": "2ms", "group.members": 5, "group.slot": f"{theta}ms"}
@@ -201,7 +201,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "with 1, 5 and 10 %. Repetition sends a slot's frames twice or three times at once, FEC adds a shares to "
         "every b-a frames, RMCast sends copies 6 ms apart and lets receivers take over. What stays missing (the "
         "share delivered is of all messages at all members), the latency with the Δ that each needs, and the frames "
-        "and bytes for each message. Gaps are allowed, so nobody waits for what is lost. FEC needs the extra `fec`.",
+        "and bytes for each message. Gaps are allowed, so no member waits for a lost message. FEC needs the extra fec.",
         _LOSS_SCENARIO,
         [
             {"remedy": name, **remedy, "fault.0.probability": loss}
@@ -217,7 +217,7 @@ TRADE_OFFS: tuple[Experiment, ...] = (
         "queues it overtakes, for 2 to 8 members with acknowledgments to all and to a coordinator. Consumers take 4 "
         "ms over a message and one message in five is urgent. The paper measured less than 6 ms for 6 machines on "
         "an Ethernet into queues of a few messages; the simulated network takes 1 ms on average for each datagram, "
-        "so the shape is to be compared, not the milliseconds.",
+        "so compare the shape, not the milliseconds.",
         _PRIORITY_SCENARIO,
         [
             {"group.order": order, "group.members": members}

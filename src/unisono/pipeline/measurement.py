@@ -1,7 +1,7 @@
 """Measurement as Structured Streaming (paper 002 §2.4, §4): members' metric rows in, estimates and verdicts out.
 
 Spark tails the members' streams (`metric_source`), parses them on its executors and hands each micro-batch to
-`Service`, which puts the rows of each group together (`qos.watch.group_sla`) and evaluates its
+`Service`, which puts the rows of each group together (`GroupEvaluation` in `qos.watch.sla`) and evaluates its
 agreements with `qos.watch.sla`.
 
 Why the state is not Spark's own: it is a few hundred bytes per group, since what is pending can be read again from the
@@ -29,7 +29,7 @@ from unisono.model.sla import SlaSet
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate
-from unisono.qos.watch.group_sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
+from unisono.qos.watch.sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
 from unisono.trace.meta import read_json, write_json
 from unisono.trace.metric_tails import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
 

@@ -1,9 +1,6 @@
-"""Quality of service around the stack: admission control toward the network, what can be promised, what it costs.
+"""Quality of service around the stack: plan it, watch it, adapt it (paper 002).
 
-`reservation` (what a link has been promised to carry), `planner` (every order's offer, and the cheapest that fits),
-`rmcast` and `agreement` (what RMCast offers, as formulas), `rmcast_traffic` (what it costs), `negotiation` (the walk
-down to the network and back up), `over_rmcast` (orders as layers of that walk).
-No clock, no chance, no I/O.
-Tests: tests/unit/test_reservation.py, tests/unit/test_planner.py, tests/paper/test_002_formulas.py,
-tests/paper/test_002_negotiation.py.
+`plan` computes what an order can guarantee and at what cost, before a group starts. `watch` measures a running stack
+and evaluates its service level agreements. `adapt` changes settings when the network changes. `confidence` holds the
+statistics that `watch` and `adapt` share. Nothing here reads a clock, draws random numbers or does I/O.
 """

@@ -1,7 +1,7 @@
-"""What the collectors' rows say of the network over one period, as adaptation needs it: one figure per metric.
+"""Estimates of the network from metric rows, for adaptation: one value per metric and period.
 
-The links into this member are put together pessimistically: the worst loss and the longest run of losses of any link,
-and the delays of all.
+The links into a member are combined pessimistically: the worst loss and the longest run of losses of any link, and the
+delays of all links together.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from unisono.model.delays import DelayModel, EmpiricalDelay, ScaledDelay
 from unisono.model.histogram import Histogram
 from unisono.model.metrics import MetricRow, Side
-from unisono.qos.watch.sla import binomial_tail, confidence_per_link, share_lower_bound
+from unisono.qos.confidence import binomial_tail, confidence_per_link, share_lower_bound
 
 CONFIDENCE = 0.9
-"""How sure it must be that a loss is there, of all links that are looked at in a period together."""
+"""Confidence that an estimated loss is real, over all links of a period together."""
 MIN_DATAGRAMS = 30
-"""A link of which fewer datagrams are settled in a period says nothing about loss."""
+"""Links with fewer counted datagrams in a period are ignored when estimating loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The network as it was: loss, delays, the longest run of losses, and the largest clock difference."""
+    """The network in one period: loss, delays, the longest run of losses, and the largest clock difference."""
 
     loss: float
     delays: Histogram = field(compare=False)
@@ -31,27 +31,27 @@ class Estimate:
     loss_burst: int = 0
     gamma_ns: int = 0
     certain_loss: float | None = None
-    """The loss that there is with CONFIDENCE, which few observations leave far below what was seen; None: `loss`."""
+    """The lower confidence bound of the loss, far below `loss` if there are few observations; None means `loss`."""
 
     @classmethod
     def of(
         cls, loss: float, delays: Histogram, loss_burst: int = 0, gamma_ns: int = 0, certain_loss: float | None = None
     ) -> Estimate:
-        """What was measured."""
+        """The estimate with the delay model of these delays."""
         return cls(loss, delays, EmpiricalDelay.of_histogram(delays), loss_burst, gamma_ns, certain_loss)
 
     def with_certain_loss(self) -> Estimate:
-        """The network with the loss that is certain: for what must not be done by mistake."""
+        """The estimate with `certain_loss` as its loss, for decisions that should not follow from chance."""
         return self if self.certain_loss is None else replace(self, loss=self.certain_loss)
 
     def with_margin(self, margin: float) -> Estimate:
-        """A network that is worse by this share."""
+        """A network that is worse by this fraction."""
         return replace(
             self, loss=min(self.loss * (1 + margin), 0.999), delay_model=ScaledDelay(self.delay_model, 1 + margin)
         )
 
     def worst_of(self, other: Estimate) -> Estimate:
-        """A network as bad as the worse of both in every respect."""
+        """The worse of both estimates in every respect."""
         delays = Histogram()
         delays.merge(self.delays)
         delays.merge(other.delays)
@@ -60,10 +60,10 @@ class Estimate:
 
 
 class Estimator:
-    """Gathers rows into periods that begin at multiples of their length."""
+    """Collects rows into periods that start at multiples of their length."""
 
     def __init__(self, layer: str, period_ns: int, members: int = 0) -> None:
-        """`layer` is the one whose collector watches the network, at each of `members`."""
+        """`layer` is the layer directly above the network; `members` is the size of the group."""
         self._layer = layer
         self._group_links = members * (members - 1)
         self.period_ns = period_ns
@@ -71,7 +71,7 @@ class Estimator:
         self._rows: list[MetricRow] = []
 
     def add_rows(self, rows: Sequence[MetricRow], until_ns: int) -> Estimate | None:
-        """The rows of an interval that ended at `until_ns`; an estimate if a period did and there is enough to say."""
+        """Add the rows of an interval that ended at `until_ns`; return an estimate if a period ended with it."""
         self._rows += [row for row in rows if row.layer == self._layer and row.side is Side.BELOW]
         period = until_ns // self.period_ns
         if self._period is None:
@@ -85,18 +85,18 @@ class Estimator:
 
 @dataclass(slots=True)
 class LinkTally:
-    """What rows of one link add up to."""
+    """The totals of one link."""
 
     lost: float = 0.0
     datagrams: int = 0
-    """Of so many datagrams."""
+    """How many datagrams `lost` is out of."""
     loss_burst: int = 0
     delays: Histogram = field(default_factory=Histogram)
     jitter_ns: float | None = None
     gamma_ns: float | None = None
 
     def add_row(self, row: MetricRow) -> None:
-        """One more row."""
+        """Add a row."""
         metric = row.metric
         if metric == "loss":
             self.lost += row.value * row.count
@@ -112,9 +112,9 @@ class LinkTally:
 
 
 def estimate(rows: Sequence[MetricRow], group_links: int = 0) -> Estimate | None:
-    """What rows of one member's collector at the network say; None if they say too little.
+    """An estimate from one member's rows; None if there are too few observations.
 
-    `looked_at` is how many links the group looks at in a period, each member at its own.
+    `group_links` is the number of links that all members of the group evaluate in a period.
     """
     links: dict[int, LinkTally] = {}
     for row in rows:
@@ -123,18 +123,18 @@ def estimate(rows: Sequence[MetricRow], group_links: int = 0) -> Estimate | None
 
 
 def combine_links(links: Sequence[LinkTally], group_links: int = 0) -> Estimate | None:
-    """What links say, the worst of each and all delays; None if they say too little."""
+    """One estimate for several links: the worst of each metric and all delays; None if there is too little data."""
     confidence = confidence_per_link(
         max(group_links, sum(link.datagrams >= MIN_DATAGRAMS for link in links)), CONFIDENCE
     )
-    delays, burst, gamma, share, sure = Histogram(), 0, 0.0, -1.0, -1.0
+    delays, burst, gamma, share, certain = Histogram(), 0, 0.0, -1.0, -1.0
     for link in links:
         delays.merge(link.delays)
         burst, gamma = max(burst, link.loss_burst), max(gamma, link.gamma_ns or 0.0)
         if link.datagrams >= MIN_DATAGRAMS:
             share = max(share, link.lost / link.datagrams)
-            if sure < 0 or binomial_tail(link.lost, link.datagrams, sure) <= 1 - confidence:
-                sure = share_lower_bound(link.lost, link.datagrams, confidence)
+            if certain < 0 or binomial_tail(link.lost, link.datagrams, certain) <= 1 - confidence:
+                certain = share_lower_bound(link.lost, link.datagrams, confidence)
     if share < 0 or not delays.total:
         return None
-    return Estimate.of(share, delays, burst, int(gamma), sure)
+    return Estimate.of(share, delays, burst, int(gamma), certain)

@@ -1,9 +1,10 @@
-"""Negotiation: what is asked walks down the layers to the network, and what can be had walks back up (paper 002 §2.2).
+"""Negotiation: a requirement goes down the layers to the network, and a guarantee comes back up (paper 002 §2.2).
 
-Each layer knows two things: what it needs below to give what is asked above, and what it offers above from what it gets
-below. RMCast stands on the network. Its control knobs are ρ, η and ω: of all settings that meet the request the one
-with the fewest expected broadcasts is taken. If none does, the counter-offer says what the network at hand does allow,
-and what the network would have to be.
+Each layer answers two questions: what must the layer below guarantee so that this layer can meet a requirement, and
+what does this layer guarantee given the guarantee below. RMCast is the lowest layer, directly on the network. Its
+settings are ρ, η and ω; among the settings that meet the requirement, negotiation picks the one with the fewest
+expected broadcasts. If no setting does, a counter-offer says what this network can guarantee and how good a network the
+requirement needs.
 """
 
 from __future__ import annotations
@@ -17,80 +18,84 @@ from unisono.model.delays import ScaledDelay
 from unisono.model.durations import duration_text
 from unisono.model.redundancy import Redundancy, eta_of_all, eta_of_one
 from unisono.qos.plan import rmcast_model as rmcast
-from unisono.qos.plan.rmcast_agreement import CrashModel, agreement_failure_extended
-from unisono.qos.plan.rmcast_model import NetworkModel
-from unisono.qos.plan.rmcast_traffic import expected_broadcasts
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel, agreement_failure_extended, expected_broadcasts
 
 RHO_MOST = 8
-"""More copies than this are not tried: at a loss of 30 % nine copies leave 2 in 100,000 out."""
+"""Largest ρ to try: with 30 % loss, nine copies miss 2 receivers in 100,000."""
 ALPHA = 0.99
-"""How sure η is to exceed a transmission; the paper's own figure."""
+"""Probability that η exceeds the time of one transmission; the value that the paper uses."""
 OMEGA_MOST_ETAS = 4
-"""ω is at most this many η: a takeover that comes later than that is no use to anybody who waits."""
+"""ω is at most this many η: a later takeover would come too late to be useful."""
 
 DELAY_FACTOR_MAX = 1000
-"""How much slower a network is looked at."""
+"""Largest slow-down of the network to consider."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A share of all multicasts, and the time within which they have arrived; no time means whenever."""
+    """A share of all multicasts and the time within which they arrive; without a time, eventually."""
 
     share: float
     within_ns: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
-            raise InvalidOption("share", f"a probability from 0 to less than 1 is needed, not {self.share}")
+            raise InvalidOption("share", f"expected a probability of at least 0 and less than 1, not {self.share}")
         if self.within_ns is not None and self.within_ns < 0:
-            raise InvalidOption("within", f"a duration cannot be negative, and {self.within_ns} ns is")
+            raise InvalidOption("within", f"expected a duration of 0 or more, not {self.within_ns} ns")
 
     def text(self) -> str:
-        """In words."""
+        """The target in words, such as `0.999 within 20ms`."""
         share = f"{self.share:.6g}"
-        # A promise is never certain, and rounding must not make it look so.
+        # No guarantee is certain, so rounding must not turn it into 1.
         share = f"1 - {1 - self.share:.2g}" if share == "1" else share
         return share + (f" within {duration_text(self.within_ns)}" if self.within_ns is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What is asked: (R, D) from the call to everybody, (U, S) from the first to everybody else, agreement A."""
+    """A required guarantee.
+
+    `latency` is (R, D): all members have the message within D of the call. `relative` is (U, S): all other members have
+    it within S of the first delivery. `agreement` is the required probability of agreement if a member crashes.
+    """
 
     latency: Target | None = None
     relative: Target | None = None
     agreement: float = 0.0
 
     def without_times(self) -> Requirement:
-        """The same without its times."""
+        """The same requirement without time limits."""
         latency = Target(self.latency.share) if self.latency else None
         relative = Target(self.relative.share) if self.relative else None
         return Requirement(latency, relative, self.agreement)
 
     def text(self) -> str:
-        """In words."""
+        """The requirement in words."""
         parts = [
-            f"everybody with probability {self.latency.text()}" if self.latency else "",
-            f"after the first everybody with probability {self.relative.text()}" if self.relative else "",
-            f"agreement {self.agreement:.9g} if somebody crashes" if self.agreement else "",
+            f"all members with probability {self.latency.text()}" if self.latency else "",
+            f"all others after the first with probability {self.relative.text()}" if self.relative else "",
+            f"agreement {self.agreement:.9g} if a member crashes" if self.agreement else "",
         ]
         return "; ".join(filter(None, parts)) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What is given: the same words as in `Required`, as figures that hold."""
+    """What a layer guarantees, with the same fields as `Requirement`."""
 
     latency: Target | None = None
     relative: Target | None = None
     agreement: float | None = None
 
     def text(self) -> str:
-        """In words."""
+        """The guarantee in words."""
         parts = [
-            f"everybody with probability {self.latency.text()}" if self.latency else "",
-            f"after the first everybody with probability {self.relative.text()}" if self.relative else "",
-            f"agreement but for {1 - self.agreement:.3g} if somebody crashes" if self.agreement is not None else "",
+            f"all members with probability {self.latency.text()}" if self.latency else "",
+            f"all others after the first with probability {self.relative.text()}" if self.relative else "",
+            f"agreement with probability 1 - {1 - self.agreement:.3g} if a member crashes"
+            if self.agreement is not None
+            else "",
         ]
         return "; ".join(filter(None, parts)) or "nothing"
 
@@ -100,80 +105,80 @@ class QosLayer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the screen."""
+        """The name that users see."""
 
     def needs(self, requirement: Requirement) -> Requirement | None:
-        """What the service below has to give for this to be given above; None: nothing would be enough."""
+        """What the layer below must guarantee to meet this requirement; None if nothing would be enough."""
 
     def guarantee(self, guarantee_below: Guarantee) -> Guarantee:
-        """What this service gives above, if the one below gives this."""
+        """What this layer guarantees if the layer below guarantees `guarantee_below`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The group and what it stands on: its size, its network, and how processes crash if that is known."""
+    """The size of the group, its network, and how its processes crash if that is known."""
 
     members: int
     network: NetworkModel
     crashes: CrashModel | None = None
     rho_most: int = RHO_MOST
-    """How many times a message may be repeated."""
+    """How many times a message may be repeated at most."""
 
     def __post_init__(self) -> None:
         if self.members < 2:
-            raise InvalidOption("members", f"a multicast needs at least two, not {self.members}")
+            raise InvalidOption("members", f"expected at least 2 members for a multicast, not {self.members}")
 
 
 @dataclass(frozen=True, slots=True)
 class WorstNetwork:
-    """The worst network with which a setting still meets a request: more loss, or slower by a factor; not both."""
+    """The worst network on which a setting still meets a requirement: more loss, or longer delays, but not both."""
 
     loss: float | None
-    """The largest loss at the delays at hand; None: no loss at all would be enough."""
+    """The largest loss at the given delays; None if even a lossless network is not enough."""
     delay_factor: float | None
-    """How many times as long all delays may be at the loss at hand; None: not even a thousandth would do."""
+    """The largest factor for all delays at the given loss; None if even a thousandth of the delays is too long."""
 
     def text(self, network: NetworkModel) -> str:
-        """In words, beside the network that there is."""
+        """In words, compared with the given network."""
         at_loss = f"a loss of at most {self.loss:.4g}" if self.loss is not None else "not even a lossless network"
         if self.delay_factor is None:
-            at_delay = f"with {network.loss:.4g} lost no delay is short enough"
+            at_delay = f"with loss {network.loss:.4g}, no delay is short enough"
         else:
             at_most = (
                 "any delay"
                 if self.delay_factor >= DELAY_FACTOR_MAX
                 else f"delays of at most {self.delay_factor:.4g} times that"
             )
-            at_delay = f"with {network.loss:.4g} lost {at_most}"
-        return f"{at_loss} at {network.delay.text()}; or {at_delay}"
+            at_delay = f"with loss {network.loss:.4g}, {at_most}"
+        return f"{at_loss} with delays {network.delay.text()}; or {at_delay}"
 
 
 @dataclass(frozen=True, slots=True)
 class NegotiationStep:
-    """One station of the walk: which layer, which way, what was said."""
+    """One step of the negotiation: which layer, in which direction, with which result."""
 
     layer: str
     direction: str
-    """`down`: it needs; `up`: it offers."""
+    """`down` for a requirement, `up` for a guarantee."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The request is met: the setting, what is given at the top, its price, and the walk that led there."""
+    """The requirement can be met: the setting, the guarantee at the top, its cost, and the steps of the negotiation."""
 
     redundancy: Redundancy
     guarantee: Guarantee
     rmcast_guarantee: Guarantee
     expected_broadcasts: float
-    """Expected per multicast, if nobody crashes and nobody counts copies: fewer where receivers do."""
+    """Expected broadcasts per multicast without crashes; receivers that count copies need fewer."""
     worst_network: WorstNetwork
     steps: tuple[NegotiationStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CounterOffer:
-    """The request is not met. `offers` are what could be had instead, `need` what the network would have to be."""
+    """The requirement cannot be met: what this network can guarantee, and how good a network would be needed."""
 
     reason: str
     alternatives: tuple[Guarantee, ...]
@@ -184,16 +189,16 @@ class CounterOffer:
 def negotiate(
     requirement: Requirement, environment: Environment, layers: Sequence[QosLayer] = ()
 ) -> Agreement | CounterOffer:
-    """Walk the request down through `layers` (the topmost first) and RMCast to the network, and back up."""
+    """Take the requirement down through `layers` (topmost first) and RMCast, and the guarantee back up."""
     steps: list[NegotiationStep] = []
     asked, too_slow = requirement, ""
     for layer in layers:
         needed = layer.needs(asked)
         if needed is None:
-            too_slow = too_slow or f"{layer.name} alone takes longer than is asked, whatever is below it"
+            too_slow = too_slow or f"{layer.name} alone takes longer than required, on any network"
             needed = layer.needs(asked.without_times())
         if needed is None:
-            return CounterOffer(f"{layer.name} cannot give {asked.text()}", (), None, tuple(steps))
+            return CounterOffer(f"{layer.name} cannot guarantee {asked.text()}", (), None, tuple(steps))
         steps.append(NegotiationStep(layer.name, "down", f"needs {needed.text()}"))
         asked = needed
     found = None if too_slow else _cheapest(asked, environment)
@@ -201,22 +206,22 @@ def negotiate(
         return _counter_offer(asked, environment, layers, steps, too_slow)
     redundancy, broadcasts = found
     if asked.relative is None and not asked.agreement:
-        # r_D counts on the sender alone, so receivers may wait longer and count copies: that only saves broadcasts.
-        # u_S and f_n count on take-overs after η+ω as it is.
+        # r_D relies on the sender alone, so receivers may wait longer and count copies, which only saves broadcasts.
+        # u_S and f_n rely on takeovers after η+ω, so there the time-outs stay as they are.
         redundancy = replace(redundancy, adaptive="counting")
-    need = worst_network_for(asked, environment, redundancy)
+    worst = worst_network_for(asked, environment, redundancy)
     at_rmcast = guarantee_of(environment, redundancy, asked)
     steps += [
-        NegotiationStep("rmcast", "down", f"with {redundancy.text()} needs {need.text(environment.network)}"),
-        NegotiationStep("network", "up", f"gives {environment.network.text()}: accepted"),
-        NegotiationStep("rmcast", "up", f"gives {at_rmcast.text()}, for about {broadcasts:.3g} broadcasts"),
+        NegotiationStep("rmcast", "down", f"with {redundancy.text()} needs {worst.text(environment.network)}"),
+        NegotiationStep("network", "up", f"provides {environment.network.text()}: accepted"),
+        NegotiationStep("rmcast", "up", f"guarantees {at_rmcast.text()}, with about {broadcasts:.3g} broadcasts"),
     ]
-    offered = _walk_up(at_rmcast, layers, steps)
-    return Agreement(redundancy, offered, at_rmcast, broadcasts, need, tuple(steps))
+    at_top = _walk_up(at_rmcast, layers, steps)
+    return Agreement(redundancy, at_top, at_rmcast, broadcasts, worst, tuple(steps))
 
 
 def candidate_settings(environment: Environment) -> Iterator[tuple[int, int]]:
-    """Every ρ with every η that is tried: η as the paper chooses it, for one transmission and for all n-1 at once."""
+    """All pairs (ρ, η) to try, with η as the paper chooses it: for one transmission, and for all n-1 at once."""
     delay = environment.network.delay
     etas = sorted({eta_of_one(delay, ALPHA), eta_of_all(delay, ALPHA, environment.members)})
     for rho in range(environment.rho_most + 1):
@@ -225,7 +230,7 @@ def candidate_settings(environment: Environment) -> Iterator[tuple[int, int]]:
 
 
 def meets(requirement: Requirement, environment: Environment, redundancy: Redundancy) -> bool:
-    """Whether a setting gives what is asked over this network."""
+    """Whether a setting meets the requirement on this network."""
     members, network = environment.members, environment.network
     if requirement.latency is not None:
         share, within_ns = requirement.latency.share, requirement.latency.within_ns
@@ -244,7 +249,7 @@ def meets(requirement: Requirement, environment: Environment, redundancy: Redund
 
 
 def guarantee_of(environment: Environment, redundancy: Redundancy, requirement: Requirement) -> Guarantee:
-    """What a setting gives of what is asked: the time at which the asked share is reached, or the share that is."""
+    """What a setting guarantees: the time in which it reaches the required share, or the share that it does reach."""
     latency = relative = None
     if requirement.latency is not None:
         latency = _latency_guarantee(environment, redundancy, requirement.latency)
@@ -276,24 +281,25 @@ def _relative_guarantee(environment: Environment, redundancy: Redundancy, target
 
 
 _BELOW_ONE = 1 - 2**-53
-"""Floating point may round a probability up to 1; none of these is."""
+"""Floating point may round a probability up to 1, which no guarantee reaches."""
 
 
 def worst_network_for(requirement: Requirement, environment: Environment, redundancy: Redundancy) -> WorstNetwork:
-    """The worst networks that a setting bears: the evaluation in the other direction."""
+    """The worst networks on which this setting meets the requirement: `meets`, solved for the network."""
     return _worst_network(
         environment, lambda network: meets(requirement, replace(environment, network=network), redundancy)
     )
 
 
 def worst_network_for_any(requirement: Requirement, environment: Environment) -> WorstNetwork:
-    """The worst networks that some setting bears; η follows the network's own delays."""
+    """The worst networks on which any setting meets the requirement; η follows the delays of each network."""
 
-    def bearable(network: NetworkModel) -> bool:
-        on = replace(environment, network=network)
-        return any(meets(requirement, on, Redundancy(rho, eta_ns)) for rho, eta_ns in candidate_settings(on))
+    def acceptable(network: NetworkModel) -> bool:
+        on_network = replace(environment, network=network)
+        settings = (Redundancy(rho, eta_ns) for rho, eta_ns in candidate_settings(on_network))
+        return any(meets(requirement, on_network, setting) for setting in settings)
 
-    return _worst_network(environment, bearable)
+    return _worst_network(environment, acceptable)
 
 
 def _worst_network(environment: Environment, acceptable: Callable[[NetworkModel], bool]) -> WorstNetwork:
@@ -308,16 +314,16 @@ def _worst_network(environment: Environment, acceptable: Callable[[NetworkModel]
 
 
 def _cheapest(requirement: Requirement, environment: Environment) -> tuple[Redundancy, float] | None:
-    """The setting with the fewest expected broadcasts; ω as long as the request allows, which costs the fewest."""
+    """The setting with the fewest expected broadcasts; ω is as long as the requirement allows, which saves the most."""
     best: tuple[float, int, Redundancy] | None = None
     for rho, eta_ns in candidate_settings(environment):
         if best is not None and rho + 1 >= best[0]:
             break
 
-        def bears(omega_ns: int, rho: int = rho, eta_ns: int = eta_ns) -> bool:
+        def omega_suffices(omega_ns: int, rho: int = rho, eta_ns: int = eta_ns) -> bool:
             return meets(requirement, environment, Redundancy(rho, eta_ns, omega_ns))
 
-        omega_ns = rmcast.largest_where(bears, OMEGA_MOST_ETAS * eta_ns)
+        omega_ns = rmcast.largest_where(omega_suffices, OMEGA_MOST_ETAS * eta_ns)
         if omega_ns is None:
             continue
         setting = Redundancy(rho, eta_ns, omega_ns)
@@ -329,7 +335,7 @@ def _cheapest(requirement: Requirement, environment: Environment) -> tuple[Redun
 
 def _agreement_probability(environment: Environment, redundancy: Redundancy) -> float:
     if environment.crashes is None:
-        raise InvalidOption("agreement", "to promise it, say how processes crash (mean time to failure and β)")
+        raise InvalidOption("agreement", "needs a model of crashes: give the mean time to failure and β")
     v = environment.crashes.before_takeover(redundancy)
     return 1 - agreement_failure_extended(
         environment.members, environment.network.loss, v, environment.crashes.crash_in_broadcast
@@ -343,36 +349,36 @@ def _counter_offer(
     steps: list[NegotiationStep],
     too_slow: str,
 ) -> CounterOffer:
-    """What could be had instead of what is asked of RMCast, from the network up."""
+    """What RMCast and the layers above can guarantee on this network, although it is not enough."""
     tried = [Redundancy(rho, eta_ns) for rho, eta_ns in candidate_settings(environment)]
     offers = _latency_alternatives(environment, tried, requirement.latency) if requirement.latency else []
     if requirement.relative is not None:
         offers += _relative_alternatives(environment, tried, requirement)
-    need = None
+    worst = None
     if not too_slow:
-        need = worst_network_for_any(requirement, environment)
-        steps.append(NegotiationStep("rmcast", "down", f"needs {need.text(environment.network)}"))
+        worst = worst_network_for_any(requirement, environment)
+        steps.append(NegotiationStep("rmcast", "down", f"needs {worst.text(environment.network)}"))
     steps.append(
-        NegotiationStep("network", "up", f"gives {environment.network.text()}{'' if too_slow else ': not enough'}")
+        NegotiationStep("network", "up", f"provides {environment.network.text()}{'' if too_slow else ': not enough'}")
     )
     at_top = []
     for offer in offers:
-        steps.append(NegotiationStep("rmcast", "up", f"could give {offer.text()}"))
+        steps.append(NegotiationStep("rmcast", "up", f"could guarantee {offer.text()}"))
         at_top.append(_walk_up(offer, layers, steps))
-    reason = too_slow or f"no ρ, η and ω give {requirement.text()} over {environment.network.text()}"
-    return CounterOffer(reason, tuple(at_top), need, tuple(steps))
+    reason = too_slow or f"no ρ, η and ω guarantee {requirement.text()} over {environment.network.text()}"
+    return CounterOffer(reason, tuple(at_top), worst, tuple(steps))
 
 
 def _latency_alternatives(environment: Environment, tried: list[Redundancy], target: Target) -> list[Guarantee]:
-    """The best share within the asked D, and the shortest D for the asked share."""
+    """The best share within the required D, and the shortest D for the required share."""
     members, network, within_ns = environment.members, environment.network, target.within_ns
 
-    def surely(setting: Redundancy) -> float:
+    def reached_share(setting: Redundancy) -> float:
         if within_ns is None:
             return rmcast.reach_probability_limit(members, network, setting)
         return rmcast.reach_probability(members, network, setting, within_ns)
 
-    offers = [guarantee_of(environment, max(tried, key=surely), Requirement(Target(0.0, within_ns)))]
+    offers = [guarantee_of(environment, max(tried, key=reached_share), Requirement(Target(0.0, within_ns)))]
     able = [(d, setting) for setting in tried if (d := rmcast.shortest_d(members, network, setting, target.share))]
     if able:
         soonest = min(able, key=lambda pair: (pair[0], pair[1].rho))[1]
@@ -383,7 +389,7 @@ def _latency_alternatives(environment: Environment, tried: list[Redundancy], tar
 def _relative_alternatives(
     environment: Environment, tried: list[Redundancy], requirement: Requirement
 ) -> list[Guarantee]:
-    """The shortest S for the asked U."""
+    """The shortest S for the required U."""
     members, network, relative = environment.members, environment.network, requirement.relative
     if relative is None:
         return []
@@ -398,5 +404,5 @@ def _relative_alternatives(
 def _walk_up(guarantee: Guarantee, layers: Sequence[QosLayer], steps: list[NegotiationStep]) -> Guarantee:
     for layer in reversed(layers):
         guarantee = layer.guarantee(guarantee)
-        steps.append(NegotiationStep(layer.name, "up", f"gives {guarantee.text()}"))
+        steps.append(NegotiationStep(layer.name, "up", f"guarantees {guarantee.text()}"))
     return guarantee

@@ -1,8 +1,8 @@
-"""What an order offers over RMCast: the order's own arithmetic with Δ = the D at which r_D reaches what is asked.
+"""Orders over RMCast: the order's own formula, with Δ = the D at which r_D reaches the required reliability.
 
-An order rests on a hard Δ. Over RMCast it is a quantile: a multicast has reached everybody within D with probability
-r_D. So a deadline, less what the order itself takes, is the D that RMCast is asked for, with the asked reliability as
-R; and the D that RMCast can give, put in place of Δ, is the order's bound.
+An order relies on a hard Δ. Over RMCast, Δ is a quantile: a multicast reaches all members within D with probability
+r_D. Downwards, the deadline minus the time that the order itself takes is the D required of RMCast, with the required
+reliability as R. Upwards, the D that RMCast guarantees takes the place of Δ in the order's bound.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from unisono.model.redundancy import Redundancy
 from unisono.net.rmcast.copies import RMCAST_BYTES
 from unisono.qos.plan import rmcast_model as rmcast
 from unisono.qos.plan.negotiation import Agreement, CounterOffer, Environment, Guarantee, Requirement, Target, negotiate
-from unisono.qos.plan.rmcast_agreement import CrashModel
-from unisono.qos.plan.rmcast_model import NetworkModel
+from unisono.qos.plan.rmcast_model import CrashModel, NetworkModel
 
 OfferFunction = Callable[[Ask], Offer]
 DEFAULT_RELIABILITY = 0.999
-"""What RMCast is asked for where no reliability is."""
+"""The reliability required of RMCast if the caller names none."""
 _BELOW_ONE = 1 - 2**-53
 
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityRequirement:
-    """What is asked beyond the deadline: R, (U, S), and agreement where it is known how processes crash."""
+    """Requirements besides the deadline: R, (U, S), and agreement if it is known how processes crash."""
 
     reliability: float = 0.0
     relative: Target | None = None
@@ -38,7 +37,7 @@ class ReliabilityRequirement:
 
 @dataclass(frozen=True, slots=True)
 class OrderQos:
-    """An order as a layer of the negotiation: `hops` multicasts have to be in time for a message to be."""
+    """An order as a layer of the negotiation; a message is in time if `hops` multicasts are."""
 
     name: str
     offer: OfferFunction
@@ -47,12 +46,12 @@ class OrderQos:
     resends: bool = False
 
     def bound_ns(self, delta_ns: int) -> int:
-        """The order's latency bound, were this Δ."""
+        """The order's latency bound with this Δ."""
         timing = replace(self.ask.timing, delta_ns=delta_ns)
         return self.offer(replace(self.ask, timing=timing)).latency_bound_ns
 
     def needs(self, requirement: Requirement) -> Requirement | None:
-        """The Δ that is left of the deadline, for each multicast on the way."""
+        """The Δ that the deadline leaves for each multicast."""
         if requirement.latency is None:
             return requirement
         share, within_ns = requirement.latency.share ** (1 / self.hops), requirement.latency.within_ns
@@ -64,7 +63,7 @@ class OrderQos:
         return replace(requirement, latency=Target(min(share, _BELOW_ONE), within_ns))
 
     def guarantee(self, guarantee_below: Guarantee) -> Guarantee:
-        """The bound with that D for Δ."""
+        """The order's bound with RMCast's D as Δ."""
         if guarantee_below.latency is None:
             return guarantee_below
         within_ns = guarantee_below.latency.within_ns
@@ -73,7 +72,7 @@ class OrderQos:
 
 
 def network_of(ask: Ask) -> NetworkModel:
-    """The network that is asked about; where only Δ is known, every datagram takes that long."""
+    """The network of a request; if only Δ is known, every datagram takes that long."""
     delay = ask.delay if ask.delay is not None else ConstantDelay(ask.timing.delta_ns)
     return NetworkModel(delay, ask.loss, ask.delays_dependent)
 
@@ -81,7 +80,7 @@ def network_of(ask: Ask) -> NetworkModel:
 def over_rmcast(
     order: OfferFunction, ask: Ask, reliability_requirement: ReliabilityRequirement, *, hops: int, resends: bool = False
 ) -> Offer:
-    """An order's offer with RMCast under it, at the cheapest setting; where none fits, what could be had instead."""
+    """An order's offer over RMCast at the cheapest setting; infeasible, with alternatives, if no setting fits."""
     above = replace(ask, loss=0.0, loss_burst=0, fec=None)
     name = order(above).order
     share = reliability_requirement.reliability or DEFAULT_RELIABILITY
@@ -99,18 +98,18 @@ def over_rmcast(
 def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tuple[str, ...]) -> Offer:
     latency = answer.rmcast_guarantee.latency
     if latency is None or latency.within_ns is None:
-        raise AssertionError("a share was asked for, and the time at which it is reached is part of the answer")
+        raise AssertionError("negotiation of a share returned no time in which it is reached")
     setting, cost = answer.redundancy, answer.expected_broadcasts
     left_out = ask.loss ** (setting.rho + 1)
-    # An order that sends again what is lost is late then, which r_D already counts; one that waits never gets over it.
+    # An order that retransmits is late after a loss, which r_D already counts; an order that waits stops for good.
     loss = 0.0 if layer.resends else left_out
     offer = layer.offer(replace(layer.ask, timing=replace(ask.timing, delta_ns=latency.within_ns), loss=loss))
     average, burst = offer.avg_rate * cost, offer.max_burst * (2 * setting.rho + 1)
-    others = f"{setting.rho + 1} by its sender, the rest by receivers that missed a copy"
+    senders = f"{setting.rho + 1} by its sender, the rest by receivers that missed a copy"
     why = (
         f"Δ = {duration_text(latency.within_ns)}, the D at which r_D reaches {latency.share:.6g}",
-        f"each datagram is broadcast {cost:.3g} times, {others}: {offer.avg_rate:g}/s × {cost:.3g} = {average:.6g}/s",
-        f"burst {offer.max_burst} × (2ρ+1) = {burst}: copies of ρ slots before may meet; takeovers come on top",
+        f"each datagram is broadcast {cost:.3g} times, {senders}: {offer.avg_rate:g}/s × {cost:.3g} = {average:.6g}/s",
+        f"burst {offer.max_burst} × (2ρ+1) = {burst}: copies from ρ earlier slots may coincide; takeovers come on top",
     )
     return replace(
         offer,
@@ -118,7 +117,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
         avg_rate=average,
         max_burst=burst,
         header_bytes=offer.header_bytes + RMCAST_BYTES,
-        loss_tolerance=f"{setting.rho + 1} copies: {left_out:.3g} of what is sent stays lost to one receiver",
+        loss_tolerance=f"{setting.rho + 1} copies: a receiver misses {left_out:.3g} of the messages",
         reliability=min(offer.reliability, latency.share**layer.hops),
         reasons=(*offer.reasons, *why, *walk),
         redundancy=setting,
@@ -127,7 +126,7 @@ def _offer_from_agreement(layer: OrderQos, ask: Ask, answer: Agreement, walk: tu
 
 
 def _offer_from_counter_offer(layer: OrderQos, answer: CounterOffer, walk: tuple[str, ...]) -> Offer:
-    """The nearest that could be had, marked as not enough."""
+    """The nearest alternative, marked as infeasible."""
     instead = [offer.latency for offer in answer.alternatives if offer.latency and offer.latency.within_ns is not None]
     nearest = instead[-1] if instead else None
     offer = layer.offer(layer.ask)

@@ -1,6 +1,8 @@
-"""The planner: every order's offer for what is asked, side by side, and the cheapest that fits.
+"""The planner: the offers of all orders for a request, side by side, and the cheapest that fits.
 
-The arithmetic is the orders' and layers' own; here it is only composed, compared and chosen from.
+Each order and layer computes its own offer. The planner combines them (an order alone, over forward error correction,
+over RMCast), states every objection to each, and chooses by cost: the lowest average rate, then the lowest latency
+bound.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ from unisono.wire.frame import FRAME_NUMBER_MAX
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An order that can be planned with: its arithmetic, and how many multicasts a message's delivery rests on."""
+    """An order that the planner can choose: its offer, and how many multicasts a delivery depends on."""
 
     offer: OfferFunction
     hops: Callable[[int], int]
-    """Of the number of members. Orders that pass nobody over rest on the last datagram of each member."""
+    """A function of the number of members. Orders that never skip a member depend on a datagram from each member."""
     fec_possible: bool = False
-    """Whether forward error correction can be put under it: it can under those whose slots end with a mark."""
+    """Whether it can run over forward error correction, which needs slots that close with an end-of-slot mark."""
     resends: bool = False
-    """Whether it sends again what is lost."""
+    """Whether it retransmits lost messages."""
     network_only: bool = False
-    """Whether it stands on the network alone."""
+    """Whether it runs only directly on the network, not over RMCast."""
     can_be_final: bool = False
-    """Whether its messages can be made final behind it."""
+    """Whether its deliveries can become final."""
 
     def offer_in_grades(self, ask: Ask) -> Offer:
-        """Its offer, in the grades asked for, if it has them: then gaps are no reason against it, they are filled."""
+        """Its offer in the requested grades, if it supports them; final deliveries fill the gaps of early ones."""
         if ask.grades == "early" or not self.can_be_final:
             return self.offer(ask)
         return with_finals(self.offer(replace(ask, reliable=False)), ask)
@@ -63,7 +65,7 @@ CANDIDATES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All candidates, and the one chosen; `refusal` says why none was."""
+    """All offers, and the chosen one; if none fits, `refusal` says why."""
 
     candidates: tuple[Offer, ...]
     chosen: Offer | None
@@ -71,14 +73,14 @@ class Plan:
 
 
 def lower_bound_ns(ask: Ask) -> int:
-    """Theorem 4: a gap-free order that tolerates f crashes cannot promise less than (f+1)Δ."""
+    """Theorem 4: a gap-free order that tolerates f crashes cannot guarantee a latency below (f+1)Δ."""
     return (ask.failures + 1) * ask.timing.delta_ns if ask.reliable else 0
 
 
 def plan(ask: Ask, reliability: float = 0.0, reliability_requirement: ReliabilityRequirement | None = None) -> Plan:
-    """What each order would offer; also over forward error correction if that is asked about, and over RMCast.
+    """The offers of all orders: on the network, over forward error correction if requested, and over RMCast.
 
-    RMCast is looked at where there is something to repair: losses, or delays that Δ does not bound.
+    RMCast is considered if there is something to repair: losses, or delays that Δ does not bound.
     """
     reliability_requirement = reliability_requirement or ReliabilityRequirement(reliability)
     check_slots(ask.timing)
@@ -105,41 +107,43 @@ def plan(ask: Ask, reliability: float = 0.0, reliability_requirement: Reliabilit
 
 
 def _without_repair(candidate: Candidate, ask: Ask) -> Offer:
-    """An order straight on the network: a datagram that takes longer than Δ is as good as lost."""
+    """An order directly on the network: a datagram that takes longer than Δ counts as lost."""
     offer = candidate.offer_in_grades(replace(ask, fec=None))
     if ask.delay is None:
         return offer
     in_time = ask.delay.cdf(ask.timing.delta_ns) ** ((ask.members - 1) * candidate.hops(ask.members))
-    late = f"what it rests on is there within Δ with probability {in_time:.6g}, if nothing is lost"
+    late = f"without loss, all datagrams of a delivery arrive within Δ with probability {in_time:.6g}"
     return replace(offer, reliability=offer.reliability * in_time, reasons=(*offer.reasons, late))
 
 
 def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
-    """The offer, infeasible where it misses what was asked, with the reason first."""
+    """The offer, marked infeasible with all objections first if it does not meet the request."""
     against = []
-    # With two grades the early one is on time and the final one without gaps: Theorem 4 is about both in one.
+    # With two grades, early deliveries are on time and final ones have no gaps; Theorem 4 is about both at once.
     floor = lower_bound_ns(ask) if offer.final_latency_ns is None else 0
     if ask.deadline_ns is not None and floor > ask.deadline_ns:
         against.append(_theorem_4(ask, floor))
     if ask.grades != "early" and offer.final_latency_ns is None:
-        against.append("what it delivers is not made final behind it")
+        against.append("its deliveries do not become final")
     if ask.deadline_ns is not None and offer.latency_bound_ns > ask.deadline_ns:
         bound, deadline = duration_text(offer.latency_bound_ns), duration_text(ask.deadline_ns)
-        against.append(f"its bound of {bound} is above the deadline of {deadline}")
+        against.append(f"its bound of {bound} exceeds the deadline of {deadline}")
     if ask.priorities and not offer.by_priority:
-        against.append("a priority changes nothing in its order, only which of a sender's own messages goes first")
-    carried = ask.rate.burst * NS_PER_S / ask.timing.theta_ns
-    if ask.rate.avg > carried and not offer.order.startswith("cbr"):
+        against.append("priorities do not affect its order, only which of a sender's own messages goes first")
+    carried_per_s = ask.rate.burst * NS_PER_S / ask.timing.theta_ns
+    if ask.rate.avg > carried_per_s and not offer.order.startswith("cbr"):
         slot = duration_text(ask.timing.theta_ns)
         against.append(
-            f"{ask.rate.burst} per slot of {slot} are {carried:g}/s, less than the rate of {ask.rate.avg:g}/s"
+            f"{ask.rate.burst} per slot of {slot} is {carried_per_s:g}/s, less than the rate of {ask.rate.avg:g}/s"
         )
     if offer.max_burst > FRAME_NUMBER_MAX:
-        against.append(f"a slot can number {FRAME_NUMBER_MAX:,} datagrams, and it may need {offer.max_burst:,}")
+        against.append(f"it may need {offer.max_burst:,} datagrams per slot; at most {FRAME_NUMBER_MAX:,} are possible")
     if ask.reliable and not offer.gap_free:
-        against.append("gaps are ruled out, and it may have some")
+        against.append("it may have gaps, and the request rules them out")
     if offer.reliability < reliability:
-        against.append(f"a message reaches everyone with probability {offer.reliability:.6g}, {reliability:g} is asked")
+        against.append(
+            f"a message reaches all members with probability {offer.reliability:.6g}; {reliability:g} is required"
+        )
     if not against:
         return offer
     return replace(offer, feasible=False, reasons=(*against, *offer.reasons))
@@ -147,7 +151,7 @@ def _with_objections(offer: Offer, ask: Ask, reliability: float) -> Offer:
 
 def _theorem_4(ask: Ask, floor: int) -> str:
     return (
-        f"no order without gaps can tolerate {ask.failures} crashes within less than (f+1)Δ = "
+        f"no gap-free order that tolerates {ask.failures} crashes can be faster than (f+1)Δ = "
         f"{ask.failures + 1} × {duration_text(ask.timing.delta_ns)} = {duration_text(floor)} (Theorem 4)"
     )
 
@@ -158,5 +162,5 @@ def _refusal(ask: Ask, candidates: list[Offer]) -> str:
         return f"{_theorem_4(ask, floor)}; allow gaps, tolerate fewer crashes, or extend the deadline"
     if ask.deadline_ns is not None and all(c.latency_bound_ns > ask.deadline_ns for c in candidates):
         best = min(candidates, key=lambda offer: offer.latency_bound_ns)
-        return f"the lowest bound is {duration_text(best.latency_bound_ns)}, of {best.order}"
-    return "each candidate says why it does not fit"
+        return f"the lowest bound is {duration_text(best.latency_bound_ns)}, by {best.order}"
+    return "no candidate fits; each states why"

@@ -1,10 +1,12 @@
-"""Metric collectors at both sides of each layer (paper 002 §2.4, §4: MeCo), fed by the stack, without I/O.
+"""Metric collectors at both sides of each layer (paper 002 §2.4, §4: MeCo), fed by the stack.
 
-The stack tells what crosses which boundary; here it is counted, in constant memory, over tumbling windows of the
-member's own clock that begin at multiples of their length, so that all members' windows carry the same numbers. What a
-window held is handed out as rows when it is over.
+The stack calls `Monitor` for everything that crosses a layer boundary. The layers, from top to bottom, are the
+application, the order, the services below the order, and the network. `Monitor` counts in constant memory over tumbling
+windows of the member's own clock. Windows start at multiples of their length, so all members' windows have the same
+numbers. `close_window` returns a finished window as metric rows.
 
-The parties are the application, the order, the services under it by the names of their layers, and the network.
+Two meters measure loss. `LinkMeter` reads the serial numbers of datagrams and so measures the network, whatever the
+layers above repair. `FrameMeter` reads the order's frame numbers and so measures the loss that remains after repair.
 """
 
 from __future__ import annotations
@@ -20,32 +22,276 @@ from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, S
 from unisono.model.policy import Policy
 from unisono.model.slot_schedule import SlotGrid
 from unisono.net.clock_check import ClockCheck
-from unisono.qos.watch.frame_meter import FrameMeter
-from unisono.qos.watch.link_meter import LinkMeter
 from unisono.wire.frame import END_OF_SLOT, SERIAL_MAX, Frame, Kind
 
 WINDOW_NS = 250_000_000
 TIMED_EVERY = 8
-"""Of data without an end-of-slot mark, one datagram in so many is timed."""
+"""Time one in this many of the data datagrams without an end-of-slot mark."""
 DELIVERIES_BUFFERED = 256
-"""Batches of others that are kept until what they tell is worked out, many at once."""
+"""Deliveries of peers' messages to collect before processing them in one go."""
 SUBMISSIONS_TRACKED_MAX = 4096
-"""Submissions whose delivery is awaited, to know how long it took; beyond that some are not measured."""
-
+"""Submissions to track until delivery, to measure their latency; further ones are not measured."""
 
 _LINK_METRICS = frozenset({"delay", "jitter", "loss", "loss_burst", "reordering", "silence", "gamma"})
 _ORDER_USAGE_METRICS = frozenset({"rate", "burst", "size", "held_back"})
 
-
-_MARKS = bytes(flags & END_OF_SLOT for flags in range(256))
-"""By a datagram's flags, whether it has an end-of-slot mark."""
+_IS_MARK = bytes(flags & END_OF_SLOT for flags in range(256))
+"""Indexed by a datagram's flags: whether it carries an end-of-slot mark."""
+REORDER_WINDOW = 32
+"""A datagram counts as lost when this many later ones have arrived."""
+TIMED_BUFFER = 256
+"""Arrivals to collect before processing them in one go."""
+NO_SERIAL = -1
+"""Not a serial number: no particular datagram is expected next."""
+_ALL_SEEN = (1 << REORDER_WINDOW) - 1
+_HALF = SERIAL_MAX // 2
+_ROUNDS = bytes(range(1, SERIAL_MAX + 1)) * 3
+"""Consecutive serials, longer than one read of datagrams from any start in the first round."""
 
 Collector: TypeAlias = tuple[str, Side, int]
-"""Which layer collects, on which side, about which link."""
+"""The collecting layer, its side, and the link that the metric is about."""
+
+
+class LinkMeter:
+    """The link from one peer, in one of the peer's incarnations: loss, bursts, delay, jitter, reordering, silence.
+
+    Loss is read off the serial numbers of datagrams to all members. Serials repeat after 255, so a longer outage counts
+    modulo 255 and shows as `silence`. Jitter follows RFC 3550: a running mean over 16 datagrams of the change in
+    transit time.
+
+    Nearly all datagrams arrive in sequence. For those the caller only compares `next_serial` and assigns `next_serial`,
+    `in_sequence` and `newest_sent_ns`, without a call. All other datagrams go through `on_datagram`.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_delays",
+        "_jitter_16",
+        "_last_ns",
+        "_loss_run",
+        "_newest_serial",
+        "_seen_mask",
+        "_silence_ns",
+        "_timed",
+        "_transit_ns",
+        "bursts",
+        "duplicated",
+        "in_sequence",
+        "incarnation",
+        "late",
+        "lost",
+        "newest_sent_ns",
+        "next_serial",
+        "offset_ns",
+        "reordered",
+    )
+
+    def __init__(self, incarnation: int, now: int) -> None:
+        self.incarnation = incarnation
+        self.offset_ns = 0
+        """The peer's clock minus our clock, as last estimated."""
+        self._newest_serial = 0
+        """The newest serial; stale while `next_serial` is set."""
+        self.next_serial = NO_SERIAL
+        """The serial expected next, or NO_SERIAL while datagrams are missing."""
+        self.newest_sent_ns = 0
+        """Send time of the newest datagram."""
+        self._seen_mask = 0
+        self._loss_run = 0
+        self._last_ns = now
+        self._timed: list[tuple[int, int]] = []
+        """(arrival time, send time) of datagrams that are not processed yet."""
+        self._transit_ns: int | None = None
+        self._jitter_16 = 0
+        # The first datagram marks all earlier ones as seen; these must not count when they leave the window.
+        self._counted = 1 - REORDER_WINDOW
+        self._reset_counters()
+
+    def _reset_counters(self) -> None:
+        self.in_sequence = self.lost = self.reordered = self.late = self.duplicated = self._silence_ns = 0
+        self._delays, self.bursts = Histogram(), Histogram()
+
+    def start_window(self) -> None:
+        """Start a window: reset the counters and keep the state that spans windows."""
+        self._process_timings()
+        self._counted = min(self._counted + self.in_sequence, 0)
+        self._reset_counters()
+
+    def are_next(self, serials: bytes) -> bool:
+        """Whether these are exactly the serials expected next."""
+        at = self.next_serial - 1
+        return at >= 0 and serials == _ROUNDS[at : at + len(serials)]
+
+    def on_datagram(self, sent_ns: int, serial: int) -> None:
+        """A datagram to all members arrived, in sequence or not."""
+        if self.next_serial != NO_SERIAL:
+            self._newest_serial = (self.next_serial - 2) % SERIAL_MAX + 1
+        ahead = (serial - self._newest_serial) % SERIAL_MAX
+        if self._newest_serial == 0:
+            self._newest_serial, self.newest_sent_ns, self._seen_mask = serial, sent_ns, _ALL_SEEN
+        elif ahead == 0 and sent_ns <= self.newest_sent_ns:
+            self.duplicated += 1
+        elif ahead > _HALF and sent_ns <= self.newest_sent_ns:
+            self._on_overtaken(SERIAL_MAX - ahead)
+        else:
+            self._advance(ahead or SERIAL_MAX)
+            self._newest_serial, self.newest_sent_ns = serial, sent_ns
+        # With nothing missing, the caller handles the following datagrams without a call.
+        self.next_serial = (
+            self._newest_serial % SERIAL_MAX + 1 if self._seen_mask == _ALL_SEEN and not self._loss_run else NO_SERIAL
+        )
+
+    @property
+    def counted(self) -> int:
+        """How many datagrams have arrived or count as lost."""
+        return self._counted + self.in_sequence
+
+    def record_timing(self, now: int, sent_ns: int) -> None:
+        """Time one datagram: every end-of-slot mark, which arrive at even intervals, and some others.
+
+        Timings are processed in batches, which costs less than half.
+        """
+        timed = self._timed
+        timed.append((now, sent_ns))
+        if len(timed) == TIMED_BUFFER:
+            self._process_timings()
+
+    def _process_timings(self) -> None:
+        last_ns, transit_before, jitter_16, offset_ns = self._last_ns, self._transit_ns, self._jitter_16, self.offset_ns
+        silence_ns, add = self._silence_ns, self._delays.add
+        for now, sent_ns in self._timed:
+            silence_ns = max(silence_ns, now - last_ns)
+            last_ns = now
+            transit = now - sent_ns + offset_ns
+            add(transit)
+            if transit_before is not None:
+                jitter_16 += abs(transit - transit_before) - ((jitter_16 + 8) >> 4)
+            transit_before = transit
+        self._last_ns, self._transit_ns, self._jitter_16 = last_ns, transit_before, jitter_16
+        self._silence_ns = silence_ns
+        self._timed.clear()
+
+    @property
+    def delays(self) -> Histogram:
+        """Transit times of the timed datagrams."""
+        self._process_timings()
+        return self._delays
+
+    @property
+    def silence_ns(self) -> int:
+        """The longest time between two timed datagrams."""
+        self._process_timings()
+        return self._silence_ns
+
+    def jitter_ns(self) -> int:
+        """The jitter: a running mean."""
+        self._process_timings()
+        return self._jitter_16 >> 4
+
+    def extend_silence(self, now: int) -> None:
+        """Count the time since the last arrival, so that the end of a window does not hide an ongoing silence."""
+        self._process_timings()
+        self._silence_ns = max(self._silence_ns, now - self._last_ns)
+
+    def set_clock_offset(self, offset_ns: int) -> None:
+        """Set the estimate of the peer's clock minus our clock."""
+        self._process_timings()
+        self.offset_ns = offset_ns
+
+    def _on_overtaken(self, behind: int) -> None:
+        if behind >= REORDER_WINDOW:
+            self.late += 1  # it already counted as lost
+        elif self._seen_mask >> behind & 1:
+            self.duplicated += 1
+        else:
+            self._seen_mask |= 1 << behind
+            self.reordered += 1
+
+    def _advance(self, steps: int) -> None:
+        """Move the newest serial forward: datagrams that leave the reordering window arrived or are lost."""
+        within = min(steps, REORDER_WINDOW)
+        self._counted += steps
+        missing = ~self._seen_mask & _ALL_SEEN & ~(_ALL_SEEN >> within)
+        if missing or self._loss_run:
+            self._count_losses(missing, within)
+        beyond = steps - within
+        self.lost += beyond
+        self._loss_run += beyond
+        self._seen_mask = (self._seen_mask << steps | 1) & _ALL_SEEN
+
+    def _count_losses(self, missing: int, positions: int) -> None:
+        """Count the `missing` datagrams among the oldest positions of the reordering window as lost."""
+        for age in range(REORDER_WINDOW - 1, REORDER_WINDOW - 1 - positions, -1):
+            if missing >> age & 1:
+                self.lost += 1
+                self._loss_run += 1
+            elif self._loss_run:
+                self.bursts.add(self._loss_run)
+                self._loss_run = 0
+
+
+COUNT_LAG_SLOTS = 16
+
+
+class FrameMeter:
+    """Counts the frames of one sender that do not reach the layer above a service.
+
+    Each slot of each member has frames numbered from 0 and closes with an end-of-slot mark, so the mark tells how many
+    frames the slot has, and slot numbers tell how many marks there are. If the mark of a slot is lost, at least the
+    mark is missing. A slot is counted when COUNT_LAG_SLOTS later slots have begun: a reliable service has repaired by
+    then what it can.
+    """
+
+    __slots__ = ("_counted_until", "_due", "_incarnation", "_missing", "_newest", "_open_slots")
+
+    def __init__(self) -> None:
+        self._incarnation = -1
+        self._newest = self._counted_until = -1
+        self._open_slots: dict[int, tuple[int, int]] = {}
+        """By slot: how many frames arrived, and how many are due: exactly if the mark arrived, else at least."""
+        self._due = self._missing = 0
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame arrived."""
+        if frame.incarnation != self._incarnation:
+            if frame.incarnation < self._incarnation:
+                return
+            self._incarnation = frame.incarnation
+            self._newest = self._counted_until = frame.slot - 1
+            self._open_slots.clear()
+        slot = frame.slot
+        if slot <= self._counted_until:
+            return
+        arrived, due = self._open_slots.get(slot, (0, 1))
+        # At least one more frame follows a frame that is not a mark.
+        self._open_slots[slot] = arrived + 1, max(due, frame.number + (1 if frame.flags & END_OF_SLOT else 2))
+        if slot > self._newest:
+            self._newest = slot
+            self._count_until(slot - COUNT_LAG_SLOTS)
+
+    def _count_until(self, until: int) -> None:
+        slots = until - self._counted_until
+        if slots <= 0:
+            return
+        found = 0
+        for slot in sorted(slot for slot in self._open_slots if slot <= until):
+            arrived, due = self._open_slots.pop(slot)
+            found += 1
+            self._due += due
+            self._missing += max(0, due - arrived)
+        self._due += slots - found
+        self._missing += slots - found
+        self._counted_until = until
+
+    def pop_window(self) -> tuple[int, int]:
+        """Frames due since the last call, and how many of them are missing. Resets both counts."""
+        counted = self._due, self._missing
+        self._due = self._missing = 0
+        return counted
 
 
 class MetricWindow:
-    """The rows of one window, as they are made."""
+    """Builds the rows of one window."""
 
     def __init__(self, start_ns: int, length_ns: int) -> None:
         self.rows: list[MetricRow] = []
@@ -54,11 +300,11 @@ class MetricWindow:
         self._start_and_length = start_ns, length_ns
 
     def level(self, collector: Collector, metric: str, count: int, value: float) -> None:
-        """A level, or a share of `count`."""
+        """Add a level, or a share of `count` observations."""
         self.rows.append(MetricRow(*collector, metric, *self._start_and_length, count, value))
 
     def spread(self, collector: Collector, metric: str, values: Histogram) -> None:
-        """A spread, if there are any values."""
+        """Add a distribution, unless it has no values."""
         if values.total:
             pairs = tuple(values.to_pairs())
             self.rows.append(
@@ -79,9 +325,9 @@ class Monitor:
         window_ns: int = WINDOW_NS,
         slots: Callable[[], SlotGrid] | None = None,
     ) -> None:
-        """`layers` are the stack's parties from the order down to the last that is above the network.
+        """`layers` are the stack's layers from the order down to the one above the network.
 
-        `slots` says what slots are now, where their length may change.
+        `slots` returns the current slot schedule, for groups whose slot length may change.
         """
         self.window_ns = window_ns
         self._policy = policy
@@ -93,32 +339,32 @@ class Monitor:
         self._slotted = policy.order == "vbr"
         self._start_ns: int | None = None
         self.window_end_ns = 0
-        """When the window is over."""
+        """End of the current window."""
         self._peers = tuple(m for m in policy.view.members if m != policy.member)
         self._links: dict[int, LinkMeter] = {}
-        # Copies of a reliable multicast are few and carry no marks.
+        # Copies of a reliable multicast are few and carry no end-of-slot marks, so all of them are timed.
         self._timed_every = 1 if "rmcast" in layers else TIMED_EVERY
         self._frame_meters = {layer: {peer: FrameMeter() for peer in self._peers} for layer in self._layers[:-1]}
         self._offered = self._accepted = self._sequence = 0
         self._slot_end_ns = self._slot_accepted = self._burst = 0
         self._awaited: deque[tuple[int, int]] = deque()
-        """(the sequence after the submission's last message, when it was made)."""
+        """(sequence number after the submission's last message, time of the submission)."""
         self._sizes = Histogram()
         self._peer_deliveries: list[tuple[int, int, int, int]] = []
-        """Deliveries of others' messages, not worked out yet: when, whose, of which slot, how many."""
+        """Unprocessed deliveries of peers' messages: time, sender, slot, count."""
         self._latencies = {member: Histogram() for member in policy.view.members}
         self._offsets = dict.fromkeys(policy.view.members, 0)
-        """By peer, its clock minus ours as last estimated."""
+        """By peer: its clock minus our clock, as last estimated."""
         self._frames_passed_down = dict.fromkeys(self._layers[1:], 0)
         self._datagrams = self._bytes = 0
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Everybody from the top to the bottom."""
+        """All layers from top to bottom, with the application and the network."""
         return (APPLICATION, *self._layers, NETWORK)
 
     def collects(self, layer: str, side: Side, metric: str) -> bool:
-        """Whether rows of this metric come from this layer's collector on this side."""
+        """Whether this layer's collector on this side produces this metric."""
         if layer == APPLICATION:
             return side is Side.BELOW and metric == "latency"
         if side is Side.ABOVE:
@@ -127,10 +373,10 @@ class Monitor:
             return metric in _ORDER_USAGE_METRICS if layer == self._layers[0] else metric == "rate"
         return metric in _LINK_METRICS if layer == self._layers[-1] else metric == "loss" and self._slotted
 
-    # -- what crosses the boundaries -------------------------------------------------------------------------
+    # -- traffic across layer boundaries ---------------------------------------------------------------------
 
     def submitted(self, now: int, messages: Sequence[bytes], accepted: int) -> None:
-        """The application offered messages, of which the order took the first `taken`."""
+        """The application submitted messages; the order accepted the first `accepted` of them."""
         self._offered += len(messages)
         if not accepted:
             return
@@ -147,7 +393,7 @@ class Monitor:
             self._awaited.append((self._sequence, now))
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
-        """The order handed these to the application."""
+        """The order delivered these events to the application."""
         sender = slot = count = 0
         for event in events:
             if type(event) is not Batch:
@@ -168,7 +414,7 @@ class Monitor:
             self._process_deliveries()
 
     def _process_deliveries(self) -> None:
-        """How long others' messages took at most: none of a slot was submitted before it began."""
+        """Add upper bounds of the latency of peers' messages: no message is submitted before its slot begins."""
         if self._slotted:
             slots = self._slots()
             for now, sender, slot, count in self._peer_deliveries:
@@ -176,7 +422,7 @@ class Monitor:
         self._peer_deliveries.clear()
 
     def _time_own_messages(self, now: int, batch: Batch) -> None:
-        """How long our own messages took, by our own clock."""
+        """Add the latency of our own messages, by our own clock."""
         awaited, at = self._awaited, batch.first_sequence
         end = at + batch.count
         while awaited and awaited[0][0] <= end:
@@ -186,10 +432,10 @@ class Monitor:
                 at = sequence
 
     def arrived(self, now: int, frame: Frame, serial: int) -> None:
-        """The network delivered a datagram."""
+        """A datagram arrived from the network."""
         link = self._links.get(frame.sender)
         if link is not None and link.next_serial == serial and link.incarnation == frame.incarnation:
-            # In turn, as nearly all are. This is what collecting costs, so nothing is called here.
+            # In sequence, as nearly all are. This is the hot path of collecting, so it calls nothing.
             link.in_sequence += 1
             link.next_serial = serial % SERIAL_MAX + 1
             link.newest_sent_ns = frame.sent_ns
@@ -199,10 +445,10 @@ class Monitor:
             link.record_timing(now, frame.sent_ns)
 
     def arrived_in_batch(self, now: int, frames: Sequence[Frame], serials: bytes, flags: bytes) -> None:
-        """The network delivered datagrams at once: where all are in turn, they count at once."""
+        """Datagrams arrived together; if all are in sequence, they are counted together."""
         first, last = frames[0], frames[-1]
         link = self._links.get(last.sender)
-        # They came by one socket, one behind the other, so what holds for both ends holds for all.
+        # One socket received them one after the other, so a check of the first and the last covers all.
         if (
             link is None
             or first.sender != last.sender
@@ -217,16 +463,16 @@ class Monitor:
         link.in_sequence += len(frames)
         link.next_serial = serials[-1] % SERIAL_MAX + 1
         link.newest_sent_ns = last.sent_ns
-        # Having arrived at one time, of those without a mark one tells as much as several.
-        marks, end = flags.translate(_MARKS), len(frames) - 1
-        at = marks.find(1)
+        # All arrived at the same time, so one timing for the datagrams without a mark is enough.
+        is_mark, end = flags.translate(_IS_MARK), len(frames) - 1
+        at = is_mark.find(1)
         while 0 <= at < end:
             link.record_timing(now, frames[at].sent_ns)
-            at = marks.find(1, at + 1)
+            at = is_mark.find(1, at + 1)
         link.record_timing(now, last.sent_ns)
 
     def _on_out_of_sequence(self, now: int, frame: Frame, serial: int) -> LinkMeter | None:
-        """The link that a datagram came by, if it counts there."""
+        """The meter of the datagram's link after counting the datagram; None if the datagram does not count."""
         if not serial or not frame.sent_ns:
             return None
         link = self._links.get(frame.sender)
@@ -264,7 +510,7 @@ class Monitor:
     # -- windows ---------------------------------------------------------------------------------------------
 
     def close_window(self, now: int) -> list[MetricRow]:
-        """The rows of the window that is over, if one is; the next one begins."""
+        """If the current window is over, return its rows and start the next one; else return no rows."""
         current = now // self.window_ns * self.window_ns
         if self._start_ns is None:
             self._start_ns = current

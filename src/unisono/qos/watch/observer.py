@@ -1,7 +1,11 @@
-"""One member's QoS management around its stack: collectors, agreements, and who hears of a violation.
+"""QoS management of one member's stack: measure, evaluate agreements, report violations, adapt (paper 002 §2.4, §4.2).
 
-The paper's measurement service, evaluation and violation detection service and event channels (002 §2.4, §4.2), in one
-process and without a broker. The stack feeds it; it hands out events for the application and rows for the trace.
+This is the paper's measurement service, its evaluation and violation detection service and its event channels, in one
+process and without a broker. The stack calls the observer for everything that crosses a layer boundary and wakes it at
+the end of each collecting interval. The observer emits events for the application and metric rows for the trace.
+
+Adaptation: each member requests the settings that it needs. Requests are ordered like messages, so all members agree on
+them at the same slot (`settings_agreed`), compute the same settings and apply them from that slot on.
 """
 
 from __future__ import annotations
@@ -37,40 +41,40 @@ from unisono.wire.frame import Frame
 from unisono.wire.setting_requests import decode_settings_with_verdict
 
 ROWS_KEPT = 65_536
-"""Rows that nobody fetches are dropped, the oldest first, and counted."""
+"""Keep this many rows until `pop_rows`; older ones are dropped and counted."""
 
 REPEAT_INTERVAL_NS = 3_000_000_000
-"""So often a demand is said again: somebody may have missed it, where gaps are possible."""
+"""Repeat requests at this interval: where gaps are possible, a member may have missed one."""
 
 REPEATS = 3
-"""How many times a verdict on the whole group is said again, likewise."""
+"""How many times to repeat a verdict about the whole group, for the same reason."""
 VERDICTS_REMEMBERED_MAX = 1024
-"""So many verdicts are remembered, to tell which were heard before."""
+"""Remember the ids of this many verdicts, to ignore repetitions."""
 
 Listener: TypeAlias = Callable[[SlaVerdict], None]
 
 
 class AdaptableStack(Protocol):
-    """What adaptation does to a stack."""
+    """The parts of a stack that adaptation uses."""
 
     @property
     def grid(self) -> SlotGrid:
-        """The slots as they are."""
+        """The current slot schedule."""
 
     def request_settings(
         self, now: int, settings: Settings, verdict: SlaVerdict | None = None, member: int | None = None
     ) -> None:
-        """Let everybody know which settings this member needs, or one who is gone, and the verdict they follow from."""
+        """Broadcast the settings that this member (or a departed one) needs, with the SLA verdict behind them."""
 
     def apply_settings(self, settings: Settings, slot: int) -> None:
-        """Have these settings in force from a slot on."""
+        """Use these settings from a slot on."""
 
     def change_slot(self, now: int, theta_ns: int) -> None:
-        """Ask the group for slots of another length."""
+        """Request another slot length from the group."""
 
 
 class QosObserver:
-    """Watches one stack."""
+    """Observes one stack."""
 
     def __init__(
         self,
@@ -80,13 +84,13 @@ class QosObserver:
         slas: SlaSet | None = None,
         stack: AdaptableStack | None = None,
     ) -> None:
-        """`parties` are the stack's order and services; `stack` is what is adapted, where the agreements say so.
+        """`layers` are the stack's order and services; `stack` is adapted if the agreements ask for it.
 
-        Raises SlaError for agreements that it cannot judge, and knobs that it cannot turn.
+        Raises SlaError for agreements that cannot be evaluated here and settings that cannot be adapted here.
         """
         self.events: list[StackEvent] = []
         self.due = 0
-        """When to be woken."""
+        """When to call `wake` next."""
         self.dropped = 0
         self.latest: tuple[MetricRow, ...] = ()
         """The rows of the last interval."""
@@ -102,11 +106,11 @@ class QosObserver:
         self._member = policy.member
         self._repeat_at = 0
         self._repeat_own_request = False
-        """Whether this member's demand is to be said again: the group has changed."""
+        """Whether to repeat this member's request, because the group changed."""
         self._evaluated_by_members = slas is None or slas.evaluated_by_members
         self._verdicts_seen: dict[str, None] = {}
         self._announced: dict[str, tuple[SlaVerdict, int]] = {}
-        """By agreement, the last verdict that this member told the group, and how often it is to be said again."""
+        """By agreement: the last verdict that this member announced to the group, and how often to repeat it."""
         self.adapter = None
         if slas is not None and slas.adaptable_settings:
             self.adapter = Adapter(policy, slas, agreed, self.monitor.layer_names[-2])
@@ -122,7 +126,7 @@ class QosObserver:
         self.datagrams_sent = self.monitor.datagrams_sent
 
     def delivered(self, now: int, events: Sequence[StackEvent]) -> None:
-        """The order handed these to the application."""
+        """The order delivered these events to the application."""
         self.monitor.delivered(now, events)
         if self.adapter is not None:
             for event in events:
@@ -131,27 +135,27 @@ class QosObserver:
                     self._repeat_own_request = True
 
     def _check_sla(self, slas: SlaSet, number: int) -> Sla:
-        """The agreement with `order` read as the order's name; refuses parties, links and metrics that are not here."""
-        parties, sla = self.monitor.layer_names, slas.slas[number]
-        order = {"order": parties[1]}
+        """The agreement with `order` replaced by the order's name; SlaError for unknown layers, links and metrics."""
+        layers, sla = self.monitor.layer_names, slas.slas[number]
+        order = {"order": layers[1]}
         provider, consumer = order.get(sla.provider, sla.provider), order.get(sla.consumer, sla.consumer)
 
         def error(field: str, problem: str) -> SlaError:
             return slas.error(f"sla[{number + 1}].{field}", f"{problem} ({sla.name!r})")
 
-        for field, party in (("provider", provider), ("consumer", consumer)):
-            if party not in parties:
-                raise error(field, f"{party} is not in this stack, which is {', '.join(parties)}")
-        if parties.index(provider) != parties.index(consumer) + 1:
-            below = parties[parties.index(consumer) + 1] if consumer != parties[-1] else "nobody"
-            raise error("provider", f"under {consumer} there is {below}, not {provider}")
+        for field, layer in (("provider", provider), ("consumer", consumer)):
+            if layer not in layers:
+                raise error(field, f"there is no layer {layer} in this stack; its layers are {', '.join(layers)}")
+        if layers.index(provider) != layers.index(consumer) + 1:
+            below = layers[layers.index(consumer) + 1] if consumer != layers[-1] else "nothing"
+            raise error("provider", f"the layer below {consumer} is {below}, not {provider}")
         for layer in sla.informs:
-            if layer not in {*parties, "order"}:
-                raise error("informs", f"{layer} is not in this stack, which is {', '.join(parties)}")
+            if layer not in {*layers, "order"}:
+                raise error("informs", f"there is no layer {layer} in this stack; its layers are {', '.join(layers)}")
         strangers = sorted(set(sla.links).difference(self._members))
         if strangers:
-            there = ", ".join(map(str, self._members))
-            raise error("links", f"there is no member {strangers[0]} in this group, which is {there}")
+            members = ", ".join(map(str, self._members))
+            raise error("links", f"there is no member {strangers[0]} in this group; its members are {members}")
         agreed = replace(sla, provider=provider, consumer=consumer)
         if not self.monitor.collects(*collector_of(agreed), agreed.metric):
             raise error("metric", f"{sla.metric} is not collected between {provider} and {consumer}")
@@ -160,16 +164,16 @@ class QosObserver:
     # -- channels --------------------------------------------------------------------------------------------
 
     def register(self, sla: str, listener: Listener) -> None:
-        """Call `listener` with each violation and clearance of one agreement: a layer's negotiation, for one."""
+        """Call `listener` with each violation and clearance of one agreement."""
         if sla not in self._listeners:
             known = ", ".join(sorted(self._listeners)) or "none"
-            raise InvalidOption("sla", f"there is no agreement {sla!r}; known here: {known}")
+            raise InvalidOption("sla", f"there is no agreement {sla!r}; the agreements here are: {known}")
         self._listeners[sla].append(listener)
 
     # -- windows ---------------------------------------------------------------------------------------------
 
     def wake(self, now: int) -> None:
-        """Close the interval if it is over, and judge what it ends."""
+        """If the collecting interval is over, close it and evaluate the windows that end with it."""
         rows = self.monitor.close_window(now)
         self.due = self.monitor.window_end_ns
         if not rows:
@@ -208,13 +212,13 @@ class QosObserver:
         for member in adapter.departed_with_request(now):
             stack.request_settings(now, adapter.declared, member=member)
 
-    def settings_agreed(self, now: int, demands: Sequence[SettingsAgreed]) -> None:
-        """Everybody goes by what these members need: one change for all demands that count from one slot on."""
-        for slot, together in groupby(demands, lambda demand: demand.slot):
+    def settings_agreed(self, now: int, agreed: Sequence[SettingsAgreed]) -> None:
+        """All members agreed on these requests. Requests that take effect at the same slot make one change."""
+        for slot, together in groupby(agreed, lambda request: request.slot):
             self._apply_requests(now, slot, tuple(together))
 
     def _apply_requests(self, now: int, slot: int, agreed: Sequence[SettingsAgreed]) -> None:
-        commands = [(demand.sender, decode_settings_with_verdict(demand.request)) for demand in agreed]
+        commands = [(request.sender, decode_settings_with_verdict(request.request)) for request in agreed]
         for _, command in commands:
             if command is not None and command[1] is not None:
                 self._on_verdict(command[1], slot)
@@ -229,13 +233,13 @@ class QosObserver:
             return
         self._stack.apply_settings(in_force, slot)
         if in_force.theta_ns != before.theta_ns and in_force.theta_ns is not None and any(map(self._acts_for, senders)):
-            # Slots have an agreement of their own; whoever's demand led to it asks for it.
+            # Slot lengths are agreed on separately; the member whose request changed Θ asks for the new length.
             self._stack.change_slot(now, in_force.theta_ns)
         text = f"from slot {slot} on: {in_force.text()}; until then {before.text()}"
         if agreed[0].local_slot > slot:
-            text += f", and here until slot {agreed[0].local_slot}, which this member came back in"
-        who = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
-        self.publish(Notice(NoticeKind.ADAPTED, f"{text}; as {who} demanded", self._member, slot))
+            text += f"; this member rejoined and keeps the old settings until slot {agreed[0].local_slot}"
+        requesters = f"member{'s' if len(senders) > 1 else ''} {' and '.join(map(str, senders))}"
+        self.publish(Notice(NoticeKind.ADAPTED, f"{text}; requested by {requesters}", self._member, slot))
 
     def _acts_for(self, member: int) -> bool:
         return member == self._member or (self.adapter is not None and self.adapter.has_departed(member))
@@ -243,8 +247,10 @@ class QosObserver:
     # -- verdicts on the whole group -------------------------------------------------------------------------
 
     def announce(self, now: int, network: Estimate | None, verdicts: Sequence[SlaVerdict]) -> None:
-        """What the measurement service has found goes into the order: its verdicts, each with the settings that the
-        network calls for, so that all members hear of it and adapt at one place."""
+        """Broadcast the findings of the measurement service through the order.
+
+        Each verdict carries the settings that the network needs, so all members learn of it and adapt at the same slot.
+        """
         if self._stack is None:
             return
         wanted = None
@@ -264,7 +270,7 @@ class QosObserver:
         return Settings() if self.adapter is None else self.adapter.own_request()
 
     def _repeat_announced(self, now: int) -> None:
-        """Somebody may have missed a verdict, where gaps are possible."""
+        """Repeat announced verdicts: where gaps are possible, a member may have missed one."""
         if self._stack is None or now < self._repeat_at:
             return
         for sla, (verdict, times) in list(self._announced.items()):
@@ -276,7 +282,7 @@ class QosObserver:
                 del self._announced[sla]
 
     def _on_verdict(self, verdict: SlaVerdict, slot: int) -> None:
-        """Everybody hears of it here; what is said again is heard once."""
+        """Publish a verdict that all members receive at this slot, once; repetitions are ignored."""
         if verdict.id in self._verdicts_seen:
             return
         self._verdicts_seen[verdict.id] = None
@@ -285,14 +291,14 @@ class QosObserver:
         self.publish(replace(verdict, slot=slot))
 
     def publish(self, event: SlaViolation | Notice | StackEvent) -> None:
-        """To the application, and to whoever has registered for the agreement."""
+        """Pass an event to the application and to the listeners of its agreement."""
         self.events.append(event)
         if isinstance(event, SlaViolation | SlaCleared):
             for listener in self._listeners.get(event.sla, ()):
                 listener(event)
 
     def pop_rows(self) -> list[MetricRow]:
-        """The rows of the intervals that are over; handed out once."""
+        """Return the rows of finished intervals and clear the list."""
         rows = list(self._rows)
         self._rows.clear()
         return rows

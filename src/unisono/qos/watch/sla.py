@@ -1,30 +1,35 @@
-"""Evaluation and violation detection (paper 002 §2.4, §4): agreements against windows of metrics.
+"""Evaluation of service level agreements and detection of violations (paper 002 §2.4, §4).
 
-Rows of metrics go in, verdicts come out: one per agreement and window, held, violated or unknown. The rows may be one
-member's as they are collected, or a whole system's from its metric streams: the arithmetic is the same.
+`evaluate` compares one window of metric rows with an agreement. The result is a `Finding`: held, violated, or unknown
+if there are too few observations. The rows may come from one member or from all members of a group.
+
+`MemberEvaluation` does this for one running member. `GroupEvaluation` does it for a whole group, for the measurement
+service: it collects the rows of all members and evaluates a window when every member is past its end. Windows are in
+event time, by the members' clocks, and have the same numbers at all members. A member that is `patience_ns` behind the
+foremost member, with all of its rows read, no longer delays the others. Rows for an evaluated window are late: they are
+counted and change nothing. An agreement is evaluated per link (one member's link from one peer) and the worst link is
+reported; or, if the agreement says `together`, over all links of all members at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import ceil, exp, lgamma, log, log1p
+from hashlib import sha256
+from typing import Any
 
 from unisono.model.durations import duration_text
 from unisono.model.events import Notice, NoticeKind, SlaCleared, SlaVerdict, SlaViolation, Violation, ViolationKind
 from unisono.model.histogram import Histogram
-from unisono.model.metrics import EVERY_LINK, MetricRow, Shape, Side
+from unisono.model.metrics import APPLICATION, EVERY_LINK, NETWORK, MetricRow, Shape, Side
 from unisono.model.sla import Sla, value_text
-
-ROUNDING_TOLERANCE = 1e-9
-"""What rounding may add to a share."""
-BISECTION_STEPS = 30
-"""So often a bound is narrowed down: to a billionth."""
+from unisono.qos.adapt.estimate import Estimate, LinkTally, combine_links
+from unisono.qos.confidence import ROUNDING_TOLERANCE, binomial_tail, confidence_per_link
 
 
 class SlaStatus(StrEnum):
-    """Whether a window kept an agreement."""
+    """Whether an agreement was met in a window."""
 
     HELD = "held"
     VIOLATED = "violated"
@@ -33,15 +38,15 @@ class SlaStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a window showed of an agreement, at its worst link."""
+    """The result of one window for one agreement, at its worst link."""
 
     sla: Sla
     window_start_ns: int
     status: SlaStatus
     measured: float
-    """Of a spread the share of values within the bound; of levels the share of intervals; else the share itself."""
+    """The share of values (SPREAD) or of intervals (LEVEL) within the bound; for SHARE, the share itself."""
     reported_value: float
-    """The value to tell: the quantile asked for, the share, or the largest level."""
+    """The value to report: the agreed quantile, the share, or the largest level."""
     count: int
     link: int
 
@@ -51,22 +56,22 @@ class Finding:
         window, worst = duration_text(sla.window_ns), value_text(sla.metric, self.reported_value)
         where = f" from member {self.link}" if self.link != EVERY_LINK else ""
         if sla.shape is Shape.SHARE:
-            return f"{sla.metric}{where} was {worst} of {self.count:,} in {window}; agreed was {sla.bound_text()}"
+            return f"{sla.metric}{where} was {worst} of {self.count:,} in {window}; agreed: {sla.bound_text()}"
         share = f"{self.measured:.4%} of {self.count:,} within {sla.bound_text()}"
-        seen = f"{sla.probability:.4%} were within {worst}" if sla.shape is Shape.SPREAD else f"worst {worst}"
-        return f"{sla.metric}{where}: {share} in {window}, where {sla.probability:.4%} was agreed; {seen}"
+        quantile = f"{sla.probability:.4%} were within {worst}" if sla.shape is Shape.SPREAD else f"worst {worst}"
+        return f"{sla.metric}{where}: {share} in {window}, agreed: {sla.probability:.4%}; {quantile}"
 
 
 def collector_of(sla: Sla) -> tuple[str, Side]:
-    """Whose rows an agreement is about: a service's are its consumer's, a usage's its provider's."""
+    """The layer and side that collect the metric: the consumer for a service, the provider for its usage."""
     side = sla.kind.side
     return (sla.consumer if side is Side.BELOW else sla.provider), side
 
 
 def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, links_evaluated: int = 0) -> Finding:
-    """What one window's rows show of an agreement; the rows may be of several members.
+    """Compare one window of rows, of one or several members, with an agreement.
 
-    `judged` is of how many links the worst is told, if of more than these rows are about.
+    `links_evaluated` is the number of links among which the worst is reported, if it is more than these rows cover.
     """
     by_link = _by_link(sla, rows)
     links_evaluated = max(links_evaluated, evaluable_links(by_link.values(), sla))
@@ -77,12 +82,12 @@ def evaluate(sla: Sla, rows: Iterable[MetricRow], window_start_ns: int, links_ev
 
 
 def evaluable_links_of(sla: Sla, rows: Iterable[MetricRow]) -> int:
-    """Of how many links one window's rows say enough for a verdict."""
+    """How many links have enough observations in one window of rows."""
     return evaluable_links(_by_link(sla, rows).values(), sla)
 
 
 def evaluable_links(rows_by_link: Iterable[Sequence[MetricRow]], sla: Sla) -> int:
-    """How many of these links have observations enough."""
+    """How many of these links have enough observations."""
     return sum(sum(row.count for row in rows) >= sla.observations for rows in rows_by_link)
 
 
@@ -98,7 +103,7 @@ def _by_link(sla: Sla, rows: Iterable[MetricRow]) -> dict[int, list[MetricRow]]:
 
 
 def severity(finding: Finding) -> tuple[int, float]:
-    """By this the worst of several findings of one agreement is the largest."""
+    """Sort key: the worst of several findings of one agreement is the largest."""
     rank = (SlaStatus.UNKNOWN, SlaStatus.HELD, SlaStatus.VIOLATED).index(finding.status)
     return rank, finding.measured if finding.sla.shape is Shape.SHARE else -finding.measured
 
@@ -112,20 +117,20 @@ def _evaluate_link(sla: Sla, start_ns: int, link: int, rows: Sequence[MetricRow]
             count, over = values.total, values.count_above(int(sla.bound))
             measured = 1 - over / count if count else 0.0
             worst = float(values.quantile(sla.probability))
-            kept = _status(measured + ROUNDING_TOLERANCE >= sla.probability, count, sla)
+            status = _status(measured + ROUNDING_TOLERANCE >= sla.probability, count, sla)
         case Shape.SHARE:
             count = sum(row.count for row in rows)
             hits = sum(row.value * row.count for row in rows)
             measured = worst = hits / count if count else 0.0
             chance = binomial_tail(hits, count, sla.bound)
-            kept = _status(chance > 1 - confidence_per_link(links_evaluated, sla.probability), count, sla)
+            status = _status(chance > 1 - confidence_per_link(links_evaluated, sla.probability), count, sla)
         case Shape.LEVEL:
-            # One figure per collecting interval: the intervals are the observations.
+            # One value per collecting interval: the intervals are the observations.
             count = len(rows)
             measured = sum(row.value <= sla.bound for row in rows) / count
             worst = max(row.value for row in rows)
-            kept = SlaStatus.HELD if measured + ROUNDING_TOLERANCE >= sla.probability else SlaStatus.VIOLATED
-    return Finding(sla, start_ns, kept, measured, worst, count, link)
+            status = SlaStatus.HELD if measured + ROUNDING_TOLERANCE >= sla.probability else SlaStatus.VIOLATED
+    return Finding(sla, start_ns, status, measured, worst, count, link)
 
 
 def _status(within: bool, count: int, sla: Sla) -> SlaStatus:
@@ -134,53 +139,8 @@ def _status(within: bool, count: int, sla: Sla) -> SlaStatus:
     return SlaStatus.HELD if within else SlaStatus.VIOLATED
 
 
-def confidence_per_link(links: int, confidence: float) -> float:
-    """How sure one verdict must be for all of `judged` independent ones together to be so with `confidence` (Šidák).
-
-    The worst of many links is told, and of many that keep a promise one looks bad by chance.
-    """
-    return float(confidence ** (1 / max(links, 1)))
-
-
-def binomial_tail(hits: float, count: int, share: float) -> float:
-    """How likely `hits` or more of `count` are if each is one with probability `share`: the binomial's tail, exactly.
-
-    1 where no more were seen than were to be expected. An approximation by a normal distribution would be far too bold
-    where many links are judged: what counts there is the end of the tail, and losses are few.
-    """
-    least = ceil(hits - ROUNDING_TOLERANCE * max(count, 1))
-    if least <= count * share:
-        return 1.0
-    if share <= 0:
-        return 0.0
-    ways = lgamma(count + 1) - lgamma(least + 1) - lgamma(count - least + 1)
-    term = exp(ways + least * log(share) + (count - least) * log1p(-share))
-    odds, total = share / (1 - share), 0.0
-    for number in range(least, count + 1):
-        total += term
-        if term <= total * ROUNDING_TOLERANCE:
-            break
-        term *= (count - number) / (number + 1) * odds
-    return min(total, 1.0)
-
-
-def share_lower_bound(hits: float, count: int, confidence: float) -> float:
-    """The lower bound of a share of which `hits` of `count` were seen, one-sided, at this confidence (Clopper-Pearson).
-
-    The largest share with which so many would be by chance no more often than is left to chance. Never above the share
-    that was seen.
-    """
-    if not count:
-        return 0.0
-    low, high = 0.0, hits / count
-    for _ in range(BISECTION_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if binomial_tail(hits, count, middle) <= 1 - confidence else (low, middle)
-    return low
-
-
 class MemberEvaluation:
-    """The agreements of one member while it runs: gathers rows into each agreement's windows, tells of changes."""
+    """Evaluates the agreements of one running member: collects rows per window and reports changes."""
 
     def __init__(self, slas: Sequence[Sla], member: int) -> None:
         self._slas = tuple(slas)
@@ -189,22 +149,24 @@ class MemberEvaluation:
         self._window: dict[str, int] = {}
         self._violated: dict[str, bool] = dict.fromkeys(self._rows, False)
         self.latest: dict[str, Finding] = {}
-        """By agreement, its last window's finding."""
+        """By agreement: the finding of its last window."""
 
     def add_rows(self, rows: Sequence[MetricRow], until_ns: int) -> tuple[list[Finding], list[Violation | Notice]]:
-        """Rows of a collecting interval that ended at `until_ns`: the findings of windows that are over, the events."""
+        """Add the rows of an interval that ended at `until_ns`; return findings and events of finished windows."""
         findings: list[Finding] = []
         events: list[Violation | Notice] = []
         for sla in self._slas:
             layer, side = collector_of(sla)
-            kept = self._rows[sla.name]
-            kept.extend(row for row in rows if row.metric == sla.metric and row.layer == layer and row.side is side)
+            window_rows = self._rows[sla.name]
+            window_rows.extend(
+                row for row in rows if row.metric == sla.metric and row.layer == layer and row.side is side
+            )
             starts = min((row.window_start_ns for row in rows), default=until_ns - 1)
             window = self._window.setdefault(sla.name, starts // sla.window_ns)
             if until_ns // sla.window_ns > window:
-                finding = evaluate(sla, kept, window * sla.window_ns)
+                finding = evaluate(sla, window_rows, window * sla.window_ns)
                 self._window[sla.name] = until_ns // sla.window_ns
-                kept.clear()
+                window_rows.clear()
                 findings.append(finding)
                 events.extend(self._status_events(finding))
         return findings, events
@@ -219,25 +181,25 @@ class MemberEvaluation:
         return [event]
 
     def violated_slas(self) -> tuple[str, ...]:
-        """The agreements that are not kept at the moment."""
-        return tuple(name for name, is_broken in self._violated.items() if is_broken)
+        """The agreements that are currently violated."""
+        return tuple(name for name, is_violated in self._violated.items() if is_violated)
 
 
 def status_change(finding: Finding, was_violated: bool, member: int | None) -> SlaVerdict | None:
-    """A violation when an agreement breaks, a notice when it is kept again; nothing in between."""
+    """A violation when an agreement becomes violated, a clearance when it is met again; else None."""
     sla = finding.sla
-    is_broken = finding.status is SlaStatus.VIOLATED
-    if finding.status is SlaStatus.UNKNOWN or was_violated == is_broken:
+    is_violated = finding.status is SlaStatus.VIOLATED
+    if finding.status is SlaStatus.UNKNOWN or was_violated == is_violated:
         return None
-    if is_broken:
+    if is_violated:
         return violation_event(finding, member)
-    text = f"{sla.name!r} is kept again: {finding.text()}"
+    text = f"{sla.name!r} is met again: {finding.text()}"
     start_ns, window_ns = finding.window_start_ns, sla.window_ns
     return SlaCleared(NoticeKind.SLA_CLEARED, text, member, sla=sla.name, window_start_ns=start_ns, window_ns=window_ns)
 
 
 def violation_event(finding: Finding, member: int | None, possible_guarantee: str = "") -> SlaViolation:
-    """The event that tells of a broken agreement."""
+    """The event that reports a violated agreement."""
     sla = finding.sla
     text = f"{sla.name!r} between {sla.provider} and {sla.consumer}: {finding.text()}"
     return SlaViolation(
@@ -254,3 +216,300 @@ def violation_event(finding: Finding, member: int | None, possible_guarantee: st
         window_ns=sla.window_ns,
         offered=possible_guarantee,
     )
+
+
+# -- the whole group -------------------------------------------------------------------------------------------
+
+PATIENCE_NS = 2_000_000_000
+ORDER = "order"
+"""The name by which agreements refer to the order, whichever order runs."""
+_ORDER_ONLY_METRIC = "held_back"
+"""Only the order's collector has this metric, so it tells which layer is the order."""
+_NETWORK_ONLY_METRIC = "silence"
+"""Only the layer directly above the network has this metric, for each link and interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """One member's measurements of the link from one peer, at one layer, in one window; None where there are none."""
+
+    member: int
+    link: int
+    layer: str
+    window_start_ns: int
+    window_ns: int
+    loss: float | None = None
+    datagrams: int = 0
+    """The number of datagrams that `loss` is a share of."""
+    delay_p50_ns: int | None = None
+    delay_p99_ns: int | None = None
+    delay_p999_ns: int | None = None
+    jitter_ns: float | None = None
+    loss_burst: int = 0
+    """The longest run of lost datagrams."""
+    gamma_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """The result of evaluating all finished windows."""
+
+    estimates: tuple[LinkEstimate, ...] = ()
+    network: Estimate | None = None
+    """A pessimistic estimate over all links of the last window, for adaptation."""
+    findings: tuple[tuple[Finding, int | None], ...] = ()
+    """The finding of each finished window, with the member where it was worst."""
+    verdicts: tuple[SlaVerdict, ...] = ()
+    late: int = 0
+
+
+@dataclass(slots=True)
+class _PendingRows:
+    """The rows of windows that are not evaluated yet."""
+
+    window_ns: int
+    first_window: int | None = None
+    """The first window that is not evaluated."""
+    rows: dict[int, dict[int, list[MetricRow]]] = field(default_factory=dict)
+    """By window and member."""
+    last_bucket: tuple[int, int, list[MetricRow]] = field(default_factory=lambda: (-1, -1, []))
+    """Window, member and row list of the last added row; the next row usually goes to the same list."""
+
+    def add(self, member: int, row: MetricRow) -> bool:
+        """Add a row. Returns False if its window is already evaluated."""
+        window = row.window_start_ns // self.window_ns
+        last_window, last_member, rows = self.last_bucket
+        if window != last_window or member != last_member:
+            if self.first_window is not None and window < self.first_window:
+                return False
+            rows = self.rows.setdefault(window, {}).setdefault(member, [])
+            self.last_bucket = window, member, rows
+        rows.append(row)
+        return True
+
+    def pop_windows_before(self, horizon_ns: int) -> list[tuple[int, dict[int, list[MetricRow]]]]:
+        """Remove and return the windows that ended by `horizon_ns`: start time and rows of each."""
+        until = horizon_ns // self.window_ns
+        done = sorted(window for window in self.rows if window < until)
+        self.first_window = until if self.first_window is None else max(self.first_window, until)
+        self.last_bucket = (-1, -1, [])
+        return [(window * self.window_ns, self.rows.pop(window)) for window in done]
+
+
+class GroupEvaluation:
+    """Evaluates the agreements of one group in one run.
+
+    Pending rows need not be stored: after a restart from `state`, add the rows from `evaluated_until_ns` on again.
+    """
+
+    def __init__(
+        self,
+        slas: Sequence[Sla],
+        window_ns: int | None = None,
+        patience_ns: int = PATIENCE_NS,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """`window_ns` is the window of link estimates; the default is the shortest window of any agreement."""
+        self.slas = tuple(slas)
+        self.late = 0
+        self._patience_ns = patience_ns
+        self._order = ""
+        self._network_layers: set[str] = set()
+        self._layers = {APPLICATION, NETWORK}
+        """All layers seen so far."""
+        self._evaluated: set[str] = set()
+        """The agreements that at least one window has evaluated."""
+        self._progress: dict[int, tuple[int, int, bool]] = {}
+        """By member: its incarnation, the end of its last row, and whether all of its rows are read."""
+        self._violated = dict.fromkeys((sla.name for sla in slas), False)
+        self._pending_links = _PendingRows(window_ns or min(sla.window_ns for sla in slas))
+        self._pending_by_sla = {sla.name: _PendingRows(sla.window_ns) for sla in slas}
+        self._pending_by_metric: dict[tuple[str, Side, str], list[_PendingRows]] = {}
+        if state is not None:
+            self._restore(state)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything except the pending rows, as JSON-compatible values."""
+        return {
+            "order": self._order,
+            "parties": sorted(self._layers),
+            "judged": sorted(self._evaluated),
+            "late": self.late,
+            "reached": {str(member): list(reached) for member, reached in self._progress.items()},
+            "broken": self._violated,
+            "links": [self._pending_links.window_ns, self._pending_links.first_window],
+            "agreed": {
+                name: [pending.window_ns, pending.first_window] for name, pending in self._pending_by_sla.items()
+            },
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.late = state["late"]
+        self._layers.update(state.get("parties", ()))
+        self._evaluated.update(state.get("judged", ()))
+        self._progress = {int(member): (at[0], at[1], at[2]) for member, at in state["reached"].items()}
+        for name in self._violated:
+            self._violated[name] = state["broken"].get(name, False)
+        kept = {"": state["links"], **state["agreed"]}
+        for name, pending in {"": self._pending_links, **self._pending_by_sla}.items():
+            window_ns, first = kept.get(name, (0, None))
+            if window_ns == pending.window_ns:
+                pending.first_window = first
+        self._name_order(state["order"])
+
+    @property
+    def evaluated_until_ns(self) -> int:
+        """All windows before this time are evaluated."""
+        return min((p.first_window or 0) * p.window_ns for p in (self._pending_links, *self._pending_by_sla.values()))
+
+    @property
+    def violated_slas(self) -> tuple[str, ...]:
+        """The agreements that are currently violated."""
+        return tuple(name for name, is_violated in self._violated.items() if is_violated)
+
+    @property
+    def unevaluated_slas(self) -> tuple[str, ...]:
+        """The agreements that no window has evaluated: too few observations, or a layer is missing."""
+        return tuple(sla.name for sla in self.slas if sla.name not in self._evaluated)
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def add_rows(
+        self, member: int, incarnation: int, rows: Sequence[MetricRow], all_read: bool, replayed: bool = False
+    ) -> None:
+        """Add rows of one member in window order. `replayed` rows were added before `state` was taken."""
+        self._layers.update({row.layer for row in rows})
+        if not self._order:
+            self._name_order(next((row.layer for row in rows if row.metric == _ORDER_ONLY_METRIC), ""))
+        for row in rows:
+            in_time = True
+            if row.side is Side.BELOW and row.link != EVERY_LINK and row.metric != "latency":
+                in_time = self._pending_links.add(member, row)
+                if row.metric == _NETWORK_ONLY_METRIC:
+                    self._network_layers.add(row.layer)
+            for pending in self._pending_by_metric.get((row.layer, row.side, row.metric), ()):
+                in_time = pending.add(member, row) and in_time
+            self.late += not in_time and not replayed
+        if rows and not replayed:
+            until = rows[-1].window_start_ns + rows[-1].window_ns
+            known = self._progress.get(member)
+            if known is None or incarnation >= known[0]:
+                self._progress[member] = incarnation, until, all_read
+
+    def _name_order(self, order: str) -> None:
+        """Set the layer that agreements mean by `order`."""
+        self._order = order
+        if order:
+            named = [_with_order_name(sla, order) for sla in self.slas]
+            self.slas = tuple(named)
+            for sla in named:
+                self._pending_by_metric.setdefault((*collector_of(sla), sla.metric), []).append(
+                    self._pending_by_sla[sla.name]
+                )
+
+    # -- evaluation ------------------------------------------------------------------------------------------
+
+    def _horizon_ns(self) -> int:
+        """The time up to which all members have reported, except those too far behind."""
+        foremost = max(until for _, until, _ in self._progress.values())
+        return min(
+            until
+            for _, until, all_read in self._progress.values()
+            if not all_read or foremost - until <= self._patience_ns
+        )
+
+    def evaluate(self) -> EvaluationResult:
+        """Evaluate the windows that are over."""
+        if not self._progress or not self._order:
+            return EvaluationResult(late=self.late)
+        horizon_ns = self._horizon_ns()
+        findings: list[tuple[Finding, int | None]] = []
+        verdicts: list[SlaVerdict] = []
+        for sla in self.slas:
+            layers_present = {sla.provider, sla.consumer} <= self._layers
+            for start_ns, by_member in self._pending_by_sla[sla.name].pop_windows_before(horizon_ns):
+                if not layers_present:  # the collected rows belong to another pair of layers
+                    continue
+                finding, member = worst_finding(sla, by_member, start_ns)
+                if finding.status is not SlaStatus.UNKNOWN:
+                    self._evaluated.add(sla.name)
+                findings.append((finding, member))
+                verdict = status_change(finding, self._violated[sla.name], member)
+                if verdict is not None:
+                    self._violated[sla.name] = isinstance(verdict, SlaViolation)
+                    verdicts.append(_of_the_group(verdict))
+        estimates: list[LinkEstimate] = []
+        network = None
+        for start_ns, by_member in self._pending_links.pop_windows_before(horizon_ns):
+            links = link_tallies(by_member)
+            for (member, layer, link), tally in sorted(links.items(), key=lambda found: found[0]):
+                estimates.append(_link_estimate(member, layer, link, (start_ns, self._pending_links.window_ns), tally))
+            network = (
+                combine_links([tally for (_, layer, _), tally in links.items() if layer in self._network_layers])
+                or network
+            )
+        return EvaluationResult(tuple(estimates), network, tuple(findings), tuple(verdicts), self.late)
+
+
+def _with_order_name(sla: Sla, order: str) -> Sla:
+    names = {ORDER: order}
+    provider, consumer = names.get(sla.provider, sla.provider), names.get(sla.consumer, sla.consumer)
+    return replace(sla, provider=provider, consumer=consumer)
+
+
+def worst_finding(sla: Sla, by_member: dict[int, list[MetricRow]], window_start_ns: int) -> tuple[Finding, int | None]:
+    """The worst finding of one window over all members, and its member; None as member if evaluated together."""
+    if sla.together:
+        rows = (row for member in sorted(by_member) for row in by_member[member])
+        return evaluate(sla, rows, window_start_ns), None
+    links_evaluated = sum(evaluable_links_of(sla, rows) for rows in by_member.values())
+    each = [
+        (evaluate(sla, by_member[member], window_start_ns, links_evaluated), member) for member in sorted(by_member)
+    ]
+    return max(each, key=lambda found: severity(found[0]))
+
+
+def link_tallies(by_member: dict[int, list[MetricRow]]) -> dict[tuple[int, str, int], LinkTally]:
+    """By member, layer and peer: the totals of the rows of one window."""
+    links: dict[tuple[int, str, int], LinkTally] = {}
+    for member, rows in by_member.items():
+        for row in rows:
+            key = member, row.layer, row.link
+            tally = links.get(key)
+            if tally is None:
+                tally = links[key] = LinkTally()
+            tally.add_row(row)
+    return links
+
+
+def _link_estimate(member: int, layer: str, link: int, window: tuple[int, int], tally: LinkTally) -> LinkEstimate:
+    delays = tally.delays
+    p50, p99, p999 = (delays.quantile(q) if delays.total else None for q in (0.5, 0.99, 0.999))
+    return LinkEstimate(
+        *(member, link, layer, *window),
+        loss=tally.lost / tally.datagrams if tally.datagrams else None,
+        datagrams=tally.datagrams,
+        delay_p50_ns=p50,
+        delay_p99_ns=p99,
+        delay_p999_ns=p999,
+        jitter_ns=tally.jitter_ns,
+        loss_burst=tally.loss_burst,
+        gamma_ns=tally.gamma_ns,
+    )
+
+
+def _of_the_group(verdict: SlaVerdict) -> SlaVerdict:
+    """The same verdict, marked as one about the whole group."""
+    if isinstance(verdict, SlaViolation):
+        return replace(verdict, kind=ViolationKind.SYSTEM_SLA)
+    return replace(verdict, kind=NoticeKind.SYSTEM_SLA_CLEARED)
+
+
+def verdict_id(run: str, group: str, verdict: SlaVerdict) -> str:
+    """An id that is equal for repetitions of the same verdict, whichever process reports it."""
+    # These words are part of the ids that different releases exchange. They are not the tokens of the kinds.
+    word = "system sla" if isinstance(verdict, SlaViolation) else "system sla cleared"
+    words = (run, group, verdict.sla, word, str(verdict.window_start_ns), str(verdict.window_ns))
+    return sha256("\0".join(words).encode()).hexdigest()[:16]

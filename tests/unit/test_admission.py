@@ -1,4 +1,4 @@
-"""Admission control: what a link has room for, who holds it, and what a refusal says."""
+"""Admission control: how much a link grants, which group has it, and what a refusal says."""
 
 import pytest
 
@@ -30,12 +30,12 @@ def test_a_capacity_has_a_unit(text: str | int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["100", "fast", "1Tbit/s", "-1MB/s", "100 mbit/s", "1bit/s", 0, -5])
-def test_a_capacity_without_sense_is_refused(text: str | int) -> None:
+def test_an_invalid_capacity_is_refused(text: str | int) -> None:
     with pytest.raises(InvalidOption, match=r"^capacity: "):
         Link(text)
 
 
-def test_reservations_are_granted_while_the_link_lasts() -> None:
+def test_reservations_are_granted_until_the_link_is_full() -> None:
     link = Link(1_000_000)
     first, second = link.share(copies=2), link.share(copies=1)
     first.reserve(asking(3_000))
@@ -53,7 +53,7 @@ def test_reservations_are_granted_while_the_link_lasts() -> None:
     assert link.free_bytes_per_s == 600_000
 
 
-def test_a_new_reservation_takes_the_place_of_the_old_one() -> None:
+def test_a_new_reservation_replaces_the_old_one() -> None:
     link = Link(1_000_000)
     share = link.share(copies=1)
     share.reserve(asking(8_000))
@@ -61,11 +61,11 @@ def test_a_new_reservation_takes_the_place_of_the_old_one() -> None:
     assert link.free_bytes_per_s == 100_000
     with pytest.raises(ReservationRefused) as caught:
         share.reserve(asking(10_001))
-    assert caught.value.free_bytes_per_s == 1_000_000, "what it holds itself would be free for it"
+    assert caught.value.free_bytes_per_s == 1_000_000, "its own reservation counts as free for itself"
     assert link.free_bytes_per_s == 100_000, "a refusal changes nothing"
 
 
-def test_a_group_without_multicast_after_all_needs_room_for_its_copies() -> None:
+def test_a_group_that_falls_back_to_unicast_reserves_more() -> None:
     link = Link(1_000_000)
     share = link.share(copies=1)
     share.reserve(asking(3_000))

@@ -1,4 +1,4 @@
-"""What real processes are put through of a scenario, and what is refused because its order could not go on."""
+"""Which scenarios real processes can run, and which are refused because the order would wait forever."""
 
 import pytest
 
@@ -41,24 +41,24 @@ CUT = '[[fault]]\nkind = "partition"\ngroups = [[1], [2, 3]]\n'
 
 
 @pytest.mark.parametrize(
-    ("group", "faults", "told"),
+    ("group", "faults", "problem"),
     [
         ("", LOSS, "--fec a/b"),
         ("failures = true", LOSS, "--loss-burst x"),
-        ('fec = "1/5"', LOSS, "give the loss a bound"),
-        ('fec = "1/5"', LOSS + "burst = 1", "give the loss a bound"),
+        ('fec = "1/5"', LOSS, "bound the loss"),
+        ('fec = "1/5"', LOSS + "burst = 1", "bound the loss"),
         ('fec = "1/5"', LOSS + "at_most = 1\nof = 4", "2 of 5 consecutive"),
-        ('order = "cbr"', LOSS, "waits for ever for what is lost"),
+        ('order = "cbr"', LOSS, "waits forever for a lost message"),
         ("", CRASH, "add --failures"),
         ('order = "cbr"', CRASH, "leader or timestamp"),
         ("", CUT, "add --failures"),
-        ("", LATE, "takes nobody in later"),
-        ('order = "leader"', LATE, "takes nobody in later"),
-        ('order = "timestamp"', LATE.replace("start", "restart"), "takes nobody in later"),
+        ("", LATE, "admits no member later"),
+        ('order = "leader"', LATE, "admits no member later"),
+        ('order = "timestamp"', LATE.replace("start", "restart"), "admits no member later"),
     ],
 )
-def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told: str) -> None:
-    with pytest.raises(InvalidOption, match=told.replace("/", ".")):
+def test_a_scenario_in_which_the_order_would_wait_forever_is_refused(group: str, faults: str, problem: str) -> None:
+    with pytest.raises(InvalidOption, match=problem.replace("/", ".")):
         refuse_unsupported(scenario(group, faults))
 
 
@@ -76,11 +76,11 @@ def test_what_the_order_would_wait_for_is_refused(group: str, faults: str, told:
         ('order = "timestamp"', LOSS),
     ],
 )
-def test_what_the_order_can_bear_is_played(group: str, faults: str) -> None:
+def test_a_scenario_that_the_order_tolerates_is_accepted(group: str, faults: str) -> None:
     refuse_unsupported(scenario(group, faults))
 
 
-def test_what_is_left_out_is_said() -> None:
+def test_ignored_parts_of_a_scenario_are_listed() -> None:
     assert unsupported_parts(scenario("")) == []
     rest = '[[fault]]\nkind = "reordering"\nprobability = 0.1\n[network]\nadversary = "corners"\n'
     assert unsupported_parts(scenario("", rest + '[clocks]\nkind = "drifting"\n')) == [
@@ -90,8 +90,8 @@ def test_what_is_left_out_is_said() -> None:
     ]
 
 
-def test_an_order_that_assumes_no_loss_comes_with_a_caution() -> None:
-    assert "fenced out" in loss_warning(scenario('order = "leader"', LOSS))
+def test_losses_under_an_order_that_assumes_none_give_a_warning() -> None:
+    assert "may be excluded" in loss_warning(scenario('order = "leader"', LOSS))
     assert (
         loss_warning(scenario('order = "leader"'))
         == loss_warning(scenario("failures = true\nloss_burst = 1", LOSS))
@@ -99,7 +99,7 @@ def test_an_order_that_assumes_no_loss_comes_with_a_caution() -> None:
     )
 
 
-def test_what_happens_to_processes() -> None:
+def test_the_schedule_of_each_process() -> None:
     rest = (
         CRASH
         + '[[step]]\nkind = "restart"\nmember = 2\nat = "1.5s"\n[[step]]\nkind = "start"\nmember = 3\nat = "500ms"\n'
@@ -117,7 +117,7 @@ class Never(RandomSource):
         raise AssertionError("a script needs no chance")
 
 
-def test_a_later_life_does_what_is_left_of_the_script() -> None:
+def test_a_later_incarnation_does_the_rest_of_the_script() -> None:
     rest = """
 [workload]
 kind = "script"
@@ -127,7 +127,7 @@ kind = "leave"
 member = 1
 at = "500ms"
 """
-    told = scenario("failures = true", rest)
+    scripted = scenario("failures = true", rest)
     leave = Leave(1, 500_000_000)
-    assert timeline(told, 1, Never()) == [(100_000_000, (1,)), (500_000_000, leave), (900_000_000, (2, 3))]
-    assert timeline(told, 1, Never(), 600_000_000) == [(300_000_000, (2, 3))]
+    assert timeline(scripted, 1, Never()) == [(100_000_000, (1,)), (500_000_000, leave), (900_000_000, (2, 3))]
+    assert timeline(scripted, 1, Never(), 600_000_000) == [(300_000_000, (2, 3))]

@@ -1,4 +1,4 @@
-"""From the measurement service to the group: what is found is said, once each, and what was not heard is said again."""
+"""From the measurement service to the group: verdicts are sent once, and again if they were not delivered."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "monitored.toml"
 
 
 def found(folder: Path, store: MeasurementStore) -> MeasuredBatch:
-    """A violation and its end, in the group g."""
+    """A violation and its clearance, in the group g."""
     write_run(folder, 16, lossy_between(4, 8))
     return MeasurementService(SLAS, store).process(
         [read_block(stretch) for stretch in slices_between({}, readable_offsets(folder, {}))]
     )
 
 
-def messenger(group: str = "g") -> tuple[ReporterProcess, io.StringIO]:
-    """One whose seat only listens."""
+def reporter(group: str = "g") -> tuple[ReporterProcess, io.StringIO]:
+    """A reporter process whose input is captured and that never answers."""
     one, heard = ReporterProcess(group, ("", "s"), ("", "a"), 6, {6: "127.0.0.1:1"}), io.StringIO()
     one._process = SimpleNamespace(stdin=heard)  # type: ignore[assignment]
     return one, heard
@@ -54,10 +54,10 @@ def lines(heard: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in heard.getvalue().splitlines()]
 
 
-def test_what_a_batch_has_led_to_is_handed_over_to_its_own_group(tmp_path: Path) -> None:
+def test_the_findings_of_a_batch_go_to_their_own_group(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         measured = found(tmp_path, store)
-        one, heard = messenger()
+        one, heard = reporter()
         one.send_measured(measured)
         one.send_measured(MeasuredBatch())
         calm, worse = measured.network["r", "g"], Estimate.of(0.5, measured.network["r", "g"].delays)
@@ -67,27 +67,27 @@ def test_what_a_batch_has_led_to_is_handed_over_to_its_own_group(tmp_path: Path)
         assert estimate_from_json(later["network"]) == worse, "the last run's"
         assert [verdict_from_json(each) for each in line["verdicts"]] == [v.event for v in measured.verdicts]
         assert estimate_from_json(line["network"]) == measured.network["r", "g"]
-        another, heard = messenger("another")
+        another, heard = reporter("another")
         another.send_measured(measured)
         another.send_unreported_verdicts(store)
         assert lines(heard) == [{"verdicts": []}]
 
 
-def test_a_service_that_begins_says_what_the_group_has_not_heard(tmp_path: Path) -> None:
+def test_a_starting_service_sends_the_undelivered_verdicts(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         broken, cleared = (verdict.event for verdict in found(tmp_path, store).verdicts)
-        one, heard = messenger()
+        one, heard = reporter()
         one.send_unreported_verdicts(store)
         assert lines(heard) == [{"verdicts": [verdict_to_json(broken), verdict_to_json(cleared)]}]
         said = [{"kind": "ready", "members": [1, 6]}, {"kind": "told", "id": broken.id}, {"kind": "event", "what": "x"}]
         one._read_replies(SimpleNamespace(stdout=[json.dumps(each) for each in said]))  # type: ignore[arg-type]
         assert [verdict.reported for verdict in store.verdicts()] == [True, False]
-        again, heard = messenger()
+        again, heard = reporter()
         again.send_unreported_verdicts(store)
         assert lines(heard) == [{"verdicts": [verdict_to_json(cleared)]}]
 
 
-def test_an_estimate_and_a_verdict_are_the_same_on_the_other_side(tmp_path: Path) -> None:
+def test_estimates_and_verdicts_survive_the_round_trip(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         measured = found(tmp_path, store)
     for verdict in measured.verdicts:
@@ -97,8 +97,8 @@ def test_an_estimate_and_a_verdict_are_the_same_on_the_other_side(tmp_path: Path
     assert (there, there.delays) == (network, network.delays)
 
 
-class Seat:
-    """A group that hands out what is proclaimed in it, until it goes on without this member."""
+class FakeGroup:
+    """A group that delivers the announced verdicts, until it continues without this member."""
 
     members = (1, 6)
 
@@ -118,15 +118,17 @@ class Seat:
         raise GroupClosed("the others went on")
 
 
-def test_a_seat_that_is_lost_says_again_what_was_not_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_that_lost_its_group_resends_undelivered_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MeasurementStore(tmp_path / "x.sqlite") as store:
         measured = found(tmp_path, store)
     broken, cleared = (verdict.event for verdict in measured.verdicts)
-    seats = [Seat(hears=1), Seat(hears=2)]
-    joined, reports = iter(seats), []
+    groups = [FakeGroup(hears=1), FakeGroup(hears=2)]
+    joined, reports = iter(groups), []
 
     @asynccontextmanager
-    async def joining(*_: object, **__: object) -> AsyncIterator[Seat]:
+    async def joining(*_: object, **__: object) -> AsyncIterator[FakeGroup]:
         yield next(joined)
 
     async def play() -> None:
@@ -141,17 +143,17 @@ def test_a_seat_that_is_lost_says_again_what_was_not_delivered(tmp_path: Path, m
         monkeypatch.setattr(teller, "print_report", report)
         monkeypatch.setattr(teller, "REJOIN_AFTER_S", 0)
         scenario, slas = (SCENARIO.read_text(encoding="utf-8"), "s"), (SLA, "a")
-        seat = SlaReporter({"scenario": scenario, "slas": slas, "member": 6, "peers": {}})
+        sla_reporter = SlaReporter({"scenario": scenario, "slas": slas, "member": 6, "peers": {}})
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         queue.put_nowait(json.dumps({"verdicts": [verdict_to_json(broken), verdict_to_json(cleared)]}))
-        running = asyncio.create_task(seat.run(queue))
+        running = asyncio.create_task(sla_reporter.run(queue))
         await asyncio.wait_for(ended.wait(), 20)
         queue.put_nowait(None)
         await running
 
     asyncio.run(play())
-    assert seats[0].proclaimed[-1] == [broken, cleared]
-    assert seats[1].proclaimed == [[cleared]]
-    told = [said for said in reports if said[0] == "told"]
-    assert told == [("told", broken.id), ("told", cleared.id)]
+    assert groups[0].proclaimed[-1] == [broken, cleared]
+    assert groups[1].proclaimed == [[cleared]]
+    confirmed = [said for said in reports if said[0] == "told"]
+    assert confirmed == [("told", broken.id), ("told", cleared.id)]
     assert [kind for kind, _ in reports].count("ready") == 2

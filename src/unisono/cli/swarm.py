@@ -1,0 +1,114 @@
+"""Swarms: random scenarios of one kind, one per seed, for `unisono simulate --swarm KIND`.
+
+Each kind names the scenarios to draw and the checks that they promise. `stormy` scenarios, for example, go beyond the
+assumptions of their order, so only safety is promised. A check that a run does not promise is still shown, but does not
+count for its verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from unisono.check.final import GRACE_NS
+from unisono.check.slot_bounds import latency_in_force
+from unisono.check.suite import check_all
+from unisono.check.verdict import Verdict, check_name
+from unisono.model.durations import NS_PER_S
+from unisono.model.faults import Partition, Pause
+from unisono.model.scenario import Scenario
+from unisono.sim.result import Result
+from unisono.sim.run import run as simulate
+from unisono.sim.swarm.final import cbr_finals, finals
+from unisono.sim.swarm.final_at_rest import FinalOrderQuiescent
+from unisono.sim.swarm.multigroup import groups_scenario
+from unisono.sim.swarm.multigroup_at_rest import MultigroupQuiescent
+from unisono.sim.swarm.orders import any_order
+from unisono.sim.swarm.vbr import calm, churning, renegotiated, stormy
+from unisono.sim.world import World
+
+DEFAULT_SEEDS = range(100)
+SAFETY_CHECKS = frozenset({"total_order", "integrity", "fifo"})
+FINAL_GRACE_NS = 3 * NS_PER_S // 2
+"""Messages must become final within this time after the faults have ended."""
+
+
+class Promise(Enum):
+    """What the scenarios of a swarm promise."""
+
+    EVERYTHING = auto()
+    """Every check is valid."""
+    UNLESS_PAUSED = auto()
+    """Every check is valid, except that a paused member may deliver late."""
+    SAFETY = auto()
+    """What is delivered is one order, but deliveries may be missing or late."""
+    FINAL = auto()
+    """Final deliveries are complete. Early ones are one order, but may be missing or late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """One kind of random scenarios."""
+
+    draw: Callable[[int], Scenario]
+    description: str
+    promise: Promise
+    quiescence: Callable[[Scenario], Callable[[World], bool]] | None = None
+    """Builds a test for the end of a run, for scenarios that would otherwise idle for seconds."""
+    grace_ns: int = GRACE_NS
+
+    def run(self, seed: int) -> tuple[Result, dict[str, Verdict]]:
+        """Run the scenario of a seed; returns the result and the verdict of every checker."""
+        scenario = self.draw(seed)
+        is_quiescent = None if self.quiescence is None else self.quiescence(scenario)
+        result = simulate(scenario, seed, compare_payloads=True, is_quiescent=is_quiescent)
+        verdicts = check_all(result.trace, until_ns=result.until_ns, grace_ns=self.grace_ns)
+        if len(scenario.timings) > 1:
+            verdicts["latency_in_force"] = latency_in_force(result.trace)
+        return result, verdicts
+
+    def promised_verdicts(self, result: Result, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+        """The verdicts that count for this run."""
+        return {name: verdict for name, verdict in verdicts.items() if self._promises(result, name)}
+
+    def _promises(self, result: Result, check: str) -> bool:
+        match self.promise:
+            case Promise.EVERYTHING:
+                return True
+            case Promise.UNLESS_PAUSED:
+                return not (check.startswith("latency") and _may_be_late(result))
+            case Promise.SAFETY:
+                return check in SAFETY_CHECKS
+            case Promise.FINAL:
+                return not check.endswith("[early]") or check_name(check) in SAFETY_CHECKS
+        assert_never(self.promise)
+
+
+def _may_be_late(result: Result) -> bool:
+    """A paused member delivers late. After a partition, so does a member that missed a change of the slot length."""
+    faults = result.scenario.faults
+    if any(isinstance(fault, Pause) for fault in faults):
+        return True
+    missed_slots = any(violation.kind == "slots" for found in result.violations.values() for violation in found)
+    return missed_slots and any(isinstance(fault, Partition) for fault in faults)
+
+
+SWARMS: dict[str, Swarm] = {
+    "calm": Swarm(calm, "vbr within its assumptions; every guarantee holds", Promise.EVERYTHING),
+    "stormy": Swarm(stormy, "vbr with unexpected losses, crashes and partitions; safety holds", Promise.SAFETY),
+    "churning": Swarm(churning, "vbr with failures: members crash, join, leave and pause", Promise.UNLESS_PAUSED),
+    "renegotiated": Swarm(renegotiated, "vbr while members change rates and slot lengths", Promise.UNLESS_PAUSED),
+    "any_order": Swarm(any_order, "cbr, vbr, vbr with fec or failures, leader, timestamp", Promise.UNLESS_PAUSED),
+    "final": Swarm(finals, "early and final deliveries over vbr", Promise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS),
+    "final_cbr": Swarm(
+        cbr_finals, "early and final deliveries over cbr", Promise.FINAL, FinalOrderQuiescent, FINAL_GRACE_NS
+    ),
+    "multigroup": Swarm(
+        groups_scenario,
+        "quasi-genuine multicast between groups of any topology",
+        Promise.EVERYTHING,
+        MultigroupQuiescent,
+    ),
+}
