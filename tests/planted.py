@@ -155,7 +155,7 @@ def _deliveries(rows: Rows) -> Ints:
 
 
 def _message(rows: Rows, row: int) -> MessageId:
-    return MessageId(int(rows.sender[row]), int(rows.incarnation[row]), int(rows.sequence[row]))
+    return MessageId(int(rows.sender[row]), int(rows.sender_incarnation[row]), int(rows.sequence[row]))
 
 
 def _with(rows: Rows, **changes: dict[int, int]) -> Rows:

@@ -182,10 +182,10 @@ def _columns(trace: Trace) -> list[tuple[str, Ints]]:
         details[at] = _code(detail(words[int(rows.kind[at])], rows, at))
     numbers: list[tuple[str, npt.NDArray[Any]]] = [
         ("member", rows.member),
-        ("recorder incarnation", rows.life),
+        ("recorder incarnation", rows.recorder_incarnation),
         ("kind", coded(rows.kind, words)),
         ("sender", rows.sender),
-        ("sender incarnation", rows.incarnation),
+        ("sender incarnation", rows.sender_incarnation),
         ("sequence", rows.sequence),
         ("slot", rows.slot),
         ("place", rows.place),

@@ -64,7 +64,18 @@ def test_neither_the_order_of_rows_nor_free_text_is_hashed() -> None:
 @pytest.mark.parametrize(
     "column",
     [
-        *("member", "life", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "local_ns"),
+        *(
+            "member",
+            "recorder_incarnation",
+            "sender",
+            "sender_incarnation",
+            "sequence",
+            "slot",
+            "place",
+            "index",
+            "real_ns",
+            "local_ns",
+        ),
         *("size", "priority", "view"),
     ],
 )

@@ -81,7 +81,7 @@ def recorder(folder: str, member: int, incarnation: int) -> Recorder:
         "table",
         member,
         put,
-        life=incarnation,
+        incarnation=incarnation,
         new_incarnation=lambda next_life: recorder(folder, member, next_life),
     )
 

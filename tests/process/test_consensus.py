@@ -74,7 +74,7 @@ class Table:
         memory = MemoryTrace("process", "table")
         for member, lives in self.lives.items():
             for process in lives:
-                recorder = memory.recorder(member, life=process.incarnation)
+                recorder = memory.recorder(member, incarnation=process.incarnation)
                 for at, line in zip(process.times, process.lines, strict=True):
                     if line[0] == "sent":
                         recorder.sent(
@@ -84,7 +84,7 @@ class Table:
                         _, sender, life, sequence, slot, place, index = line
                         recorder.delivered(
                             sender=sender,
-                            incarnation=life,
+                            sender_incarnation=life,
                             first_sequence=sequence,
                             count=1,
                             sizes=1,
@@ -102,7 +102,7 @@ class Table:
                         real_ns=process.killed_ns,
                         local_ns=process.killed_ns,
                         subject=member,
-                        incarnation=process.incarnation,
+                        subject_incarnation=process.incarnation,
                     )
         meta = RunMeta(
             run="process",
@@ -119,7 +119,7 @@ class Table:
         # One that is killed may have sent a message and not have said so yet: its log ends before its life does.
         killed = {(p.member, p.incarnation) for lives in self.lives.values() for p in lives if p.killed_ns is not None}
         trace = memory.trace(meta)
-        logs = tuple(replace(log, closed=(log.member, log.life) not in killed) for log in trace.logs)
+        logs = tuple(replace(log, closed=(log.member, log.incarnation) not in killed) for log in trace.logs)
         return {name: verdict.status for name, verdict in check_all(replace(trace, logs=logs)).items()}
 
     def one_log(self) -> list[tuple[int, int, int]]:

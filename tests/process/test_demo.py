@@ -211,7 +211,7 @@ at = "1s"
     assert result["delivered"]["2"] > 0, "its second life takes part"
     assert any("stood still" in text for text in result["violations"])
     rows = read_trace(tmp_path / "kept").deliveries()
-    assert len(set(rows.incarnation[rows.sender == 2].tolist())) == 2, "both of its lives were heard"
+    assert len(set(rows.sender_incarnation[rows.sender == 2].tolist())) == 2, "both of its lives were heard"
 
 
 # -- nobody is left behind -----------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ from unisono.trace.writer import ParquetWriter
 
 async def main():
     life = new_incarnation()
-    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, life=life, flush_s=0)
+    writer = ParquetWriter({str(tmp_path)!r}, "run", "group", 1, incarnation=life, flush_s=0)
     joining = unisono.join(
         "group", member=1, peers=free_addresses((1,)), recorder=writer.recorder(), incarnation=life
     )

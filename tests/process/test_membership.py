@@ -118,7 +118,7 @@ class Table:
                 real_ns=ended_ns,
                 local_ns=ended_ns,
                 subject=process.member,
-                incarnation=life,
+                subject_incarnation=life,
             )
         meta = RunMeta(
             run="run",

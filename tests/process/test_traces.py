@@ -26,7 +26,7 @@ def record(directory: Path) -> Trace:
 
     async def member(number: int, peers: dict[int, tuple[str, int]]) -> int:
         life = new_incarnation()
-        with ParquetWriter(directory, RUN, GROUP, number, life=life) as writer:
+        with ParquetWriter(directory, RUN, GROUP, number, incarnation=life) as writer:
             joining = unisono.join(
                 GROUP,
                 member=number,

@@ -68,7 +68,9 @@ def assert_in_order(found: ClusterReport) -> None:
     rows = found.trace.deliveries()
     for member in found.final_reports:
         mine = rows.select((rows.member == member).nonzero()[0])
-        messages = list(zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True))
+        messages = list(
+            zip(mine.sender.tolist(), mine.sender_incarnation.tolist(), mine.sequence.tolist(), strict=True)
+        )
         assert len(messages) == len(set(messages)), f"member {member} delivered something twice"
         places = list(zip(mine.slot.tolist(), mine.place.tolist(), strict=True))
         assert places == sorted(places), f"member {member} delivered out of order"
@@ -133,7 +135,7 @@ class Table:
             member=member,
             peers=self.peers,
             incarnation=life,
-            recorder=self.memory.recorder(member, life=life),
+            recorder=self.memory.recorder(member, incarnation=life),
             injection=FaultInjection(member, clock_offset_ns=offset_ms * 1_000_000),
             **self._options,
         )

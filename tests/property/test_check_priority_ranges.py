@@ -55,14 +55,14 @@ def _among_received(rows: Rows, chance: Chance) -> tuple[int, np.ndarray[tuple[i
     row = picked(rows, chance, EventKind.RECEIVE)
     same = (rows.kind == EventKind.RECEIVE.code) & (rows.sender == rows.sender[row])
     return row, np.flatnonzero(
-        same & (rows.incarnation == rows.incarnation[row]) & (rows.sequence == rows.sequence[row])
+        same & (rows.sender_incarnation == rows.sender_incarnation[row]) & (rows.sequence == rows.sequence[row])
     )
 
 
 def exchanged(rows: Rows, chance: Chance) -> Rows:
     """Everybody consumes two neighbours the other way round."""
     slot = int(rows.slot[picked(rows, chance, EventKind.DELIVER)])
-    columns = {name: getattr(rows, name).copy() for name in ("sender", "incarnation", "sequence", "priority")}
+    columns = {name: getattr(rows, name).copy() for name in ("sender", "sender_incarnation", "sequence", "priority")}
     delivered = rows.kind == EventKind.DELIVER.code
     one, other = (np.flatnonzero(delivered & (rows.slot == at)) for at in (slot, slot + 1))
     if len(one) and len(other):
@@ -86,7 +86,7 @@ def long_on_its_way(rows: Rows, chance: Chance) -> Rows:
     slot, index = rows.slot.copy(), rows.index.copy()
     index[all_of_it] = np.minimum(index[all_of_it], 1)
     for row in all_of_it.tolist():
-        own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+        own = (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
         slot[row] = int(rows.slot[own & (rows.kind == EventKind.START.code)].max(initial=0)) + index[row]
     return replace(rows, slot=slot, index=index)
 
@@ -106,7 +106,14 @@ def received_again(rows: Rows, chance: Chance) -> Rows:
     """A message is received once more, in the same view or another."""
     row = picked(rows, chance, EventKind.RECEIVE)
     again = rows.select(np.array([row]))
-    place = int(rows.place[(rows.member == rows.member[row]) & (rows.life == rows.life[row])].max()) + 1
+    place = (
+        int(
+            rows.place[
+                (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
+            ].max()
+        )
+        + 1
+    )
     view = int(rows.view[row]) + int(chance.integers(2))
     slot = int(rows.slot[row]) + int(chance.integers(3))
     return concatenated([rows, changed(again, 0, place=place, view=view, slot=slot)])
@@ -140,7 +147,7 @@ def of_another_priority(rows: Rows, chance: Chance) -> Rows:
 def more_urgent(rows: Rows, chance: Chance) -> Rows:
     """A message is more urgent than it was, everywhere."""
     row = picked(rows, chance, EventKind.RECEIVE)
-    same = (rows.sender == rows.sender[row]) & (rows.incarnation == rows.incarnation[row])
+    same = (rows.sender == rows.sender[row]) & (rows.sender_incarnation == rows.sender_incarnation[row])
     same &= (rows.sequence == rows.sequence[row]) & (rows.priority >= 0)
     return replace(rows, priority=np.where(same, rows.priority + 3, rows.priority))
 
@@ -148,18 +155,29 @@ def more_urgent(rows: Rows, chance: Chance) -> Rows:
 def moved_on(rows: Rows, chance: Chance) -> Rows:
     """From some slot on a member's places are some further."""
     row = picked(rows, chance, EventKind.DELIVER)
-    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row]) & (rows.kind == EventKind.DELIVER.code)
+    own = (
+        (rows.member == rows.member[row])
+        & (rows.recorder_incarnation == rows.recorder_incarnation[row])
+        & (rows.kind == EventKind.DELIVER.code)
+    )
     return replace(rows, slot=np.where(own & (rows.slot >= rows.slot[row]), rows.slot + 3, rows.slot))
 
 
 def killed(rows: Rows, chance: Chance) -> Rows:
     """A member crashes at the end of its log, or somewhere in it."""
     row = picked(rows, chance, EventKind.RECEIVE)
-    own = (rows.member == rows.member[row]) & (rows.life == rows.life[row])
+    own = (rows.member == rows.member[row]) & (rows.recorder_incarnation == rows.recorder_incarnation[row])
     at_ns = int(rows.real_ns[row]) if chance.integers(2) else int(rows.real_ns.max())
     slot = int(rows.slot[own & (rows.slot < BY_TIME) & (rows.real_ns <= at_ns)].max()) + 1
-    crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, life=0)
-    crash = changed(crash, 0, sender=int(rows.member[row]), incarnation=int(rows.life[row]), sequence=-1, priority=-1)
+    crash = changed(rows.select(np.array([row])), 0, kind=EventKind.CRASH.code, member=OBSERVER, recorder_incarnation=0)
+    crash = changed(
+        crash,
+        0,
+        sender=int(rows.member[row]),
+        sender_incarnation=int(rows.recorder_incarnation[row]),
+        sequence=-1,
+        priority=-1,
+    )
     crash = changed(crash, 0, slot=slot, place=-1, index=-1, real_ns=at_ns, view=-1, messages=-1)
     return concatenated([rows.select(~own | (rows.real_ns <= at_ns)), crash])
 
@@ -211,14 +229,14 @@ DAMAGES: tuple[Damage, ...] = (
 def damaged(trace: Trace, rows: Rows, *, lost: bool, cut: bool) -> Trace:
     """A damaged run; members that crashed have not closed their logs if `cut`, one has dropped a row if `lost`."""
     crashes = rows.select(rows.kind == EventKind.CRASH.code)
-    gone = set(zip(crashes.sender.tolist(), crashes.incarnation.tolist(), strict=True))
-    logs = {log.member: log for log in trace.logs if (log.member, log.life) not in gone}
+    gone = set(zip(crashes.sender.tolist(), crashes.sender_incarnation.tolist(), strict=True))
+    logs = {log.member: log for log in trace.logs if (log.member, log.incarnation) not in gone}
     dropper = max(logs, default=-1) if lost else -1
     return Trace.from_rows(
         rows,
         trace.meta,
         [
-            replace(log, closed=not (cut and (log.member, log.life) in gone), dropped=int(log.member == dropper))
+            replace(log, closed=not (cut and (log.member, log.incarnation) in gone), dropped=int(log.member == dropper))
             for log in trace.logs
         ],
     )
@@ -494,7 +512,7 @@ def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
     for member in (1, 2):
         run.member(member, *both)
     run.member(3, *both[:3])
-    run.memory.recorder(3, life=1).event(EventKind.LEAVE, slot=1, real_ns=9, local_ns=9)
+    run.memory.recorder(3, incarnation=1).event(EventKind.LEAVE, slot=1, real_ns=9, local_ns=9)
     trace = run.trace()
     (found,) = by_windows(trace, (1, 1), [30], 1000)
     assert found["gap_freedom"] == check_all(trace, bound_ns=1000)["gap_freedom"]

@@ -70,7 +70,7 @@ def run(chance: Chance, members: int, slots: int) -> Rows:
                 noted = max(0, slot - int(chance.integers(0, 30) == 0))
                 common = {
                     "sender": sender,
-                    "incarnation": 0,
+                    "sender_incarnation": 0,
                     "sequence": sequence[sender],
                     "place": sender * PLACE + place,
                 }
@@ -100,7 +100,7 @@ def picked(rows: Rows, chance: Chance, kind: EventKind) -> int:
     """One row, in half of all cases the first or the last of a slot: there ranges have their edges."""
     of = np.flatnonzero(rows.kind == kind.code)
     if chance.integers(2):
-        columns = (rows.sequence, rows.index, rows.grade, rows.life, rows.member)
+        columns = (rows.sequence, rows.index, rows.grade, rows.recorder_incarnation, rows.member)
         of = of[np.lexsort([column[of] for column in columns])]
         change = np.diff(rows.slot[of]) != 0
         of = of[np.append(True, change) | np.append(change, True)]
@@ -117,7 +117,7 @@ def changed(rows: Rows, row: int, **values: int) -> Rows:
 def alike(rows: Rows, row: int) -> Mask:
     """The deliveries of the same log and grade."""
     mask: Mask = np.ones(len(rows), dtype=bool)
-    for column in (rows.kind, rows.grade, rows.member, rows.life):
+    for column in (rows.kind, rows.grade, rows.member, rows.recorder_incarnation):
         mask &= column == column[row]
     return mask
 
@@ -181,7 +181,7 @@ def foreign(rows: Rows, chance: Chance) -> Rows:
 
 def reborn(rows: Rows, chance: Chance) -> Rows:
     """A delivery of the same number from another life of its sender."""
-    return changed(rows, picked(rows, chance, EventKind.DELIVER), incarnation=1)
+    return changed(rows, picked(rows, chance, EventKind.DELIVER), sender_incarnation=1)
 
 
 def late(rows: Rows, chance: Chance) -> Rows:
@@ -212,8 +212,8 @@ def repeated(rows: Rows, chance: Chance) -> Rows:
     """Everybody delivers one message again in place of another."""
     one, other = (picked(rows, chance, EventKind.DELIVER) for _ in range(2))
     its = (rows.kind == EventKind.DELIVER.code) & (rows.sender == rows.sender[other])
-    its &= (rows.sequence == rows.sequence[other]) & (rows.incarnation == rows.incarnation[other])
-    columns = {name: getattr(rows, name) for name in ("sender", "incarnation", "sequence")}
+    its &= (rows.sequence == rows.sequence[other]) & (rows.sender_incarnation == rows.sender_incarnation[other])
+    columns = {name: getattr(rows, name) for name in ("sender", "sender_incarnation", "sequence")}
     return replace(rows, **{name: np.where(its, column[one], column) for name, column in columns.items()})
 
 
@@ -235,7 +235,7 @@ def crashed(rows: Rows, chance: Chance) -> Rows:
         kind=EventKind.CRASH.code,
         member=OBSERVER,
         sender=member,
-        incarnation=0,
+        sender_incarnation=0,
         slot=slot,
         place=-1,
         index=-1,

@@ -51,7 +51,7 @@ def recorded(run: dict[int, list[Row]]) -> Trace:
         for index, ((sender, sequence), (slot, place)) in enumerate(rows):
             memory.recorder(member).delivered(
                 sender=sender,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=sequence,
                 count=1,
                 sizes=0,

@@ -115,7 +115,7 @@ class MembershipWorld:
             if member.automaton is None:
                 return
             body = b"%d" % member.sent + b"." * self.chance.choice((0, 10, 500))
-            self.memory_trace.recorder(number, life=member.incarnation).sent(
+            self.memory_trace.recorder(number, incarnation=member.incarnation).sent(
                 first_sequence=member.sent, count=1, sizes=1, slot=0, first_place=0, real_ns=self.now, local_ns=self.now
             )
             member.sent += 1
@@ -152,7 +152,7 @@ class MembershipWorld:
     def flush(self, member: Member) -> None:
         automaton = member.automaton
         assert automaton is not None
-        recorder = self.memory_trace.recorder(member.number, life=member.incarnation)
+        recorder = self.memory_trace.recorder(member.number, incarnation=member.incarnation)
         while automaton.stream:
             happening = automaton.stream.pop(0)
             match happening:
@@ -160,7 +160,7 @@ class MembershipWorld:
                     sequence = int(happening.body.rstrip(b"."))
                     recorder.delivered(
                         sender=happening.sender,
-                        incarnation=happening.incarnation,
+                        sender_incarnation=happening.incarnation,
                         first_sequence=sequence,
                         count=1,
                         sizes=1,

@@ -60,9 +60,9 @@ def test_who_is_left_out_comes_back_by_itself(order: str) -> None:
     assert len(set(last.values())) == 1, "all end in one view"
     sent, delivered = trace.sends(), trace.deliveries()
     for member in (1, 4, 5):
-        counts = (sent.sender == member) & (sent.incarnation == 2)
+        counts = (sent.sender == member) & (sent.sender_incarnation == 2)
         assert counts.any(), "it sends again"
-        assert ((delivered.member == member) & (delivered.life == 2)).any(), "and delivers again"
+        assert ((delivered.member == member) & (delivered.recorder_incarnation == 2)).any(), "and delivers again"
 
 
 @pytest.mark.slow

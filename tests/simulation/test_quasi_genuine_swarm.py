@@ -128,7 +128,7 @@ def test_what_is_drawn_really_happens() -> None:
         result, _ = outcome(seed)
         sends, deliveries = result.trace.sends(), result.trace.deliveries()
         happen["touched"] += any(result.fault_hits)
-        happen["came back"] += bool((deliveries.life > 1).any())
+        happen["came back"] += bool((deliveries.recorder_incarnation > 1).any())
         happen["leader_lost"] += any(v.kind == "leader_lost" for said in result.violations.values() for v in said)
         home = groups_scenario(seed).multigroup
         assert home is not None

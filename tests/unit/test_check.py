@@ -82,7 +82,7 @@ class Run:
                 real_ns = key(message)[0] * SLOT_NS + self.took_ns.get((member, message), BOUND_NS)
                 recorder.delivered(
                     sender=message[0],
-                    incarnation=0,
+                    sender_incarnation=0,
                     first_sequence=message[1],
                     count=1,
                     sizes=10,
@@ -96,7 +96,7 @@ class Run:
 
     def happened(self, kind: EventKind, member: int, slot: int) -> None:
         self.memory.recorder(OBSERVER).event(
-            kind, slot=slot, real_ns=slot * SLOT_NS, local_ns=slot * SLOT_NS, subject=member, incarnation=0
+            kind, slot=slot, real_ns=slot * SLOT_NS, local_ns=slot * SLOT_NS, subject=member, subject_incarnation=0
         )
 
 
@@ -312,7 +312,7 @@ def test_message_is_due_only_at_its_destinations() -> None:
         for member in (1, 2):
             memory.recorder(member).delivered(
                 sender=1,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=0,
                 count=1,
                 sizes=1,
@@ -457,11 +457,11 @@ def test_cut_log_of_a_killed_member(crash_seen: bool) -> None:
 def test_restarted_member_begins_to_count_again() -> None:
     memory = MemoryTrace("r", "g")
     for life in (0, 5):
-        recorder = memory.recorder(1, life=life)
+        recorder = memory.recorder(1, incarnation=life)
         recorder.sent(first_sequence=0, count=3, sizes=1, slot=life, first_place=0, real_ns=life, local_ns=0)
         recorder.delivered(
             sender=1,
-            incarnation=life,
+            sender_incarnation=life,
             first_sequence=0,
             count=3,
             sizes=1,
@@ -471,8 +471,8 @@ def test_restarted_member_begins_to_count_again() -> None:
             real_ns=life,
             local_ns=0,
         )
-    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=3, real_ns=3, local_ns=3, subject=1, incarnation=0)
-    memory.recorder(OBSERVER).event(EventKind.START, slot=5, real_ns=5, local_ns=5, subject=1, incarnation=5)
+    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=3, real_ns=3, local_ns=3, subject=1, subject_incarnation=0)
+    memory.recorder(OBSERVER).event(EventKind.START, slot=5, real_ns=5, local_ns=5, subject=1, subject_incarnation=5)
     assert overall(check_all(memory.trace(meta((1,))))) is Status.VALID
 
 
@@ -482,7 +482,7 @@ def test_grades_are_judged_one_by_one() -> None:
     for grade in ("early", "final"):
         memory.recorder(1).delivered(
             sender=1,
-            incarnation=0,
+            sender_incarnation=0,
             first_sequence=0,
             count=2,
             sizes=1,

@@ -44,7 +44,7 @@ class Run:
     def happened(self, kind: EventKind, member: int, slot: int, subject: int | None = None) -> None:
         by = OBSERVER if kind is EventKind.CRASH else member
         at, about = slot * SLOT_NS, subject if by else member
-        self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, incarnation=0)
+        self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, subject_incarnation=0)
 
     def stood_still(self, member: int, slot: int) -> None:
         paused = told_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
@@ -75,7 +75,7 @@ class Run:
             for index, (sender, slot) in enumerate(got):
                 self.memory.recorder(member).delivered(
                     sender=sender,
-                    incarnation=0,
+                    sender_incarnation=0,
                     first_sequence=slot,
                     count=1,
                     sizes=10,
@@ -249,8 +249,8 @@ def test_who_has_not_begun_is_held_to_nothing_before() -> None:
 def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_well() -> None:
     def run(*lacked: Message) -> Run:
         lacking = Run()
-        later, at_ns = lacking.memory.recorder(2, life=1), SLOTS * SLOT_NS
-        later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, incarnation=1)
+        later, at_ns = lacking.memory.recorder(2, incarnation=1), SLOTS * SLOT_NS
+        later.event(EventKind.START, slot=5, real_ns=at_ns, local_ns=0, subject=2, subject_incarnation=1)
         later.event(EventKind.VIEW, slot=5, real_ns=at_ns, local_ns=0, extras=view_extras(5, (2,)))
         lacking.lacks(3, *lacked)
         return lacking
@@ -297,7 +297,7 @@ def test_a_log_that_was_not_closed_is_held_to_what_it_came_past() -> None:
     lacking = Run()
     lacking.lacks(3, (3, SLOTS - 1))
     trace = lacking.trace()
-    logs = tuple(MemberLog(log.member, log.life, closed=log.member != 3) for log in trace.logs)
+    logs = tuple(MemberLog(log.member, log.incarnation, closed=log.member != 3) for log in trace.logs)
     verdict = gaps_explained(replace(trace, logs=logs))
     assert verdict.status is Status.UNKNOWN
     assert "the log of member 3 was not closed, and no CRASH says why" in verdict.reason
@@ -312,7 +312,7 @@ def without(trace: Trace, gone: Mask) -> Trace:
     index = kept.index.copy()
     delivers = kept.kind == EventKind.DELIVER.code
     for log in trace.logs:
-        own = delivers & (kept.member == log.member) & (kept.life == log.life)
+        own = delivers & (kept.member == log.member) & (kept.recorder_incarnation == log.incarnation)
         index[own] = np.arange(int(own.sum()))
     return replace(kept, index=index)
 
@@ -334,13 +334,17 @@ def one_message(trace: Trace, row: int) -> Mask:
 
 def its_slot(trace: Trace, row: int) -> Mask:
     """Everything of one slot at one member."""
-    same = (trace.member == trace.member[row]) & (trace.life == trace.life[row]) & (trace.slot == trace.slot[row])
+    same = (
+        (trace.member == trace.member[row])
+        & (trace.recorder_incarnation == trace.recorder_incarnation[row])
+        & (trace.slot == trace.slot[row])
+    )
     return np.asarray(same & (trace.kind == EventKind.DELIVER.code))
 
 
 def at_everyone(trace: Trace, row: int) -> Mask:
     """One message at everybody."""
-    same = (trace.sender == trace.sender[row]) & (trace.incarnation == trace.incarnation[row])
+    same = (trace.sender == trace.sender[row]) & (trace.sender_incarnation == trace.sender_incarnation[row])
     return np.asarray(same & (trace.sequence == trace.sequence[row]) & (trace.kind == EventKind.DELIVER.code))
 
 
@@ -352,12 +356,12 @@ def test_planted_in_a_run_with_crashes_joins_and_leaves_it_is_caught(plant: Plan
     trace, until_ns = result.trace, result.until_ns
     assert gaps_explained(trace, until_ns=until_ns).status is Status.VALID
     crashes = trace.of_kind(EventKind.CRASH)
-    crashed = set(zip(crashes.sender.tolist(), crashes.incarnation.tolist(), strict=True))
+    crashed = set(zip(crashes.sender.tolist(), crashes.sender_incarnation.tolist(), strict=True))
     candidates = [
         row
         for row in np.flatnonzero(trace.kind == EventKind.DELIVER.code).tolist()
-        if (int(trace.sender[row]), int(trace.incarnation[row])) not in crashed
-        and (int(trace.member[row]), int(trace.life[row])) not in crashed
+        if (int(trace.sender[row]), int(trace.sender_incarnation[row])) not in crashed
+        and (int(trace.member[row]), int(trace.recorder_incarnation[row])) not in crashed
     ]
     assert len(candidates) > 20
     for row in candidates[:: len(candidates) // 10]:
@@ -365,7 +369,7 @@ def test_planted_in_a_run_with_crashes_joins_and_leaves_it_is_caught(plant: Plan
         assert verdict.status is Status.VIOLATED, (row, verdict)
         assert verdict.witness is not None
         if plant is one_message:
-            named = MessageId(int(trace.sender[row]), int(trace.incarnation[row]), int(trace.sequence[row]))
+            named = MessageId(int(trace.sender[row]), int(trace.sender_incarnation[row]), int(trace.sequence[row]))
             assert verdict.witness.messages == (named,)
             assert verdict.witness.members[0] == int(trace.member[row])
 

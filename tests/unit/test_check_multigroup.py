@@ -28,13 +28,13 @@ class Run:
         self.delivered: dict[int, int] = {}
         self.sent: dict[int, int] = {}
         for member in PAIR.members:
-            self.memory.recorder(member, life=1).event(EventKind.START, slot=0, real_ns=0, local_ns=0)
+            self.memory.recorder(member, incarnation=1).event(EventKind.START, slot=0, real_ns=0, local_ns=0)
 
     def send(self, member: int, to: tuple[int, ...]) -> tuple[int, int]:
         self.now += 1
         number = self.sent[member] = self.sent.get(member, -1) + 1
         times = {"real_ns": self.now, "local_ns": self.now}
-        recorder = self.memory.recorder(member, life=1)
+        recorder = self.memory.recorder(member, incarnation=1)
         recorder.sent(first_sequence=number, count=1, sizes=1, slot=0, first_place=0, destinations=to, **times)
         return member, number
 
@@ -42,9 +42,9 @@ class Run:
         for member in members:
             self.now += 1
             index = self.delivered[member] = self.delivered.get(member, -1) + 1
-            self.memory.recorder(member, life=1).delivered(
+            self.memory.recorder(member, incarnation=1).delivered(
                 sender=message[0],
-                incarnation=1,
+                sender_incarnation=1,
                 first_sequence=message[1],
                 count=1,
                 sizes=1,
@@ -58,7 +58,7 @@ class Run:
     def crash(self, member: int) -> None:
         self.now += 1
         self.memory.recorder(OBSERVER).event(
-            EventKind.CRASH, slot=0, real_ns=self.now, local_ns=self.now, subject=member, incarnation=1
+            EventKind.CRASH, slot=0, real_ns=self.now, local_ns=self.now, subject=member, subject_incarnation=1
         )
 
     def trace(self) -> Trace:
@@ -161,7 +161,7 @@ class Changing(Run):
 
     def tell(self, at_ms: int, member: int, *talks: str) -> None:
         event = TopologyChange.of(member, ("a",), ("a",), talks, complete=True)
-        recorder = self.memory.recorder(member, life=1)
+        recorder = self.memory.recorder(member, incarnation=1)
         recorder.event(
             EventKind.NOTICE,
             slot=0,
@@ -232,7 +232,9 @@ def test_who_comes_back_with_an_old_relation_is_answered_by_its_group_and_who_do
     run.crash(1)
     assert run.judged({(5, 1): [200]}).status is Status.VALID
     assert run.judged({(5, 2): [200]}).status is Status.VIOLATED
-    run.memory.recorder(1, life=2).event(EventKind.START, slot=0, real_ns=150 * NS_PER_MS, local_ns=150 * NS_PER_MS)
+    run.memory.recorder(1, incarnation=2).event(
+        EventKind.START, slot=0, real_ns=150 * NS_PER_MS, local_ns=150 * NS_PER_MS
+    )
     assert run.judged({(5, 2): [200]}).status is Status.VALID
     assert run.judged({(5, 2): [39]}).status is Status.VALID, "what was under way"
     assert run.judged({(2, 0): [200]}).status is Status.VIOLATED

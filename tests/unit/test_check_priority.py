@@ -27,7 +27,7 @@ class Told:
     levels: list[int]
 
     def member(self, number: int, *steps: str, start: int = 0, life: int = 1) -> None:
-        recorder = self.memory.recorder(number, life=life)
+        recorder = self.memory.recorder(number, incarnation=life)
         recorder.event(EventKind.START, slot=start, real_ns=0, local_ns=0)
         consumed = 0
         for place, step in enumerate(steps):
@@ -35,7 +35,7 @@ class Told:
             if step[0] == "D":
                 recorder.delivered(
                     sender=SENDER,
-                    incarnation=1,
+                    sender_incarnation=1,
                     first_sequence=sequence,
                     count=1,
                     sizes=1,
@@ -63,10 +63,10 @@ class Told:
 
     def crash(self, member: int, slot: int) -> None:
         observer = self.memory.recorder(OBSERVER)
-        observer.event(EventKind.CRASH, slot=slot, real_ns=9, local_ns=9, subject=member, incarnation=1)
+        observer.event(EventKind.CRASH, slot=slot, real_ns=9, local_ns=9, subject=member, subject_incarnation=1)
 
     def trace(self) -> Trace:
-        sender = self.memory.recorder(SENDER, life=1)
+        sender = self.memory.recorder(SENDER, incarnation=1)
         for sequence, level in enumerate(self.levels):
             sender.sent(
                 first_sequence=sequence,

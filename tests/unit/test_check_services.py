@@ -46,7 +46,7 @@ class Run:
         self.now += passing
         self.recorders[member].delivered(
             sender=message[0],
-            incarnation=0,
+            sender_incarnation=0,
             first_sequence=message[1],
             count=1,
             sizes=1,
@@ -61,7 +61,7 @@ class Run:
     def happened(self, kind: EventKind, member: int) -> None:
         self.now += MS
         recorder = self.memory.recorder(OBSERVER) if kind is EventKind.CRASH else self.recorders[member]
-        recorder.event(kind, slot=0, real_ns=self.now, local_ns=0, subject=member, incarnation=0)
+        recorder.event(kind, slot=0, real_ns=self.now, local_ns=0, subject=member, subject_incarnation=0)
 
     @property
     def trace(self) -> Trace:
@@ -143,7 +143,8 @@ def test_logs_that_are_not_whole_say_nothing() -> None:
     run.send(1)
     trace = run.trace
     cut = replace(
-        trace, logs=tuple(MemberLog(log.member, log.life, closed=log.member != 2, dropped=0) for log in trace.logs)
+        trace,
+        logs=tuple(MemberLog(log.member, log.incarnation, closed=log.member != 2, dropped=0) for log in trace.logs),
     )
     assert agreement(cut, until_ns=END).status is Status.UNKNOWN
     empty = Run(1, 2).trace

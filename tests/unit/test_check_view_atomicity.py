@@ -26,7 +26,7 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
     """In the priority order a message is received first; what is consumed, and when, is not judged here."""
     memory = MemoryTrace("run", "g")
     for member, events in logs.items():
-        recorder = memory.recorder(member, life=1)
+        recorder = memory.recorder(member, incarnation=1)
         index = 0
         for at, event in enumerate(events):
             view, *rest = (int(field) for field in event if not isinstance(field, str))
@@ -39,7 +39,7 @@ def viewed(logs: Mapping[int, Sequence[Event]], order: str) -> Trace:
                     continue
                 recorder.delivered(
                     sender=sender,
-                    incarnation=1,
+                    sender_incarnation=1,
                     first_sequence=sequence,
                     count=1,
                     sizes=1,

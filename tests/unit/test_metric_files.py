@@ -50,7 +50,7 @@ def test_a_line_of_something_else_is_refused(change: dict[str, object], problem:
 
 
 def test_the_writer_streams_and_leaves_parquet(tmp_path: Path) -> None:
-    with MetricWriter(tmp_path, "r", "g", 3, life=7) as writer:
+    with MetricWriter(tmp_path, "r", "g", 3, incarnation=7) as writer:
         writer.put(ROWS[:2])
         writer.put(ROWS[2:])
     path = metrics_folder(tmp_path, "r", "g") / "member=3.7.jsonl"
@@ -62,7 +62,7 @@ def test_the_writer_streams_and_leaves_parquet(tmp_path: Path) -> None:
     writer.put(ROWS)
     assert writer.dropped == 3, "closed"
     with pytest.raises(FileExistsError):
-        MetricWriter(tmp_path, "r", "g", 3, life=7)
+        MetricWriter(tmp_path, "r", "g", 3, incarnation=7)
 
 
 def test_a_line_that_is_still_being_written_is_left_out_and_a_bad_one_is_named(tmp_path: Path) -> None:

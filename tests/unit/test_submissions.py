@@ -60,7 +60,7 @@ def test_an_urgent_message_overtakes_those_that_wait_at_its_sender_and_the_trace
                 slot="10ms",
                 delta="5ms",
                 incarnation=1,
-                recorder=memory.recorder(1, life=1),
+                recorder=memory.recorder(1, incarnation=1),
             )
             low = asyncio.create_task(group.send_many([b"low %d" % n for n in range(lows)]))
             await asyncio.sleep(0)

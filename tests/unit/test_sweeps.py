@@ -108,7 +108,7 @@ def test_mistakes_are_what_is_final_and_not_the_first_of_what_is_early() -> None
         for index, sequence in enumerate(sequences):
             one.delivered(
                 sender=2,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=sequence,
                 count=1,
                 sizes=1,

@@ -40,7 +40,7 @@ def test_a_line_without_its_newline_is_left_for_later(tmp_path: Path) -> None:
     assert readable_offsets(tmp_path, {str(path): whole}) == {str(path): whole}
     block = read_block(StreamSlice(str(path), 0, whole))
     assert block.rows == tuple(ROWS)
-    assert (block.run, block.group, block.member, block.life, block.at_end) == ("r", "g", 1, 1, True)
+    assert (block.run, block.group, block.member, block.incarnation, block.at_end) == ("r", "g", 1, 1, True)
 
 
 def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def fill(recorder: Recorder, slots: int = 6, per_slot: int = 3) -> None:
         for sender in (1, 2):
             recorder.delivered(
                 sender=sender,
-                incarnation=0,
+                sender_incarnation=0,
                 first_sequence=slot * per_slot,
                 count=per_slot,
                 sizes=range(per_slot) if sender == 1 else 7,
@@ -116,7 +116,7 @@ def everything() -> Trace:
         EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, extras=told_extras(Violation(ViolationKind.LATE, "3 ms"))
     )
     one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, extras=view_extras(10, (1, 2), (7, 8)))
-    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, incarnation=0)
+    memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, subject_incarnation=0)
     return memory.trace(META)
 
 
@@ -177,7 +177,12 @@ def test_written_and_read_again_it_is_the_same_trace(tmp_path: Path) -> None:
 
 def same_where_surveyed(some: Rows, whole: Rows) -> bool:
     """Whether rows are the same in the columns that a survey reads."""
-    columns = (*SUMMARY_COLUMNS, "member", "life", *(table for name, table in CODED.items() if name in SUMMARY_COLUMNS))
+    columns = (
+        *SUMMARY_COLUMNS,
+        "member",
+        "recorder_incarnation",
+        *(table for name, table in CODED.items() if name in SUMMARY_COLUMNS),
+    )
     return all(np.array_equal(getattr(some, name), getattr(whole, name)) for name in columns)
 
 
@@ -196,7 +201,7 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
             named = PART_NAME.fullmatch(path.name)
             assert named
             member, life = int(path.parent.name.removeprefix("member=")), int(named[3])
-            who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "life": life}
+            who: dict[str, Any] = {"run": META.run, "group": META.group, "member": member, "recorder_incarnation": life}
             assert same_where_surveyed(read_columns(path, SUMMARY_COLUMNS, **who), read_part(path))
             # Files that other tools wrote tell less, or have more groups of rows.
             table = pq.ParquetFile(path).read()
@@ -212,12 +217,12 @@ def test_columns_that_a_file_s_statistics_tell_are_those_that_it_holds(tmp_path:
 def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: Path) -> None:
     path = tmp_path / "slots-0-99.0.0.parquet"
     rows = remembered().trace(META)
-    write_part(path, rows.select((rows.member == 1) & (rows.life == 0)), META.run, META.group)
+    write_part(path, rows.select((rows.member == 1) & (rows.recorder_incarnation == 0)), META.run, META.group)
     table = pq.ParquetFile(path).read()
     assert b"destinations" in table.schema.metadata[ABSENT_LISTS_KEY]
     directed = pa.array([[2], *[None] * (len(table) - 1)], pa.list_(pa.int32()))
     pq.write_table(table.set_column(table.column_names.index("destinations"), "destinations", directed), path)
-    read = read_columns(path, SUMMARY_COLUMNS, run=META.run, group=META.group, member=1, life=0)
+    read = read_columns(path, SUMMARY_COLUMNS, run=META.run, group=META.group, member=1, recorder_incarnation=0)
     assert read.destination_sets == ((2,),)
 
 
@@ -286,7 +291,7 @@ def test_killed_writer_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     index = 0
     while True:
         if writer._put_rows - writer._processed_rows < 1000:
-            recorder.delivered(sender=1, incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
+            recorder.delivered(sender=1, sender_incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
                                first_place=0, first_index=index, real_ns=0, local_ns=0)
             index += 10
     """
@@ -374,7 +379,7 @@ def test_wrong_type_is_named(tmp_path: Path) -> None:
 def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_path: Path) -> None:
     path = tmp_path / "slots-0-99.0.0.parquet"
     rows = remembered().trace(META)
-    rows = rows.select((rows.member == 1) & (rows.life == 0)).deliveries().select(slice(0, 3))
+    rows = rows.select((rows.member == 1) & (rows.recorder_incarnation == 0)).deliveries().select(slice(0, 3))
     without = np.where(np.arange(3) < count, -1, rows.sequence)
     write_part(path, replace(rows, kind=np.full(3, kind.code, dtype=np.int8), sequence=without), META.run, META.group)
     told = re.escape(f"{path}: has a message without a number")
@@ -382,7 +387,7 @@ def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_
         read_part(path)
     for names in (SUMMARY_COLUMNS, ["kind", "sequence"]):
         with pytest.raises(TraceDamaged, match=told):
-            read_columns(path, names, run=META.run, group=META.group, member=1, life=0)
+            read_columns(path, names, run=META.run, group=META.group, member=1, recorder_incarnation=0)
 
 
 @pytest.mark.parametrize("version", [b"3", b"soon", None])

@@ -31,7 +31,7 @@ def uniform_agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: in
 def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns: int | None) -> Verdict:
     bound = (trace.meta.bound_ns if bound_ns is None else bound_ns) or 0
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
-    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
+    known = {run_id: member_run for run_id, member_run in member_runs(trace).items() if member_run.log is not None}
     sends, deliveries = trace.sends(), trace.deliveries()
     both = concatenated([sends, deliveries])
     binding = both.member != OBSERVER
@@ -47,16 +47,16 @@ def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns:
     missing: list[tuple[int, MemberRun]] = []
     doubtful: list[str] = []
     count = 0
-    for life in known.values():
-        if life.crashed:
+    for member_run in known.values():
+        if member_run.crashed:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
-        due = both.real_ns[required] + bound <= min(end_ns, life.end_ns)
+        mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
+        due = both.real_ns[required] + bound <= min(end_ns, member_run.end_ns)
         absent = required[due & ~np.isin(message[required], delivered[mine])]
-        if life.log_truncated or life.dropped_rows:
-            doubtful.append(f"the log of member {life.member} is not whole")
+        if member_run.log_truncated or member_run.dropped_rows:
+            doubtful.append(f"the log of member {member_run.member} is not whole")
         elif len(absent):
-            missing.append((int(absent[np.argmin(both.real_ns[absent])]), life))
+            missing.append((int(absent[np.argmin(both.real_ns[absent])]), member_run))
             count += len(absent)
     if missing:
         return Verdict(name, Status.VIOLATED, _witness(both, deliveries, *min(missing, key=lambda m: m[0])), count)
@@ -66,9 +66,9 @@ def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns:
 
 def _from_crashed_members(rows: Rows, member_runs: dict[tuple[int, int], MemberRun]) -> Mask:
     crashed: Mask = np.zeros(len(rows), dtype=bool)
-    for life in member_runs.values():
-        if life.crashed:
-            crashed |= (rows.member == life.member) & (rows.life == life.incarnation)
+    for member_run in member_runs.values():
+        if member_run.crashed:
+            crashed |= (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
     return crashed
 
 

@@ -27,7 +27,7 @@ def causal(trace: Trace) -> Verdict:
     found: list[tuple[int, Witness]] = []
     count = 0
     for sender, own in logs.items():
-        its = np.flatnonzero((sends.member == sender[0]) & (sends.life == sender[1]))
+        its = np.flatnonzero((sends.member == sender[0]) & (sends.recorder_incarnation == sender[1]))
         had = own[np.argsort(deliveries.real_ns[own], kind="stable")]
         # How many deliveries the sender had made before each send.
         before = np.searchsorted(deliveries.real_ns[had], sends.real_ns[its], side="left")
@@ -51,9 +51,11 @@ def causal(trace: Trace) -> Verdict:
 def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
     """The rows of each member's life, in the order of delivery."""
     found = {}
-    for member, life in sorted(set(zip(deliveries.member.tolist(), deliveries.life.tolist(), strict=True))):
-        rows = np.flatnonzero((deliveries.member == member) & (deliveries.life == life))
-        found[member, life] = rows[np.argsort(deliveries.index[rows], kind="stable")]
+    for member, incarnation in sorted(
+        set(zip(deliveries.member.tolist(), deliveries.recorder_incarnation.tolist(), strict=True))
+    ):
+        rows = np.flatnonzero((deliveries.member == member) & (deliveries.recorder_incarnation == incarnation))
+        found[member, incarnation] = rows[np.argsort(deliveries.index[rows], kind="stable")]
     return found
 
 

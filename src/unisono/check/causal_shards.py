@@ -44,12 +44,12 @@ def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSum
     deliveries, sends = shard.deliveries(), shard.sends()
     (message,) = message_codes(deliveries)
     indices, first_ns, had = {}, {}, {}
-    for who, rows in _rows_by_run(deliveries):
-        indices[who] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
-        first_ns[who] = int(deliveries.real_ns[rows].min())
-        had[who] = np.unique(message[rows])
-    sent_ns = {who: int(sends.real_ns[rows].max()) for who, rows in _rows_by_run(sends)}
-    everyone = [(log.member, log.life) for log in shard.logs]
+    for run_id, rows in _rows_by_run(deliveries):
+        indices[run_id] = int(deliveries.index[rows].min()), int(deliveries.index[rows].max())
+        first_ns[run_id] = int(deliveries.real_ns[rows].min())
+        had[run_id] = np.unique(message[rows])
+    sent_ns = {run_id: int(sends.real_ns[rows].max()) for run_id, rows in _rows_by_run(sends)}
+    everyone = [(log.member, log.incarnation) for log in shard.logs]
     nothing = np.empty(0, dtype=np.int64)
     lacking = {
         (one, other)
@@ -62,8 +62,11 @@ def summarize_causal_order(shard: Trace, with_previous: Trace) -> CausalShardSum
 
 
 def _rows_by_run(rows: Rows) -> list[tuple[MemberRunId, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-    known = sorted(set(zip(rows.member.tolist(), rows.life.tolist(), strict=True)))
-    return [(who, np.flatnonzero((rows.member == who[0]) & (rows.life == who[1]))) for who in known]
+    known = sorted(set(zip(rows.member.tolist(), rows.recorder_incarnation.tolist(), strict=True)))
+    return [
+        (run_id, np.flatnonzero((rows.member == run_id[0]) & (rows.recorder_incarnation == run_id[1])))
+        for run_id in known
+    ]
 
 
 def causal_in_shards(
@@ -95,16 +98,16 @@ def _why_not_separable(shards: Sequence[CausalShardSummary]) -> str:
     for number, tile in enumerate(shards):
         if number >= 2:
             before = shards[number - 2]
-            for who, (_, index) in before.index_ranges.items():
-                reached[who] = max(reached.get(who, _LOWEST), index)
-            for who, when in before.last_send_ns.items():
-                sent_ns[who] = max(sent_ns.get(who, _LOWEST), when)
+            for run_id, (_, index) in before.index_ranges.items():
+                reached[run_id] = max(reached.get(run_id, _LOWEST), index)
+            for run_id, when in before.last_send_ns.items():
+                sent_ns[run_id] = max(sent_ns.get(run_id, _LOWEST), when)
             lacking |= before.runs_missing_messages
-        for who, (index, _) in tile.index_ranges.items():
-            if reached.get(who, _LOWEST) >= index:
-                return f"member {who[0]} delivered messages of distant slots one among the other"
-            if sent_ns.get(who, _LOWEST) > tile.first_delivery_ns[who]:
-                return f"member {who[0]} sent a message after it had delivered one of much later slots"
+        for run_id, (index, _) in tile.index_ranges.items():
+            if reached.get(run_id, _LOWEST) >= index:
+                return f"member {run_id[0]} delivered messages of distant slots one among the other"
+            if sent_ns.get(run_id, _LOWEST) > tile.first_delivery_ns[run_id]:
+                return f"member {run_id[0]} sent a message after it had delivered one of much later slots"
         for one, other in sorted(lacking):
             if one in tile.last_send_ns and other in tile.index_ranges:
                 return f"member {other[0]} never delivered what member {one[0]} had delivered"

@@ -53,7 +53,7 @@ def stream_codes(*parts: Rows) -> list[Codes]:
 
 def log_codes(rows: Rows) -> Codes:
     """One number per row for the log that it is in: a member in one of its lives."""
-    return packed(rows.member, rows.life)
+    return packed(rows.member, rows.recorder_incarnation)
 
 
 def key_codes(rows: Rows) -> Codes:
@@ -70,7 +70,7 @@ def group_starts(grouped: Codes) -> Mask:
 
 def message_at(rows: Rows, row: int) -> MessageId:
     """The message of one row."""
-    return MessageId(int(rows.sender[row]), int(rows.incarnation[row]), int(rows.sequence[row]))
+    return MessageId(int(rows.sender[row]), int(rows.sender_incarnation[row]), int(rows.sequence[row]))
 
 
 def position_at(rows: Rows, row: int) -> Position:
@@ -78,7 +78,7 @@ def position_at(rows: Rows, row: int) -> Position:
     return Position(int(rows.member[row]), message_at(rows, row), int(rows.index[row]))
 
 
-_MESSAGE_COLUMNS = ("sender", "incarnation", "sequence")
+_MESSAGE_COLUMNS = ("sender", "sender_incarnation", "sequence")
 
 
 def _split_by_part(codes: Codes, parts: tuple[Rows, ...]) -> list[Codes]:

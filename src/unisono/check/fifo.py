@@ -20,7 +20,7 @@ def fifo(trace: Trace) -> Verdict:
     deliveries = trace.deliveries()
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
-    number = packed(deliveries.incarnation, deliveries.sequence)[order]
+    number = packed(deliveries.sender_incarnation, deliveries.sequence)[order]
     falls = np.flatnonzero((np.diff(number) <= 0) & ~group_starts(pair[order])[1:])
     if len(falls):
         at = falls[np.lexsort((order[falls + 1], deliveries.index[order[falls + 1]]))[0]]

@@ -83,7 +83,7 @@ def summarize_finals(rows: Rows) -> FinalRange | None:
         logs.append(
             FinalLogSpan(
                 int(rows.member[first]),
-                int(rows.life[first]),
+                int(rows.recorder_incarnation[first]),
                 position_at(rows, first),
                 position_at(rows, end - 1),
                 (int(rows.place[first]), int(rows.place[end - 1])),
@@ -142,21 +142,23 @@ def final_agreement(trace: Trace, *, until_ns: int | None = None, grace_ns: int 
     """What anybody, also one that crashed since, has delivered finally, all who were there long enough have too."""
     rows = trace.with_grade(FINAL).deliveries()
     doubtful: list[str] = []
-    for life in accountable_runs(trace):
-        end = _end_ns(trace, life, until_ns) - grace_ns
-        mine = np.flatnonzero((rows.member == life.member) & (rows.life == life.incarnation))
-        begun = start_ns(trace, life)
+    for member_run in accountable_runs(trace):
+        end = _end_ns(trace, member_run, until_ns) - grace_ns
+        mine = np.flatnonzero(
+            (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
+        )
+        begun = start_ns(trace, member_run)
         if begun is None:
             continue
         since = rows.real_ns > begun + grace_ns if not len(mine) else rows.place > rows.place[mine].max()
         due = np.flatnonzero((rows.real_ns <= end) & since)
-        if life.log_truncated or life.dropped_rows:
-            doubtful.append(f"the log of member {life.member} is not whole")
+        if member_run.log_truncated or member_run.dropped_rows:
+            doubtful.append(f"the log of member {member_run.member} is not whole")
         elif len(due):
             row = int(due[np.argmin(rows.place[due])])
             text = (
                 f"member {rows.member[row]} delivered {message_at(rows, row)} finally as number {rows.place[row]}, "
-                f"member {life.member} did not within {grace_ns / 1e9:g} s"
+                f"member {member_run.member} did not within {grace_ns / 1e9:g} s"
             )
             return _violation(FINAL_AGREEMENT, rows, (row,), text, len(due))
     return _clean_verdict(trace, FINAL_AGREEMENT, incomplete_logs(doubtful))
@@ -168,12 +170,12 @@ def early_in_final(trace: Trace, *, until_ns: int | None = None, grace_ns: int =
     finals = trace.with_grade(FINAL).deliveries()
     early, final = message_codes(rows, finals)
     missing = ~np.isin(early, final)
-    for life in accountable_runs(trace):
-        mine = (rows.member == life.member) & (rows.life == life.incarnation)
-        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end_ns(trace, life, until_ns) - grace_ns))
+    for member_run in accountable_runs(trace):
+        mine = (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
+        due = np.flatnonzero(mine & missing & (rows.real_ns <= _end_ns(trace, member_run, until_ns) - grace_ns))
         if len(due):
             row = int(due[np.argmin(rows.index[due])])
-            text = f"member {life.member} delivered {message_at(rows, row)} early, and it never became final"
+            text = f"member {member_run.member} delivered {message_at(rows, row)} early, and it never became final"
             return _violation(EARLY_IN_FINAL, rows, (row,), text, len(due))
     return _clean_verdict(trace, EARLY_IN_FINAL)
 
@@ -182,7 +184,11 @@ def accountable_runs(trace: Trace) -> list[MemberRun]:
     """Members, each in a life, that everything holds for: they did not crash, and did not have to go without it."""
     gone = reporting(trace, ViolationKind.EXCLUDED, ViolationKind.UNSETTLED, ViolationKind.NUMBER_TAKEN)
     known = member_runs(trace).items()
-    return [life for who, life in known if who not in gone and not life.crashed and life.log is not None]
+    return [
+        member_run
+        for run_id, member_run in known
+        if run_id not in gone and not member_run.crashed and member_run.log is not None
+    ]
 
 
 def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
@@ -193,7 +199,7 @@ def _end_ns(trace: Trace, member_run: MemberRun, until_ns: int | None) -> int:
 def start_ns(trace: Trace, member_run: MemberRun) -> int | None:
     """When a member began, if it says so."""
     begun = trace.of_kind(EventKind.START)
-    times = begun.real_ns[(begun.member == member_run.member) & (begun.life == member_run.incarnation)]
+    times = begun.real_ns[(begun.member == member_run.member) & (begun.recorder_incarnation == member_run.incarnation)]
     return int(times.min()) if len(times) else None
 
 

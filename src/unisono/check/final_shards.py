@@ -82,12 +82,12 @@ def final_agreement_in_ranges(
     ranges = _numbered_final_ranges(summaries)
     logs = _spans_by_run(ranges)
     suspect: set[int] = set()
-    for life in accountable_runs(member_events):
-        spans = logs.get((life.member, life.incarnation), [])
-        begun = start_ns(member_events, life)
+    for member_run in accountable_runs(member_events):
+        spans = logs.get((member_run.member, member_run.incarnation), [])
+        begun = start_ns(member_events, member_run)
         if begun is None:
             continue
-        end_ns = min(until_ns, life.end_ns) - grace_ns
+        end_ns = min(until_ns, member_run.end_ns) - grace_ns
         highest = max((log.highest_number for _, log in spans), default=None)
         # How far it came is seen from the range of its highest place.
         suspect |= {number for number, log in spans if log.highest_number == highest}

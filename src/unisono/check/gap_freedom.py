@@ -68,31 +68,35 @@ def gap_freedom(
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
-    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
+    known = {run_id: member_run for run_id, member_run in member_runs(trace).items() if member_run.log is not None}
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     message, key, required = _required_messages(known, sends, deliveries, until_slot)
     doubtful: list[str] = []
     missing: list[tuple[int, MemberRun]] = []
     count = 0
-    for life in known.values():
-        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
+    for member_run in known.values():
+        mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
         own, last_key = deliveries.select(mine), int(key[mine].max(initial=-1))
-        if (life.member, life.incarnation) in excused:
+        if (member_run.member, member_run.incarnation) in excused:
             continue
-        due = _due(life, required, own, last_key=last_key, end_ns=end_ns, bound_ns=bound)
+        due = _due(member_run, required, own, last_key=last_key, end_ns=end_ns, bound_ns=bound)
         absent = np.flatnonzero(due & ~np.isin(required.message, message[mine]))
         if len(absent) == 0:
             continue
-        known_dense = dense_logs if isinstance(dense_logs, bool) else (life.member, life.incarnation) in dense_logs
-        if life.dropped_rows or not (known_dense or is_dense(own)):
-            doubtful.append(f"the log of member {life.member} lacks rows and {len(absent)} deliveries that were due")
+        known_dense = (
+            dense_logs if isinstance(dense_logs, bool) else (member_run.member, member_run.incarnation) in dense_logs
+        )
+        if member_run.dropped_rows or not (known_dense or is_dense(own)):
+            doubtful.append(
+                f"the log of member {member_run.member} lacks rows and {len(absent)} deliveries that were due"
+            )
             continue
-        missing.append((int(absent[0]), life))
+        missing.append((int(absent[0]), member_run))
         count += len(absent)
     if missing:
         witness = _witness(required, deliveries, message, *min(missing, key=lambda found: found[0]))
         return Verdict(NAME, Status.VIOLATED, witness, count)
-    cut = [life.member for life in known.values() if life.log_truncated and not life.crashed]
+    cut = [member_run.member for member_run in known.values() if member_run.log_truncated and not member_run.crashed]
     if cut:
         doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
@@ -107,10 +111,10 @@ def _required_messages(
     held = []
     for rows in (sends, deliveries):
         end = np.full(len(rows), FOREVER)
-        for life in member_runs.values():
-            its = (rows.member == life.member) & (rows.life == life.incarnation)
+        for member_run in member_runs.values():
+            its = (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
             # A crashed member is not correct: what it sent or delivered binds nobody.
-            end[its] = -FOREVER if life.crashed else life.end_slot
+            end[its] = -FOREVER if member_run.crashed else member_run.end_slot
         held.append((rows.slot < end) & (rows.member != OBSERVER))
         if until_slot is not None:
             held[-1] &= rows.slot <= until_slot

@@ -84,27 +84,29 @@ def gaps_explained(
     doubtful: list[str] = []
     count, figures = 0, {"messages": len(messages.rows), "failed": 0, "unlisted": 0, "given_up": 0}
     failed, replaced = _from_failed_senders(account, messages.rows), _from_replaced_incarnations(account, messages.rows)
-    for who, life in account.member_runs.items():
-        if life.log is None or who not in account.views:
+    for run_id, member_run in account.member_runs.items():
+        if member_run.log is None or run_id not in account.views:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
+        mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
         own = deliveries.select(mine)
-        came_past = _passed_by(account, who, messages, own, int(key[mine].max(initial=-1)))
+        came_past = _passed_by(account, run_id, messages, own, int(key[mine].max(initial=-1)))
         if bound is not None:
-            came_past |= _bound_expired(account, who, messages, end_ns - bound, life.end_ns - bound)
-        absent = _required_of(life, messages) & came_past & ~np.isin(messages.code, code[mine])
-        listed = _sender_in_view(messages.rows, account.views[who]) & ~replaced
-        noted = _gap_recorded(messages.rows, account.gaps, who)
+            came_past |= _bound_expired(account, run_id, messages, end_ns - bound, member_run.end_ns - bound)
+        absent = _required_of(member_run, messages) & came_past & ~np.isin(messages.code, code[mine])
+        listed = _sender_in_view(messages.rows, account.views[run_id]) & ~replaced
+        noted = _gap_recorded(messages.rows, account.gaps, run_id)
         figures["failed"] += int((absent & failed & (noted | ~listed)).sum())
         figures["unlisted"] += int((absent & ~failed & ~listed).sum())
         figures["given_up"] += int((absent & ~failed & listed & noted).sum())
         lost = np.flatnonzero(absent & listed & ~noted)
         if len(lost) == 0:
             continue
-        if life.dropped_rows or not (dense_logs or is_dense(own)):
-            doubtful.append(f"the log of member {life.member} lacks rows and {len(lost)} deliveries that were due")
+        if member_run.dropped_rows or not (dense_logs or is_dense(own)):
+            doubtful.append(
+                f"the log of member {member_run.member} lacks rows and {len(lost)} deliveries that were due"
+            )
             continue
-        missing.append((int(lost[0]), life))
+        missing.append((int(lost[0]), member_run))
         count += len(lost)
     if missing:
         witness = _witness(messages, deliveries, code, *min(missing, key=lambda found: found[0]))
@@ -135,35 +137,37 @@ def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
     """By life, in the order of slots. Rows of one instant have no order, so of two for a slot what both have counts."""
     rows = trace.of_kind(EventKind.VIEW)
     found: dict[MemberRunId, dict[int, tuple[int, ...]]] = {}
-    columns = (rows.member, rows.life, rows.slot, np.arange(len(rows)))
-    for member, life, slot, row in sorted(zip(*(c.tolist() for c in columns), strict=True)):
-        members, views = rows.listed(row), found.setdefault((member, life), {})
+    columns = (rows.member, rows.recorder_incarnation, rows.slot, np.arange(len(rows)))
+    for member, incarnation, slot, row in sorted(zip(*(c.tolist() for c in columns), strict=True)):
+        members, views = rows.listed(row), found.setdefault((member, incarnation), {})
         views[slot] = tuple(m for m in members if m in views.get(slot, members))
-    return {who: list(views.items()) for who, views in found.items()}
+    return {run_id: list(views.items()) for run_id, views in found.items()}
 
 
 def _paused_runs(trace: Trace) -> set[MemberRunId]:
     """Lives that say of themselves that they stood still."""
     rows = trace.of_kind(EventKind.VIOLATION)
     rows = rows.select(rows.with_token(ViolationKind.PAUSED) & (rows.sender == rows.member))
-    return set(zip(rows.member.tolist(), rows.life.tolist(), strict=True))
+    return set(zip(rows.member.tolist(), rows.recorder_incarnation.tolist(), strict=True))
 
 
 def _from_failed_senders(records: _MemberRecords, rows: Rows) -> Mask:
     """Messages of senders that crashed or stood still."""
     failed = np.zeros(len(rows), dtype=bool)
-    for who, life in records.member_runs.items():
-        if life.crashed or who in records.paused:
-            failed |= _sent_by(rows, who)
+    for run_id, member_run in records.member_runs.items():
+        if member_run.crashed or run_id in records.paused:
+            failed |= _sent_by(rows, run_id)
     return failed
 
 
 def _from_replaced_incarnations(records: _MemberRecords, rows: Rows) -> Mask:
     """Messages of slots at or after the first one of a later life of their sender."""
     replaced = np.zeros(len(rows), dtype=bool)
-    for (member, number), life in records.member_runs.items():
-        if life.started:
-            replaced |= (rows.sender == member) & (rows.incarnation < number) & (rows.slot >= life.first_slot)
+    for (member, number), member_run in records.member_runs.items():
+        if member_run.started:
+            replaced |= (
+                (rows.sender == member) & (rows.sender_incarnation < number) & (rows.slot >= member_run.first_slot)
+            )
     return replaced
 
 
@@ -182,7 +186,7 @@ def _required_of(member_run: MemberRun, messages: _Messages) -> Mask:
 
 
 def _sent_by(rows: Rows, run_id: MemberRunId) -> Mask:
-    mask: Mask = (rows.sender == run_id[0]) & (rows.incarnation == run_id[1])
+    mask: Mask = (rows.sender == run_id[0]) & (rows.sender_incarnation == run_id[1])
     return mask
 
 
@@ -190,10 +194,10 @@ def _passed_by(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, own_deliveries: Rows, last_key: int
 ) -> Mask:
     """By what it delivered later in the order, or because it left in order."""
-    life, settled = records.member_runs[run_id], messages.is_delivered
+    member_run, settled = records.member_runs[run_id], messages.is_delivered
     past: Mask = settled & (messages.key < last_key)
     past |= ~settled & skipped_in_stream(messages.rows, own_deliveries)
-    if life.ended_by is EventKind.LEAVE and not life.log_truncated:
+    if member_run.ended_by is EventKind.LEAVE and not member_run.log_truncated:
         # Who stood still sent what it had accepted in a later slot than that in which it was handed in.
         past |= settled if run_id in records.paused else True
     return past
@@ -203,8 +207,8 @@ def _bound_expired(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, last_ns: int, own_last_ns: int
 ) -> Mask:
     """Sent so early that the bound passed while the member was there; nobody of the two stood still."""
-    life, rows = records.member_runs[run_id], messages.rows
-    if life.log_truncated or life.crashed or run_id in records.paused:
+    member_run, rows = records.member_runs[run_id], messages.rows
+    if member_run.log_truncated or member_run.crashed or run_id in records.paused:
         return np.zeros(len(rows), dtype=bool)
     due: Mask = rows.real_ns <= min(last_ns, own_last_ns)
     for sender in records.paused:
@@ -225,7 +229,7 @@ def _sender_in_view(rows: Rows, views: MemberLists) -> Mask:
 
 def _gap_recorded(rows: Rows, gaps: Rows, run_id: MemberRunId) -> Mask:
     """Whether the member noted a GAP of the message's sender in the message's slot."""
-    own = gaps.select((gaps.member == run_id[0]) & (gaps.life == run_id[1]))
+    own = gaps.select((gaps.member == run_id[0]) & (gaps.recorder_incarnation == run_id[1]))
     both = concatenated([own, rows])
     code = packed(both.sender, both.slot)
     return np.isin(code[len(own) :], code[: len(own)])
@@ -234,13 +238,13 @@ def _gap_recorded(rows: Rows, gaps: Rows, run_id: MemberRunId) -> Mask:
 def _unchecked_reasons(records: _MemberRecords) -> list[str]:
     """Why lives could not be judged: their log was not closed, or it does not say whom they had in their lists."""
     found = []
-    for who, life in records.member_runs.items():
-        if life.log is None or life.crashed:
+    for run_id, member_run in records.member_runs.items():
+        if member_run.log is None or member_run.crashed:
             continue
-        if life.log_truncated:
-            found.append(f"the log of member {life.member} was not closed, and no CRASH says why")
-        elif who not in records.views and life.started:
-            found.append(f"member {life.member} recorded no VIEW: whom it had in its list is not known")
+        if member_run.log_truncated:
+            found.append(f"the log of member {member_run.member} was not closed, and no CRASH says why")
+        elif run_id not in records.views and member_run.started:
+            found.append(f"member {member_run.member} recorded no VIEW: whom it had in its list is not known")
     return found
 
 

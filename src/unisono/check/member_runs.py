@@ -55,25 +55,27 @@ class MemberRun:
 
 def member_runs(trace: Trace) -> dict[tuple[int, int], MemberRun]:
     """Each (member, incarnation) that has a log or an event, by its START, LEAVE and CRASH."""
-    logs = {(log.member, log.life): log for log in trace.logs if log.member != OBSERVER}
+    logs = {(log.member, log.incarnation): log for log in trace.logs if log.member != OBSERVER}
     events = trace.of_kind(EventKind.START, EventKind.LEAVE, EventKind.CRASH)
     first: dict[tuple[int, int], int] = {}
     ends: dict[tuple[int, int], tuple[int, int, EventKind]] = {}
-    columns = (events.kind, events.sender, events.incarnation, events.slot, events.real_ns)
-    for kind, member, life, slot, real_ns in zip(*(c.tolist() for c in columns), strict=True):
-        who = (member, life)
+    columns = (events.kind, events.sender, events.sender_incarnation, events.slot, events.real_ns)
+    for kind, member, incarnation, slot, real_ns in zip(*(c.tolist() for c in columns), strict=True):
+        run_id = (member, incarnation)
         if kind == EventKind.START.code:
-            first[who] = max(slot, first.get(who, slot))
+            first[run_id] = max(slot, first.get(run_id, slot))
             continue
         fate = EventKind.CRASH if kind == EventKind.CRASH.code else EventKind.LEAVE
-        known = ends.get(who, (FOREVER, FOREVER, fate))
-        ends[who] = min(known, (slot, real_ns, fate), key=lambda end: end[:2])
+        known = ends.get(run_id, (FOREVER, FOREVER, fate))
+        ends[run_id] = min(known, (slot, real_ns, fate), key=lambda end: end[:2])
     everyone = sorted(logs.keys() | first.keys() | ends.keys())
     found = {}
-    for member, life in everyone:
-        who = (member, life)
-        end_slot, end_ns, end = ends.get(who, (FOREVER, FOREVER, None))
-        found[who] = MemberRun(member, life, first.get(who, -FOREVER), end_slot, end_ns, end, logs.get(who))
+    for member, incarnation in everyone:
+        run_id = (member, incarnation)
+        end_slot, end_ns, end = ends.get(run_id, (FOREVER, FOREVER, None))
+        found[run_id] = MemberRun(
+            member, incarnation, first.get(run_id, -FOREVER), end_slot, end_ns, end, logs.get(run_id)
+        )
     return found
 
 
@@ -82,21 +84,23 @@ def excused_members(trace: Trace) -> set[tuple[int, int]]:
 
     They crashed, or the others went on without them, which they say themselves as a violation.
     """
-    return reporting(trace, ViolationKind.EXCLUDED) | {who for who, life in member_runs(trace).items() if life.crashed}
+    return reporting(trace, ViolationKind.EXCLUDED) | {
+        run_id for run_id, member_run in member_runs(trace).items() if member_run.crashed
+    }
 
 
 def reporting(trace: Trace, *kinds: ViolationKind) -> set[tuple[int, int]]:
     """The members, each in one of its lives, that recorded a violation of one of these kinds."""
     told = trace.of_kind(EventKind.VIOLATION)
     told = told.select(told.with_token(*kinds))
-    return set(zip(told.member.tolist(), told.life.tolist(), strict=True))
+    return set(zip(told.member.tolist(), told.recorder_incarnation.tolist(), strict=True))
 
 
 def without_excused_deliveries(trace: Trace) -> Trace:
     """The trace without what such members delivered."""
     doubtful = np.zeros(len(trace), dtype=bool)
-    for member, life in sorted(excused_members(trace)):
-        doubtful |= (trace.member == member) & (trace.life == life)
+    for member, incarnation in sorted(excused_members(trace)):
+        doubtful |= (trace.member == member) & (trace.recorder_incarnation == incarnation)
     return trace.select(~doubtful | (trace.kind != EventKind.DELIVER.code))
 
 
@@ -126,23 +130,23 @@ def send_statuses(trace: Trace, deliveries: Rows, last_logged: LastLogged | None
     send_stream, stream = stream_codes(sends, deliveries)
     for code in np.unique(stream[origin != SendStatus.SENT]):
         row = int(np.flatnonzero(stream == code)[0])
-        sender = (int(deliveries.sender[row]), int(deliveries.incarnation[row]))
+        sender = (int(deliveries.sender[row]), int(deliveries.sender_incarnation[row]))
         missing = (stream == code) & (origin != SendStatus.SENT)
         last = (
             int(sends.sequence[send_stream == code].max(initial=-1))
             if last_logged is None
             else last_logged.get(sender, -1)
         )
-        life = known.get(sender)
-        if life is None:
+        member_run = known.get(sender)
+        if member_run is None:
             others = [other for other in known.values() if other.member == sender[0]]
             absent = not others and sender[0] in trace.meta.members
             if absent or any(other.log_truncated or other.dropped_rows for other in others):
                 origin[missing] = SendStatus.NOT_RECORDED
-        elif life.dropped_rows:
+        elif member_run.dropped_rows:
             origin[missing] = SendStatus.NOT_RECORDED
-        elif life.log_truncated:
-            past = SendStatus.AFTER_LOG_END if life.crashed else SendStatus.NOT_RECORDED
+        elif member_run.log_truncated:
+            past = SendStatus.AFTER_LOG_END if member_run.crashed else SendStatus.NOT_RECORDED
             origin[missing] = np.where(deliveries.sequence[missing] > last, past, SendStatus.NOT_RECORDED)
     return origin
 

@@ -49,7 +49,7 @@ class MessageShard:
     def _contains(self, rows: Rows) -> Mask:
         among: Mask = np.zeros(len(rows), dtype=bool)
         for (sender, incarnation), (first, last) in self.sequence_ranges.items():
-            of = (rows.sender == sender) & (rows.incarnation == incarnation)
+            of = (rows.sender == sender) & (rows.sender_incarnation == incarnation)
             among |= of & (rows.sequence >= first) & (rows.sequence <= last)
         return among
 

@@ -49,7 +49,7 @@ def multigroup_agreement(
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
-    known = {who: life for who, life in member_runs(trace).items() if life.log is not None}
+    known = {run_id: member_run for run_id, member_run in member_runs(trace).items() if member_run.log is not None}
     run = _MulticastRun(known, sends, deliveries, sent, delivered)
     found = {
         VALIDITY: _validity(run, end_ns - bound),
@@ -65,7 +65,9 @@ def multigroup_agreement(
 
 def _incomplete_reason(trace: Trace, member_runs: Mapping[tuple[int, int], MemberRun]) -> Doubt | None:
     cut = [
-        life.member for life in member_runs.values() if (life.log_truncated and not life.crashed) or life.dropped_rows
+        member_run.member
+        for member_run in member_runs.values()
+        if (member_run.log_truncated and not member_run.crashed) or member_run.dropped_rows
     ]
     if cut:
         return Doubt(Reason.LOG_NOT_WHOLE, f"the log of member {cut[0]} is not whole")
@@ -76,10 +78,12 @@ def _validity(run: _MulticastRun, due_ns: int) -> Verdict:
     sends, deliveries = run.sends, run.deliveries
     by_correct = np.zeros(len(deliveries), dtype=bool)
     bound = np.zeros(len(sends), dtype=bool)
-    for life in run.member_runs.values():
-        if not life.crashed:
-            by_correct |= (deliveries.member == life.member) & (deliveries.life == life.incarnation)
-            bound |= (sends.member == life.member) & (sends.life == life.incarnation)
+    for member_run in run.member_runs.values():
+        if not member_run.crashed:
+            by_correct |= (deliveries.member == member_run.member) & (
+                deliveries.recorder_incarnation == member_run.incarnation
+            )
+            bound |= (sends.member == member_run.member) & (sends.recorder_incarnation == member_run.incarnation)
     lost = np.flatnonzero(bound & (sends.real_ns <= due_ns) & ~np.isin(run.sent_codes, run.delivered_codes[by_correct]))
     if len(lost) == 0:
         return Verdict(VALIDITY, Status.VALID)
@@ -97,27 +101,32 @@ def _agreement(run: _MulticastRun, due_ns: int) -> Verdict:
     meant = _destination_filter(run.sends, run.sent_codes, codes)
     missing: list[tuple[int, int, MemberRun]] = []
     count = 0
-    for life in run.member_runs.values():
-        if life.crashed:
+    for member_run in run.member_runs.values():
+        if member_run.crashed:
             continue
-        mine = (deliveries.member == life.member) & (deliveries.life == life.incarnation)
-        due = (deliveries.real_ns[rows] <= min(due_ns, life.end_ns)) & (deliveries.slot[rows] >= life.first_slot)
-        due &= meant(life.member)
+        mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
+        due = (deliveries.real_ns[rows] <= min(due_ns, member_run.end_ns)) & (
+            deliveries.slot[rows] >= member_run.first_slot
+        )
+        due &= meant(member_run.member)
         absent = rows[due & ~np.isin(codes, delivered[mine])]
         if len(absent):
             at = int(absent[np.argmin(deliveries.real_ns[absent])])
-            missing.append((int(deliveries.real_ns[at]), at, life))
+            missing.append((int(deliveries.real_ns[at]), at, member_run))
             count += len(absent)
     if not missing:
         return Verdict(UNIFORM_AGREEMENT, Status.VALID)
-    _, row, life = min(missing, key=lambda found: found[:2])
+    _, row, member_run = min(missing, key=lambda found: found[:2])
     message, there = message_at(deliveries, row), position_at(deliveries, row)
     text = (
-        f"member {life.member} never delivered {message}, which is for it; member {there.member} delivered it at "
+        f"member {member_run.member} never delivered {message}, which is for it; member {there.member} delivered it at "
         f"index {there.index}"
     )
     return Verdict(
-        UNIFORM_AGREEMENT, Status.VIOLATED, Witness((message,), (life.member, there.member), (there,), text), count
+        UNIFORM_AGREEMENT,
+        Status.VIOLATED,
+        Witness((message,), (member_run.member, there.member), (there,), text),
+        count,
     )
 
 
@@ -169,14 +178,17 @@ class _TopologyHistory:
         }
         self._first_crash_ns: dict[int, int] = {}
         """Of those who came back, when they were down first."""
-        lives = {member: int(trace.life[trace.member == member].max(initial=0)) for member in topology.members}
+        last_incarnations = {
+            member: int(trace.recorder_incarnation[trace.member == member].max(initial=0))
+            for member in topology.members
+        }
         told = trace.of_kind(EventKind.NOTICE, EventKind.CRASH)
         for row in np.argsort(told.real_ns, kind="stable").tolist():
             talks, when = int(told.talks_with[row]), int(told.real_ns[row])
             if told.kind[row] == EventKind.CRASH.code:
                 member = int(told.sender[row])
                 self._record(member, when, self._possible_neighbours(member))
-                if lives[member] > told.incarnation[row]:
+                if last_incarnations[member] > told.sender_incarnation[row]:
                     self._first_crash_ns.setdefault(member, when)
             elif talks != ABSENT:
                 self._record(int(told.member[row]), when, frozenset(told.talk_lists[talks]))

@@ -96,7 +96,7 @@ def summarize_order(deliveries: Rows) -> OrderSummary:
             LogSpan(*span)
             for span in zip(
                 deliveries.member[first].tolist(),
-                deliveries.life[first].tolist(),
+                deliveries.recorder_incarnation[first].tolist(),
                 deliveries.index[first].tolist(),
                 deliveries.index[last].tolist(),
                 strict=True,
@@ -106,7 +106,7 @@ def summarize_order(deliveries: Rows) -> OrderSummary:
             StreamSpan(*span)
             for span in zip(
                 deliveries.sender[by_stream[stream_first]].tolist(),
-                deliveries.incarnation[by_stream[stream_first]].tolist(),
+                deliveries.sender_incarnation[by_stream[stream_first]].tolist(),
                 sequence[stream_first].tolist(),
                 sequence[stream_last].tolist(),
                 strict=True,
@@ -127,9 +127,9 @@ def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
             known = logs.get((log.member, log.incarnation))
             logs[log.member, log.incarnation] = log if known is None else replace(known, last_index=log.last_index)
         for stream in part.streams:
-            who = (stream.sender, stream.incarnation)
-            earlier = streams.get(who)
-            streams[who] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
+            stream_id = (stream.sender, stream.incarnation)
+            earlier = streams.get(stream_id)
+            streams[stream_id] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
     broken = list(broken_joints(ranges))
     return OrderSummary(
         rows=sum(part.rows for part in ranges),

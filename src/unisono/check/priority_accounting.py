@@ -71,7 +71,7 @@ def priority_accounting(trace: Trace) -> Verdict:
     `overtakings` counts how often a message was consumed just before one that had been received earlier.
     """
     priority, came_ns = priorities_and_arrivals(trace)
-    members = [consumption_log(trace, life) for life in member_runs(trace).values()]
+    members = [consumption_log(trace, member_run) for member_run in member_runs(trace).values()]
     for member in members:
         if member.order and not member.received_step:
             return kept(NAME, NO_RECEPTIONS)
@@ -132,13 +132,13 @@ def priorities_and_arrivals(trace: Trace) -> tuple[dict[MessageId, int], dict[Me
 
 def message_ids(rows: Rows) -> list[MessageId]:
     """The message of each row."""
-    columns = (rows.sender.tolist(), rows.incarnation.tolist(), rows.sequence.tolist())
+    columns = (rows.sender.tolist(), rows.sender_incarnation.tolist(), rows.sequence.tolist())
     return [MessageId(*message) for message in zip(*columns, strict=True)]
 
 
 def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
     """What the log of this life says."""
-    rows = trace.select((trace.member == member_run.member) & (trace.life == member_run.incarnation))
+    rows = trace.select((trace.member == member_run.member) & (trace.recorder_incarnation == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
     order, came = message_ids(consumed), message_ids(received)

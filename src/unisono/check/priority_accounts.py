@@ -120,29 +120,29 @@ def log_facts(run: PriorityRun) -> tuple[LogFacts, ...] | Doubt:
     known = member_runs(run.member_events)
     came: dict[MemberRunId, ReceptionSummary] = {}
     for survey in run.summaries:
-        for who, of in survey.receptions.items():
-            came[who] = of.merged(came.get(who, NO_RECEPTION_SUMMARY))
-    counts = {who: sum(line.count for _, line in lines) for who, lines in run.spans_by_run.items()}
-    if any(who not in came for who in run.spans_by_run):
+        for run_id, of in survey.receptions.items():
+            came[run_id] = of.merged(came.get(run_id, NO_RECEPTION_SUMMARY))
+    counts = {run_id: sum(line.count for _, line in lines) for run_id, lines in run.spans_by_run.items()}
+    if any(run_id not in came for run_id in run.spans_by_run):
         return NO_RECEPTIONS
-    for who in known:
-        lacking = who in run.spans_by_run and who not in run.complete_logs
-        if lacking or came.get(who, NO_RECEPTION_SUMMARY).max_consumed > counts.get(who, 0):
-            return missing_deliveries_reason(who[0])
-        if not came.get(who, NO_RECEPTION_SUMMARY).all_counted:
-            return uncounted_reception_reason(who[0])
-    unread = [who for who, life in known.items() if life.crashed and life.log_truncated]
+    for run_id in known:
+        lacking = run_id in run.spans_by_run and run_id not in run.complete_logs
+        if lacking or came.get(run_id, NO_RECEPTION_SUMMARY).max_consumed > counts.get(run_id, 0):
+            return missing_deliveries_reason(run_id[0])
+        if not came.get(run_id, NO_RECEPTION_SUMMARY).all_counted:
+            return uncounted_reception_reason(run_id[0])
+    unread = [run_id for run_id, member_run in known.items() if member_run.crashed and member_run.log_truncated]
     views = dict(rows_by_run(run.member_events.of_kind(EventKind.VIEW)))
     facts = []
-    for who, life in known.items():
-        begin = run.spans_by_run[who][0][1].first_slot if who in run.spans_by_run else 0
+    for run_id, member_run in known.items():
+        begin = run.spans_by_run[run_id][0][1].first_slot if run_id in run.spans_by_run else 0
         gone = {
-            other: _removed_from_view_ns(views.get(who), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
+            other: _removed_from_view_ns(views.get(run_id), other[0], came.get(other, NO_RECEPTION_SUMMARY).last_ns)
             for other in unread
         }
-        end = begin + counts.get(who, 0)
-        regular = run.diverging_logs.get(who, end - begin)
-        facts.append(LogFacts(who, life.first_slot, begin, end, who not in run.excused, regular, gone))
+        end = begin + counts.get(run_id, 0)
+        regular = run.diverging_logs.get(run_id, end - begin)
+        facts.append(LogFacts(run_id, member_run.first_slot, begin, end, run_id not in run.excused, regular, gone))
     return tuple(facts)
 
 
@@ -233,7 +233,7 @@ class _PriorityViolations:
         wanted = union(survey.all_received() for survey in self._run.summaries) - self._run.all_delivered
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, EventKind.RECEIVE))
         priority, _ = priorities_and_arrivals(trace)
-        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         others = sorted(self._facts.values(), key=lambda other: other.begin_slot)
         begins = [other.begin_slot for other in others]
         behind: dict[MessageId, list[int]] = {}
@@ -243,17 +243,17 @@ class _PriorityViolations:
             ]
             slots = (other.slot_after_consuming(consumed) for other, consumed in zip(others, had, strict=True))
             behind[message] = list(accumulate(slots, max))
-        for who, log in self._facts.items():
+        for run_id, log in self._facts.items():
             if not log.is_accountable or log.begin_slot == log.end_slot:
                 continue
-            for message in sorted(logs[who].received_step):
+            for message in sorted(logs[run_id].received_step):
                 if all(
-                    message in logs[other].received_step or logs[who].received_ns[message] >= since
+                    message in logs[other].received_step or logs[run_id].received_ns[message] >= since
                     for other, since in log.excluded_since_ns.items()
                 ):
                     # Who consumed nothing that this one did tells nothing of it.
                     since = max(log.begin_slot, behind[message][bisect_left(begins, log.end_slot) - 1])
-                    self.add_if_broken(OvertakingConstraint(who, message, priority[message], since, log.end_slot))
+                    self.add_if_broken(OvertakingConstraint(run_id, message, priority[message], since, log.end_slot))
 
     def _next_range_with_lower(self, first_slot: int, priority: int) -> tuple[int, list[tuple[int, int]]]:
         """The first range with less urgent messages from `since` on; by priority, between which slots they lie."""
@@ -284,8 +284,8 @@ class _PriorityViolations:
     def _deliveries(self, number: int) -> Rows:
         if self._cached_range is None or self._cached_range[0] != number:
             rows = self._run.load_ranges([number]).of_kind(EventKind.DELIVER)
-            for who, log in self._facts.items():
-                rows = rows.select(~(in_logs(rows, [who]) & (rows.index >= log.regular_deliveries)))
+            for run_id, log in self._facts.items():
+                rows = rows.select(~(in_logs(rows, [run_id]) & (rows.index >= log.regular_deliveries)))
             self._cached_range = number, rows
         return self._cached_range[1]
 
@@ -302,16 +302,16 @@ class _PriorityViolations:
         if not self._broken_by_run:
             return kept(NAME, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
-        for who in sorted(self._broken_by_run):
-            pair, log = self._broken_by_run[who].first, self._facts[who]
+        for run_id in sorted(self._broken_by_run):
+            pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
             slot = self._first_lower_slot(pair.since_slot, pair.priority)
-            firsts.append((slot - log.begin_slot, who[0], slot, pair))
+            firsts.append((slot - log.begin_slot, run_id[0], slot, pair))
         at, _, slot, pair = min(firsts, key=lambda first: first[:2])
         early = self._message_in_slot(slot)
         wanted = MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in (early, pair.urgent))
         kinds = (EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
         trace = self._run.with_member_events(self._run.rows_of_messages(wanted, *kinds))
-        logs = {who: consumption_log(trace, life) for who, life in member_runs(trace).items()}
+        logs = {run_id: consumption_log(trace, member_run) for run_id, member_run in member_runs(trace).items()}
         first = MissedOvertaking(logs[pair.run_id], pair.urgent, early, at)
         count = sum(broken.count for broken in self._broken_by_run.values())
         return violation_verdict(first, list(logs.values()), priorities_and_arrivals(trace)[0], count, overtakings)

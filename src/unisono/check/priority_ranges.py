@@ -144,7 +144,7 @@ class PriorityRun:
     @cached_property
     def complete_logs(self) -> set[MemberRunId]:
         """The logs that have all deliveries, as far as they go."""
-        return {who for who, lines in self.spans_by_run.items() if not _missing_index(who, lines)}
+        return {run_id for run_id, lines in self.spans_by_run.items() if not _missing_index(run_id, lines)}
 
     @cached_property
     def irregular_ranges(self) -> set[int]:
@@ -162,15 +162,15 @@ class PriorityRun:
     def diverging_logs(self) -> dict[MemberRunId, int]:
         """The logs that bind nobody and are in uneven ranges; and from which index on."""
         return {
-            who: min(line.first_index for number, line in lines if number in self.irregular_ranges)
-            for who, lines in self.spans_by_run.items()
-            if who in self.excused and any(number in self.irregular_ranges for number, _ in lines)
+            run_id: min(line.first_index for number, line in lines if number in self.irregular_ranges)
+            for run_id, lines in self.spans_by_run.items()
+            if run_id in self.excused and any(number in self.irregular_ranges for number, _ in lines)
         }
 
     def without_diverging_logs(self) -> PriorityRun:
         """This run without what these logs delivered from there on."""
         first = min(self.irregular_ranges, default=0)
-        numbers = sorted({n for who in self.diverging_logs for n, _ in self.spans_by_run[who] if n >= first})
+        numbers = sorted({n for run_id in self.diverging_logs for n, _ in self.spans_by_run[run_id] if n >= first})
         surveys = dict(zip(numbers, self.summarize_without(numbers, frozenset(self.diverging_logs)), strict=True))
         return replace(self, summaries=tuple(surveys.get(n, survey) for n, survey in enumerate(self.summaries)))
 
@@ -253,7 +253,9 @@ def latency_in_windows(run: PriorityRun, measured: LatencySummary, unread_reason
 def _total_order(run: PriorityRun) -> Verdict:
     suspect = {number for number, survey in enumerate(run.summaries) if not survey.ordered} | run.interleaved_ranges
     suspect |= {number for lines in run.spans_by_run.values() for number, line in lines if not line.distinct}
-    lacking = {who: run.spans_by_run[who] for who in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)}
+    lacking = {
+        run_id: run.spans_by_run[run_id] for run_id in sorted(run.spans_by_run.keys() - run.complete_logs - run.excused)
+    }
     if suspect:
         # A message that is out of place is so among those of the ranges between its places, all of which are suspect.
         verdict = total_order(without_excused_deliveries(run.load_part(suspect, EventKind.DELIVER)))
@@ -261,9 +263,11 @@ def _total_order(run: PriorityRun) -> Verdict:
             return verdict
     if not lacking:
         return run.clean_verdict("total_order")
-    who, lines = next(iter(lacking.items()))
-    expected, follows = _missing_index(who, lines) or (0, 0)
-    reason = f"the deliveries of member {who[0]} are not all recorded: index {expected} is missing, {follows} follows"
+    run_id, lines = next(iter(lacking.items()))
+    expected, follows = _missing_index(run_id, lines) or (0, 0)
+    reason = (
+        f"the deliveries of member {run_id[0]} are not all recorded: index {expected} is missing, {follows} follows"
+    )
     return unknown("total_order", Reason.INDEX_MISSING, reason)
 
 
@@ -285,8 +289,8 @@ def _last_logged(run: PriorityRun) -> dict[MemberRunId, int]:
 
 def _integrity(run: PriorityRun) -> Verdict:
     suspect = (run.all_delivered - run.all_sent) | union(survey.delivered_twice for survey in run.summaries)
-    for who in sorted(run.spans_by_run):
-        suspect = suspect | _in_more_than_one(survey.delivered.get(who, MessageSet()) for survey in run.summaries)
+    for run_id in sorted(run.spans_by_run):
+        suspect = suspect | _in_more_than_one(survey.delivered.get(run_id, MessageSet()) for survey in run.summaries)
     if not suspect:
         return run.clean_verdict("integrity")
     return integrity(
@@ -304,22 +308,24 @@ def _in_more_than_one(sets: Iterable[MessageSet]) -> MessageSet:
 
 def _gap_freedom(run: PriorityRun) -> Verdict:
     known = {
-        who: life
-        for who, life in member_runs(run.member_events).items()
-        if life.log is not None and who not in run.excused
+        run_id: member_run
+        for run_id, member_run in member_runs(run.member_events).items()
+        if member_run.log is not None and run_id not in run.excused
     }
-    binding = union(of for survey in run.summaries for who, of in survey.delivered.items() if who not in run.excused)
+    binding = union(
+        of for survey in run.summaries for run_id, of in survey.delivered.items() if run_id not in run.excused
+    )
     doubtful = set(run.irregular_ranges)
-    lines_of = {who: [line for _, line in run.spans_by_run.get(who, ())] for who in known}
-    for who, life in known.items():
-        lines = lines_of[who]
+    lines_of = {run_id: [line for _, line in run.spans_by_run.get(run_id, ())] for run_id in known}
+    for run_id, member_run in known.items():
+        lines = lines_of[run_id]
         begin = min((line.first_slot for line in lines), default=None)
         end = max((line.last_slot for line in lines), default=-1)
         for number, survey in enumerate(run.summaries):
             first, last = survey.base.order.first_slot, survey.base.order.last_slot
-            before = begin is not None and life.first_slot <= last and first < begin
+            before = begin is not None and member_run.first_slot <= last and first < begin
             after = run.bound_ns is not None and last > end
-            if survey.spans and first < life.end_slot and (before or after):
+            if survey.spans and first < member_run.end_slot and (before or after):
                 doubtful.add(number)
     suspect = (run.all_sent - binding) | union(run.delivered_by_range[number] for number in sorted(doubtful))
     if not suspect:
@@ -328,17 +334,19 @@ def _gap_freedom(run: PriorityRun) -> Verdict:
         # How far a member got, in the order and of each sender and priority, decides what it passed over.
         tops: dict[tuple[MemberRunId, int, Origins], int] = {}
         for survey in run.summaries:
-            for (who, level), of in survey.last_delivered.items():
+            for (run_id, level), of in survey.last_delivered.items():
                 for origin in of.ranges.keys() & suspect.ranges.keys():
                     sequence = of.ranges[origin][0][1]
-                    tops[who, level, origin] = max(sequence, tops.get((who, level, origin), sequence))
+                    tops[run_id, level, origin] = max(sequence, tops.get((run_id, level, origin), sequence))
         lasts = [max(lines, key=lambda line: line.last_slot).last_message for lines in lines_of.values() if lines]
         context = suspect | MessageSet.of(
             [*lasts, *(MessageRef(*origin, number) for (_, _, origin), number in tops.items())]
         )
         trace = run.with_member_events(run.rows_of_messages(context, EventKind.SEND, EventKind.DELIVER))
     times = [survey.last_non_delivery_ns for survey in run.summaries]
-    times += [line.last_ns for who, lines in run.spans_by_run.items() if who not in run.excused for _, line in lines]
+    times += [
+        line.last_ns for run_id, lines in run.spans_by_run.items() if run_id not in run.excused for _, line in lines
+    ]
     verdict = gap_freedom(
         without_excused_deliveries(trace),
         until_ns=max(times, default=0),
@@ -362,17 +370,17 @@ def _view_atomicity(run: PriorityRun) -> Verdict:
     by_view: dict[int, MessageSet] = {}
     suspect = union(survey.received_twice for survey in run.summaries)
     for survey in run.summaries:
-        for (who, view), came in survey.received.items():
+        for (run_id, view), came in survey.received.items():
             if view == ABSENT:
                 continue
-            mine = installed.get(who, {})
-            first_ns, last_ns = survey.reception_times[who, view]
+            mine = installed.get(run_id, {})
+            first_ns, last_ns = survey.reception_times[run_id, view]
             if view not in mine or first_ns < mine[view] or last_ns > mine.get(view + 1, last_ns):
                 suspect = suspect | came
             others = came.ranges.keys() - set(views.get(view, ()))
             suspect = suspect | MessageSet({origin: came.ranges[origin] for origin in sorted(others)})
-            suspect = suspect | (came & received.get((who, view), MessageSet()))
-            received[who, view] = received.get((who, view), MessageSet()) | came
+            suspect = suspect | (came & received.get((run_id, view), MessageSet()))
+            received[run_id, view] = received.get((run_id, view), MessageSet()) | came
             by_view[view] = by_view.get(view, MessageSet()) | came
     suspect = suspect | _in_more_than_one(by_view[view] for view in sorted(by_view))
     if suspect:

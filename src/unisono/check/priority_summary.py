@@ -140,16 +140,16 @@ def summarize_priority_range(
         is_sequential=even,
         delivered_twice=union(_repeated_messages(rows) for rows in deliveries),
         delivered={_run_id(rows): message_set(rows) for rows in deliveries},
-        sent={who: message_set(rows) for who, rows in rows_by_run(sent)},
+        sent={run_id: message_set(rows) for run_id, rows in rows_by_run(sent)},
         received={key: message_set(rows) for key, rows in got},
         reception_times={key: (int(rows.real_ns.min()), int(rows.real_ns.max())) for key, rows in got},
         received_twice=union(_repeated_messages(rows) for (_, view), rows in got if view != ABSENT),
         queued=message_set(concatenated(queued)),
-        receptions={who: _reception_summary(rows) for who, rows in rows_by_run(came)},
+        receptions={run_id: _reception_summary(rows) for run_id, rows in rows_by_run(came)},
         slot_spans_by_priority=_slot_spans_by_priority(delivered),
         last_delivered={
-            (who, level): _last_of_each_sender(rows.select(rows.priority == level))
-            for who, rows in rows_by_run(delivered)
+            (run_id, level): _last_of_each_sender(rows.select(rows.priority == level))
+            for run_id, rows in rows_by_run(delivered)
             for level in np.unique(rows.priority).tolist()
         },
     )
@@ -173,14 +173,14 @@ def _of_kinds(rows: Rows, *kinds: int) -> Rows:
 
 
 def _run_id(rows: Rows) -> MemberRunId:
-    return int(rows.member[0]), int(rows.life[0])
+    return int(rows.member[0]), int(rows.recorder_incarnation[0])
 
 
 def in_logs(rows: Rows, logs: Collection[MemberRunId]) -> Mask:
     """Which rows are of these logs."""
     found: Mask = np.zeros(len(rows), dtype=bool)
-    for member, life in sorted(logs):
-        found |= (rows.member == member) & (rows.life == life)
+    for member, stream_incarnation in sorted(logs):
+        found |= (rows.member == member) & (rows.recorder_incarnation == stream_incarnation)
     return found
 
 
@@ -193,8 +193,8 @@ def rows_by_run(rows: Rows) -> list[tuple[MemberRunId, Rows]]:
 
 def _rows_by_view(rows: Rows) -> list[tuple[tuple[MemberRunId, int], Rows]]:
     return [
-        ((who, view), of.select(of.view == view))
-        for who, of in rows_by_run(rows)
+        ((run_id, view), of.select(of.view == view))
+        for run_id, of in rows_by_run(rows)
         for view in np.unique(of.view).tolist()
     ]
 
@@ -211,8 +211,8 @@ def message_set(rows: Rows) -> MessageSet:
     """The messages of these rows."""
     if len(rows) == 0:
         return MessageSet()
-    order = np.lexsort((rows.sequence, rows.incarnation, rows.sender))
-    sender, incarnation = rows.sender[order].astype(np.int64), rows.incarnation[order]
+    order = np.lexsort((rows.sequence, rows.sender_incarnation, rows.sender))
+    sender, incarnation = rows.sender[order].astype(np.int64), rows.sender_incarnation[order]
     number = rows.sequence[order]
     fresh = np.ones(len(order), dtype=bool)
     fresh[1:] = (np.diff(sender) != 0) | (np.diff(incarnation) != 0) | (np.diff(number) > 1)
@@ -220,8 +220,8 @@ def message_set(rows: Rows) -> MessageSet:
     last = np.append(first[1:], len(order)) - 1
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     columns = (sender[first], incarnation[first], number[first], number[last])
-    for whose, life, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        ranges.setdefault((whose, life), []).append((begin, end))
+    for whose, stream_incarnation, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault((whose, stream_incarnation), []).append((begin, end))
     return MessageSet({origin: tuple(of) for origin, of in ranges.items()})
 
 
@@ -229,7 +229,7 @@ def in_message_set(rows: Rows, wanted: MessageSet) -> Mask:
     """Which rows are of these messages."""
     found: Mask = np.zeros(len(rows), dtype=bool)
     for (sender, incarnation), ranges in wanted.ranges.items():
-        of = np.flatnonzero((rows.sender == sender) & (rows.incarnation == incarnation))
+        of = np.flatnonzero((rows.sender == sender) & (rows.sender_incarnation == incarnation))
         firsts, lasts = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
         at = np.searchsorted(firsts, rows.sequence[of], side="right") - 1
         found[of[(at >= 0) & (rows.sequence[of] <= lasts[np.maximum(at, 0)])]] = True
@@ -264,7 +264,7 @@ def _delivery_span(rows: Rows) -> DeliverySpan:
         indices=MessageSet({_run_id(rows): tuple(indices)}),
         distinct=bool((steps > 0).all()),
         last_ns=int(rows.real_ns.max()),
-        last_message=MessageRef(int(rows.sender[last]), int(rows.incarnation[last]), int(rows.sequence[last])),
+        last_message=MessageRef(int(rows.sender[last]), int(rows.sender_incarnation[last]), int(rows.sequence[last])),
     )
 
 

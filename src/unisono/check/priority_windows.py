@@ -135,10 +135,10 @@ def check_window(
     before = window.last_lower(last_slots_by_priority)
     found = {log.run_id: _check_log(window, number, before) for number, log in enumerate(logs) if log.is_accountable}
     undecided = [pair for of in found.values() for pair in of.undecided]
-    behind = tuple(who for who, of in found.items() if of.continues)
+    behind = tuple(run_id for run_id, of in found.items() if of.continues)
     return WindowFinding(
         seen,
-        {who: of.broken for who, of in found.items() if of.broken},
+        {run_id: of.broken for run_id, of in found.items() if of.broken},
         tuple(undecided[:MAX_UNDECIDED]),
         sum(of.overtakings for of in found.values()),
         WindowEdge(int(window.slots[0]), int(window.first_received_ns[0]), ()),
@@ -187,7 +187,7 @@ class _WindowMessages:
         known = mine[order][at] == theirs
         receptions, at = receptions.select(known), order[at][known]
         # By log and step: the last row counts where a log has several of one message.
-        turn = np.lexsort((receptions.place, receptions.life, receptions.member))
+        turn = np.lexsort((receptions.place, receptions.recorder_incarnation, receptions.member))
         receptions, at = receptions.select(turn), at[turn]
         count = len(self.slots)
         self.priority = np.zeros(count, dtype=np.int64)
@@ -201,7 +201,9 @@ class _WindowMessages:
         """The slot behind what each had consumed when it received each message."""
         self._counts_for: NDArray[np.bool_] = np.empty((len(logs), count), dtype=bool)
         for number, log in enumerate(logs):
-            own = np.flatnonzero((receptions.member == log.run_id[0]) & (receptions.life == log.run_id[1]))
+            own = np.flatnonzero(
+                (receptions.member == log.run_id[0]) & (receptions.recorder_incarnation == log.run_id[1])
+            )
             consumed = receptions.index[own]
             self.received[number, at[own]] = True
             self.received_ns[number, at[own]] = receptions.real_ns[own]
@@ -259,7 +261,7 @@ class _WindowMessages:
 
     def smallest_message(self, rows: Ints) -> int:
         """The row of the smallest message."""
-        columns = (self.messages.sequence, self.messages.incarnation, self.messages.sender)
+        columns = (self.messages.sequence, self.messages.sender_incarnation, self.messages.sender)
         return int(rows[np.lexsort([column[rows] for column in columns])[0]])
 
     def constraint(self, log: LogFacts, at: int, since: Ints) -> OvertakingConstraint:

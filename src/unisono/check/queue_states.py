@@ -60,7 +60,7 @@ class _QueueRow:
 def _queue_row(rows: Rows, at: int) -> _QueueRow:
     messages = int(rows.messages[at])
     return _QueueRow(
-        MessageId(int(rows.sender[at]), int(rows.incarnation[at]), int(rows.sequence[at])),
+        MessageId(int(rows.sender[at]), int(rows.sender_incarnation[at]), int(rows.sequence[at])),
         int(rows.kind[at]),
         int(rows.kind[at]) == EventKind.DELIVER.code,
         int(rows.index[at]),

@@ -165,17 +165,20 @@ def _completeness(
 ) -> Verdict:
     judge = gap_freedom if run.meta.reliable else gaps_explained
     skeleton = Trace.from_rows(events, run.meta, run.logs)
-    known = [life for life in member_runs(skeleton).values() if life.log is not None]
+    known = [member_run for member_run in member_runs(skeleton).values() if member_run.log is not None]
     suspect = set(doubtful)
     last_with_rows: dict[tuple[int, int], int] = {}
     for number, survey in enumerate(run.summaries):
-        for who in survey.delivery_counts:
-            last_with_rows[who] = number
-        for life in known:
-            if life.end_slot <= survey.first_slot or life.first_slot > survey.last_slot:
+        for run_id in survey.delivery_counts:
+            last_with_rows[run_id] = number
+        for member_run in known:
+            if member_run.end_slot <= survey.first_slot or member_run.first_slot > survey.last_slot:
                 continue
             # Where the order is kept, who has as many as there are keys has them all.
-            if survey.has_destinations or survey.delivery_counts.get((life.member, life.incarnation), 0) != survey.keys:
+            if (
+                survey.has_destinations
+                or survey.delivery_counts.get((member_run.member, member_run.incarnation), 0) != survey.keys
+            ):
                 suspect.add(number)
     # How far a member got decides what it passed over, so the ranges of the last deliveries belong to the part.
     context = suspect | set(last_with_rows.values())
@@ -297,8 +300,8 @@ def _is_complete(summaries: Sequence[RangeSummary]) -> bool:
     """Whether every log has as many deliveries as its last index says."""
     if not all(survey.order.distinct for survey in summaries):
         return False
-    for who, spans in _spans_by_run(summaries).items():
-        count = sum(survey.delivery_counts.get(who, 0) for survey in summaries)
+    for run_id, spans in _spans_by_run(summaries).items():
+        count = sum(survey.delivery_counts.get(run_id, 0) for survey in summaries)
         if min(span.first_index for _, span in spans) != 0 or max(span.last_index for _, span in spans) + 1 != count:
             return False
     return True
@@ -359,7 +362,7 @@ def _cross_range_messages(run: SummarizedRun) -> _CrossRangeMessages:
 def _ranges_with_possible_sends(run: SummarizedRun, deliveries: Rows) -> set[int]:
     """The ranges in which the sends of these deliveries could be: they were matched there with other deliveries."""
     wanted: dict[tuple[int, int], set[int]] = {}
-    columns = (deliveries.sender, deliveries.incarnation, deliveries.sequence)
+    columns = (deliveries.sender, deliveries.sender_incarnation, deliveries.sequence)
     for sender, incarnation, sequence in zip(*(column.tolist() for column in columns), strict=True):
         wanted.setdefault((sender, incarnation), set()).add(sequence)
     return {

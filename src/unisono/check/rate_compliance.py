@@ -38,7 +38,7 @@ class DeclaredRates:
 
     def rate_of(self, member: int) -> Rate | None:
         """A member's rate, if it declared one."""
-        return next((Rate(avg, burst) for who, avg, burst in self.rates if who == member), None)
+        return next((Rate(avg, burst) for declarer, avg, burst in self.rates if declarer == member), None)
 
     @property
     def longest_window(self) -> int:
@@ -106,11 +106,11 @@ def slot_usage(deliveries: Rows, *, single_log: bool = False) -> SlotUsage:
     else:
         _, first = np.unique(message_codes(deliveries)[0], return_index=True)
         rows = deliveries.select(first)
-        order = np.lexsort((rows.sequence, rows.slot, rows.incarnation, rows.sender))
-    begins = np.flatnonzero(group_starts(packed(rows.sender, rows.incarnation, rows.slot)[order]))
+        order = np.lexsort((rows.sequence, rows.slot, rows.sender_incarnation, rows.sender))
+    begins = np.flatnonzero(group_starts(packed(rows.sender, rows.sender_incarnation, rows.slot)[order]))
     ends = np.append(begins[1:], len(order)) - 1
     at = order[ends]
-    return SlotUsage(rows.sender[at], rows.incarnation[at], rows.slot[at], ends - begins + 1, rows.sequence[at])
+    return SlotUsage(rows.sender[at], rows.sender_incarnation[at], rows.slot[at], ends - begins + 1, rows.sequence[at])
 
 
 def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolation]:
@@ -131,8 +131,10 @@ def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolat
         ):
             for row in np.flatnonzero(amount > allowed).tolist():
                 at = first + row
-                who = (int(used.sender[at]), int(used.incarnation[at]))
-                found.append(RateViolation(int(slot[row]), *who, slots, int(used.last[at]), int(amount[row]), allowed))
+                stream_id = (int(used.sender[at]), int(used.incarnation[at]))
+                found.append(
+                    RateViolation(int(slot[row]), *stream_id, slots, int(used.last[at]), int(amount[row]), allowed)
+                )
     return sorted(found)
 
 

@@ -87,9 +87,9 @@ class LatencySummary:
         if bound_ns is not None and largest > bound_ns:
             late = np.flatnonzero(latencies_ns > bound_ns)
             part.late_deliveries = len(late)
-            columns = [deliveries.real_ns, deliveries.member, deliveries.life, deliveries.index]
+            columns = [deliveries.real_ns, deliveries.member, deliveries.recorder_incarnation, deliveries.index]
             row = int(late[np.lexsort([column[late] for column in reversed(columns)])[0]])
-            columns += [deliveries.sender, deliveries.incarnation, deliveries.sequence, latencies_ns]
+            columns += [deliveries.sender, deliveries.sender_incarnation, deliveries.sequence, latencies_ns]
             part.first_late_delivery = LateDelivery(*(int(column[row]) for column in columns))
         self.merge(part)
 
@@ -183,7 +183,7 @@ def summarize_range(
         last_slot=last_slot,
         rows=sum(map(len, parts)),
         last_ns=last_ns,
-        delivery_counts={(int(log.member[0]), int(log.life[0])): len(log) for log in logs},
+        delivery_counts={(int(log.member[0]), int(log.recorder_incarnation[0])): len(log) for log in logs},
         grades=tuple(sorted(grades)),
         has_destinations=any(rows.destination_sets for rows in parts),
         sends=_sequence_spans(sent),
@@ -199,8 +199,8 @@ def last_logged_sequences(summaries: Sequence[RangeSummary]) -> dict[tuple[int, 
     """The last number that each sender has logged."""
     found: dict[tuple[int, int], int] = {}
     for span in (span for survey in summaries for span in survey.sends):
-        who = (span.sender, span.incarnation)
-        found[who] = max(span.last_sequence, found.get(who, span.last_sequence))
+        stream_id = (span.sender, span.incarnation)
+        found[stream_id] = max(span.last_sequence, found.get(stream_id, span.last_sequence))
     return found
 
 
@@ -213,7 +213,7 @@ def _sequence_spans(messages: Rows) -> tuple[StreamSpan, ...]:
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         of = rows[first:last]
         numbers = messages.sequence[of]
-        whose = int(messages.sender[of[0]]), int(messages.incarnation[of[0]])
+        whose = int(messages.sender[of[0]]), int(messages.sender_incarnation[of[0]])
         found.append(StreamSpan(*whose, int(numbers.min()), int(numbers.max())))
     return tuple(found)
 
@@ -226,10 +226,10 @@ def _deliveries_by_run(parts: Sequence[Rows]) -> list[Rows]:
             continue
         code = log_codes(part)
         for of in [part] if (code == code[0]).all() else [part.select(code == one) for one in np.unique(code)]:
-            pieces.setdefault((int(of.member[0]), int(of.life[0])), []).append(of)
+            pieces.setdefault((int(of.member[0]), int(of.recorder_incarnation[0])), []).append(of)
     found = []
-    for who in sorted(pieces):
-        log = concatenated(pieces[who])
+    for run_id in sorted(pieces):
+        log = concatenated(pieces[run_id])
         if (np.diff(log.index) <= 0).any():  # of two with one index the same is first as in a whole trace
             log = log.canonical()
         found.append(log)
@@ -251,7 +251,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
             return None
         if log is not one and not all(
             np.array_equal(getattr(log, name), getattr(one, name))
-            for name in ("slot", "place", "sequence", "sender", "incarnation")
+            for name in ("slot", "place", "sequence", "sender", "sender_incarnation")
         ):
             return None
     step = np.diff(one.slot)
@@ -269,8 +269,8 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
     for number in range(len(streams)):
         at = by_stream[edges[number] : edges[number + 1]]
         first, last = int(one.sequence[at[0]]), int(one.sequence[at[-1]])
-        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.incarnation[at[0]]), first, last))
-        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.incarnation == spans[-1].incarnation))
+        spans.append(StreamSpan(int(one.sender[at[0]]), int(one.sender_incarnation[at[0]]), first, last))
+        own = np.flatnonzero((sends.sender == spans[-1].sender) & (sends.sender_incarnation == spans[-1].incarnation))
         if len(own) == 0:
             continue
         numbers = sends.sequence[own]
@@ -305,7 +305,8 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
         distinct=True,
         ordered=True,
         logs=tuple(
-            LogSpan(int(log.member[0]), int(log.life[0]), int(log.index[0]), int(log.index[-1])) for log in logs
+            LogSpan(int(log.member[0]), int(log.recorder_incarnation[0]), int(log.index[0]), int(log.index[-1]))
+            for log in logs
         ),
         streams=tuple(sorted(spans, key=lambda span: (span.sender, span.incarnation))),
     )
@@ -314,7 +315,7 @@ def _all_equal(logs: Sequence[Rows], sends: Rows, bound_ns: int | None) -> dict[
         "in_fifo": True,
         "fifo": tuple(
             FifoSpan(
-                *(int(log.member[0]), int(log.life[0]), span.sender, int(log.priority[0])),
+                *(int(log.member[0]), int(log.recorder_incarnation[0]), span.sender, int(log.priority[0])),
                 (span.incarnation, span.first_sequence),
                 (span.incarnation, span.last_sequence),
                 *(int(log.index[by_stream[at]]) for at in (edges[number], edges[number + 1] - 1)),
@@ -374,16 +375,19 @@ def _fifo_spans(deliveries: Rows) -> tuple[bool, tuple[FifoSpan, ...]]:
     """Whether each log has each sender's messages of one priority in order, and their spans; logs are by index."""
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
-    number = packed(deliveries.incarnation, deliveries.sequence)
+    number = packed(deliveries.sender_incarnation, deliveries.sequence)
     fresh = group_starts(pair[order])
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(order)) - 1 if len(order) else first
     in_fifo = bool((np.diff(number[order])[~fresh[1:]] > 0).all())
 
     def numbers(rows: Ints) -> list[tuple[int, int]]:
-        return list(zip(deliveries.incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
+        return list(zip(deliveries.sender_incarnation[rows].tolist(), deliveries.sequence[rows].tolist(), strict=True))
 
-    whose = [getattr(deliveries, name)[order[first]].tolist() for name in ("member", "life", "sender", "priority")]
+    whose = [
+        getattr(deliveries, name)[order[first]].tolist()
+        for name in ("member", "recorder_incarnation", "sender", "priority")
+    ]
     ends = (numbers(order[first]), numbers(order[last]))
     indices = (deliveries.index[order[first]].tolist(), deliveries.index[order[last]].tolist())
     return in_fifo, tuple(FifoSpan(*span) for span in zip(*whose, *ends, *indices, strict=True))

@@ -45,17 +45,19 @@ def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]
     """(member, life, first slot) and length, in order."""
     rows = trace.of_kind(EventKind.TIMING)
     rows = rows.select(rows.theta_ns != ABSENT)
-    columns = (rows.member, rows.life, rows.slot, rows.theta_ns)
+    columns = (rows.member, rows.recorder_incarnation, rows.slot, rows.theta_ns)
     return sorted(
-        ((member, life, slot), theta)
-        for member, life, slot, theta in zip(*(column.tolist() for column in columns), strict=True)
+        ((member, incarnation, slot), theta)
+        for member, incarnation, slot, theta in zip(*(column.tolist() for column in columns), strict=True)
     )
 
 
 def _slot_lengths(trace: Trace, deliveries: Rows) -> Ints:
     """The length that each delivery's slot had at the member that delivered it."""
     lengths = np.full(len(deliveries), trace.meta.theta_ns, dtype=np.int64)
-    for (member, life, slot), theta_ns in _slot_length_changes(trace):
-        here = (deliveries.member == member) & (deliveries.life == life) & (deliveries.slot >= slot)
+    for (member, incarnation, slot), theta_ns in _slot_length_changes(trace):
+        here = (
+            (deliveries.member == member) & (deliveries.recorder_incarnation == incarnation) & (deliveries.slot >= slot)
+        )
         lengths[here] = theta_ns
     return lengths

@@ -57,25 +57,25 @@ def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
     """Whoever goes from one view to the next has received what the others have that do, and what it sent itself."""
-    for who, ids in installed.items():
+    for run_id, ids in installed.items():
         for view in ids:
             if view + 1 not in ids:
                 continue
-            mine = received.get((who, view), NO_MESSAGES)
+            mine = received.get((run_id, view), NO_MESSAGES)
             for other, theirs in installed.items():
-                if other > who and view in theirs and view + 1 in theirs:
+                if other > run_id and view in theirs and view + 1 in theirs:
                     its = received.get((other, view), NO_MESSAGES)
                     difference = (mine - its) | (its - mine)
                     if difference:
                         lost = next(iter(difference))
-                        has, lacks = (who, other) if lost in mine else (other, who)
+                        has, lacks = (run_id, other) if lost in mine else (other, run_id)
                         text = f"received {lost} in view {view} and went on, member {lacks[0]} went on without it"
                         report((has[0], lacks[0]), text, (MessageId(*lost),))
     _check_own_messages(installed, received, report)
 
 
 def _members_text(members: tuple[MemberRunId, ...]) -> str:
-    return ", ".join(f"{member}:{life}" for member, life in members)
+    return ", ".join(f"{member}:{incarnation}" for member, incarnation in members)
 
 
 def _column_tuples(rows: Rows, *names: str) -> list[tuple[int, ...]]:
@@ -87,7 +87,9 @@ def installed_views(trace: Trace, report: ReportViolation) -> tuple[ViewMembers,
     rows = trace.of_kind(EventKind.VIEW)
     views: ViewMembers = {}
     installed: InstallTimes = {}
-    for row, (member, life, view, at) in enumerate(_column_tuples(rows, "member", "life", "view", "real_ns")):
+    for row, (member, incarnation, view, at) in enumerate(
+        _column_tuples(rows, "member", "recorder_incarnation", "view", "real_ns")
+    ):
         members = rows.listed_runs(row)
         if not members:
             continue
@@ -96,11 +98,11 @@ def installed_views(trace: Trace, report: ReportViolation) -> tuple[ViewMembers,
                 f"installed view {view} with {_members_text(members)}, another member with {_members_text(views[view])}"
             )
             report((member,), text, ())
-        mine = installed.setdefault((member, life), {})
+        mine = installed.setdefault((member, incarnation), {})
         if mine and view != max(mine) + 1:
             report((member,), f"installed view {view} after view {max(mine)}", ())
         mine[view] = at
-        if (member, life) not in members:
+        if (member, incarnation) not in members:
             report((member,), f"installed view {view}, which it is not in", ())
     return views, installed
 
@@ -114,17 +116,17 @@ def received_by_view(
     rows = rows.select(rows.view != ABSENT)
     received: dict[tuple[MemberRunId, int], set[MessageId]] = {}
     where: dict[MessageId, int] = {}
-    names = ("member", "life", "sender", "incarnation", "sequence", "view", "real_ns")
-    for member, life, sender, incarnation, sequence, view, at in _column_tuples(rows, *names):
-        who, message = (member, life), MessageId(sender, incarnation, sequence)
-        mine = installed.get(who, {})
+    names = ("member", "recorder_incarnation", "sender", "sender_incarnation", "sequence", "view", "real_ns")
+    for member, recorder_incarnation, sender, sender_incarnation, sequence, view, at in _column_tuples(rows, *names):
+        run_id, message = (member, recorder_incarnation), MessageId(sender, sender_incarnation, sequence)
+        mine = installed.get(run_id, {})
         if view not in mine or at < mine[view] or at > mine.get(view + 1, at):
             report((member,), f"received {message} of view {view} outside that view", (message,))
-        if (sender, incarnation) not in views.get(view, ()):
+        if (sender, sender_incarnation) not in views.get(view, ()):
             report((member,), f"received {message} in view {view}, which its sender is not in", (message,))
         if where.setdefault(message, view) != view:
             report((member,), f"received {message} in view {view}, others in view {where[message]}", (message,))
-        known = received.setdefault((who, view), set())
+        known = received.setdefault((run_id, view), set())
         if message in known:
             report((member,), f"received {message} twice", (message,))
         known.add(message)
@@ -135,11 +137,11 @@ def _check_own_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
     """Whoever goes on has received its own messages of the view, without gaps from its first."""
-    for who, ids in installed.items():
+    for run_id, ids in installed.items():
         own = 0
         for view in sorted(ids):
-            mine = received.get((who, view), NO_MESSAGES).ranges.get(who, ())
+            mine = received.get((run_id, view), NO_MESSAGES).ranges.get(run_id, ())
             count = sum(last - first + 1 for first, last in mine)
             if view + 1 in ids and mine != (((own, own + count - 1),) if count else ()):
-                report((who[0],), f"left view {view} without some of its own messages", ())
+                report((run_id[0],), f"left view {view} without some of its own messages", ())
             own += count

@@ -118,7 +118,7 @@ async def _run_member(options: argparse.Namespace) -> int:
         return await _run_in_group(options, None)
     if options.id is None:
         raise InvalidOption("--metrics", "the file is named for the member: --id is needed")
-    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, life=new_incarnation())
+    writer = MetricWriter(options.metrics, options.run_name, options.group, options.id, incarnation=new_incarnation())
     with writer:
         return await _run_in_group(options, writer)
 
@@ -152,7 +152,7 @@ async def _run_in_group(options: argparse.Namespace, metrics: MetricWriter | Non
         timeout=options.timeout,
         sla=options.sla,
         monitor=False if metrics is None else metrics.put,
-        incarnation=None if metrics is None else metrics.life,
+        incarnation=None if metrics is None else metrics.incarnation,
         fsync=options.fsync,
     )
     loop = asyncio.get_running_loop()

@@ -113,13 +113,13 @@ def _common_slots(trace: Trace, members: Iterable[int]) -> tuple[int, int]:
 def _numbered_deliveries(trace: Trace, grade: str, member: int) -> dict[int, tuple[int, int, int]]:
     """What a member delivered in its last life, by row of early deliveries or by number in the final order."""
     rows = trace.with_grade(grade).deliveries()
-    life = rows.life[rows.member == member].max(initial=-1)
-    mine = rows.select((rows.member == member) & (rows.life == life))
+    life = rows.recorder_incarnation[rows.member == member].max(initial=-1)
+    mine = rows.select((rows.member == member) & (rows.recorder_incarnation == life))
     numbers = mine.place.tolist() if grade == FINAL else range(len(mine))
     return dict(
         zip(
             numbers,
-            zip(mine.sender.tolist(), mine.incarnation.tolist(), mine.sequence.tolist(), strict=True),
+            zip(mine.sender.tolist(), mine.sender_incarnation.tolist(), mine.sequence.tolist(), strict=True),
             strict=True,
         )
     )

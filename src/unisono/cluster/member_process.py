@@ -138,8 +138,8 @@ class ScenarioMember:
         self.incarnation = new_incarnation()
         where = configuration["trace"], configuration["run"], self.scenario.group, self.member
         self._storage_directory = Path(configuration["trace"], "memory", configuration["run"])
-        self.writer = ParquetWriter(*where, life=self.incarnation)
-        self.metrics = MetricWriter(*where, life=self.incarnation)
+        self.writer = ParquetWriter(*where, incarnation=self.incarnation)
+        self.metrics = MetricWriter(*where, incarnation=self.incarnation)
         self.slas = parse_slas(*configuration["slas"]) if configuration.get("slas") else None
         self.sla_events: list[dict[str, Any]] = []
         self._graded_replica = GradedReplica((GOODBYE, ALL_FINAL)) if self.scenario.grades == "both" else None

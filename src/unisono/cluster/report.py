@@ -130,17 +130,17 @@ class ClusterReport:
             self.trace.of_kind(EventKind.START),
             self.trace.of_kind(EventKind.LEAVE),
         )
-        _, first = np.unique(np.stack((rows.sender, rows.incarnation, rows.sequence)), axis=1, return_index=True)
+        _, first = np.unique(np.stack((rows.sender, rows.sender_incarnation, rows.sequence)), axis=1, return_index=True)
         slots, missing = rows.slot[first], 0
         for member in self.final_reports:
             begun = starts.select(starts.member == member)
             if not len(begun):
                 continue
-            life = begun.life.max()
-            left = leaves.slot[(leaves.member == member) & (leaves.life == life)]
-            begin = begun.slot[begun.life == life].min()
+            life = begun.recorder_incarnation.max()
+            left = leaves.slot[(leaves.member == member) & (leaves.recorder_incarnation == life)]
+            begin = begun.slot[begun.recorder_incarnation == life].min()
             end = left.min() if len(left) else rows.slot.max() + 1
-            heard = rows.slot[(rows.member == member) & (rows.life == life)]
+            heard = rows.slot[(rows.member == member) & (rows.recorder_incarnation == life)]
             there = [int(np.count_nonzero((slot >= begin) & (slot < end))) for slot in (slots, heard)]
             missing += there[0] - there[1]
         return missing
@@ -197,7 +197,7 @@ def record_crashes(scenario: Scenario, run: str, directory: Path, killed: Sequen
             member, at_ns, life = node.member, node.killed_ns or 0, node.incarnation()
             slot = scenario.timing.slot_of(at_ns - scenario.timing.delta_ns)
             writer.recorder().event(
-                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, incarnation=life
+                EventKind.CRASH, slot=slot, real_ns=at_ns, local_ns=at_ns, subject=member, subject_incarnation=life
             )
 
 

@@ -140,7 +140,7 @@ class MeasurementService:
 
     def _add_block(self, block: MetricBlock, reread: bool) -> None:
         place, stretch = (block.run, block.group), block.stream_slice
-        self._system(place).add_rows(block.member, block.life, block.rows, block.at_end, reread)
+        self._system(place).add_rows(block.member, block.incarnation, block.rows, block.at_end, reread)
         if block.rows:
             until = max(row.window_start_ns + row.window_ns for row in block.rows)
             self._pending.setdefault(place, {}).setdefault(stretch.path, deque()).append((stretch, until))

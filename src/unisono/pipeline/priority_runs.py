@@ -24,7 +24,7 @@ from unisono.trace.layout import Layout, RangeFiles, read_range
 from unisono.trace.meta import RunMeta, TraceDamaged
 from unisono.trace.table import Rows, concatenated, copied
 
-_COLUMNS = ("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
+_COLUMNS = ("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")
 _Found = TypeVar("_Found")
 
 

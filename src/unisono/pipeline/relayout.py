@@ -29,7 +29,7 @@ from unisono.trace.files import (
     write_end,
     write_part,
 )
-from unisono.trace.kinds import SCHEMA_VERSION, stored
+from unisono.trace.kinds import SCHEMA_VERSION
 from unisono.trace.layout import read_footer
 from unisono.trace.meta import (
     META_NAME,
@@ -46,7 +46,7 @@ from unisono.trace.table import Rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WRITTEN_COLUMNS = "member int, life long, rows long, file string, bytes long, sha256 string"
+_WRITTEN_COLUMNS = "member int, incarnation long, rows long, file string, bytes long, sha256 string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,14 @@ def _write_recordings(
     """How many rows each recording has, once they and the recordings' ends are written."""
     meta = by.meta
     written = _write_rows(session, files, by) if files else {}
-    for member, life in _closed_recordings(source):  # of a recording that was closed, every row may have been lost
-        written.setdefault((member, life), _Written())
-    for (member, life), found in sorted(written.items()):
-        dropped, whole = _recording_end(source, member, life, found.rows, closed)
+    for member, incarnation in _closed_recordings(
+        source
+    ):  # of a recording that was closed, every row may have been lost
+        written.setdefault((member, incarnation), _Written())
+    for (member, incarnation), found in sorted(written.items()):
+        dropped, whole = _recording_end(source, member, incarnation, found.rows, closed)
         folder = member_folder(out, meta.run, meta.group, member)
-        here, times = _rows_on_disk(folder, life)
+        here, times = _rows_on_disk(folder, incarnation)
         if here != found.rows:
             what = (
                 f"{found.rows:,} rows were written, {here:,} are here; on a cluster every machine needs --out under "
@@ -108,8 +110,8 @@ def _write_recordings(
             raise TraceDamaged(folder.absolute(), what)
         if whole:
             folder.mkdir(parents=True, exist_ok=True)
-            write_end(folder, life, rows=found.rows, dropped=dropped, time_range=times, stamps=found.stamps)
-    return {who: found.rows for who, found in written.items()}
+            write_end(folder, incarnation, rows=found.rows, dropped=dropped, time_range=times, stamps=found.stamps)
+    return {run_id: found.rows for run_id, found in written.items()}
 
 
 @dataclass(slots=True)
@@ -131,12 +133,12 @@ def _write_rows(session: SparkSession, files: list[Path], by: Rewriter) -> dict[
     frame = session.read.parquet(*(str(path.absolute()) for path in files)).select(*columns)
     found: dict[tuple[int, int], _Written] = {}
     place = functions.expr(f"floor(slot / {by.range_slots})").alias("range")
-    for row in frame.groupBy("member", stored("life"), place).applyInArrow(write, _WRITTEN_COLUMNS).collect():
-        who = (row["member"], row["life"])
+    for row in frame.groupBy("member", "recorder_incarnation", place).applyInArrow(write, _WRITTEN_COLUMNS).collect():
+        run_id = (row["member"], row["incarnation"])
         if row["rows"] < 0:
-            what = f"has rows of member {who[0]} that are not of run {by.meta.run} and group {by.meta.group}"
+            what = f"has rows of member {run_id[0]} that are not of run {by.meta.run} and group {by.meta.group}"
             raise TraceDamaged(files[0].parent, what)
-        of = found.setdefault(who, _Written())
+        of = found.setdefault(run_id, _Written())
         of.rows += row["rows"]
         of.stamps[row["file"]] = FileStamp(row["bytes"], row["sha256"])
     return found
@@ -166,21 +168,21 @@ class Rewriter:
         """
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
-            return _said(table["member"][0].as_py(), table[stored("life")][0].as_py(), -1, "", FileStamp(0, ""))
+            return _said(table["member"][0].as_py(), table["recorder_incarnation"][0].as_py(), -1, "", FileStamp(0, ""))
         rows = from_arrow(_to_trace_schema(table), f"run {run}, group {group}")
         rows = _sorted_by_time(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
-        member, life = int(rows.member[0]), int(rows.life[0])
+        member, incarnation = int(rows.member[0]), int(rows.recorder_incarnation[0])
         folder = member_folder(self.out, run, group, member)
         folder.mkdir(parents=True, exist_ok=True)
-        path = part_path(folder, int(rows.slot[0]), self.range_slots, life, 0)
-        return _said(member, life, len(rows), path.name, write_part(path, rows, run, group))
+        path = part_path(folder, int(rows.slot[0]), self.range_slots, incarnation, 0)
+        return _said(member, incarnation, len(rows), path.name, write_part(path, rows, run, group))
 
 
-def _said(member: int, life: int, rows: int, file: str, known: FileStamp) -> Any:
+def _said(member: int, incarnation: int, rows: int, file: str, known: FileStamp) -> Any:
     return pa.table(
         {
             "member": pa.array([member], pa.int32()),
-            "life": [life],
+            "incarnation": [incarnation],
             "rows": [rows],
             "file": [file],
             "bytes": [known.size_bytes],
@@ -217,9 +219,9 @@ def _closed_recordings(source: Path) -> list[tuple[int, int]]:
     """The recordings that the source says were closed, each a member's life."""
     found = []
     for path in sorted(source.glob("member=*/end.*.json")):
-        member, life = path.parent.name.removeprefix("member="), path.name.split(".")[1]
-        if member.lstrip("-").isdigit() and life.isdigit():
-            found.append((int(member), int(life)))
+        member, incarnation = path.parent.name.removeprefix("member="), path.name.split(".")[1]
+        if member.lstrip("-").isdigit() and incarnation.isdigit():
+            found.append((int(member), int(incarnation)))
     return found
 
 
@@ -244,7 +246,7 @@ def _version(path: Path) -> int:
     if VERSION_KEY in (schema.metadata or {}):
         version = file_version(path, schema.metadata)
     else:
-        version = version_1.VERSION if version_1.called([stored("life")])[0] in schema.names else SCHEMA_VERSION
+        version = version_1.VERSION if version_1.called(["recorder_incarnation"])[0] in schema.names else SCHEMA_VERSION
     names = SCHEMA.names if version == SCHEMA_VERSION else version_1.called(version_1.NAMES)
     missing = [name for name in names if name not in schema.names]
     if missing:

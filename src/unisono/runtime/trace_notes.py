@@ -56,7 +56,7 @@ class DriverRecorder:
         if isinstance(event, Batch):
             recorder.delivered(
                 sender=event.sender,
-                incarnation=event.incarnation,
+                sender_incarnation=event.incarnation,
                 first_sequence=event.first_sequence,
                 count=event.count,
                 sizes=event.sizes(),
@@ -95,7 +95,7 @@ class DriverRecorder:
                 real_ns=real,
                 local_ns=now,
                 subject=event.sender,
-                incarnation=event.incarnation,
+                subject_incarnation=event.incarnation,
             )
         elif isinstance(event, LeaveComplete):
             recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=real, local_ns=now)

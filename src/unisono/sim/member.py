@@ -258,7 +258,7 @@ class SimulatedMember:
                 real_ns=now,
                 local_ns=local,
                 subject=self.member,
-                incarnation=self.incarnation,
+                subject_incarnation=self.incarnation,
             )
 
     def restarted(self, stack: Machine, recorder: Recorder | None) -> SimulatedMember:
@@ -410,7 +410,7 @@ class SimulatedMember:
         if self.recorder is not None:
             self.recorder.delivered(
                 sender=batch.sender,
-                incarnation=batch.incarnation,
+                sender_incarnation=batch.incarnation,
                 first_sequence=batch.first_sequence,
                 count=batch.count,
                 sizes=batch.sizes(),
@@ -453,6 +453,6 @@ class SimulatedMember:
                 real_ns=now,
                 local_ns=local,
                 subject=subject,
-                incarnation=subject_incarnation,
+                subject_incarnation=subject_incarnation,
                 extras=extras,
             )

@@ -106,7 +106,7 @@ class World:
         """
         if member in self.members:
             raise InvalidOption("members", f"member {member} is in the world already")
-        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=incarnation)
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=incarnation)
         if isinstance(stack, Stack) and stack.application_pulls:
             make: Callable[..., SimulatedMember] = partial(PullingMember, consume_ns=consume_ns, priorities=priorities)
         elif routes:
@@ -165,7 +165,7 @@ class World:
         if old.up:
             return
         life = old.incarnation + 1
-        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, life=life)
+        recorder = None if self.memory_trace is None else self.memory_trace.recorder(member, incarnation=life)
         node = self.members[member] = old.restarted(build(life), recorder)
         node.bound_ns = old.bound_ns
         self._routes.clear()

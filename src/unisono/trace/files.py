@@ -33,7 +33,6 @@ from unisono.trace.kinds import (
     NUMBER_COLUMNS,
     SCHEMA_VERSION,
     EventKind,
-    stored,
 )
 from unisono.trace.meta import (
     META_NAME,
@@ -63,15 +62,15 @@ def member_folder(directory: str | os.PathLike[str], run: str, group: str, membe
     return group_folder(directory, run, group) / f"member={member}"
 
 
-def part_path(folder: Path, slot: int, range_slots: int, life: int, number: int) -> Path:
+def part_path(folder: Path, slot: int, range_slots: int, incarnation: int, number: int) -> Path:
     """The name of a part: the aligned range of slots that `slot` is in, the life, and the part's number."""
     first = slot // range_slots * range_slots
-    return folder / f"slots-{first}-{first + range_slots - 1}.{life}.{number}.parquet"
+    return folder / f"slots-{first}-{first + range_slots - 1}.{incarnation}.{number}.parquet"
 
 
-def end_path(folder: Path, life: int) -> Path:
+def end_path(folder: Path, incarnation: int) -> Path:
     """The record of a closed recording."""
-    return folder / f"end.{life}.json"
+    return folder / f"end.{incarnation}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def stamp(path: str | os.PathLike[str]) -> FileStamp:
 
 def write_end(
     folder: Path,
-    life: int,
+    incarnation: int,
     *,
     rows: int,
     dropped: int,
@@ -122,7 +121,7 @@ def write_end(
         ended["files"] = {
             name: {"bytes": known.size_bytes, "sha256": known.sha256} for name, known in sorted(stamps.items())
         }
-    write_json(end_path(folder, life), ended)
+    write_json(end_path(folder, incarnation), ended)
 
 
 def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
@@ -150,15 +149,15 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
     for log in trace.logs:
         folder = member_folder(directory, run, group, log.member)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = trace.select((trace.member == log.member) & (trace.life == log.life))
+        rows = trace.select((trace.member == log.member) & (trace.recorder_incarnation == log.incarnation))
         ranges = rows.slot // range_slots
         stamps: dict[str, FileStamp] = {}
         for number in np.unique(ranges).tolist():
-            path = part_path(folder, number * range_slots, range_slots, log.life, 0)
+            path = part_path(folder, number * range_slots, range_slots, log.incarnation, 0)
             stamps[path.name] = write_part(path, rows.select(ranges == number), run, group)
         if log.closed:
             times = (int(rows.real_ns.min()), int(rows.real_ns.max())) if len(rows) else None
-            write_end(folder, log.life, rows=len(rows), dropped=log.dropped, time_range=times, stamps=stamps)
+            write_end(folder, log.incarnation, rows=len(rows), dropped=log.dropped, time_range=times, stamps=stamps)
     return meta_path.parent
 
 
@@ -177,7 +176,7 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
     silent = sorted(set(meta.members) - {log.member for log in logs} - crashed)
     if silent:
         raise TraceDamaged(folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names")
-    return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.life)))
+    return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.incarnation)))
 
 
 def find_group(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Path:
@@ -218,15 +217,15 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[MemberLo
         named = PART_NAME.fullmatch(path.name)
         if not named:
             raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
-        first, last, life = (int(text) for text in named.groups()[:3])
+        first, last, incarnation = (int(text) for text in named.groups()[:3])
         if path.name in stamps:
             stamps[path.name].check(path)
         rows = read_part(path, meta.run, meta.group)
-        if len(rows) and not ((rows.member == member).all() and (rows.life == life).all()):
-            raise TraceDamaged(path, f"has rows of another member or life than {member}.{life}")
+        if len(rows) and not ((rows.member == member).all() and (rows.recorder_incarnation == incarnation).all()):
+            raise TraceDamaged(path, f"has rows of another member or life than {member}.{incarnation}")
         if len(rows) and not (first <= rows.slot.min() and rows.slot.max() <= last):
             raise TraceDamaged(path, f"has rows of slots outside {first} to {last}")
-        counts[life] = counts.get(life, 0) + len(rows)
+        counts[incarnation] = counts.get(incarnation, 0) + len(rows)
         parts.append(rows)
     return parts, closed_logs(folder, member, counts)
 
@@ -235,18 +234,18 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Membe
     """What is known of a member's recordings, each of which has `counts` rows; refused if those are not all."""
     logs = []
     ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END_NAME.fullmatch(path.name))}
-    for life in sorted(counts.keys() | ends.keys()):
-        if life not in ends:
-            logs.append(MemberLog(member, life, closed=False))
+    for incarnation in sorted(counts.keys() | ends.keys()):
+        if incarnation not in ends:
+            logs.append(MemberLog(member, incarnation, closed=False))
             continue
-        ended = read_json(ends[life])
-        check_version(ends[life], ended.get("schema_version"))
+        ended = read_json(ends[incarnation])
+        check_version(ends[incarnation], ended.get("schema_version"))
         written, dropped = ended.get("rows"), ended.get("dropped")
         if not isinstance(written, int) or not isinstance(dropped, int):
-            raise TraceDamaged(ends[life], "the fields rows and dropped must be numbers")
-        if written != counts.get(life, 0):
-            raise TraceDamaged(folder, f"{written} rows were written, {counts.get(life, 0)} are there")
-        logs.append(MemberLog(member, life, closed=True, dropped=dropped))
+            raise TraceDamaged(ends[incarnation], "the fields rows and dropped must be numbers")
+        if written != counts.get(incarnation, 0):
+            raise TraceDamaged(folder, f"{written} rows were written, {counts.get(incarnation, 0)} are there")
+        logs.append(MemberLog(member, incarnation, closed=True, dropped=dropped))
     return logs
 
 
@@ -272,14 +271,14 @@ def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
     """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
     times: list[tuple[int, int]] = []
     for member in Path(folder).glob("member=*"):
-        lives = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
+        incarnations = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
         ends = {named[1]: path for path in member.iterdir() if (named := _END_NAME.fullmatch(path.name))}
-        for life in lives | ends.keys():
-            ended = read_json(ends[life]) if life in ends else {}
+        for incarnation in incarnations | ends.keys():
+            ended = read_json(ends[incarnation]) if incarnation in ends else {}
             first, last = ended.get("first_ns"), ended.get("last_ns")
             if isinstance(first, int) and isinstance(last, int):
                 times.append((first, last))
-            elif ended.get("rows") != 0 or life in lives:
+            elif ended.get("rows") != 0 or incarnation in incarnations:
                 return None
     return (min(first for first, _ in times), max(last for _, last in times)) if times else None
 
@@ -296,12 +295,12 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
 
 
 def read_columns(
-    path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, life: int
+    path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, recorder_incarnation: int
 ) -> Rows:
     """Some columns of one file of a member's life; those not named are as if null. Rows of others are refused."""
-    constants = {stored("member"): member, stored("life"): life}
+    constants = {"member": member, "recorder_incarnation": recorder_incarnation}
     expected: dict[str, str | int] = {"run": run, "group": group, **constants}
-    version, table = _read_table(path, [stored(name) for name in names], constants, expected)
+    version, table = _read_table(path, list(names), constants, expected)
     rows = from_arrow(table, path, constants)
     return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
@@ -381,12 +380,9 @@ def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str
             continue
         if seen.null_count == group.num_rows and SCHEMA.field(name).nullable:
             found[name] = ABSENT
-        elif name in _NUMBERS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
+        elif name in NUMBER_COLUMNS and seen.null_count == 0 and seen.has_min_max and seen.min == seen.max:
             found[name] = int(seen.min)
     return found
-
-
-_NUMBERS: Final = {stored(name) for name in NUMBER_COLUMNS}
 
 
 def _absent_lists(file: Any) -> list[str]:
@@ -432,9 +428,9 @@ def to_arrow(rows: Rows, run: str, group: str) -> Any:
         values = getattr(rows, name)
         mask = values == ABSENT if name in NULLABLE_NUMBER_COLUMNS else None
         if mask is not None and mask.all():
-            columns[stored(name)] = pa.nulls(len(rows), SCHEMA.field(stored(name)).type)
+            columns[name] = pa.nulls(len(rows), SCHEMA.field(name).type)
         else:
-            columns[stored(name)] = pa.array(np.ascontiguousarray(values), mask=mask)
+            columns[name] = pa.array(np.ascontiguousarray(values), mask=mask)
     table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
     return table.replace_schema_metadata({**SCHEMA.metadata, ABSENT_LISTS_KEY: ",".join(absent_lists).encode()})
 
@@ -448,20 +444,19 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
     """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
     known, constants = set(table.column_names), constants or {}
     columns: dict[str, Any] = {}
-    for attribute, dtype in NUMBER_COLUMNS.items():
-        name = stored(attribute)
+    for name, dtype in NUMBER_COLUMNS.items():
         if name not in known:
-            columns[attribute] = constant(len(table), dtype, constants.get(name, ABSENT))
+            columns[name] = constant(len(table), dtype, constants.get(name, ABSENT))
             continue
         column = table[name]
-        if column.null_count and attribute not in NULLABLE_NUMBER_COLUMNS:
+        if column.null_count and name not in NULLABLE_NUMBER_COLUMNS:
             raise TraceDamaged(where, f"column {name} has nulls")
         if column.null_count == len(table) and len(table):
-            columns[attribute] = constant(len(table), dtype)
+            columns[name] = constant(len(table), dtype)
             continue
         if column.null_count:
             column = column.fill_null(ABSENT)
-        columns[attribute] = column.to_numpy().astype(dtype, copy=False)
+        columns[name] = column.to_numpy().astype(dtype, copy=False)
     codes, words = _codes_and_words(table["kind"])
     unknown = [word for word in words if word not in KIND_NAMES]
     if unknown or (codes == ABSENT).any():

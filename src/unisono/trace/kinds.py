@@ -58,9 +58,9 @@ _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 NUMBER_COLUMNS: Final = {
     "member": "int32",
-    "life": "int64",
+    "recorder_incarnation": "int64",
     "sender": "int32",
-    "incarnation": "int64",
+    "sender_incarnation": "int64",
     "sequence": "int64",
     "slot": "int64",
     "place": "int64",
@@ -74,7 +74,7 @@ NUMBER_COLUMNS: Final = {
     "bound_ns": "int64",
     "configuration": "int64",
 }
-"""The numeric columns by attribute, and their types, in memory as in the file."""
+"""The numeric columns and their types, the same in memory as in the file."""
 
 NULLABLE_NUMBER_COLUMNS: Final = (
     *("sequence", "place", "index", "size", "priority", "view"),
@@ -96,10 +96,3 @@ CODED: Final = {
 
 FREE_TEXT: Final = ("note",)
 """What only people read: no program branches on it, and it is no part of a trace's digest."""
-
-_STORED: Final = {"life": "recorder_incarnation", "incarnation": "sender_incarnation"}
-
-
-def stored(attribute: str) -> str:
-    """The name that a column has in files."""
-    return _STORED.get(attribute, attribute)

@@ -20,7 +20,7 @@ from unisono.trace.meta import META_NAME, RunMeta, TraceDamaged, read_meta
 from unisono.trace.table import MemberLog, Rows
 
 SUMMARY_COLUMNS = (
-    *("kind", "sender", "incarnation", "sequence", "slot", "place", "index", "real_ns"),
+    *("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns"),
     *("priority", "view", "grade", "destinations"),
     *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
 )
@@ -37,7 +37,7 @@ class PartFile:
     path: str
     """From the root, since who reads it may run in another folder."""
     member: int
-    life: int
+    incarnation: int
     rows: int
     time_range: TimeRange | None
     """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
@@ -108,10 +108,10 @@ def layout(folder: str | Path) -> Layout:
             named = PART_NAME.fullmatch(path.name)
             if not named:
                 raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
-            first, last, life = (int(word) for word in named.groups()[:3])
+            first, last, incarnation = (int(word) for word in named.groups()[:3])
             rows, times = read_footer(path)
-            counts[life] = counts.get(life, 0) + rows
-            part = PartFile(str(path.absolute()), member, life, rows, times, stamps.get(path.name))
+            counts[incarnation] = counts.get(incarnation, 0) + rows
+            part = PartFile(str(path.absolute()), member, incarnation, rows, times, stamps.get(path.name))
             ranges.setdefault((first, last), []).append(part)
         logs += closed_logs(member_path, member, counts)
     ordered = sorted(ranges)
@@ -119,7 +119,7 @@ def layout(folder: str | Path) -> Layout:
         if first <= last:
             raise TraceDamaged(root, f"ranges of slots overlap at slot {first}: the files are of several recordings")
     files = tuple(RangeFiles(first, last, tuple(ranges[first, last]), meta.run, meta.group) for first, last in ordered)
-    return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.life))), files)
+    return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.incarnation))), files)
 
 
 def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
@@ -142,11 +142,13 @@ def read_range(
         if all_columns:
             rows = read_part(part.path, **of)
         else:
-            rows = read_columns(part.path, columns, **of, member=part.member, life=part.life)
+            rows = read_columns(part.path, columns, **of, member=part.member, recorder_incarnation=part.incarnation)
         if len(rows) == 0:
             continue
-        if all_columns and not ((rows.member == part.member).all() and (rows.life == part.life).all()):
-            raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.life}")
+        if all_columns and not (
+            (rows.member == part.member).all() and (rows.recorder_incarnation == part.incarnation).all()
+        ):
+            raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.incarnation}")
         if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
             raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
         read.append(rows)

@@ -46,13 +46,15 @@ class MetricWriter:
     One thread may call `put`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], run: str, group: str, member: int, *, life: int = 0) -> None:
-        self.run, self.group, self.member, self.life = run, group, member, life
+    def __init__(
+        self, directory: str | os.PathLike[str], run: str, group: str, member: int, *, incarnation: int = 0
+    ) -> None:
+        self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
         self.error: Exception | None = None
         self.written = self._refused_rows = self._lost_rows = 0
         folder = metrics_folder(directory, run, group)
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"member={member}.{life}.jsonl"
+        self.path = folder / f"member={member}.{incarnation}.jsonl"
         self._file = self.path.open("x", encoding="utf-8")
         self._queue: deque[MetricRow] = deque()
         self._closing = threading.Event()
@@ -92,7 +94,7 @@ class MetricWriter:
             self._lost_rows += len(rows)
 
     def _record(self, row: MetricRow) -> MetricRecord:
-        return MetricRecord(self.run, self.group, self.member, self.life, row)
+        return MetricRecord(self.run, self.group, self.member, self.incarnation, row)
 
     def close(self) -> None:
         """Write what was taken, then the Parquet file; may be called twice."""

@@ -44,7 +44,7 @@ class MetricBlock:
     run: str
     group: str
     member: int
-    life: int
+    incarnation: int
     rows: tuple[MetricRow, ...]
     at_end: bool
     """Whether nothing further had been written when this was read."""
@@ -131,8 +131,10 @@ def read_values(stream_slice: StreamSlice) -> tuple[MetricBlock, list[RowValues]
                 damaged += 1
                 problem = problem or f"{stream_slice.path}: line {number} after byte {stream_slice.start}: {error}"
     run, group = (_name(folder, kind) for folder, kind in ((path.parents[2], "run="), (path.parents[1], "group=")))
-    member, life = path.stem.removeprefix("member=").split(".")
-    return MetricBlock(stream_slice, run, group, int(member), int(life), (), to_the_end, damaged, problem), values
+    member, incarnation = path.stem.removeprefix("member=").split(".")
+    return MetricBlock(
+        stream_slice, run, group, int(member), int(incarnation), (), to_the_end, damaged, problem
+    ), values
 
 
 def _name(folder: Path, kind: str) -> str:

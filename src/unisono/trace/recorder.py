@@ -60,7 +60,7 @@ class Recorder:
     Sequences given for sizes or times are kept, not copied: do not change them afterwards.
     """
 
-    __slots__ = ("_put", "group", "life", "member", "new_incarnation", "run")
+    __slots__ = ("_put", "group", "incarnation", "member", "new_incarnation", "run")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Recorder:
         member: int,
         put: Callable[[PackedRows], object],
         *,
-        life: int = 0,
+        incarnation: int = 0,
         new_incarnation: Callable[[int], Recorder] | None = None,
     ) -> None:
         """`again` gives the recorder of another of the member's lives: it may come back by itself, and begin one."""
@@ -77,7 +77,7 @@ class Recorder:
         self.run = run
         self.group = group
         self.member = member
-        self.life = life
+        self.incarnation = incarnation
         self._put = put
 
     def sent(
@@ -102,7 +102,7 @@ class Recorder:
             (
                 _SEND,
                 self.member,
-                self.life,
+                self.incarnation,
                 first_sequence,
                 count,
                 sizes,
@@ -119,7 +119,7 @@ class Recorder:
         self,
         *,
         sender: int,
-        incarnation: int,
+        sender_incarnation: int,
         first_sequence: int,
         count: int,
         sizes: Numbers,
@@ -141,7 +141,7 @@ class Recorder:
             (
                 _DELIVER,
                 sender,
-                incarnation,
+                sender_incarnation,
                 first_sequence,
                 count,
                 sizes,
@@ -175,7 +175,7 @@ class Recorder:
         real_ns: int,
         local_ns: int,
         subject: int | None = None,
-        incarnation: int | None = None,
+        subject_incarnation: int | None = None,
         extras: Extras = NOTHING_MORE,
     ) -> None:
         """Something happened to `subject` (this member unless told).
@@ -190,7 +190,7 @@ class Recorder:
             (
                 kind.code,
                 self.member if subject is None else subject,
-                self.life if incarnation is None else incarnation,
+                self.incarnation if subject_incarnation is None else subject_incarnation,
                 ABSENT,
                 1,
                 ABSENT,
@@ -226,14 +226,14 @@ class MemoryTrace:
         self.group = group
         self.packed_rows: dict[tuple[int, int], list[PackedRows]] = {}
 
-    def recorder(self, member: int, *, life: int = 0) -> Recorder:
+    def recorder(self, member: int, *, incarnation: int = 0) -> Recorder:
         """The recorder of one member's life."""
-        noted = self.packed_rows.setdefault((member, life), [])
+        noted = self.packed_rows.setdefault((member, incarnation), [])
         again = partial(self._new_incarnation, member)
-        return Recorder(self.run, self.group, member, noted.append, life=life, new_incarnation=again)
+        return Recorder(self.run, self.group, member, noted.append, incarnation=incarnation, new_incarnation=again)
 
-    def _new_incarnation(self, member: int, life: int) -> Recorder:
-        return self.recorder(member, life=life)
+    def _new_incarnation(self, member: int, incarnation: int) -> Recorder:
+        return self.recorder(member, incarnation=incarnation)
 
     def trace(self, meta: RunMeta) -> Trace:
         """All that was noted so far, as columns."""

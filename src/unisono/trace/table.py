@@ -28,10 +28,10 @@ class Rows:
     """Rows as columns. -1 stands for null; `kind` and the columns of words and lists are codes into their tables."""
 
     member: Ints
-    life: Ints
+    recorder_incarnation: Ints
     kind: Ints
     sender: Ints
-    incarnation: Ints
+    sender_incarnation: Ints
     sequence: Ints
     slot: Ints
     place: Ints
@@ -112,7 +112,7 @@ class Rows:
         ordinal = np.where(self.kind == EventKind.DELIVER.code, self.index, ordinal)
         ordinal = np.where(self.kind == EventKind.SEND.code, self.sequence, ordinal)
         ordinal = np.where(np.isin(self.kind, _QUEUE_STEP_KINDS), self.place, ordinal)
-        keys = (ordinal, self.grade, self.kind, self.life, self.member)
+        keys = (ordinal, self.grade, self.kind, self.recorder_incarnation, self.member)
         order = np.lexsort(keys)
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
         for key in keys:
@@ -139,7 +139,7 @@ class MemberLog:
     """What is known of one member's recording: whether it was closed, and how many rows it had to drop."""
 
     member: int
-    life: int
+    incarnation: int
     closed: bool = True
     dropped: int = 0
 
@@ -177,8 +177,10 @@ class Trace(Rows):
     @classmethod
     def from_memory(cls, memory: MemoryTrace, meta: RunMeta) -> Self:
         """All that the recorders of `memory` noted."""
-        rows = concatenated([expand_rows(member, life, runs) for (member, life), runs in memory.packed_rows.items()])
-        logs = tuple(MemberLog(member, life) for member, life in sorted(memory.packed_rows))
+        rows = concatenated(
+            [expand_rows(member, incarnation, runs) for (member, incarnation), runs in memory.packed_rows.items()]
+        )
+        logs = tuple(MemberLog(member, incarnation) for member, incarnation in sorted(memory.packed_rows))
         return cls.from_rows(rows, meta, logs)
 
     @classmethod
@@ -189,11 +191,11 @@ class Trace(Rows):
         return cls(**columns, meta=meta, logs=tuple(logs))
 
 
-def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Rows:
+def expand_rows(member: int, recorder_incarnation: int, packed_rows: Sequence[PackedRows]) -> Rows:
     """The rows of the runs that one recorder noted, in the order in which it noted them."""
     if not packed_rows:
         return EMPTY
-    kind, sender, incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
+    kind, sender, sender_incarnation, sequence, count, sizes, slot, place, index, real, local, extras = zip(
         *packed_rows, strict=True
     )
     counts = np.array(count, dtype=np.int64)
@@ -212,9 +214,9 @@ def expand_rows(member: int, life: int, packed_rows: Sequence[PackedRows]) -> Ro
     of_extras = {name: values for name, values in zip(Extras._fields, fields_of, strict=False) if set(values) != _NONE}
     columns: dict[str, Any] = {
         "member": np.full(total, member),
-        "life": np.full(total, life),
+        "recorder_incarnation": np.full(total, recorder_incarnation),
         "sender": spread(sender),
-        "incarnation": spread(incarnation),
+        "sender_incarnation": spread(sender_incarnation),
         "sequence": counted(sequence),
         "slot": spread(slot),
         "place": counted(place),

@@ -52,23 +52,23 @@ class ParquetWriter:
         group: str,
         member: int,
         *,
-        life: int = 0,
+        incarnation: int = 0,
         range_slots: int = RANGE_SLOTS,
         queue_rows: int = 1_000_000,
         part_rows: int = 262_144,
         flush_s: float = 1.0,
     ) -> None:
-        if min(range_slots, queue_rows, part_rows) < 1 or life < 0:
+        if min(range_slots, queue_rows, part_rows) < 1 or incarnation < 0:
             raise ValueError("range_slots, queue_rows and part_rows must be at least 1, life at least 0")
-        self.run, self.group, self.member, self.life = run, group, member, life
+        self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
         self.written = 0
         self.error: Exception | None = None
         self._directory, self._later_writers = directory, list[ParquetWriter]()
         """What writes the lives that this member has begun since."""
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
-        if end_path(self._folder, life).exists() or any(self._folder.glob(f"slots-*.{life}.*.parquet")):
-            raise FileExistsError(f"{self._folder}: life {life} is recorded already; name the run differently")
+        if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
+            raise FileExistsError(f"{self._folder}: life {incarnation} is recorded already; name the run differently")
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s
         self._queue: deque[PackedRows] = deque()
@@ -94,11 +94,18 @@ class ParquetWriter:
     def recorder(self) -> Recorder:
         """The recorder that writes here; a life that follows is written beside this one, and closed with it."""
         return Recorder(
-            self.run, self.group, self.member, self.put, life=self.life, new_incarnation=self._new_incarnation
+            self.run,
+            self.group,
+            self.member,
+            self.put,
+            incarnation=self.incarnation,
+            new_incarnation=self._new_incarnation,
         )
 
-    def _new_incarnation(self, life: int) -> Recorder:
-        self._later_writers.append(ParquetWriter(self._directory, self.run, self.group, self.member, life=life))
+    def _new_incarnation(self, incarnation: int) -> Recorder:
+        self._later_writers.append(
+            ParquetWriter(self._directory, self.run, self.group, self.member, incarnation=incarnation)
+        )
         return self._later_writers[-1].recorder()
 
     def put(self, packed: PackedRows) -> None:
@@ -120,7 +127,7 @@ class ParquetWriter:
         problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         write_end(
             self._folder,
-            self.life,
+            self.incarnation,
             rows=self.written,
             dropped=self.dropped,
             error=problem,
@@ -166,10 +173,10 @@ class ParquetWriter:
         count = self._part_counts.pop(number)
         try:
             pieces = [runs[at : at + _TUPLES_AT_ONCE] for at in range(0, len(runs), _TUPLES_AT_ONCE)]
-            rows = concatenated([expand_rows(self.member, self.life, piece) for piece in pieces])
+            rows = concatenated([expand_rows(self.member, self.incarnation, piece) for piece in pieces])
             part = self._next_part.get(number, 0)
             first = number * self._range_slots
-            path = part_path(self._folder, first, self._range_slots, self.life, part)
+            path = part_path(self._folder, first, self._range_slots, self.incarnation, part)
             self._stamps[path.name] = write_part(path, rows, self.run, self.group)
             self._next_part[number] = part + 1
             times = int(rows.real_ns.min()), int(rows.real_ns.max())
