@@ -12,8 +12,7 @@ from tests.recorded import BOUND_NS, PLACES_PER_SENDER, listing
 
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.trace.files import read_part, write_end, write_part
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, read_json, read_meta, write_json
+from unisono.trace.schema import META_NAME, EventKind, read_json, read_meta, write_json
 from unisono.trace.table import Ints, Rows, concatenated
 
 

@@ -13,8 +13,7 @@ from tests.recorded import listing, rows_of
 
 from unisono.check.verdict import MessageId
 from unisono.trace.files import member_folder, part_path, read_part, write_end, write_part
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, RunMeta, read_meta, write_meta
+from unisono.trace.schema import META_NAME, EventKind, RunMeta, read_meta, write_meta
 from unisono.trace.table import Ints, Rows, concatenated, encode
 
 THETA_NS = 5_000_000

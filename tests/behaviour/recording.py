@@ -24,7 +24,7 @@ from unisono.sim.disk import SimDisk
 from unisono.sim.member import SimulatedMember
 from unisono.sim.world import World
 from unisono.stack import Datagram
-from unisono.trace.kinds import ABSENT, KINDS
+from unisono.trace.schema import ABSENT, KINDS
 from unisono.trace.table import Rows, Trace
 from unisono.wire.frame import Frame, encode
 

@@ -20,7 +20,7 @@ from unisono.sim.disk import SimDisk
 from unisono.sim.random_streams import RandomStreams
 from unisono.sim.swarm.vbr import churning
 from unisono.stack import Datagram, Stack
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Trace
 
 

@@ -20,7 +20,7 @@ from unisono.experiments.catalogue import find_experiment, run_task
 from unisono.experiments.experiment import result_rows, split_into_tasks
 from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import MeasurementJob, measure_in_process
-from unisono.trace.metric_tails import readable_offsets
+from unisono.trace.metrics import readable_offsets
 
 DRIVER = """
 import json, sys
@@ -60,7 +60,7 @@ from pathlib import Path
 from unisono.model.text.sla import parse_slas
 from unisono.pipeline.measurement import Job, on_spark
 from unisono.pipeline.session import SparkChoice
-from unisono.trace.metric_tails import latest
+from unisono.trace.metrics import latest
 
 master, settings, trace, keep, sla = sys.argv[1:6]
 slas = parse_slas(Path(sla).read_text(encoding="utf-8"), sla)

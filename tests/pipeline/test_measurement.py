@@ -24,7 +24,7 @@ from unisono.pipeline.measurement import (
     measure_in_process,
     measure_in_session,
 )
-from unisono.trace.metric_tails import readable_offsets
+from unisono.trace.metrics import readable_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ from unisono.check.verdict import Status
 from unisono.pipeline import relayout as relayout_module
 from unisono.pipeline.relayout import relayout
 from unisono.pipeline.verify import on_spark, verify
+from unisono.trace.arrow import SCHEMA, VERSION_KEY
 from unisono.trace.files import find_groups, read_part, read_stamps, read_trace, write_end, write_part
-from unisono.trace.meta import META_NAME, TraceDamaged, read_json
-from unisono.trace.schema import SCHEMA, VERSION_KEY
+from unisono.trace.schema import META_NAME, TraceDamaged, read_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

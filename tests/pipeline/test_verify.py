@@ -14,8 +14,8 @@ from tests.recorded_priority import plant_priority_violation, record_priority
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify
+from unisono.trace.arrow import VERSION_KEY
 from unisono.trace.files import read_part, write_part
-from unisono.trace.schema import VERSION_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

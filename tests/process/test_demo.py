@@ -293,7 +293,7 @@ import asyncio, sys
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.writer import ParquetWriter
+from unisono.trace.files import ParquetWriter
 
 async def main():
     life = new_incarnation()

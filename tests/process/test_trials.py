@@ -19,9 +19,8 @@ from unisono.errors import MissingDependency
 from unisono.model.text.scenario import parse_scenario
 from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import EventKind, RunMeta
 
 PATIENCE_S = 90.0
 SECOND = 1_000_000_000

@@ -14,20 +14,19 @@ from tests.property.test_check_ranges import Chance, changed, picked
 from tests.unit.test_check_priority import told
 from tests.unit.test_check_view_atomicity import PLANTED, Event, viewed
 
-from unisono.check.priority_accounting import priority_accounting
+from unisono.check.priority import priority_accounting, view_atomicity
 from unisono.check.priority_accounts import PriorityWindow, check_priority
 from unisono.check.priority_ranges import PriorityRun
 from unisono.check.priority_summary import PriorityRangeSummary, in_message_set, summarize_priority_range
 from unisono.check.priority_windows import LogFacts, WindowFinding, check_window
 from unisono.check.suite import NO_BOUND, check_all
 from unisono.check.verdict import Reason, Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import ViolationKind
 from unisono.model.message_set import MessageSet
 from unisono.sim.ideal_swarm import finish_required, random_group, run_randomly
 from unisono.sim.ideal_trace import ideal_trace
 from unisono.sim.random_streams import RandomStreams
-from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
+from unisono.trace.schema import ABSENT, MESSAGE_KINDS, OBSERVER, EventKind
 from unisono.trace.table import Rows, Trace, concatenated
 
 BY_TIME = 10**9

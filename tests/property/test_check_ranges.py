@@ -14,8 +14,7 @@ from unisono.check.ranges import SummarizedRun, check_ranges, overlapping
 from unisono.check.shard_summary import LatencySummary, summarize_range
 from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
-from unisono.trace.kinds import CODED, NUMBER_COLUMNS, OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import CODED, NUMBER_COLUMNS, OBSERVER, EventKind, RunMeta
 from unisono.trace.table import EMPTY, Mask, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000

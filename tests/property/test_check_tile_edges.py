@@ -14,9 +14,8 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Status
 from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.layout import RangeFiles
-from unisono.trace.meta import TraceDamaged
+from unisono.trace.files import RangeFiles
+from unisono.trace.schema import OBSERVER, EventKind, TraceDamaged
 from unisono.trace.table import Mask, Rows, concatenated
 
 

@@ -33,10 +33,8 @@ from tests.property.test_check_ranges import (
 from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, Verdict
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import CODED, NUMBER_COLUMNS, EventKind
-from unisono.trace.layout import Layout, PartFile, RangeFiles
-from unisono.trace.meta import RunMeta
+from unisono.trace.files import Layout, PartFile, RangeFiles, read_trace, write_trace
+from unisono.trace.schema import CODED, NUMBER_COLUMNS, EventKind, RunMeta
 from unisono.trace.table import EMPTY, MemberLog, Rows, Trace, concatenated
 
 SLOT_NS = 1_000_000

@@ -15,12 +15,11 @@ from unisono.agreement.membership.contract import (
     StateRequested,
 )
 from unisono.agreement.membership.views import Membership
-from unisono.check.fifo import fifo
+from unisono.check.priority import view_atomicity
+from unisono.check.total_order import fifo
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.wire.frame import Frame
 
 MS = 1_000_000

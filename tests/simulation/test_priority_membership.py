@@ -10,7 +10,7 @@ from unisono.check.verdict import Status
 from unisono.model.scenario import Scenario
 from unisono.model.text.scenario import parse_scenario
 from unisono.sim.run import build_world, drain_ns, run, run_meta
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

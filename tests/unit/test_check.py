@@ -8,17 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.integrity import integrity
-from unisono.check.latency import latency, latency_statistics
-from unisono.check.order_kernel import merge_summaries, summarize_order
+from unisono.check.completeness import gap_freedom, integrity
 from unisono.check.suite import check_all
-from unisono.check.total_order import total_order
+from unisono.check.timing import latency, latency_statistics
+from unisono.check.total_order import fifo, merge_summaries, summarize_order, total_order
 from unisono.check.verdict import MessageId, Status, Verdict, overall
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Trace
 
 SLOT_NS = 1_000_000

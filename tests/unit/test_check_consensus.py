@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.worlds.check_consensus import DecisionReported, Proposed, consensus
 
-from unisono.check.consensus import DecisionReported, Proposed, consensus
 from unisono.check.verdict import Status
 
 PROPOSED = [Proposed(1, 1, b"a"), Proposed(2, 1, b"b"), Proposed(1, 2, b"c"), Proposed(2, 3, b"d")]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unisono.check.gaps_explained import gaps_explained
+from unisono.check.completeness import gaps_explained
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.model.events import Violation, ViolationKind
@@ -16,9 +16,8 @@ from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.sim import run
 from unisono.sim.swarm.vbr import churning
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, told_extras, view_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Mask, MemberLog, Trace
 
 SLOT_NS = 1_000_000

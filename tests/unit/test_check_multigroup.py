@@ -10,9 +10,8 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, told_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 PAIR = Topology({"a": (1, 2), "b": (3, 4), "c": (5,)}, {"a": ("a", "b"), "b": ("b",), "c": ()})

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.member_runs import without_excused_deliveries
-from unisono.check.priority_accounting import priority_accounting
+from unisono.check.columns import without_excused_deliveries
+from unisono.check.completeness import gap_freedom
+from unisono.check.priority import priority_accounting
 from unisono.check.suite import check_all
-from unisono.check.total_order import total_order
+from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import MessageId, Status
 from unisono.model.events import QueueStep
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 LOW, HIGH = 0, 1

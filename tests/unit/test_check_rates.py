@@ -10,15 +10,8 @@ import pytest
 from tests.planted import plant_rate_violation
 from tests.recorded import record_run
 
-from unisono.check.rate_compliance import (
-    DeclaredRates,
-    SlotUsage,
-    edge_usage,
-    merge_usage,
-    rate_compliance,
-    rate_violations,
-)
 from unisono.check.suite import check_all
+from unisono.check.timing import DeclaredRates, SlotUsage, edge_usage, merge_usage, rate_compliance, rate_violations
 from unisono.check.verdict import Status
 from unisono.model.durations import NS_PER_S
 from unisono.model.rates import Rate

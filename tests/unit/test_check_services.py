@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
+from unisono.check.completeness import agreement, uniform_agreement
 from unisono.check.suite import check_all
 from unisono.check.verdict import MessageId, Status
 from unisono.model.services import SERVICE_CHECKS
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Trace
 
 MS = 1_000_000

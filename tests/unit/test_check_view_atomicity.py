@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from unisono.check.priority import view_atomicity
 from unisono.check.verdict import Status, Verdict
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.events import QueueStep
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Trace
 
 Event = tuple[int | str, ...]

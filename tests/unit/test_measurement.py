@@ -25,7 +25,7 @@ from unisono.pipeline.measurement import (
 )
 from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdict
 from unisono.qos.watch.group_sla import LinkEstimate
-from unisono.trace.metric_tails import MetricBlock, read_block, readable_offsets, slices_between
+from unisono.trace.metrics import MetricBlock, read_block, readable_offsets, slices_between
 
 SLAS = parse_slas(SLA, "sla.toml")
 LOSS = lossy_between(4, 8)

@@ -7,8 +7,8 @@ import pytest
 import unisono
 from unisono.cluster.supervisor import free_addresses
 from unisono.runtime.submissions import Submission, Submissions
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import RunMeta
 
 LOOP = asyncio.new_event_loop()
 LOOP.close()

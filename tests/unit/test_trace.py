@@ -24,10 +24,13 @@ from unisono.check.suite import check_all
 from unisono.check.verdict import Reason, Status, overall
 from unisono.model.events import Violation, ViolationKind
 from unisono.pipeline.verify import verify
-from unisono.trace import writer as writer_module
+from unisono.trace import files as trace_files
+from unisono.trace.arrow import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
 from unisono.trace.files import (
     PART_NAME,
+    SUMMARY_COLUMNS,
     FileStamp,
+    ParquetWriter,
     read_columns,
     read_part,
     read_stamps,
@@ -36,13 +39,20 @@ from unisono.trace.files import (
     write_part,
     write_trace,
 )
-from unisono.trace.kinds import CODED, MESSAGE_KINDS, OBSERVER, EventKind
-from unisono.trace.layout import SUMMARY_COLUMNS
-from unisono.trace.meta import RunMeta, TraceDamaged, read_json, read_meta, write_json, write_meta
 from unisono.trace.recorder import MemoryTrace, Recorder, told_extras, view_extras
-from unisono.trace.schema import ABSENT_LISTS_KEY, SCHEMA, VERSION_KEY
+from unisono.trace.schema import (
+    CODED,
+    MESSAGE_KINDS,
+    OBSERVER,
+    EventKind,
+    RunMeta,
+    TraceDamaged,
+    read_json,
+    read_meta,
+    write_json,
+    write_meta,
+)
 from unisono.trace.table import Rows, Trace, encode
-from unisono.trace.writer import ParquetWriter
 
 META = RunMeta(
     run="run 1/a",
@@ -249,7 +259,7 @@ def test_full_queue_drops_counts_and_never_blocks(tmp_path: Path, monkeypatch: p
         disk_is_back.wait(30)
         return real_write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "write_part", slow_write)
+    monkeypatch.setattr(trace_files, "write_part", slow_write)
     write_meta(tmp_path, META)
     dropped = 0
     for member in META.members:
@@ -273,7 +283,7 @@ def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: py
     def full_disk(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(writer_module, "write_part", full_disk)
+    monkeypatch.setattr(trace_files, "write_part", full_disk)
     with ParquetWriter(tmp_path, META.run, META.group, 1) as writer:
         fill(writer.recorder())
     assert (writer.dropped, writer.written) == (55, 0)
@@ -285,14 +295,14 @@ def test_rows_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: py
 def test_killed_writer_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     """SIGKILL while parts are written one after another: what has a final name can be read."""
     code = f"""
-    from unisono.trace.writer import ParquetWriter
+    from unisono.trace.files import ParquetWriter
     writer = ParquetWriter({str(tmp_path)!r}, {META.run!r}, {META.group!r}, 1, part_rows=50, flush_s=0.01)
     recorder = writer.recorder()
     index = 0
     while True:
         if writer._put_rows - writer._processed_rows < 1000:
-            recorder.delivered(sender=1, sender_incarnation=0, first_sequence=index, count=10, sizes=1, slot=index // 10,
-                               first_place=0, first_index=index, real_ns=0, local_ns=0)
+            recorder.delivered(sender=1, sender_incarnation=0, first_sequence=index, count=10, sizes=1,
+                               slot=index // 10, first_place=0, first_index=index, real_ns=0, local_ns=0)
             index += 10
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])

@@ -11,16 +11,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.worlds.latency_in_force import latency_in_force
 
 from unisono.check.multigroup import genuineness_over_time
-from unisono.check.slot_bounds import latency_in_force
 from unisono.check.suite import check_all
 from unisono.check.verdict import Verdict
 from unisono.model.topology import Topology
 from unisono.pipeline.verify import verify
 from unisono.trace.files import read_trace, write_trace
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import META_NAME, read_json, read_meta
+from unisono.trace.schema import META_NAME, EventKind, read_json, read_meta
 from unisono.trace.table import Trace
 
 FOLDER = Path(__file__).parents[1] / "data" / "trace_v1"

@@ -20,9 +20,8 @@ from unisono.check.verdict import Status
 from unisono.cli.main import main
 from unisono.pipeline.priority_runs import GatherTask
 from unisono.pipeline.verify import RunReport, verify
-from unisono.trace.files import read_part, read_trace, write_part, write_trace
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import layout
+from unisono.trace.files import layout, read_part, read_trace, write_part, write_trace
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.check.codes import message_at, message_codes, position_at
-from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
+from unisono.check.columns import dropped_rows_reason, empty_trace_reason, message_at, message_codes, position_at
 from unisono.check.verdict import Status, Verdict, Witness, kept
 from unisono.trace.table import Ints, Rows, Trace
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.causal import NAME, causal
-from unisono.check.codes import message_codes
+from unisono.check.columns import message_codes
 from unisono.check.verdict import Reason, Status, Verdict, unknown
 from unisono.trace.table import Rows, Trace
 

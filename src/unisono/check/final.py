@@ -11,18 +11,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from unisono.check.codes import group_starts, log_codes, message_at, message_codes, position_at
-from unisono.check.member_runs import (
+from unisono.check.columns import (
     MemberRun,
     dropped_rows_reason,
     empty_trace_reason,
+    group_starts,
     incomplete_logs,
+    log_codes,
     member_runs,
+    message_at,
+    message_codes,
+    position_at,
     reporting,
 )
 from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
 from unisono.model.events import ViolationKind
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows, Trace
 
 FINAL_ORDER, FINAL_AGREEMENT, EARLY_IN_FINAL = "final_order", "final_agreement", "early_in_final"

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unisono.check.causal_shards import CausalShardSummary, summarize_causal_order
-from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import LastLogged, SendStatus, dropped_rows_reason, send_statuses
-from unisono.check.order_kernel import StreamSpan
+from unisono.check.columns import LastLogged, SendStatus, dropped_rows_reason, send_statuses
 from unisono.check.shard_summary import LatencySummary, RangeSummary
 from unisono.check.suite import check_messages
+from unisono.check.timing import latencies, sends_not_recorded
+from unisono.check.total_order import StreamSpan
 from unisono.check.verdict import Doubt, Reason, Status, Verdict, check_name, unknown
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Mask, MemberLog, Rows, Trace, concatenated
 
 StreamId = tuple[int, int]

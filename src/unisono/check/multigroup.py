@@ -14,12 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.check.codes import Codes, message_at, message_codes, position_at
-from unisono.check.member_runs import MemberRun, dropped_rows_reason, empty_trace_reason, member_runs
+from unisono.check.columns import (
+    Codes,
+    MemberRun,
+    dropped_rows_reason,
+    empty_trace_reason,
+    member_runs,
+    message_at,
+    message_codes,
+    position_at,
+)
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 VALIDITY = "validity"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from unisono.check.member_runs import member_runs
-from unisono.check.priority_accounting import (
-    NAME,
+from unisono.check.columns import member_runs
+from unisono.check.priority import (
     NO_RECEPTIONS,
+    PRIORITY_ACCOUNTING,
     MissedOvertaking,
     consumption_log,
     message_ids,
@@ -52,7 +52,7 @@ from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import SOME_UNGRADED
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows
 
 WINDOW_ROWS = 500_000
@@ -167,7 +167,7 @@ def _check_whole_run(run: PriorityRun) -> Verdict:
         except ReadLimitExceeded as why:
             raise ReadLimitExceeded(f"the members' logs are not one sequence, and as a whole {why}") from why
 
-    return unknown_if_too_large(NAME, judge)
+    return unknown_if_too_large(PRIORITY_ACCOUNTING, judge)
 
 
 def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Sequence[WindowFinding]) -> Verdict:
@@ -183,7 +183,7 @@ def _check_in_windows(run: PriorityRun, facts: Sequence[LogFacts], findings: Seq
         accounts.add_undelivered()
         return accounts.verdict(_overtakings(findings))
 
-    return unknown_if_too_large(NAME, judge)
+    return unknown_if_too_large(PRIORITY_ACCOUNTING, judge)
 
 
 def _overtakings(findings: Sequence[WindowFinding]) -> int:
@@ -300,7 +300,7 @@ class _PriorityViolations:
     def verdict(self, overtakings: int) -> Verdict:
         """What there is to say."""
         if not self._broken_by_run:
-            return kept(NAME, self._run.incomplete_reason, {"overtakings": overtakings})
+            return kept(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
         for run_id in sorted(self._broken_by_run):
             pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
@@ -326,11 +326,11 @@ def _accounting_verdict(
 ) -> Verdict:
     """The verdict, by windows of an `even` run where they can tell; `unread` says why there are none."""
     if isinstance(facts, Doubt):
-        return kept(NAME, facts)
+        return kept(PRIORITY_ACCOUNTING, facts)
     if sequential_run.irregular_ranges or any(finding.unknown_reason for finding in findings):
         return _check_whole_run(run)
     if unread_reason:
-        return unknown(NAME, Reason.TOO_MUCH_SUSPECT, unread_reason)
+        return unknown(PRIORITY_ACCOUNTING, Reason.TOO_MUCH_SUSPECT, unread_reason)
     verdict = _check_in_windows(sequential_run, facts, findings)
     # What a straying log had consumed is taken for less than it was: that shows that P2 was kept, not that it was not.
     return _check_whole_run(run) if verdict.status is Status.VIOLATED and run.diverging_logs else verdict
@@ -366,6 +366,6 @@ def check_priority(
     seen = LatencySummary()
     for finding in found:
         seen.merge(finding.latencies)
-    verdicts[NAME] = _accounting_verdict(run, even, facts, found, unread)
+    verdicts[PRIORITY_ACCOUNTING] = _accounting_verdict(run, even, facts, found, unread)
     verdicts["latency"] = latency_in_windows(run, seen, unread)
     return verdicts

@@ -24,11 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from unisono.check.fifo import NAME as FIFO
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.integrity import integrity
-from unisono.check.latency import sends_not_recorded
-from unisono.check.member_runs import (
+from unisono.check.columns import (
     NOTHING_RECORDED,
     SendStatus,
     dropped_rows_reason,
@@ -37,17 +33,18 @@ from unisono.check.member_runs import (
     send_statuses,
     without_excused_deliveries,
 )
+from unisono.check.completeness import gap_freedom, integrity
+from unisono.check.priority import atomicity_verdict, check_same_messages, installed_views, received_by_view
 from unisono.check.priority_summary import DeliverySpan, MemberRunId, PriorityRangeSummary, union
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict, overlapping
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import NO_BOUND, as_unbounded
-from unisono.check.total_order import total_order
+from unisono.check.timing import sends_not_recorded
+from unisono.check.total_order import FIFO, total_order
 from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
-from unisono.check.view_atomicity import atomicity_verdict, check_same_messages, installed_views, received_by_view
 from unisono.model.message_set import MessageOrigin as Origins
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import ABSENT, EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import ABSENT, EventKind, RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 SEVERAL_GRADES = "deliveries of several grades are judged only in a run that is read as a whole"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed
+from unisono.check.columns import Codes, group_starts, key_codes, log_codes, message_codes, packed
 from unisono.check.shard_summary import RangeSummary, summarize_range
 from unisono.model.message_set import MessageRef, MessageSet
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
 
 MemberRunId = tuple[int, int]

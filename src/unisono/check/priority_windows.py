@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.check.codes import message_at, message_codes
-from unisono.check.latency import latencies
+from unisono.check.columns import message_at, message_codes
 from unisono.check.priority_summary import MemberRunId, in_logs
 from unisono.check.shard_summary import LatencySummary
+from unisono.check.timing import latencies
 from unisono.check.verdict import MessageId
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated
 
 BEFORE_ALL_SLOTS = -1 << 62

@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from unisono.check import rate_compliance
-from unisono.check.codes import message_codes
-from unisono.check.fifo import fifo
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.gaps_explained import gaps_explained
-from unisono.check.integrity import integrity
-from unisono.check.latency import latencies, sends_not_recorded
-from unisono.check.member_runs import NOTHING_RECORDED, SendStatus, dropped_rows_reason, member_runs, send_statuses
-from unisono.check.order_kernel import LogSpan
+from unisono.check import timing
+from unisono.check.columns import (
+    NOTHING_RECORDED,
+    SendStatus,
+    dropped_rows_reason,
+    member_runs,
+    message_codes,
+    send_statuses,
+)
+from unisono.check.completeness import gap_freedom, gaps_explained, integrity
 from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
-from unisono.check.total_order import duplicate_index_reason, total_order
+from unisono.check.timing import latencies, sends_not_recorded
+from unisono.check.total_order import LogSpan, duplicate_index_reason, fifo, total_order
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
 MAX_SUSPECT_ROWS = 5_000_000
@@ -194,12 +196,12 @@ def _completeness(
 
 
 def _rate_compliance(run: SummarizedRun, events: Rows) -> Verdict | None:
-    promised = rate_compliance.declared_rates(run.meta)
-    if promised is None or not rate_compliance.is_checked(run.meta, events):
+    promised = timing.declared_rates(run.meta)
+    if promised is None or not timing.is_checked(run.meta, events):
         return None
-    edges = rate_compliance.merge_usage([survey.edge_usage for survey in run.summaries])
+    edges = timing.merge_usage([survey.edge_usage for survey in run.summaries])
     excesses = [excess for survey in run.summaries for excess in survey.rate_violations]
-    return rate_compliance.rate_verdict([*excesses, *rate_compliance.rate_violations(edges, promised)], _doubt(run))
+    return timing.rate_verdict([*excesses, *timing.rate_violations(edges, promised)], _doubt(run))
 
 
 def _latency(run: SummarizedRun, crossing: _CrossRangeMessages, load_part: _LoadPart) -> Verdict | None:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.check.codes import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
+from unisono.check.columns import Codes, group_starts, key_codes, log_codes, message_codes, packed, stream_codes
 from unisono.check.final import FINAL, FinalRange, summarize_finals
-from unisono.check.order_kernel import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
-from unisono.check.rate_compliance import (
+from unisono.check.timing import (
     MAX_REPORTED,
     NO_USAGE,
     DeclaredRates,
@@ -25,8 +24,9 @@ from unisono.check.rate_compliance import (
     rate_violations,
     slot_usage,
 )
+from unisono.check.total_order import EMPTY_SUMMARY, LogSpan, OrderSummary, StreamSpan, summarize_order
 from unisono.model.histogram import Histogram, upper_edge
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import EMPTY, Ints, Rows, concatenated, copied
 
 _MAX_COUNTED_NS = 4_000_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from unisono.check.agreement import agreement, uniform_agreement
 from unisono.check.causal import causal
-from unisono.check.fifo import fifo
+from unisono.check.columns import LastLogged, excused_members, without_excused_deliveries
+from unisono.check.completeness import agreement, gap_freedom, gaps_explained, integrity, uniform_agreement
 from unisono.check.final import (
     EARLY,
     EARLY_IN_FINAL,
@@ -19,20 +19,14 @@ from unisono.check.final import (
     final_agreement,
     final_order,
 )
-from unisono.check.gap_freedom import gap_freedom
-from unisono.check.gaps_explained import gaps_explained
-from unisono.check.integrity import integrity
-from unisono.check.latency import latency
-from unisono.check.member_runs import LastLogged, excused_members, without_excused_deliveries
 from unisono.check.multigroup import multigroup_agreement
-from unisono.check.priority_accounting import priority_accounting
-from unisono.check.rate_compliance import is_checked, rate_compliance
-from unisono.check.total_order import total_order
+from unisono.check.priority import priority_accounting, view_atomicity
+from unisono.check.timing import is_checked, latency, rate_compliance
+from unisono.check.total_order import fifo, total_order
 from unisono.check.verdict import Reason, Verdict, graded_name, unknown
-from unisono.check.view_atomicity import view_atomicity
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.services import SERVICE_CHECKS
-from unisono.trace.kinds import ABSENT
+from unisono.trace.schema import ABSENT
 from unisono.trace.table import Trace
 
 NO_BOUND = 1 << 62

@@ -1,14 +1,29 @@
-"""Total order (paper 000, Definitions 1 and 2): whatever two members both deliver, they deliver in one order."""
+"""Total order (paper 000, Definitions 1 and 2) and FIFO: two members deliver the messages they share in the same order.
+
+Three conditions imply that any two members agree on all messages that they share, gaps included:
+1. at each member the delivery index is dense and the key strictly increases;
+2. across members, key -> message is a function;
+3. in the merged sequence of keys, each sender's sequence numbers strictly increase. Checking this per member is not
+   enough: it would miss a message moved to a key at which the other members have gaps.
+
+Each condition can be checked within one range of slots and, across ranges, from a summary of the edges. So ranges need
+no common sort, join or shuffle: `summarize_order` checks one range, `merge_summaries` and `broken_joints` join ranges.
+If the conditions fail, `total_order` looks for the smallest explanation: two members that disagree, else a cycle over
+several members, else contradictory keys.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from unisono.check.codes import (
+from unisono.check.columns import (
     Codes,
+    dropped_rows_reason,
+    empty_trace_reason,
     group_starts,
     key_codes,
     log_codes,
@@ -16,14 +31,177 @@ from unisono.check.codes import (
     message_codes,
     packed,
     position_at,
+    stream_codes,
 )
-from unisono.check.cycles import precedence_cycle
-from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
-from unisono.check.order_kernel import is_dense_from_zero, summarize_order
 from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
 from unisono.trace.table import Ints, Rows, Trace
 
-NAME = "total_order"
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """The part of one member's deliveries that lies in a range."""
+
+    member: int
+    incarnation: int
+    first_index: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpan:
+    """The part of one sender's messages that lies in a range, over all members."""
+
+    sender: int
+    incarnation: int
+    first_sequence: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSummary:
+    """What a range shows of the order: all of it where the range is clean, and its edges.
+
+    `dense` is the first half of condition 1, `ordered` is the rest. `distinct` says that no index is there twice.
+    """
+
+    rows: int
+    first_slot: int
+    last_slot: int
+    dense: bool
+    distinct: bool
+    ordered: bool
+    logs: tuple[LogSpan, ...]
+    streams: tuple[StreamSpan, ...]
+
+
+EMPTY_SUMMARY = OrderSummary(0, 0, -1, dense=True, distinct=True, ordered=True, logs=(), streams=())
+
+
+def summarize_order(deliveries: Rows) -> OrderSummary:
+    """Check the deliveries of one range of slots; each log's rows must be together and in the order of index."""
+    if len(deliveries) == 0:
+        return EMPTY_SUMMARY
+    log, key = log_codes(deliveries), key_codes(deliveries)
+    (message,) = message_codes(deliveries)
+    fresh = group_starts(log)
+    follows = ~fresh[1:]
+    steps = np.diff(deliveries.index)[follows]
+    dense, distinct = bool((steps == 1).all()), bool((steps > 0).all())
+    ordered = bool((np.diff(key)[follows] > 0).all())
+
+    merged = np.argsort(key, kind="stable")
+    ordered &= bool((np.diff(message[merged])[np.diff(key[merged]) == 0] == 0).all())
+    merged = merged[group_starts(key[merged])]
+
+    (stream,) = stream_codes(deliveries)
+    by_stream = merged[np.argsort(stream[merged], kind="stable")]
+    sequence = deliveries.sequence[by_stream]
+    fresh_stream = group_starts(stream[by_stream])
+    ordered &= bool((np.diff(sequence)[~fresh_stream[1:]] > 0).all())
+
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(deliveries)) - 1
+    stream_first = np.flatnonzero(fresh_stream)
+    stream_last = np.append(stream_first[1:], len(by_stream)) - 1
+    return OrderSummary(
+        rows=len(deliveries),
+        first_slot=int(deliveries.slot.min()),
+        last_slot=int(deliveries.slot.max()),
+        dense=dense,
+        distinct=distinct,
+        ordered=ordered,
+        logs=tuple(
+            LogSpan(*span)
+            for span in zip(
+                deliveries.member[first].tolist(),
+                deliveries.recorder_incarnation[first].tolist(),
+                deliveries.index[first].tolist(),
+                deliveries.index[last].tolist(),
+                strict=True,
+            )
+        ),
+        streams=tuple(
+            StreamSpan(*span)
+            for span in zip(
+                deliveries.sender[by_stream[stream_first]].tolist(),
+                deliveries.sender_incarnation[by_stream[stream_first]].tolist(),
+                sequence[stream_first].tolist(),
+                sequence[stream_last].tolist(),
+                strict=True,
+            )
+        ),
+    )
+
+
+def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
+    """The summary of several ranges of slots that do not overlap."""
+    ranges = sorted((s for s in summaries if s.rows), key=lambda summary: summary.first_slot)
+    if not ranges:
+        return EMPTY_SUMMARY
+    logs: dict[tuple[int, int], LogSpan] = {}
+    streams: dict[tuple[int, int], StreamSpan] = {}
+    for part in ranges:
+        for log in part.logs:
+            known = logs.get((log.member, log.incarnation))
+            logs[log.member, log.incarnation] = log if known is None else replace(known, last_index=log.last_index)
+        for stream in part.streams:
+            stream_id = (stream.sender, stream.incarnation)
+            earlier = streams.get(stream_id)
+            streams[stream_id] = stream if earlier is None else replace(earlier, last_sequence=stream.last_sequence)
+    broken = list(broken_joints(ranges))
+    return OrderSummary(
+        rows=sum(part.rows for part in ranges),
+        first_slot=ranges[0].first_slot,
+        last_slot=ranges[-1].last_slot,
+        dense=all(part.dense for part in ranges) and not any(joint.breaks_density for joint in broken),
+        distinct=all(part.distinct for part in ranges)
+        and not any(joint.breaks_density and joint.breaks_order for joint in broken),
+        ordered=all(part.ordered for part in ranges) and not any(joint.breaks_order for joint in broken),
+        logs=tuple(logs[key] for key in sorted(logs)),
+        streams=tuple(streams[key] for key in sorted(streams)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenJoint:
+    """Two ranges, by their place in the list, between which condition 1 (`dense`) or the order is broken."""
+
+    earlier: int
+    later: int
+    breaks_density: bool
+    breaks_order: bool
+
+
+def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
+    """Where ranges in the order of slots do not fit together."""
+    logs: dict[tuple[int, int], tuple[int, int]] = {}
+    streams: dict[tuple[int, int], tuple[int, int]] = {}
+    before: int | None = None
+    for number, part in enumerate(ranges):
+        if part.rows == 0:
+            continue
+        if before is not None and part.first_slot <= before:
+            raise ValueError(f"ranges overlap at slot {part.first_slot}")
+        before = part.last_slot
+        for log in part.logs:
+            at, last = logs.get((log.member, log.incarnation), (number, log.first_index - 1))
+            # Keys grow with the index across the edge, or a later range was delivered before an earlier.
+            if last + 1 != log.first_index:
+                yield BrokenJoint(at, number, breaks_density=True, breaks_order=last >= log.first_index)
+            logs[log.member, log.incarnation] = (number, log.last_index)
+        for stream in part.streams:
+            at, last = streams.get((stream.sender, stream.incarnation), (number, stream.first_sequence - 1))
+            if last >= stream.first_sequence:
+                yield BrokenJoint(at, number, breaks_density=False, breaks_order=True)
+            streams[stream.sender, stream.incarnation] = (number, stream.last_sequence)
+
+
+def is_dense_from_zero(summary: OrderSummary) -> bool:
+    """Whether each log is dense from its first delivery on: condition 1 for a whole run."""
+    return summary.dense and all(log.first_index == 0 for log in summary.logs)
+
+
+TOTAL_ORDER = "total_order"
 
 
 def total_order(trace: Trace) -> Verdict:
@@ -34,13 +212,13 @@ def total_order(trace: Trace) -> Verdict:
     if not summary.ordered:
         twice = duplicate_index_reason(deliveries)
         if twice is not None:
-            return unknown(NAME, Reason.INDEX_TWICE, twice)
+            return unknown(TOTAL_ORDER, Reason.INDEX_TWICE, twice)
         found = _explain(deliveries)
         if found is not None:
             return found
     if not complete:
-        return unknown(NAME, Reason.INDEX_MISSING, _missing_index_reason(deliveries))
-    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
+        return unknown(TOTAL_ORDER, Reason.INDEX_MISSING, _missing_index_reason(deliveries))
+    return kept(TOTAL_ORDER, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
@@ -69,7 +247,7 @@ def _explain(deliveries: Rows) -> Verdict | None:
 
 
 def _violated(witness: Witness, count: int, reason: Reason, text: str) -> Verdict:
-    return Verdict(NAME, Status.VIOLATED, witness, count, text, token=reason)
+    return Verdict(TOTAL_ORDER, Status.VIOLATED, witness, count, text, token=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +365,79 @@ def _missing_index_reason(deliveries: Rows) -> str:
         f"the deliveries of member {deliveries.member[row]} are not all recorded: index {expected[row]} is "
         f"missing, {deliveries.index[row]} follows"
     )
+
+
+def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, int]]:
+    """A cycle as steps (row, later row of the same log), or nothing if one order fits all logs.
+
+    `message` numbers the messages from 0; each log is its rows in delivery order.
+    """
+    codes: list[int] = message.tolist()
+    count = max(codes, default=-1) + 1
+    later: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    pending = [0] * count
+    for log in logs:
+        rows = log.tolist()
+        for row, after in pairwise(rows):
+            later[codes[row]].append((row, after))
+            pending[codes[after]] += 1
+    ready = [code for code in range(count) if pending[code] == 0]
+    while ready:  # take away what nothing precedes; what stays is on a cycle or behind one
+        for _, after in later[ready.pop()]:
+            pending[codes[after]] -= 1
+            if pending[codes[after]] == 0:
+                ready.append(codes[after])
+    stuck = [code for code in range(count) if pending[code] > 0]
+    if not stuck:
+        return []
+    before: dict[int, tuple[int, int]] = {}
+    for code in stuck:
+        for row, after in later[code]:
+            before.setdefault(codes[after], (row, after))
+    path: list[tuple[int, int]] = []
+    seen: dict[int, int] = {}
+    code = stuck[0]
+    while code not in seen:  # walk backwards: each stuck message has a stuck one before it
+        seen[code] = len(path)
+        path.append(before[code])
+        code = codes[before[code][0]]
+    return _contracted(path[seen[code] :][::-1], codes, logs)
+
+
+def _contracted(steps: list[tuple[int, int]], codes: list[int], logs: Sequence[Ints]) -> list[tuple[int, int]]:
+    """Join steps that follow each other in one log, and begin with the smallest message."""
+    log_of = {row: number for number, log in enumerate(logs) for row in log.tolist()}
+    switch = next(i for i in range(len(steps)) if log_of[steps[i][0]] != log_of[steps[i - 1][0]])
+    joined: list[tuple[int, int]] = []
+    for row, after in steps[switch:] + steps[:switch]:
+        if joined and log_of[joined[-1][1]] == log_of[row]:
+            joined[-1] = (joined[-1][0], after)
+        else:
+            joined.append((row, after))
+    least = min(range(len(joined)), key=lambda i: codes[joined[i][0]])
+    return joined[least:] + joined[:least]
+
+
+FIFO = "fifo"
+
+
+def fifo(trace: Trace) -> Verdict:
+    """At each member, each sender's (incarnation, sequence) strictly increases, by priority; gaps are allowed."""
+    deliveries = trace.deliveries()
+    pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
+    order = np.argsort(pair, kind="stable")
+    number = packed(deliveries.sender_incarnation, deliveries.sequence)[order]
+    falls = np.flatnonzero((np.diff(number) <= 0) & ~group_starts(pair[order])[1:])
+    if len(falls):
+        at = falls[np.lexsort((order[falls + 1], deliveries.index[order[falls + 1]]))[0]]
+        earlier, later = int(order[at]), int(order[at + 1])
+        first, second = message_at(deliveries, earlier), message_at(deliveries, later)
+        member = int(deliveries.member[later])
+        witness = Witness(
+            (first, second),
+            (member,),
+            (position_at(deliveries, earlier), position_at(deliveries, later)),
+            f"member {member} delivered {second} after {first}, though member {second.sender} sent it no later",
+        )
+        return Verdict(FIFO, Status.VIOLATED, witness, len(falls))
+    return kept(FIFO, dropped_rows_reason(trace) or empty_trace_reason(trace))

@@ -39,7 +39,6 @@ class Reason(StrEnum):
     """The check needs a run that is read as a whole."""
     NO_BOUND = "no_bound"
     """No latency bound was promised."""
-    NOTHING_DECIDED = "nothing_decided"
     NOTHING_RECORDED = "nothing_recorded"
     NO_RECEPTIONS = "no_receptions"
     """Deliveries were recorded, but no receptions."""

@@ -18,7 +18,7 @@ from unisono.model.durations import duration_text, ns_to_ms
 from unisono.model.grades import GRADES, Grade
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.runtime.clock import new_incarnation
-from unisono.trace.metric_files import MetricWriter
+from unisono.trace.metrics import MetricWriter
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

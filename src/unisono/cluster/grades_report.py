@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from unisono.check.columns import member_runs
 from unisono.check.final import EARLY, FINAL
-from unisono.check.member_runs import member_runs
 from unisono.check.verdict import Verdict, graded_name
 from unisono.model.durations import ns_to_ms
 from unisono.model.events import Batch

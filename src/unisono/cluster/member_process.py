@@ -41,9 +41,9 @@ from unisono.runtime.clock import new_incarnation
 from unisono.runtime.fault_injection import FaultInjection
 from unisono.runtime.setup import MetricSink
 from unisono.stack import build, needs_storage
-from unisono.trace.metric_files import MetricWriter
+from unisono.trace.files import ParquetWriter
+from unisono.trace.metrics import MetricWriter
 from unisono.trace.recorder import Recorder
-from unisono.trace.writer import ParquetWriter
 
 _STAMP = struct.Struct("!Q")
 PROGRESS_INTERVAL_S = 0.1

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from unisono.check.final import EARLY
-from unisono.check.latency import latency
 from unisono.check.suite import check_all, latency_of
+from unisono.check.timing import latency
 from unisono.check.verdict import Status, Verdict, check_name, overall
 from unisono.cluster.grades_report import compare_grades
 from unisono.cluster.supervisor import MemberProcess, ProcessReport
@@ -22,11 +22,9 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.model.scenario import Scenario
 from unisono.model.timing import Timing
 from unisono.stack import build
-from unisono.trace.files import read_trace
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta, write_meta
+from unisono.trace.files import ParquetWriter, read_trace
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta, write_meta
 from unisono.trace.table import Trace
-from unisono.trace.writer import ParquetWriter
 
 DELTA_QUANTILE = 0.9999
 ORDER_CHECKS = (

@@ -30,8 +30,8 @@ from unisono.pipeline.measurement_store import MeasurementStore, StoredSlaVerdic
 from unisono.pipeline.session import SparkChoice, parallelism, spark_session
 from unisono.qos.adapt.estimate import Estimate
 from unisono.qos.watch.group_sla import PATIENCE_NS, GroupEvaluation, LinkEstimate, verdict_id
-from unisono.trace.meta import read_json, write_json
-from unisono.trace.metric_tails import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
+from unisono.trace.metrics import MetricBlock, StreamSlice, read_block, readable_offsets, slices_between
+from unisono.trace.schema import read_json, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from unisono.check.causal_shards import causal_in_shards
+from unisono.check.columns import MEMBER_EVENT_KINDS, dropped_rows_reason
 from unisono.check.final import EARLY, FINAL, FINAL_AGREEMENT, FINAL_ORDER
 from unisono.check.final_shards import final_agreement_in_ranges, final_order_in_ranges
-from unisono.check.member_runs import MEMBER_EVENT_KINDS, dropped_rows_reason
 from unisono.check.message_shards import (
     MessageShard,
     RunContext,
@@ -30,9 +30,8 @@ from unisono.check.suite import NO_BOUND, SLOT_ORDERS, as_unbounded
 from unisono.check.verdict import Reason, Verdict, graded_name, kept, unknown
 from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.spark_tasks import Runner, ShardTask, shard_rows, summarize_ranges
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout
-from unisono.trace.meta import TraceDamaged
+from unisono.trace.files import Layout
+from unisono.trace.schema import EventKind, TraceDamaged
 from unisono.trace.table import Rows, Trace, concatenated
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from unisono.trace.metric_tails import (
+from unisono.trace.metrics import (
     MetricBlock,
     StreamSlice,
     balanced_parts,

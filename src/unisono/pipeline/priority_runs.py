@@ -19,9 +19,8 @@ from unisono.check.suite import NO_BOUND
 from unisono.check.verdict import Verdict
 from unisono.model.message_set import MessageSet
 from unisono.pipeline.spark_tasks import Runner, SparkTask
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, RangeFiles, read_range
-from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.files import Layout, RangeFiles, read_range
+from unisono.trace.schema import EventKind, RunMeta, TraceDamaged
 from unisono.trace.table import Rows, concatenated, copied
 
 _COLUMNS = ("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns", "priority")

@@ -18,21 +18,21 @@ import pyarrow.parquet as pq
 
 from unisono.errors import InvalidOption
 from unisono.trace import version_1
+from unisono.trace.arrow import SCHEMA, VERSION_KEY, from_arrow
 from unisono.trace.files import (
     RANGE_SLOTS,
     FileStamp,
     end_path,
     file_version,
-    from_arrow,
     member_folder,
     part_path,
+    read_footer,
     write_end,
     write_part,
 )
-from unisono.trace.kinds import SCHEMA_VERSION
-from unisono.trace.layout import read_footer
-from unisono.trace.meta import (
+from unisono.trace.schema import (
     META_NAME,
+    SCHEMA_VERSION,
     RunMeta,
     TraceDamaged,
     group_folder,
@@ -40,7 +40,6 @@ from unisono.trace.meta import (
     read_meta,
     write_meta,
 )
-from unisono.trace.schema import SCHEMA, VERSION_KEY
 from unisono.trace.table import Rows
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from unisono.check.message_shards import MessageShard, RunContext, Said, ShardFinding, check_shard
-from unisono.check.rate_compliance import DeclaredRates, declared_rates
 from unisono.check.shard_summary import RangeSummary, summarize_range
+from unisono.check.timing import DeclaredRates, declared_rates
 from unisono.pipeline.distribute import run_on_spark
 from unisono.pipeline.session import parallelism
-from unisono.trace.layout import Layout, RangeFiles, read_range
-from unisono.trace.meta import RunMeta, TraceDamaged
+from unisono.trace.files import Layout, RangeFiles, read_range
+from unisono.trace.schema import RunMeta, TraceDamaged
 from unisono.trace.table import Rows, concatenated
 
 if TYPE_CHECKING:

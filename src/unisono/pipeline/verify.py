@@ -20,10 +20,16 @@ from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.pipeline.message_shards import RecordedRun, verify_in_shards
 from unisono.pipeline.priority_runs import verify_in_windows
 from unisono.pipeline.spark_tasks import Runner, in_process, on_spark, summarize_ranges, summary_task
-from unisono.trace.files import closed_time_range, find_groups
-from unisono.trace.kinds import EventKind
-from unisono.trace.layout import Layout, layout, may_overlap, members_without_files, read_range
-from unisono.trace.meta import META_NAME, TraceDamaged, read_meta
+from unisono.trace.files import (
+    Layout,
+    closed_time_range,
+    find_groups,
+    layout,
+    may_overlap,
+    members_without_files,
+    read_range,
+)
+from unisono.trace.schema import META_NAME, EventKind, TraceDamaged, read_meta
 from unisono.trace.table import Rows, Trace, concatenated
 
 _MAX_NAMED_RUNS = 3

@@ -17,8 +17,8 @@ from unisono.model.events import (
 )
 from unisono.runtime.clock import WallClock
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Extras, Recorder, told_extras, view_extras
+from unisono.trace.schema import EventKind
 
 
 class DriverRecorder:

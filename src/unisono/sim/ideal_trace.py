@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from unisono.model.events import QueueStep
 from unisono.sim.ideal_views import IdealGroup, Peer
-from unisono.trace.kinds import OBSERVER, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import MemoryTrace, view_extras
+from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
 STEP_NS = 1_000

@@ -27,8 +27,8 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.stack import Datagram
-from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, told_extras, view_extras
+from unisono.trace.schema import EventKind
 
 NEVER = 1 << 63
 SUBMIT_BATCH_MESSAGES = 1024

@@ -10,8 +10,8 @@ from unisono.model.workloads import ScheduledSends
 from unisono.sim.clocks import Clock
 from unisono.sim.member import Machine, Scheduler, SimulatedMember
 from unisono.stack import Stack
-from unisono.trace.kinds import EventKind
 from unisono.trace.recorder import Recorder
+from unisono.trace.schema import EventKind
 
 
 class PullingMember(SimulatedMember):

@@ -23,8 +23,8 @@ from unisono.sim.pulling_member import PullingMember
 from unisono.sim.routed_member import RoutedMember
 from unisono.sim.traffic import TrafficLedger
 from unisono.stack import Datagram, Stack
-from unisono.trace.kinds import OBSERVER
 from unisono.trace.recorder import MemoryTrace
+from unisono.trace.schema import OBSERVER
 
 ScheduledEvent: TypeAlias = tuple[int, int, Callable[[int, Any], None], Any]
 """(true time, rank, what to do, with what). Ranks are unique, so nothing behind them is ever compared."""

@@ -1,13 +1,20 @@
-"""Parquet files of a trace, by member and by range of slots: a range can be checked without a shuffle.
+"""The Parquet files of a trace: names, writing, reading, and the background writer of a running member.
 
     DIR/run=R/group=G/meta.json
-    DIR/run=R/group=G/member=M/slots-FIRST-LAST.LIFE.N.parquet     rows in the order of recording
-    DIR/run=R/group=G/member=M/end.LIFE.json                       written when the recording was closed
+    DIR/run=R/group=G/member=M/slots-FIRST-LAST.INCARNATION.N.parquet    rows in the order of recording
+    DIR/run=R/group=G/member=M/end.INCARNATION.json                      written when the recording was closed
 
-LIFE is the recorder's incarnation. The end mark has the size and the SHA-256 of each file of the recording.
+INCARNATION is the recorder's incarnation. Slot ranges are aligned (FIRST is a multiple of the range's length), so the
+same range has the same name at every member, and one range can be checked without a shuffle. The end record has the
+number of rows, and the size and the SHA-256 of each file of the recording.
 
-Ranges are aligned (FIRST is a multiple of the range's length): the same range has the same name at each
-member.
+Writing: `write_trace` writes a whole trace. `ParquetWriter` writes one member's recording from its own thread, so
+delivery never waits for a disk: `put` appends to a bounded queue and returns. If the queue is full, the writer drops
+the rows, counts them, and says so in the end record.
+
+Reading: `read_trace` reads a whole trace. `layout` lists the files by range of slots without reading rows, and
+`read_range` reads the rows of one range. Damaged files raise `TraceDamaged`: `layout` finds by the same rules as
+`read_trace` what names, end records and footers show, and `read_range` finds the rest.
 """
 
 from __future__ import annotations
@@ -15,27 +22,31 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unisono.trace import version_1
-from unisono.trace.kinds import (
+from unisono.trace.arrow import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY, codes_and_words, from_arrow, to_arrow
+from unisono.trace.recorder import COUNT_INDEX, SLOT_INDEX, Extras, PackedRows, Recorder
+from unisono.trace.schema import (
     ABSENT,
-    CODED,
-    MESSAGE_KINDS,
-    NULLABLE_NUMBER_COLUMNS,
+    META_NAME,
     NUMBER_COLUMNS,
     SCHEMA_VERSION,
     EventKind,
-)
-from unisono.trace.meta import (
-    META_NAME,
     RunMeta,
     TraceDamaged,
     check_version,
@@ -45,8 +56,7 @@ from unisono.trace.meta import (
     write_json,
     write_meta,
 )
-from unisono.trace.schema import ABSENT_LISTS_KEY, LISTS, SCHEMA, VERSION_KEY
-from unisono.trace.table import KIND_NAMES, MemberLog, Rows, Trace, concatenated, constant, encode
+from unisono.trace.table import MemberLog, Rows, Trace, concatenated, expand_rows
 
 RANGE_SLOTS: Final = 4096
 
@@ -287,7 +297,7 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
     """The rows of one file, of this run and group."""
     version, table = _read_table(path, SCHEMA.names)
     for name, expected in (("run", run), ("group", group)):
-        words = set(_codes_and_words(table[name])[1])
+        words = set(codes_and_words(table[name])[1])
         if expected is not None and not words <= {expected}:
             raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
     rows = from_arrow(table, path)
@@ -404,108 +414,324 @@ def _absent_lists(file: Any) -> list[str]:
     return [name for name, told in seen.items() if all(s is not None and not s.has_min_max for s in told)]
 
 
-def to_arrow(rows: Rows, run: str, group: str) -> Any:
-    """The rows as an Arrow table of the schema."""
-    zeros = np.zeros(len(rows), dtype=np.int32)
-    columns: dict[str, Any] = {
-        "run": _dictionary(zeros, (run,)),
-        "group": _dictionary(zeros, (group,)),
-        "kind": _dictionary(rows.kind, KIND_NAMES),
-    }
-    absent_lists = []
-    for name, table_name in CODED.items():
-        codes, values = getattr(rows, name), getattr(rows, table_name)
-        field = SCHEMA.field(name)
-        if not values or (codes == ABSENT).all():
-            columns[name] = pa.nulls(len(rows), field.type)
-            absent_lists += [name] if name in LISTS else []
-        elif name in LISTS:
-            lists = pa.array([list(value) for value in values], field.type)
-            columns[name] = lists.take(pa.array(codes, pa.int32(), mask=codes == ABSENT))
+SUMMARY_COLUMNS = (
+    *("kind", "sender", "sender_incarnation", "sequence", "slot", "place", "index", "real_ns"),
+    *("priority", "view", "grade", "destinations"),
+    *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
+)
+"""The columns that a survey of a range reads; member and life are in the file's name."""
+
+
+TimeRange = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """One file."""
+
+    path: str
+    """From the root, since who reads it may run in another folder."""
+    member: int
+    incarnation: int
+    rows: int
+    time_range: TimeRange | None
+    """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
+    stamp: FileStamp | None = None
+    """As the end of the recording says; None if that was not closed, or is of a release without stamps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """The files of one range of slots, of all members."""
+
+    first_slot: int
+    last_slot: int
+    parts: tuple[PartFile, ...]
+    run: str
+    group: str
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One run of one group on disk."""
+
+    folder: str
+    meta: RunMeta
+    logs: tuple[MemberLog, ...]
+    ranges: tuple[RangeFiles, ...]
+    """In the order of slots; they do not overlap."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(files.rows for files in self.ranges)
+
+    def may_contain(self, since_ns: int | None, until_ns: int | None) -> bool:
+        """Whether something may have happened in this time; footers decide, and no row is read."""
+        if since_ns is None and until_ns is None:
+            return True
+        parts = (part for files in self.ranges for part in files.parts if part.rows)
+        return any(may_overlap(part.time_range, since_ns, until_ns) for part in parts)
+
+
+def may_overlap(time_range: TimeRange | None, since_ns: int | None, until_ns: int | None) -> bool:
+    """Whether something between these times may lie in that time; it may if they are not known."""
+    if time_range is None:
+        return True
+    return (since_ns is None or time_range[1] >= since_ns) and (until_ns is None or time_range[0] <= until_ns)
+
+
+def layout(folder: str | Path) -> Layout:
+    """The layout of a group's folder."""
+    root = Path(folder)
+    meta = read_meta(root / META_NAME)
+    ranges: dict[tuple[int, int], list[PartFile]] = {}
+    logs: list[MemberLog] = []
+    for member_path in sorted(root.glob("member=*")):
+        text = member_path.name.removeprefix("member=")
+        if not re.fullmatch(r"-?\d+", text):
+            raise TraceDamaged(member_path, "the folder's name does not end in a member's number")
+        member = int(text)
+        counts: dict[int, int] = {}
+        stamps = read_stamps(member_path)
+        for path in sorted(member_path.glob("*.parquet")):
+            named = PART_NAME.fullmatch(path.name)
+            if not named:
+                raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
+            first, last, incarnation = (int(word) for word in named.groups()[:3])
+            rows, times = read_footer(path)
+            counts[incarnation] = counts.get(incarnation, 0) + rows
+            part = PartFile(str(path.absolute()), member, incarnation, rows, times, stamps.get(path.name))
+            ranges.setdefault((first, last), []).append(part)
+        logs += closed_logs(member_path, member, counts)
+    ordered = sorted(ranges)
+    for (_, last), (first, _) in pairwise(ordered):
+        if first <= last:
+            raise TraceDamaged(root, f"ranges of slots overlap at slot {first}: the files are of several recordings")
+    files = tuple(RangeFiles(first, last, tuple(ranges[first, last]), meta.run, meta.group) for first, last in ordered)
+    return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.incarnation))), files)
+
+
+def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
+    """Members that the run names but of which there is no file, though nobody saw them crash."""
+    return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
+
+
+def read_range(
+    files: RangeFiles, *, all_columns: bool = False, columns: tuple[str, ...] = SUMMARY_COLUMNS, checked: bool = False
+) -> list[Rows]:
+    """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows.
+
+    A file that is read whole, or is to be `checked`, is refused if it has changed since its recording was closed.
+    """
+    read = []
+    for part in files.parts:
+        of: dict[str, Any] = {"run": files.run, "group": files.group}
+        if part.stamp is not None and (all_columns or checked):
+            part.stamp.check(part.path)
+        if all_columns:
+            rows = read_part(part.path, **of)
         else:
-            columns[name] = _dictionary(codes, values).cast(field.type)
-    for name in NUMBER_COLUMNS:
-        values = getattr(rows, name)
-        mask = values == ABSENT if name in NULLABLE_NUMBER_COLUMNS else None
-        if mask is not None and mask.all():
-            columns[name] = pa.nulls(len(rows), SCHEMA.field(name).type)
-        else:
-            columns[name] = pa.array(np.ascontiguousarray(values), mask=mask)
-    table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-    return table.replace_schema_metadata({**SCHEMA.metadata, ABSENT_LISTS_KEY: ",".join(absent_lists).encode()})
-
-
-def _dictionary(codes: Any, table: tuple[str, ...]) -> Any:
-    indices = pa.array(codes.astype(np.int32), mask=codes == ABSENT)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(table, pa.string()))
-
-
-def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: Mapping[str, int] | None = None) -> Rows:
-    """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
-    known, constants = set(table.column_names), constants or {}
-    columns: dict[str, Any] = {}
-    for name, dtype in NUMBER_COLUMNS.items():
-        if name not in known:
-            columns[name] = constant(len(table), dtype, constants.get(name, ABSENT))
+            rows = read_columns(part.path, columns, **of, member=part.member, recorder_incarnation=part.incarnation)
+        if len(rows) == 0:
             continue
-        column = table[name]
-        if column.null_count and name not in NULLABLE_NUMBER_COLUMNS:
-            raise TraceDamaged(where, f"column {name} has nulls")
-        if column.null_count == len(table) and len(table):
-            columns[name] = constant(len(table), dtype)
-            continue
-        if column.null_count:
-            column = column.fill_null(ABSENT)
-        columns[name] = column.to_numpy().astype(dtype, copy=False)
-    codes, words = _codes_and_words(table["kind"])
-    unknown = [word for word in words if word not in KIND_NAMES]
-    if unknown or (codes == ABSENT).any():
-        raise TraceDamaged(where, f"column kind: unknown kind {', '.join(map(repr, unknown)) or 'null'}")
-    to_code = np.array([*(KIND_NAMES.index(word) for word in words), ABSENT], dtype=np.int8)
-    columns["kind"] = to_code[codes]
-    if "sequence" in known or "sequence" in constants:
-        kinds = columns["kind"][columns["sequence"] < 0]
-        if np.isin(kinds, [kind.code for kind in MESSAGE_KINDS]).any():
-            raise TraceDamaged(where, "has a message without a number")
-    for name, table_name in CODED.items():
-        columns[name], columns[table_name] = (_lists if name in LISTS else _coded_column)(table, name)
-    return Rows(**columns)
+        if all_columns and not (
+            (rows.member == part.member).all() and (rows.recorder_incarnation == part.incarnation).all()
+        ):
+            raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.incarnation}")
+        if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
+            raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
+        read.append(rows)
+    return read
 
 
-def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A column of lists as codes into a sorted table; rows that lack it, most of them, cost nothing."""
-    if name not in table.column_names or table[name].null_count == len(table):
-        return constant(len(table), np.int32), ()
-    column = table[name].combine_chunks()
-    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    codes, values = encode([tuple(value) for value in column.drop_null().to_pylist()])
-    found = np.full(len(table), ABSENT, dtype=np.int32)
-    found[there] = codes
-    return found, values
+def read_footer(path: Path) -> tuple[int, TimeRange | None]:
+    """How many rows a file has, and when they happened."""
+    try:
+        metadata = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+    names = metadata.schema.names
+    if "real_ns" not in names or not metadata.num_row_groups:
+        return metadata.num_rows, None
+    # The leaves of the schema are counted as the columns of a group of rows are.
+    at = names.index("real_ns")
+    told = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+    if not all(seen is not None and seen.has_min_max and isinstance(seen.min, int) for seen in told):
+        return metadata.num_rows, None
+    return metadata.num_rows, (min(seen.min for seen in told), max(seen.max for seen in told))
 
 
-def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
-    if name not in table.column_names or table[name].null_count == len(table):
-        return constant(len(table), np.int32), ()
-    column = table[name]
-    return _normalized(*_codes_and_words(column if pa.types.is_dictionary(column.type) else column.dictionary_encode()))
+_POLL_S = 0.05
+_TUPLES_AT_ONCE = 2048
+"""Runs are turned into columns in pieces of this size: each holds the interpreter for well under a slot."""
 
 
-def _codes_and_words(column: Any) -> tuple[Any, list[str]]:
-    """Codes (-1 for null) and words of a dictionary column."""
-    column = column.unify_dictionaries().combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        if column.num_chunks == 0:
-            return np.empty(0, dtype=np.int32), []
-        column = column.chunk(0)
-    return column.indices.fill_null(ABSENT).to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
+@cache
+def _warm_up() -> None:
+    """Write one row to nowhere.
+
+    pyarrow loads parts of itself, and of numpy, at the first write. That holds the interpreter for a tenth of a
+    second and more, which the members of a running group would see as latency.
+    """
+    extras = Extras(note="warm-up", token="warm-up", members=(1,))
+    row: PackedRows = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        write_part(Path(folder) / "part", expand_rows(1, 0, [row]), "warm-up", "warm-up")
 
 
-def _normalized(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
-    """The same codes into a sorted table of the words that occur."""
-    used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
-    table = tuple(sorted(used))
-    code = {word: number for number, word in enumerate(table)}
-    to_new = np.array([*(code.get(word, ABSENT) for word in words), ABSENT], dtype=np.int32)
-    return to_new[codes], table
+class ParquetWriter:
+    """Writes one member's life to Parquet in a thread of its own. One thread may call `put`.
+
+    A part is in place about `flush_s` after its first row at the latest, so a killed process loses no more than
+    that; `close()` writes the rest, and the record that says what is missing.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        run: str,
+        group: str,
+        member: int,
+        *,
+        incarnation: int = 0,
+        range_slots: int = RANGE_SLOTS,
+        queue_rows: int = 1_000_000,
+        part_rows: int = 262_144,
+        flush_s: float = 1.0,
+    ) -> None:
+        if min(range_slots, queue_rows, part_rows) < 1 or incarnation < 0:
+            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, life at least 0")
+        self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
+        self.written = 0
+        self.error: Exception | None = None
+        self._directory, self._later_writers = directory, list[ParquetWriter]()
+        """What writes the lives that this member has begun since."""
+        self._folder = member_folder(directory, run, group, member)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
+            raise FileExistsError(f"{self._folder}: life {incarnation} is recorded already; name the run differently")
+        self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
+        self._flush_s = flush_s
+        self._queue: deque[PackedRows] = deque()
+        # Each counter has one writing thread: put and refused belong to the caller, taken and lost to ours.
+        self._put_rows = self._refused_rows = 0
+        self._processed_rows = self._lost_rows = 0
+        self._parts: dict[int, list[PackedRows]] = {}
+        self._part_counts: dict[int, int] = {}
+        self._next_part: dict[int, int] = {}
+        self._time_range: tuple[int, int] | None = None
+        self._stamps: dict[str, FileStamp] = {}
+        self._closing = threading.Event()
+        self._closed = False
+        _warm_up()
+        self._thread = threading.Thread(target=self._work, name=f"trace-{member}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Rows that are not in the trace: the queue was full, or a file could not be written."""
+        return self._refused_rows + self._lost_rows
+
+    def recorder(self) -> Recorder:
+        """The recorder that writes here; a life that follows is written beside this one, and closed with it."""
+        return Recorder(
+            self.run,
+            self.group,
+            self.member,
+            self.put,
+            incarnation=self.incarnation,
+            new_incarnation=self._new_incarnation,
+        )
+
+    def _new_incarnation(self, incarnation: int) -> Recorder:
+        self._later_writers.append(
+            ParquetWriter(self._directory, self.run, self.group, self.member, incarnation=incarnation)
+        )
+        return self._later_writers[-1].recorder()
+
+    def put(self, packed: PackedRows) -> None:
+        """Take a run of rows; never blocks."""
+        rows = packed[COUNT_INDEX]
+        if self._closed or self._put_rows - self._processed_rows + rows > self._queue_rows:
+            self._refused_rows += rows
+            return
+        self._put_rows += rows
+        self._queue.append(packed)
+
+    def close(self) -> None:
+        """Write what was taken, then say how much is there; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        self._thread.join()
+        problem = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        write_end(
+            self._folder,
+            self.incarnation,
+            rows=self.written,
+            dropped=self.dropped,
+            error=problem,
+            time_range=self._time_range,
+            stamps=self._stamps,
+        )
+        for writer in self._later_writers:
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        flush_at = time.monotonic() + self._flush_s
+        while True:
+            last = self._closing.wait(_POLL_S)
+            self._drain_queue()
+            now = time.monotonic()
+            if last or now >= flush_at:
+                flush_at = now + self._flush_s
+                for number in sorted(self._parts):
+                    self._write(number)
+            if last and not self._queue:
+                return
+
+    def _drain_queue(self) -> None:
+        """Sort what is queued into the ranges of slots; a range that is full is written at once."""
+        while self._queue:
+            run = self._queue.popleft()
+            number = run[SLOT_INDEX] // self._range_slots
+            self._parts.setdefault(number, []).append(run)
+            count = self._part_counts[number] = self._part_counts.get(number, 0) + run[COUNT_INDEX]
+            if count >= self._part_rows:
+                self._write(number)
+
+    def _write(self, number: int) -> None:
+        runs = self._parts.pop(number)
+        count = self._part_counts.pop(number)
+        try:
+            pieces = [runs[at : at + _TUPLES_AT_ONCE] for at in range(0, len(runs), _TUPLES_AT_ONCE)]
+            rows = concatenated([expand_rows(self.member, self.incarnation, piece) for piece in pieces])
+            part = self._next_part.get(number, 0)
+            first = number * self._range_slots
+            path = part_path(self._folder, first, self._range_slots, self.incarnation, part)
+            self._stamps[path.name] = write_part(path, rows, self.run, self.group)
+            self._next_part[number] = part + 1
+            times = int(rows.real_ns.min()), int(rows.real_ns.max())
+            before = self._time_range or times
+            self._time_range = min(before[0], times[0]), max(before[1], times[1])
+            self.written += count
+        except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
+            self.error = self.error or error
+            self._lost_rows += count
+        finally:
+            self._processed_rows += count

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from unisono.model.events import Notice, QueueStep, TopologyChange, Violation
-from unisono.trace.kinds import ABSENT, MESSAGE_KINDS, EventKind
+from unisono.trace.schema import ABSENT, MESSAGE_KINDS, EventKind
 
 if TYPE_CHECKING:
-    from unisono.trace.meta import RunMeta
+    from unisono.trace.schema import RunMeta
     from unisono.trace.table import Trace
 
 

@@ -11,9 +11,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.trace.kinds import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind
-from unisono.trace.meta import RunMeta
 from unisono.trace.recorder import Extras, MemoryTrace, Numbers, PackedRows
+from unisono.trace.schema import ABSENT, CODED, FREE_TEXT, KINDS, NUMBER_COLUMNS, EventKind, RunMeta
 
 Ints: TypeAlias = NDArray[np.signedinteger[Any]]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, encode
 
 VERSION: Final = 1

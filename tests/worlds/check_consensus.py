@@ -37,7 +37,7 @@ class DecisionReported:
 def consensus(proposed: Sequence[Proposed], decisions: Sequence[DecisionReported]) -> Verdict:
     """Judge a run; `told` is in the order in which each member was told."""
     if not decisions:
-        return unknown(NAME, Reason.NOTHING_DECIDED, "nothing was decided")
+        return unknown(NAME, Reason.NOTHING_RECORDED, "nothing was decided")
     by_instance: dict[int, set[bytes]] = {}
     for proposal in proposed:
         by_instance.setdefault(proposal.instance, set()).add(proposal.value)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.check.codes import message_at, position_at
-from unisono.check.latency import NO_BOUND_PROMISED, latencies
+from unisono.check.columns import message_at, position_at
+from unisono.check.timing import NO_BOUND_PROMISED, latencies
 from unisono.check.verdict import Status, Verdict, Witness, kept
-from unisono.trace.kinds import ABSENT, EventKind
+from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "latency_in_force"

@@ -1,10 +1,12 @@
-"""Rate compliance (paper 000 §2): nobody sends more in a slot than the burst that it declared, nor more over time than
-its average.
+"""Timing: the latency bound (paper 000, Theorems 1 and 2, or as negotiated) and the declared rates (paper 000 §2).
 
-Judged from what was delivered, whose key says in which slot it was sent, for orders by slots (`SLOT_ORDERS`) whose
-rates and slots stayed as they were. Over time means any k consecutive slots, with the k that the pacer holds it to
-(`Rate.averaging_slots`). A range of slots shows what happened within it and, of its edges, how much there was in each
-slot: windows that reach over an edge are judged where the ranges are joined.
+Latency is the real time from a send to each of its deliveries.
+
+Rate compliance: no sender has more messages in a slot than its declared burst, nor more over time than its declared
+average. "Over time" means any k consecutive slots, with the k of the sender's pacer (`Rate.averaging_slots`). A
+delivered message's key says in which slot it was sent, so deliveries are enough. The check applies to slot orders
+(`RATE_CHECKED_ORDERS`) in runs whose rates and slot lengths did not change. A range of slots can be checked on its own;
+averaging windows that cross its edges are checked where ranges are joined, from the usage near the edges.
 """
 
 from __future__ import annotations
@@ -14,15 +16,112 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.check.codes import group_starts, message_codes, packed, stream_codes
-from unisono.check.member_runs import dropped_rows_reason, empty_trace_reason
-from unisono.check.verdict import Doubt, MessageId, Status, Verdict, Witness, kept
+from unisono.check.columns import (
+    SendStatus,
+    dropped_rows_reason,
+    empty_trace_reason,
+    group_starts,
+    message_at,
+    message_codes,
+    packed,
+    position_at,
+    send_statuses,
+    stream_codes,
+)
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
 from unisono.model.rates import Rate
-from unisono.trace.kinds import EventKind
-from unisono.trace.meta import RunMeta
+from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
-NAME = "rate_compliance"
+LATENCY = "latency"
+NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "no bound was promised")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyStatistics:
+    """Of all deliveries whose send is recorded; a percentile is a latency that occurred. Zeros if there is none."""
+
+    deliveries: int
+    late: int
+    min_ns: int
+    p50_ns: int
+    p99_ns: int
+    p999_ns: int
+    max_ns: int
+
+    def figures(self) -> dict[str, int]:
+        """The statistics under the names that verdicts carry."""
+        return {
+            "deliveries": self.deliveries,
+            "late": self.late,
+            "min_ns": self.min_ns,
+            "p50_ns": self.p50_ns,
+            "p99_ns": self.p99_ns,
+            "p999_ns": self.p999_ns,
+            "max_ns": self.max_ns,
+        }
+
+
+def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
+    """Every delivery within `bound_ns` of its send; the run's own bound unless told. Figures: the statistics."""
+    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
+    deliveries = trace.deliveries()
+    matched, taken_ns = latencies(trace, deliveries)
+    statistics = _statistics(taken_ns, bound)
+    figures = statistics.figures()
+    if bound is not None and statistics.late:
+        late = np.flatnonzero(taken_ns > bound)
+        first = late[np.argmin(deliveries.real_ns[matched[late]])]
+        row = int(matched[first])
+        message, member = message_at(deliveries, row), int(deliveries.member[row])
+        text = (
+            f"member {member} delivered {message} {taken_ns[first] / 1e6:.3f} ms after it was sent, "
+            f"{(taken_ns[first] - bound) / 1e6:.3f} ms later than the bound of {bound / 1e6:.3f} ms"
+        )
+        witness = Witness((message,), (member,), (position_at(deliveries, row),), text)
+        return Verdict(LATENCY, Status.VIOLATED, witness, statistics.late, figures=figures)
+    doubt = NO_BOUND_PROMISED if bound is None else dropped_rows_reason(trace) or empty_trace_reason(trace)
+    if doubt is None and len(matched) < len(deliveries):
+        doubt = sends_not_recorded(int((send_statuses(trace, deliveries) == SendStatus.NOT_RECORDED).sum()))
+    return kept(LATENCY, doubt, figures)
+
+
+def sends_not_recorded(deliveries: int) -> Doubt | None:
+    """The doubt that so many deliveries without a recorded send leave; None if there are none."""
+    if not deliveries:
+        return None
+    return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
+
+
+def latency_statistics(trace: Trace, *, bound_ns: int | None = None) -> LatencyStatistics:
+    """How long deliveries took."""
+    bound = trace.meta.bound_ns if bound_ns is None else bound_ns
+    return _statistics(latencies(trace, trace.deliveries())[1], bound)
+
+
+def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
+    """The deliveries whose send is recorded, by row, and the time that each took."""
+    sends = trace.sends()
+    sent, delivered = message_codes(sends, deliveries)
+    if len(sent) == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    order = np.argsort(sent, kind="stable")
+    at = np.minimum(np.searchsorted(sent[order], delivered), len(sent) - 1)
+    matched = np.flatnonzero(sent[order][at] == delivered)
+    return matched, deliveries.real_ns[matched] - sends.real_ns[order][at][matched]
+
+
+def _statistics(latencies_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
+    if len(latencies_ns) == 0:
+        return LatencyStatistics(0, 0, 0, 0, 0, 0, 0)
+    p50, p99, p999 = np.quantile(latencies_ns, (0.5, 0.99, 0.999), method="inverted_cdf")
+    late = 0 if bound_ns is None else int((latencies_ns > bound_ns).sum())
+    return LatencyStatistics(
+        len(latencies_ns), late, int(latencies_ns.min()), int(p50), int(p99), int(p999), int(latencies_ns.max())
+    )
+
+
+RATE_COMPLIANCE = "rate_compliance"
 RATE_CHECKED_ORDERS = frozenset({"vbr"})
 MAX_REPORTED = 100
 """How many excesses of a range are told one by one."""
@@ -58,7 +157,7 @@ class SlotUsage:
 
     def select(self, rows: Mask | Ints) -> SlotUsage:
         """Some of it."""
-        return SlotUsage(*(getattr(self, name)[rows] for name in _FIELDS))
+        return SlotUsage(*(getattr(self, name)[rows] for name in _USAGE_COLUMNS))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,8 +175,8 @@ class RateViolation:
     allowed: int
 
 
-_FIELDS = ("sender", "incarnation", "slot", "count", "last")
-NO_USAGE = SlotUsage(*(np.empty(0, dtype=np.int64) for _ in _FIELDS))
+_USAGE_COLUMNS = ("sender", "incarnation", "slot", "count", "last")
+NO_USAGE = SlotUsage(*(np.empty(0, dtype=np.int64) for _ in _USAGE_COLUMNS))
 
 
 def declared_rates(meta: RunMeta) -> DeclaredRates | None:
@@ -146,7 +245,9 @@ def edge_usage(used: SlotUsage, first_slot: int, last_slot: int, promised: Decla
 
 def merge_usage(parts: Sequence[SlotUsage]) -> SlotUsage:
     """The usage of ranges that do not overlap."""
-    whole = SlotUsage(*(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _FIELDS))
+    whole = SlotUsage(
+        *(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _USAGE_COLUMNS)
+    )
     return whole.select(np.lexsort((whole.slot, whole.incarnation, whole.sender)))
 
 
@@ -161,11 +262,11 @@ def rate_verdict(violations: Iterable[RateViolation], incomplete_reason: Doubt |
     """What the excesses come to; `hidden` says why there could be more."""
     told = sorted(set(violations))
     if not told:
-        return kept(NAME, incomplete_reason)
+        return kept(RATE_COMPLIANCE, incomplete_reason)
     worst = told[0]
     message = MessageId(worst.sender, worst.incarnation, worst.sequence)
     where = (
         f"in slot {worst.slot}" if worst.window_slots == 1 else f"in the {worst.window_slots} slots up to {worst.slot}"
     )
     text = f"member {worst.sender} sent {worst.sent} messages {where}, {worst.allowed} at most were declared"
-    return Verdict(NAME, Status.VIOLATED, Witness((message,), (worst.sender,), (), text), len(told))
+    return Verdict(RATE_COMPLIANCE, Status.VIOLATED, Witness((message,), (worst.sender,), (), text), len(told))

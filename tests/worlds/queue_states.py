@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unisono.check.verdict import MessageId
-from unisono.trace.kinds import EventKind
+from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows, Trace
 
 TAIL = "(0,0)"
