@@ -122,8 +122,8 @@ def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSes
         end.write_text(json.dumps({**json.loads(end.read_text("utf-8")), "rows": 1}), encoding="utf-8")
     problem = {
         "another version": "version 99 is unknown",
-        "a column less": "lacks the column slot",
-        "all rows lost": "20 rows were written, 0 are there",
+        "a column less": "lacks the columns slot",
+        "all rows lost": "20 rows were written, but 0 are there",
         "another run": "not of run r and group g",
     }
     with pytest.raises(TraceDamaged, match=problem.get(damage, "1 rows were written")):

@@ -41,7 +41,7 @@ def test_a_line_is_its_record() -> None:
     ("change", "problem"),
     [
         ({"version": 2}, "metric version 2 is unknown"),
-        ({"metric": "mood"}, "'mood' is not known"),
+        ({"metric": "mood"}, "metric 'mood' is unknown"),
         ({"side": "left"}, "'left'"),
         ({"buckets": [[1]]}, "not enough values"),
         ({"count": None}, "wrong type"),

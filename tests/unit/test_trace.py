@@ -247,7 +247,7 @@ def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert trace.digest() == remembered().trace(META).digest()
     assert overall(check_all(trace)) is Status.VALID
-    with pytest.raises(FileExistsError, match="recorded already"):
+    with pytest.raises(FileExistsError, match="already recorded"):
         ParquetWriter(tmp_path, META.run, META.group, 1)
 
 
@@ -338,7 +338,7 @@ def part_of(tmp_path: Path, *, stamped: bool = False) -> Path:
 def test_truncated_file_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.write_bytes(part.read_bytes()[:-40])
-    assert damaged(tmp_path).startswith(f"{part}: is no readable Parquet file")
+    assert damaged(tmp_path).startswith(f"{part}: is not a readable Parquet file")
 
 
 def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> 
     hashed = {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
     assert read_json(part.parent / "end.0.json")["files"] == {part.name: hashed}
     part.write_bytes(whole[:-40])
-    assert damaged(tmp_path) == f"{part}: has {len(whole) - 40} bytes, {len(whole)} were written"
+    assert damaged(tmp_path) == f"{part}: has {len(whole) - 40} bytes, but {len(whole)} were written"
     for at in (0, len(whole) // 2, len(whole) - 1):
         part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert damaged(tmp_path).startswith(f"{part}: has changed since it was written")
@@ -356,9 +356,9 @@ def test_the_end_mark_has_the_size_and_the_hash_of_each_file(tmp_path: Path) -> 
         assert (verdict.status, verdict.token) == (Status.UNKNOWN, Reason.TRACE_DAMAGED)
         assert verdict.reason.startswith(str(part))
     part.unlink()
-    assert damaged(tmp_path) == f"{part}: is missing; its recording was closed with it"
+    assert damaged(tmp_path) == f"{part}: is missing, but the end record of its recording lists it"
     write_json(part.parent / "end.0.json", {**read_json(part.parent / "end.0.json"), "files": {part.name: 1}})
-    assert "the field files must have the size and the hash" in damaged(tmp_path)
+    assert "the field files must have the fields bytes and sha256" in damaged(tmp_path)
 
 
 def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_writer_says_the_size_and_the_hash_of_each_of_its_files(tmp_path: Path
 def test_missing_column_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     pq.write_table(pq.read_table(part).drop_columns(["place", "slot"]), part)
-    assert damaged(tmp_path) == f"{part}: lacks the column slot, place"
+    assert damaged(tmp_path) == f"{part}: lacks the columns slot, place"
 
 
 def test_wrong_type_is_named(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_
     rows = rows.select((rows.member == 1) & (rows.recorder_incarnation == 0)).deliveries().select(slice(0, 3))
     without = np.where(np.arange(3) < count, -1, rows.sequence)
     write_part(path, replace(rows, kind=np.full(3, kind.code, dtype=np.int8), sequence=without), META.run, META.group)
-    told = re.escape(f"{path}: has a message without a number")
+    told = re.escape(f"{path}: column sequence: a row about a message has no sequence number")
     with pytest.raises(TraceDamaged, match=told):
         read_part(path)
     for names in (SUMMARY_COLUMNS, ["kind", "sequence"]):
@@ -404,16 +404,16 @@ def test_a_message_without_a_number_is_refused(kind: EventKind, count: int, tmp_
 def test_unknown_version_is_refused(tmp_path: Path, version: bytes | None) -> None:
     part = part_of(tmp_path)
     pq.write_table(pq.read_table(part).replace_schema_metadata({VERSION_KEY: version} if version else {}), part)
-    assert "is unknown, this release reads version 1 and 2" in damaged(tmp_path)
+    assert "is unknown; this release reads versions 1 and 2" in damaged(tmp_path)
 
 
 def test_missing_file_or_member_is_named(tmp_path: Path) -> None:
     part = part_of(tmp_path)
     part.unlink()
-    assert "59 rows were written, 0 are there" in damaged(tmp_path)
+    assert "59 rows were written, but 0 are there" in damaged(tmp_path)
     (part.parent / "end.0.json").unlink()
     part.parent.rmdir()
-    assert "no file of member 1, which meta.json names" in damaged(tmp_path)
+    assert "has no file of member 1, which meta.json lists" in damaged(tmp_path)
 
 
 def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
     (target,) = (path.parent for path in tmp_path.rglob("meta.json") if "run=other" in str(path))
     (target / "member=1").mkdir()
     part.rename(target / "member=1" / part.name)
-    with pytest.raises(TraceDamaged, match="has rows of run run 1/a, not other"):
+    with pytest.raises(TraceDamaged, match="has rows of run run 1/a; expected only other"):
         read_trace(tmp_path, run="other")
 
 
@@ -430,11 +430,11 @@ def test_meta_is_checked(tmp_path: Path) -> None:
     path = write_meta(tmp_path, META)
     assert read_meta(path) == META
     path.write_text(path.read_text().replace('"order"', '"disorder"'))
-    assert damaged(tmp_path) == f"{path}: lacks the field order"
+    assert damaged(tmp_path) == f"{path}: lacks the fields order"
     path.write_text("{")
     assert "is not readable JSON" in damaged(tmp_path)
     path.unlink()
-    assert "no meta.json here or below" in damaged(tmp_path)
+    assert "has no meta.json in it or below it" in damaged(tmp_path)
 
 
 def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class Rewriter:
     def columns(self) -> dict[str, str]:
         """The columns that it is given, and what they are called in the source."""
         names = SCHEMA.names if self.version == SCHEMA_VERSION else version_1.NAMES
-        called = names if self.version == SCHEMA_VERSION else version_1.called(names)
+        called = names if self.version == SCHEMA_VERSION else version_1.stored_names(names)
         return dict(zip(names, called, strict=True))
 
     def write(self, table: Any) -> Any:
@@ -245,8 +245,10 @@ def _version(path: Path) -> int:
     if VERSION_KEY in (schema.metadata or {}):
         version = file_version(path, schema.metadata)
     else:
-        version = version_1.VERSION if version_1.called(["recorder_incarnation"])[0] in schema.names else SCHEMA_VERSION
-    names = SCHEMA.names if version == SCHEMA_VERSION else version_1.called(version_1.NAMES)
+        version = (
+            version_1.VERSION if version_1.stored_names(["recorder_incarnation"])[0] in schema.names else SCHEMA_VERSION
+        )
+    names = SCHEMA.names if version == SCHEMA_VERSION else version_1.stored_names(version_1.NAMES)
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")

@@ -22,7 +22,7 @@ from unisono.trace.table import KIND_NAMES, Rows, constant, encode
 
 VERSION_KEY: Final = b"unisono.trace.version"
 ABSENT_LISTS_KEY: Final = b"unisono.trace.absent_lists"
-"""In the metadata of a file: the columns of lists that are null in all its rows, with commas between."""
+"""In the metadata of a file: the columns of lists that are null in all its rows, separated by commas."""
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -30,11 +30,11 @@ SCHEMA: Final = pa.schema(
     [
         pa.field("run", _WORD, nullable=False),
         pa.field("group", _WORD, nullable=False),
-        # Who recorded the row, and in which of its incarnations: a restarted member counts from 0 again.
+        # The member that recorded the row, and its incarnation: a restarted member counts from 0 again.
         pa.field("member", pa.int32(), nullable=False),
         pa.field("recorder_incarnation", pa.int64(), nullable=False),
         pa.field("kind", _WORD, nullable=False),
-        # The message (sender, sender_incarnation, sequence); for START, LEAVE, CRASH and GAP, whom it happened to.
+        # The message (sender, sender_incarnation, sequence); for START, LEAVE, CRASH and GAP, the member concerned.
         pa.field("sender", pa.int32(), nullable=False),
         pa.field("sender_incarnation", pa.int64(), nullable=False),
         pa.field("sequence", pa.int64()),
@@ -67,7 +67,7 @@ LISTS: Final = tuple(field.name for field in SCHEMA if pa.types.is_list(field.ty
 
 
 def to_arrow(rows: Rows, run: str, group: str) -> Any:
-    """The rows as an Arrow table of the schema."""
+    """The rows as an Arrow table with the schema `SCHEMA`."""
     zeros = np.zeros(len(rows), dtype=np.int32)
     columns: dict[str, Any] = {
         "run": _dictionary(zeros, (run,)),
@@ -103,7 +103,7 @@ def _dictionary(codes: Any, table: tuple[str, ...]) -> Any:
 
 
 def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: Mapping[str, int] | None = None) -> Rows:
-    """The rows of an Arrow table of the schema; columns that it lacks have the given constant, or null, in all rows."""
+    """The rows of an Arrow table; a column that the table lacks has its value in `constants`, or null, in all rows."""
     known, constants = set(table.column_names), constants or {}
     columns: dict[str, Any] = {}
     for name, dtype in NUMBER_COLUMNS.items():
@@ -112,7 +112,7 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
             continue
         column = table[name]
         if column.null_count and name not in NULLABLE_NUMBER_COLUMNS:
-            raise TraceDamaged(where, f"column {name} has nulls")
+            raise TraceDamaged(where, f"column {name} has nulls, but every row must have a value")
         if column.null_count == len(table) and len(table):
             columns[name] = constant(len(table), dtype)
             continue
@@ -128,26 +128,26 @@ def from_arrow(table: Any, where: str | os.PathLike[str] = "table", constants: M
     if "sequence" in known or "sequence" in constants:
         kinds = columns["kind"][columns["sequence"] < 0]
         if np.isin(kinds, [kind.code for kind in MESSAGE_KINDS]).any():
-            raise TraceDamaged(where, "has a message without a number")
+            raise TraceDamaged(where, "column sequence: a row about a message has no sequence number")
     for name, table_name in CODED.items():
         columns[name], columns[table_name] = (_lists if name in LISTS else _coded_column)(table, name)
     return Rows(**columns)
 
 
 def _lists(table: Any, name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A column of lists as codes into a sorted table; rows that lack it, most of them, cost nothing."""
+    """A column of lists as codes into a sorted table. Only rows that have a list cost time; most have none."""
     if name not in table.column_names or table[name].null_count == len(table):
         return constant(len(table), np.int32), ()
     column = table[name].combine_chunks()
-    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    present = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     codes, values = encode([tuple(value) for value in column.drop_null().to_pylist()])
     found = np.full(len(table), ABSENT, dtype=np.int32)
-    found[there] = codes
+    found[present] = codes
     return found, values
 
 
 def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """A column of words as codes into a sorted table; one that is absent or all null costs nothing."""
+    """A column of words as codes into a sorted table. A column that is absent or all null costs no time."""
     if name not in table.column_names or table[name].null_count == len(table):
         return constant(len(table), np.int32), ()
     column = table[name]
@@ -155,7 +155,7 @@ def _coded_column(table: Any, name: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def codes_and_words(column: Any) -> tuple[Any, list[str]]:
-    """Codes (-1 for null) and words of a dictionary column."""
+    """The codes (-1 for null) and the words of a dictionary column."""
     column = column.unify_dictionaries().combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         if column.num_chunks == 0:
@@ -165,7 +165,7 @@ def codes_and_words(column: Any) -> tuple[Any, list[str]]:
 
 
 def _normalized(codes: Any, words: list[str]) -> tuple[Any, tuple[str, ...]]:
-    """The same codes into a sorted table of the words that occur."""
+    """The same column with a sorted table that has only the words that occur."""
     used = [words[code] for code in np.unique(codes).tolist() if code != ABSENT]
     table = tuple(sorted(used))
     code = {word: number for number, word in enumerate(table)}

@@ -62,42 +62,42 @@ RANGE_SLOTS: Final = 4096
 
 PART_NAME = re.compile(r"slots-(-?\d+)-(-?\d+)\.(\d+)\.(\d+)\.parquet")
 _GROWING: Final = ("sequence", "slot", "place", "index", "real_ns", "local_ns")
-"""Columns that grow from row to row: as differences they are a third of the size, and written and read in half the
-time that dictionaries take."""
+"""Columns that grow from row to row. Delta encoding stores them in a third of the size of dictionaries, and halves the
+time to write and read them."""
 _END_NAME = re.compile(r"end\.(\d+)\.json")
 
 
 def member_folder(directory: str | os.PathLike[str], run: str, group: str, member: int) -> Path:
-    """Where one member's files are."""
+    """The folder of one member's files."""
     return group_folder(directory, run, group) / f"member={member}"
 
 
 def part_path(folder: Path, slot: int, range_slots: int, incarnation: int, number: int) -> Path:
-    """The name of a part: the aligned range of slots that `slot` is in, the life, and the part's number."""
+    """The path of a part: named by the aligned range that contains `slot`, the incarnation, and the part's number."""
     first = slot // range_slots * range_slots
     return folder / f"slots-{first}-{first + range_slots - 1}.{incarnation}.{number}.parquet"
 
 
 def end_path(folder: Path, incarnation: int) -> Path:
-    """The record of a closed recording."""
+    """The path of the record that a recording was closed."""
     return folder / f"end.{incarnation}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """The size and the hash that a file had when it was written."""
+    """The size and the hash of a file when it was written."""
 
     size_bytes: int
     sha256: str
 
     def check(self, path: str | os.PathLike[str]) -> None:
-        """Refuse a file that has changed since."""
+        """Raise `TraceDamaged` if the file has changed since."""
         if (now := stamp(path)) != self:
             raise TraceDamaged(path, f"has changed since it was written: {now.size_bytes} bytes, SHA-256 {now.sha256}")
 
 
 Stamps: TypeAlias = Mapping[str, FileStamp]
-"""By name, the files of a member's recording."""
+"""The files of a member's recording, by name."""
 
 
 def stamp(path: str | os.PathLike[str]) -> FileStamp:
@@ -119,10 +119,10 @@ def write_end(
     time_range: tuple[int, int] | None = None,
     stamps: Stamps | None = None,
 ) -> None:
-    """Say that a recording was closed, how many rows it wrote and how many it had to drop.
+    """Record that a recording was closed, how many rows it wrote and how many it dropped.
 
-    `times` are the first and the last `real_ns` in it: who looks for another time need open none of its files.
-    `stamps` are those of all its files.
+    `time_range` is the first and the last `real_ns` in it, so a reader that looks for another time need not open its
+    files. `stamps` covers all its files.
     """
     ended: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "rows": rows, "dropped": dropped, "error": error}
     if time_range is not None:
@@ -135,7 +135,7 @@ def write_end(
 
 
 def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
-    """Write one file under a temporary name, then rename: no truncated file ever has a final name."""
+    """Write one file under a temporary name, then rename it, so a truncated file never has a final name."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         pq.write_table(
@@ -153,7 +153,7 @@ def write_part(path: Path, rows: Rows, run: str, group: str) -> FileStamp:
 
 
 def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots: int = RANGE_SLOTS) -> Path:
-    """Write a whole trace in the layout above; gives the group's folder."""
+    """Write a whole trace and return the group's folder."""
     run, group = trace.meta.run, trace.meta.group
     meta_path = write_meta(directory, trace.meta)
     for log in trace.logs:
@@ -172,7 +172,7 @@ def write_trace(directory: str | os.PathLike[str], trace: Trace, *, range_slots:
 
 
 def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: str | None = None) -> Trace:
-    """Read a recorded trace: `path` is a group's folder, or one above it where `run` and `group` choose."""
+    """Read a recorded trace. `path` is a group's folder, or a folder above it with `run` and `group` to choose one."""
     folder = find_group(path, run, group)
     meta = read_meta(folder / META_NAME)
     parts: list[Rows] = []
@@ -183,9 +183,10 @@ def read_trace(path: str | os.PathLike[str], *, run: str | None = None, group: s
         logs += member_logs
     rows = concatenated(parts)
     crashed = set(rows.sender[rows.kind == EventKind.CRASH.code].tolist())
-    silent = sorted(set(meta.members) - {log.member for log in logs} - crashed)
-    if silent:
-        raise TraceDamaged(folder, f"no file of member {', '.join(map(str, silent))}, which {META_NAME} names")
+    without_files = sorted(set(meta.members) - {log.member for log in logs} - crashed)
+    if without_files:
+        names = ", ".join(map(str, without_files))
+        raise TraceDamaged(folder, f"has no file of member {names}, which {META_NAME} lists")
     return Trace.from_rows(rows, meta, sorted(logs, key=lambda log: (log.member, log.incarnation)))
 
 
@@ -197,42 +198,36 @@ def find_group(path: str | os.PathLike[str], run: str | None = None, group: str 
         metas = [(folder, read_meta(folder / META_NAME)) for folder in found]
         found = [f for f, m in metas if run in (None, m.run) and group in (None, m.group)]
     if not found:
-        raise TraceDamaged(root, f"has no run {run or ''} of a group {group or ''}")
+        raise TraceDamaged(root, f"has no trace of run {run or '(any)'} and group {group or '(any)'}")
     if len(found) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in found[:5])
-        raise TraceDamaged(root, f"holds {len(found)} runs or groups, name one of them: {names}")
+        raise TraceDamaged(root, f"holds {len(found)} runs or groups; name one of them: {names}")
     return found[0]
 
 
 def find_groups(path: str | os.PathLike[str]) -> list[Path]:
-    """Every folder at or below `path` that has a `meta.json`: a run of a group each."""
+    """Every folder at or below `path` that has a `meta.json`. Each is one run of one group."""
     root = Path(path)
     if not root.is_dir():
-        raise TraceDamaged(root, "is no folder; one of `demo --out` or `simulate --trace`, or one above, is needed")
+        raise TraceDamaged(root, "is not a folder; give a folder written by `demo --out` or `simulate --trace`")
     found = sorted(meta.parent for pattern in ("", "*/", "*/*/") for meta in root.glob(pattern + META_NAME))
     if not found:
-        raise TraceDamaged(root, f"no {META_NAME} here or below: no run was recorded here")
+        raise TraceDamaged(root, f"has no {META_NAME} in it or below it, so no run was recorded here")
     return found
 
 
 def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[MemberLog]]:
-    member_text = folder.name.removeprefix("member=")
-    if not re.fullmatch(r"-?\d+", member_text):
-        raise TraceDamaged(folder, "the folder's name does not end in a member's number")
-    member = int(member_text)
+    member = _member_of_folder(folder)
     counts: dict[int, int] = {}
     stamps = read_stamps(folder)
     parts = []
     for path in sorted(folder.glob("*.parquet")):
-        named = PART_NAME.fullmatch(path.name)
-        if not named:
-            raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
-        first, last, incarnation = (int(text) for text in named.groups()[:3])
+        first, last, incarnation = _parsed_part_name(path)
         if path.name in stamps:
             stamps[path.name].check(path)
         rows = read_part(path, meta.run, meta.group)
         if len(rows) and not ((rows.member == member).all() and (rows.recorder_incarnation == incarnation).all()):
-            raise TraceDamaged(path, f"has rows of another member or life than {member}.{incarnation}")
+            raise TraceDamaged(path, f"has rows that are not of member {member}, incarnation {incarnation}")
         if len(rows) and not (first <= rows.slot.min() and rows.slot.max() <= last):
             raise TraceDamaged(path, f"has rows of slots outside {first} to {last}")
         counts[incarnation] = counts.get(incarnation, 0) + len(rows)
@@ -240,8 +235,26 @@ def _read_member(folder: Path, meta: RunMeta) -> tuple[list[Rows], list[MemberLo
     return parts, closed_logs(folder, member, counts)
 
 
+def _member_of_folder(folder: Path) -> int:
+    text = folder.name.removeprefix("member=")
+    if not re.fullmatch(r"-?\d+", text):
+        raise TraceDamaged(folder, "the folder's name does not end in a member's number")
+    return int(text)
+
+
+def _parsed_part_name(path: Path) -> tuple[int, int, int]:
+    """The first slot, the last slot and the incarnation in the name of a part."""
+    named = PART_NAME.fullmatch(path.name)
+    if not named:
+        raise TraceDamaged(path, "is not named slots-FIRST-LAST.INCARNATION.N.parquet")
+    return int(named[1]), int(named[2]), int(named[3])
+
+
 def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[MemberLog]:
-    """What is known of a member's recordings, each of which has `counts` rows; refused if those are not all."""
+    """The state of a member's recordings, given the number of rows found of each incarnation.
+
+    Raises `TraceDamaged` if a closed recording lacks rows.
+    """
     logs = []
     ends = {int(n[1]): path for path in sorted(folder.iterdir()) if (n := _END_NAME.fullmatch(path.name))}
     for incarnation in sorted(counts.keys() | ends.keys()):
@@ -254,31 +267,34 @@ def closed_logs(folder: Path, member: int, counts: dict[int, int]) -> list[Membe
         if not isinstance(written, int) or not isinstance(dropped, int):
             raise TraceDamaged(ends[incarnation], "the fields rows and dropped must be numbers")
         if written != counts.get(incarnation, 0):
-            raise TraceDamaged(folder, f"{written} rows were written, {counts.get(incarnation, 0)} are there")
+            raise TraceDamaged(folder, f"{written} rows were written, but {counts.get(incarnation, 0)} are there")
         logs.append(MemberLog(member, incarnation, closed=True, dropped=dropped))
     return logs
 
 
 def read_stamps(folder: Path) -> dict[str, FileStamp]:
-    """What the end marks in a member's folder say of its files; a missing file, or one of another size, is refused."""
+    """The stamps in the end records of a member's folder.
+
+    Raises `TraceDamaged` for a file that is missing or has another size.
+    """
     found: dict[str, FileStamp] = {}
     for path in sorted(path for path in folder.iterdir() if _END_NAME.fullmatch(path.name)):
         files = read_json(path).get("files", {})
         try:
             found |= {name: FileStamp(int(known["bytes"]), str(known["sha256"])) for name, known in files.items()}
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise TraceDamaged(path, "the field files must have the size and the hash of each file") from None
+            raise TraceDamaged(path, "the field files must have the fields bytes and sha256 for each file") from None
     for name, known in found.items():
         path = folder / name
         if not path.is_file():
-            raise TraceDamaged(path, "is missing; its recording was closed with it")
+            raise TraceDamaged(path, "is missing, but the end record of its recording lists it")
         if path.stat().st_size != known.size_bytes:
-            raise TraceDamaged(path, f"has {path.stat().st_size} bytes, {known.size_bytes} were written")
+            raise TraceDamaged(path, f"has {path.stat().st_size} bytes, but {known.size_bytes} were written")
     return found
 
 
 def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """The first and the last `real_ns` of a group's run, if all its recordings were closed and say so; else None."""
+    """The first and the last `real_ns` of a group's run if the end records of all recordings say so, else None."""
     times: list[tuple[int, int]] = []
     for member in Path(folder).glob("member=*"):
         incarnations = {named[3] for path in member.glob("*.parquet") if (named := PART_NAME.fullmatch(path.name))}
@@ -294,12 +310,12 @@ def closed_time_range(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def read_part(path: str | os.PathLike[str], run: str | None = None, group: str | None = None) -> Rows:
-    """The rows of one file, of this run and group."""
+    """The rows of one file. Raises `TraceDamaged` if it has rows of another run or group."""
     version, table = _read_table(path, SCHEMA.names)
     for name, expected in (("run", run), ("group", group)):
         words = set(codes_and_words(table[name])[1])
         if expected is not None and not words <= {expected}:
-            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}, not {expected}")
+            raise TraceDamaged(path, f"has rows of {name} {', '.join(sorted(words))}; expected only {expected}")
     rows = from_arrow(table, path)
     return rows if version == SCHEMA_VERSION else version_1.upgraded(rows)
 
@@ -307,7 +323,10 @@ def read_part(path: str | os.PathLike[str], run: str | None = None, group: str |
 def read_columns(
     path: str | os.PathLike[str], names: Sequence[str], *, run: str, group: str, member: int, recorder_incarnation: int
 ) -> Rows:
-    """Some columns of one file of a member's life; those not named are as if null. Rows of others are refused."""
+    """Some columns of one file; the others are null.
+
+    Raises `TraceDamaged` if the file has rows of another run, group, member or incarnation.
+    """
     constants = {"member": member, "recorder_incarnation": recorder_incarnation}
     expected: dict[str, str | int] = {"run": run, "group": group, **constants}
     version, table = _read_table(path, list(names), constants, expected)
@@ -321,42 +340,44 @@ def _read_table(
     constants: dict[str, int] | None = None,
     expected: Mapping[str, str | int] | None = None,
 ) -> tuple[int, Any]:
-    """The version and columns of a file; those that are alike in all rows are not read if `constants` takes them.
+    """The schema version and some columns of a file.
 
-    `expected` columns must have that value in all rows. Statistics spare reading these and those that are alike. Names
-    are those of the present schema; of a file of version 1 the columns that its notes are upgraded to are missing.
+    `expected` columns must have the given value in all rows. If `constants` is given, columns that have one value in
+    all rows are added to it and not read; the file's statistics tell which. `names` are those of the present schema. A
+    file of version 1 lacks the columns that `version_1.upgraded` fills from its notes.
     """
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             version = file_version(path, schema.metadata)
-            there = SCHEMA.names if version == SCHEMA_VERSION else version_1.NAMES
+            known = SCHEMA.names if version == SCHEMA_VERSION else version_1.NAMES
             if version != SCHEMA_VERSION:
-                names = [name for name in dict.fromkeys((*names, *version_1.NEEDED)) if name in there]
-            called = list if version == SCHEMA_VERSION else version_1.called
-            missing = [name for name in called(there) if name not in schema.names]
+                names = [name for name in dict.fromkeys((*names, *version_1.NEEDED)) if name in known]
+            stored_names = list if version == SCHEMA_VERSION else version_1.stored_names
+            missing = [name for name in stored_names(known) if name not in schema.names]
             if missing:
-                raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+                raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}")
             for name, value in (expected or {}).items():
-                if not _has_only(file, called([name])[0], value):
-                    raise TraceDamaged(path, f"has rows of another {name} than {value}")
+                if not _has_only(file, stored_names([name])[0], value):
+                    raise TraceDamaged(path, f"has rows whose {name} is not {value}")
             if constants is not None:
                 constants |= _constant_columns(file, [name for name in names if name != "kind"], version)
                 names = [name for name in names if name not in constants]
-            table = file.read(columns=called(names), use_threads=False)
+            table = file.read(columns=stored_names(names), use_threads=False)
     except FileNotFoundError as error:
-        raise TraceDamaged(path, "is not there; on a cluster every machine needs the folder under this path") from error
+        text = "is missing; on a cluster, every machine needs access to the folder under this path"
+        raise TraceDamaged(path, text) from error
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
     try:
-        table = table.select(called(names)).rename_columns(names)
+        table = table.select(stored_names(names)).rename_columns(names)
         return version, table.cast(pa.schema([SCHEMA.field(name) for name in names]))
     except (pa.ArrowException, ValueError) as error:
         raise TraceDamaged(path, f"has a column of the wrong type ({error})") from error
 
 
 def file_version(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes] | None) -> int:
-    """The schema version in the metadata of a Parquet file; refused if this release does not read it."""
+    """The schema version in the metadata of a Parquet file; raise `TraceDamaged` if this release cannot read it."""
     version = (metadata or {}).get(VERSION_KEY)
     return check_version(path, int(version) if version and version.isdigit() else version)
 
@@ -365,22 +386,23 @@ def _has_only(file: Any, name: str, value: str | int) -> bool:
     """Whether a column has this value in all rows of a file."""
     leaves = file.metadata.schema.names
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-    told = [group.column(leaves.index(name)).statistics for group in groups]
-    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in told) and all(
-        seen.min == seen.max == value and not seen.null_count for seen in told
+    statistics = [group.column(leaves.index(name)).statistics for group in groups]
+    if all(seen is not None and seen.has_min_max and seen.has_null_count for seen in statistics) and all(
+        seen.min == seen.max == value and not seen.null_count for seen in statistics
     ):
-        return True  # statistics prove it; that they do not proves nothing: some writers cut long words short
+        return True
+    # Other statistics prove nothing, since some writers truncate long words in them.
     return set(file.read(columns=[name], use_threads=False)[name].to_pylist()) <= {value}
 
 
 def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str, int]:
-    """Of these columns, those that have the same number, or no value, in all rows of a file."""
+    """Those of these columns that have the same number, or null, in all rows of a file."""
     schema = file.schema_arrow
     found = {name: ABSENT for name in _absent_lists(file) if name in names}
     if file.metadata.num_row_groups != 1:
         return found
-    called = names if version == SCHEMA_VERSION else version_1.called(names)
-    name_of = dict(zip(called, names, strict=True))
+    stored_names = names if version == SCHEMA_VERSION else version_1.stored_names(names)
+    name_of = dict(zip(stored_names, names, strict=True))
     group = file.metadata.row_group(0)
     for column in (group.column(number) for number in range(group.num_columns)):
         name, seen = name_of.get(column.path_in_schema), column.statistics
@@ -396,9 +418,10 @@ def _constant_columns(file: Any, names: Sequence[str], version: int) -> dict[str
 
 
 def _absent_lists(file: Any) -> list[str]:
-    """The columns of lists that no row of a file has.
+    """The columns of lists that are null in all rows of a file.
 
-    Statistics count an empty list as null, so only who wrote the file can tell; they can refute it.
+    The file's metadata lists them. Statistics alone cannot show it, because they count an empty list as null, but they
+    can refute the metadata.
     """
     metadata = file.schema_arrow.metadata or {}
     names = metadata.get(ABSENT_LISTS_KEY, b"").decode().split(",")
@@ -411,7 +434,7 @@ def _absent_lists(file: Any) -> list[str]:
         for name in names
         if name in LISTS
     }
-    return [name for name, told in seen.items() if all(s is not None and not s.has_min_max for s in told)]
+    return [name for name, statistics in seen.items() if all(s is not None and not s.has_min_max for s in statistics)]
 
 
 SUMMARY_COLUMNS = (
@@ -419,25 +442,26 @@ SUMMARY_COLUMNS = (
     *("priority", "view", "grade", "destinations"),
     *("token", "members", "member_incarnations", "theta_ns", "bound_ns", "talks_with"),
 )
-"""The columns that a survey of a range reads; member and life are in the file's name."""
+"""The columns that a shard summary reads; the path of the file says the member and the incarnation."""
 
 
 TimeRange = tuple[int, int]
+"""The first and the last `real_ns`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """One file."""
+    """One Parquet file of a member's recording."""
 
     path: str
-    """From the root, since who reads it may run in another folder."""
+    """Absolute, since the reader may run in another folder."""
     member: int
     incarnation: int
     rows: int
     time_range: TimeRange | None
-    """The first and the last `real_ns` in it, as the file's footer says; None if it says nothing."""
+    """From the file's footer; None if the footer lacks it."""
     stamp: FileStamp | None = None
-    """As the end of the recording says; None if that was not closed, or is of a release without stamps."""
+    """From the end record; None if the recording was not closed or a release without stamps wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +476,7 @@ class RangeFiles:
 
     @property
     def rows(self) -> int:
-        """How many rows they have."""
+        """The number of rows in the files."""
         return sum(part.rows for part in self.parts)
 
 
@@ -464,15 +488,15 @@ class Layout:
     meta: RunMeta
     logs: tuple[MemberLog, ...]
     ranges: tuple[RangeFiles, ...]
-    """In the order of slots; they do not overlap."""
+    """In the order of slots, without overlaps."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows in all files."""
         return sum(files.rows for files in self.ranges)
 
     def may_contain(self, since_ns: int | None, until_ns: int | None) -> bool:
-        """Whether something may have happened in this time; footers decide, and no row is read."""
+        """Whether the run may have rows between these times. Decided by the footers, without reading rows."""
         if since_ns is None and until_ns is None:
             return True
         parts = (part for files in self.ranges for part in files.parts if part.rows)
@@ -480,30 +504,24 @@ class Layout:
 
 
 def may_overlap(time_range: TimeRange | None, since_ns: int | None, until_ns: int | None) -> bool:
-    """Whether something between these times may lie in that time; it may if they are not known."""
+    """Whether a time range, which may be unknown, can contain a time between `since_ns` and `until_ns`."""
     if time_range is None:
         return True
     return (since_ns is None or time_range[1] >= since_ns) and (until_ns is None or time_range[0] <= until_ns)
 
 
 def layout(folder: str | Path) -> Layout:
-    """The layout of a group's folder."""
+    """List the files in a group's folder."""
     root = Path(folder)
     meta = read_meta(root / META_NAME)
     ranges: dict[tuple[int, int], list[PartFile]] = {}
     logs: list[MemberLog] = []
     for member_path in sorted(root.glob("member=*")):
-        text = member_path.name.removeprefix("member=")
-        if not re.fullmatch(r"-?\d+", text):
-            raise TraceDamaged(member_path, "the folder's name does not end in a member's number")
-        member = int(text)
+        member = _member_of_folder(member_path)
         counts: dict[int, int] = {}
         stamps = read_stamps(member_path)
         for path in sorted(member_path.glob("*.parquet")):
-            named = PART_NAME.fullmatch(path.name)
-            if not named:
-                raise TraceDamaged(path, "a name of the form slots-FIRST-LAST.LIFE.N.parquet was expected")
-            first, last, incarnation = (int(word) for word in named.groups()[:3])
+            first, last, incarnation = _parsed_part_name(path)
             rows, times = read_footer(path)
             counts[incarnation] = counts.get(incarnation, 0) + rows
             part = PartFile(str(path.absolute()), member, incarnation, rows, times, stamps.get(path.name))
@@ -512,22 +530,24 @@ def layout(folder: str | Path) -> Layout:
     ordered = sorted(ranges)
     for (_, last), (first, _) in pairwise(ordered):
         if first <= last:
-            raise TraceDamaged(root, f"ranges of slots overlap at slot {first}: the files are of several recordings")
+            raise TraceDamaged(
+                root, f"slot ranges overlap at slot {first}: the folder mixes files of several recordings"
+            )
     files = tuple(RangeFiles(first, last, tuple(ranges[first, last]), meta.run, meta.group) for first, last in ordered)
     return Layout(str(root), meta, tuple(sorted(logs, key=lambda log: (log.member, log.incarnation))), files)
 
 
 def members_without_files(plan: Layout, crashed: frozenset[int]) -> list[int]:
-    """Members that the run names but of which there is no file, though nobody saw them crash."""
+    """The members that `meta.json` lists, that have no file, and that did not crash."""
     return sorted(set(plan.meta.members) - {log.member for log in plan.logs} - crashed)
 
 
 def read_range(
     files: RangeFiles, *, all_columns: bool = False, columns: tuple[str, ...] = SUMMARY_COLUMNS, checked: bool = False
 ) -> list[Rows]:
-    """The rows of a range, file by file: some columns, `kind` and `slot` among them, or the `whole` rows.
+    """The rows of a range, file by file: all columns, or the given ones, which must include `kind` and `slot`.
 
-    A file that is read whole, or is to be `checked`, is refused if it has changed since its recording was closed.
+    With `all_columns` or `checked`, raises `TraceDamaged` if a file has changed since its recording was closed.
     """
     read = []
     for part in files.parts:
@@ -543,7 +563,8 @@ def read_range(
         if all_columns and not (
             (rows.member == part.member).all() and (rows.recorder_incarnation == part.incarnation).all()
         ):
-            raise TraceDamaged(part.path, f"has rows of another member or life than {part.member}.{part.incarnation}")
+            text = f"has rows that are not of member {part.member}, incarnation {part.incarnation}"
+            raise TraceDamaged(part.path, text)
         if not (files.first_slot <= rows.slot.min() and rows.slot.max() <= files.last_slot):
             raise TraceDamaged(part.path, f"has rows of slots outside {files.first_slot} to {files.last_slot}")
         read.append(rows)
@@ -551,33 +572,33 @@ def read_range(
 
 
 def read_footer(path: Path) -> tuple[int, TimeRange | None]:
-    """How many rows a file has, and when they happened."""
+    """The number of rows in a file, and their time range."""
     try:
         metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
     names = metadata.schema.names
     if "real_ns" not in names or not metadata.num_row_groups:
         return metadata.num_rows, None
-    # The leaves of the schema are counted as the columns of a group of rows are.
+    # The leaves of the schema have the same numbers as the columns of a row group.
     at = names.index("real_ns")
-    told = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
-    if not all(seen is not None and seen.has_min_max and isinstance(seen.min, int) for seen in told):
+    statistics = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+    if not all(seen is not None and seen.has_min_max and isinstance(seen.min, int) for seen in statistics):
         return metadata.num_rows, None
-    return metadata.num_rows, (min(seen.min for seen in told), max(seen.max for seen in told))
+    return metadata.num_rows, (min(seen.min for seen in statistics), max(seen.max for seen in statistics))
 
 
 _POLL_S = 0.05
 _TUPLES_AT_ONCE = 2048
-"""Runs are turned into columns in pieces of this size: each holds the interpreter for well under a slot."""
+"""The writer converts this many tuples to columns at once; each batch holds the interpreter for well under a slot."""
 
 
 @cache
 def _warm_up() -> None:
-    """Write one row to nowhere.
+    """Write one row to a temporary file.
 
-    pyarrow loads parts of itself, and of numpy, at the first write. That holds the interpreter for a tenth of a
-    second and more, which the members of a running group would see as latency.
+    At the first write pyarrow loads parts of itself and of numpy. That holds the interpreter for 0.1 s and more, which
+    would add to the latency of a running group.
     """
     extras = Extras(note="warm-up", token="warm-up", members=(1,))
     row: PackedRows = (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, extras)
@@ -586,10 +607,10 @@ def _warm_up() -> None:
 
 
 class ParquetWriter:
-    """Writes one member's life to Parquet in a thread of its own. One thread may call `put`.
+    """Writes the recording of one incarnation of a member to Parquet, from its own thread. One thread may call `put`.
 
-    A part is in place about `flush_s` after its first row at the latest, so a killed process loses no more than
-    that; `close()` writes the rest, and the record that says what is missing.
+    A part is on disk at most about `flush_s` after its first row, so a killed process loses no more than that.
+    `close()` writes the rest and the end record, which says how many rows are missing.
     """
 
     def __init__(
@@ -606,20 +627,22 @@ class ParquetWriter:
         flush_s: float = 1.0,
     ) -> None:
         if min(range_slots, queue_rows, part_rows) < 1 or incarnation < 0:
-            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, life at least 0")
+            raise ValueError("range_slots, queue_rows and part_rows must be at least 1, incarnation at least 0")
         self.run, self.group, self.member, self.incarnation = run, group, member, incarnation
         self.written = 0
         self.error: Exception | None = None
         self._directory, self._later_writers = directory, list[ParquetWriter]()
-        """What writes the lives that this member has begun since."""
+        """The writers of this member's later incarnations."""
         self._folder = member_folder(directory, run, group, member)
         self._folder.mkdir(parents=True, exist_ok=True)
         if end_path(self._folder, incarnation).exists() or any(self._folder.glob(f"slots-*.{incarnation}.*.parquet")):
-            raise FileExistsError(f"{self._folder}: life {incarnation} is recorded already; name the run differently")
+            raise FileExistsError(
+                f"{self._folder}: incarnation {incarnation} is already recorded; use another name for the run"
+            )
         self._range_slots, self._queue_rows, self._part_rows = range_slots, queue_rows, part_rows
         self._flush_s = flush_s
         self._queue: deque[PackedRows] = deque()
-        # Each counter has one writing thread: put and refused belong to the caller, taken and lost to ours.
+        # One thread writes each counter: the caller writes put and refused, this writer's thread processed and lost.
         self._put_rows = self._refused_rows = 0
         self._processed_rows = self._lost_rows = 0
         self._parts: dict[int, list[PackedRows]] = {}
@@ -635,11 +658,11 @@ class ParquetWriter:
 
     @property
     def dropped(self) -> int:
-        """Rows that are not in the trace: the queue was full, or a file could not be written."""
+        """The number of rows that are not in the trace because the queue was full or a file could not be written."""
         return self._refused_rows + self._lost_rows
 
     def recorder(self) -> Recorder:
-        """The recorder that writes here; a life that follows is written beside this one, and closed with it."""
+        """A recorder that writes here. Later incarnations are written beside this one, and closed with it."""
         return Recorder(
             self.run,
             self.group,
@@ -656,7 +679,7 @@ class ParquetWriter:
         return self._later_writers[-1].recorder()
 
     def put(self, packed: PackedRows) -> None:
-        """Take a run of rows; never blocks."""
+        """Queue rows; never blocks."""
         rows = packed[COUNT_INDEX]
         if self._closed or self._put_rows - self._processed_rows + rows > self._queue_rows:
             self._refused_rows += rows
@@ -665,7 +688,7 @@ class ParquetWriter:
         self._queue.append(packed)
 
     def close(self) -> None:
-        """Write what was taken, then say how much is there; may be called twice."""
+        """Write all queued rows, then the end record; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -706,21 +729,21 @@ class ParquetWriter:
                 return
 
     def _drain_queue(self) -> None:
-        """Sort what is queued into the ranges of slots; a range that is full is written at once."""
+        """Sort the queued rows into ranges of slots; write a range as soon as it is full."""
         while self._queue:
-            run = self._queue.popleft()
-            number = run[SLOT_INDEX] // self._range_slots
-            self._parts.setdefault(number, []).append(run)
-            count = self._part_counts[number] = self._part_counts.get(number, 0) + run[COUNT_INDEX]
+            packed = self._queue.popleft()
+            number = packed[SLOT_INDEX] // self._range_slots
+            self._parts.setdefault(number, []).append(packed)
+            count = self._part_counts[number] = self._part_counts.get(number, 0) + packed[COUNT_INDEX]
             if count >= self._part_rows:
                 self._write(number)
 
     def _write(self, number: int) -> None:
-        runs = self._parts.pop(number)
+        packed = self._parts.pop(number)
         count = self._part_counts.pop(number)
         try:
-            pieces = [runs[at : at + _TUPLES_AT_ONCE] for at in range(0, len(runs), _TUPLES_AT_ONCE)]
-            rows = concatenated([expand_rows(self.member, self.incarnation, piece) for piece in pieces])
+            batches = [packed[at : at + _TUPLES_AT_ONCE] for at in range(0, len(packed), _TUPLES_AT_ONCE)]
+            rows = concatenated([expand_rows(self.member, self.incarnation, batch) for batch in batches])
             part = self._next_part.get(number, 0)
             first = number * self._range_slots
             path = part_path(self._folder, first, self._range_slots, self.incarnation, part)
@@ -730,7 +753,7 @@ class ParquetWriter:
             before = self._time_range or times
             self._time_range = min(before[0], times[0]), max(before[1], times[1])
             self.written += count
-        except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
+        except Exception as error:  # noqa: BLE001  the thread must survive a full disk: it counts the rows as lost
             self.error = self.error or error
             self._lost_rows += count
         finally:

@@ -24,28 +24,24 @@ from itertools import chain, starmap
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import unquote
 
 from unisono.model.metrics import METRICS, MetricRow, Shape, Side
 from unisono.trace.schema import TraceDamaged, group_folder
 
-if TYPE_CHECKING:
-    from unisono.model.metrics import MetricRow
-
-
 METRIC_VERSION: Final = 1
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
-"""What is written beside a spread's buckets, for readers that do not add histograms up."""
+"""The quantiles written beside a spread's buckets, for readers that do not add up histograms."""
 
 
 RowValues = tuple[str, Side, int, str, int, int, int, float, int, tuple[tuple[int, int], ...]]
-"""The fields of a `MetricRow`."""
+"""The fields of a `MetricRow`, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRecord:
-    """One row and where it comes from."""
+    """One metric row, and the run, group, member and incarnation that it comes from."""
 
     run: str
     group: str
@@ -55,7 +51,7 @@ class MetricRecord:
 
 
 def to_fields(record: MetricRecord) -> dict[str, Any]:
-    """The record's columns, in the schema's order."""
+    """The record's columns under their stored names, in the schema's order."""
     row = record.row
     quantiles: dict[str, int | None] = dict.fromkeys(QUANTILES)
     if METRICS[row.metric].shape is Shape.SPREAD and row.count:
@@ -82,9 +78,9 @@ def to_fields(record: MetricRecord) -> dict[str, Any]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> MetricRecord:
-    """The record whose columns these are; ValueError names what is wrong with them."""
+    """The record with these columns; raises ValueError if they are wrong."""
     if fields.get("version") != METRIC_VERSION:
-        raise ValueError(f"metric version {fields.get('version')!r} is unknown, this release reads {METRIC_VERSION}")
+        raise ValueError(f"metric version {fields.get('version')!r} is unknown; this release reads {METRIC_VERSION}")
     try:
         row = MetricRow(
             layer=str(fields["layer"]),
@@ -104,15 +100,15 @@ def from_fields(fields: Mapping[str, Any]) -> MetricRecord:
     except TypeError as error:
         raise ValueError(f"a field has the wrong type: {error}") from error
     if row.metric not in METRICS:
-        raise ValueError(f"metric: {row.metric!r} is not known")
+        raise ValueError(f"metric {row.metric!r} is unknown")
     return record
 
 
 def parse_rows(text: str) -> list[RowValues] | None:
-    """The fields of the `MetricRow` of each line, if every line is as `to_line` writes it; None: look at each line.
+    """The row values of each line if every line has the form that `to_line` writes, else None.
 
-    A stream is read in stretches of thousands of lines. Parsed as one, and checked but not converted, they take half
-    the time that they take one by one.
+    After None, the caller must parse each line on its own. Readers read thousands of lines at once; parsing them as one
+    JSON array, and checking types without converting, takes half the time of parsing lines one by one.
     """
     try:
         records = json.loads(f"[{text.replace(chr(10), ',')}]")
@@ -122,7 +118,7 @@ def parse_rows(text: str) -> list[RowValues] | None:
 
 
 def _checked_row_values(fields: dict[str, Any]) -> RowValues:
-    """The row's fields, if all fields have just the types that they should have; an error if not."""
+    """The row's values; raises an error unless every field has exactly the right type."""
     words, numbers, value, buckets = _WORDS(fields), _NUMBERS(fields), fields["value"], fields["buckets"]
     layer, side, metric, _, _ = words
     link, window_start_ns, window_ns, count, largest, _, _, version = numbers
@@ -155,10 +151,10 @@ def to_line(record: MetricRecord) -> str:
 
 
 def from_line(line: str) -> MetricRecord:
-    """The record of one line; ValueError if it is none."""
+    """The record of one line; raises ValueError if the line is damaged."""
     fields = json.loads(line)
     if not isinstance(fields, dict):
-        raise ValueError("a JSON object is needed")
+        raise ValueError("the line is not a JSON object")
     return from_fields(fields)
 
 
@@ -168,13 +164,13 @@ _VERSION_KEY = b"unisono.metrics.version"
 
 
 def metrics_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
-    """Where the metric files of one group in one run are."""
+    """The folder of the metric files of one group in one run."""
     return group_folder(directory, run, group) / "metrics"
 
 
 def metric_schema() -> Any:
-    """The Parquet schema: the fields of a line, with quantiles that only spreads have."""
-    import pyarrow as pa  # noqa: PLC0415  only whoever reads or writes Parquet needs it
+    """The Parquet schema: the fields of a line. Only spreads have quantiles."""
+    import pyarrow as pa  # noqa: PLC0415  loaded only to read or write Parquet
 
     word, number = pa.dictionary(pa.int32(), pa.string()), pa.int64()
     columns: dict[str, Any] = {"run": word, "group": word, "member": pa.int32(), "life": number}
@@ -187,7 +183,7 @@ def metric_schema() -> Any:
 
 
 class MetricWriter:
-    """Appends one member's rows to its stream in a thread of its own; Parquet when closed.
+    """Appends one member's rows to its stream from its own thread, and writes Parquet when closed.
 
     One thread may call `put`.
     """
@@ -210,11 +206,11 @@ class MetricWriter:
 
     @property
     def dropped(self) -> int:
-        """Rows that are in no file: the queue was full, or the disk."""
+        """The number of rows that are in no file because the queue or the disk was full."""
         return self._refused_rows + self._lost_rows
 
     def put(self, rows: Sequence[MetricRow]) -> None:
-        """Take the rows of an interval; never blocks."""
+        """Queue the rows of one interval; never blocks."""
         if self._closed or len(self._queue) + len(rows) > _QUEUE_ROWS:
             self._refused_rows += len(rows)
             return
@@ -231,11 +227,11 @@ class MetricWriter:
 
     def _append(self, rows: list[MetricRow]) -> None:
         try:
-            # One write of whole lines, then to the system: a reader sees no half interval for long.
+            # Write whole lines at once and flush, so that a reader does not see half an interval for long.
             self._file.write("".join(to_line(self._record(row)) for row in rows))
             self._file.flush()
             self.written += len(rows)
-        except Exception as error:  # noqa: BLE001  the thread must outlive a full disk: rows are lost and counted
+        except Exception as error:  # noqa: BLE001  the thread must survive a full disk: it counts the rows as lost
             self.error = self.error or error
             self._lost_rows += len(rows)
 
@@ -243,7 +239,7 @@ class MetricWriter:
         return MetricRecord(self.run, self.group, self.member, self.incarnation, row)
 
     def close(self) -> None:
-        """Write what was taken, then the Parquet file; may be called twice."""
+        """Write all queued rows, then the Parquet file; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -262,7 +258,7 @@ class MetricWriter:
 
 
 def write_metrics(path: Path, records: Sequence[MetricRecord]) -> None:
-    """Write records as Parquet, under a temporary name first."""
+    """Write records as Parquet, under a temporary name first, so that a reader never sees half a file."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -277,7 +273,7 @@ def write_metrics(path: Path, records: Sequence[MetricRecord]) -> None:
 
 
 def read_stream(path: str | os.PathLike[str]) -> Iterator[MetricRecord]:
-    """The records of a stream; a last line without its newline is still being written and is left out."""
+    """The records of a stream, without an incomplete last line that is still being written."""
     with Path(path).open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith("\n"):
@@ -296,11 +292,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[MetricRecord]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise TraceDamaged(path, f"is no readable Parquet file ({error})") from error
+        raise TraceDamaged(path, f"is not a readable Parquet file ({error})") from error
     version = (table.schema.metadata or {}).get(_VERSION_KEY)
     missing = [name for name in metric_schema().names if name not in table.schema.names]
     if missing:
-        raise TraceDamaged(path, f"lacks the column {', '.join(missing)}")
+        raise TraceDamaged(path, f"lacks the columns {', '.join(missing)}")
     stated = {"version": int(version) if version and version.isdigit() else version}
     try:
         return [from_fields({**stated, **fields}) for fields in table.to_pylist()]
@@ -311,17 +307,17 @@ def read_metrics(path: str | os.PathLike[str]) -> list[MetricRecord]:
 _PATTERNS = ("member=*.jsonl", "metrics/*.jsonl", "group=*/metrics/*.jsonl", "run=*/group=*/metrics/*.jsonl")
 _LOOK_BACK = 65_536
 BUDGET_BYTES = 32 * 1024 * 1024
-"""How much is read at once, of all streams together."""
+"""How many bytes a reader reads at once, over all streams."""
 LEAST_BYTES = 256 * 1024
-"""How much of each stream is read at once at least; a line is far shorter."""
+"""How many bytes of each stream a reader reads at once at least; a line is far shorter."""
 
 Offsets = Mapping[str, int]
-"""By path, how far a stream was read."""
+"""How far each stream was read, by path."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSlice:
-    """Whole lines of one stream."""
+    """A range of bytes of one stream that holds whole lines."""
 
     path: str
     start: int
@@ -330,7 +326,7 @@ class StreamSlice:
 
 @dataclass(frozen=True, slots=True)
 class MetricBlock:
-    """What a stretch holds: one member's rows in the order of their windows."""
+    """The rows in a slice of a stream: one member's rows in the order of their windows."""
 
     stream_slice: StreamSlice
     run: str
@@ -339,26 +335,25 @@ class MetricBlock:
     incarnation: int
     rows: tuple[MetricRow, ...]
     at_end: bool
-    """Whether nothing further had been written when this was read."""
+    """Whether the stream ended with this slice when it was read."""
     damaged_lines: int = 0
-    """How many lines are no rows."""
     first_problem: str = ""
-    """What is wrong with the first of these."""
+    """What is wrong with the first damaged line."""
 
 
 def metric_streams(directory: str | os.PathLike[str]) -> list[str]:
-    """The paths of the streams in a folder of traces, or in one of its parts."""
+    """The paths of the streams in a folder of traces, or in one of its subfolders."""
     folder = Path(os.path.abspath(directory))
     return sorted(str(path) for pattern in _PATTERNS for path in folder.glob(pattern))
 
 
 def is_closed(path: str) -> bool:
-    """Whether the recording was closed: nothing more will be written."""
+    """Whether the writer closed the stream and will append no more rows."""
     return Path(path).with_suffix(".parquet").exists()
 
 
 def readable_offsets(directory: str | os.PathLike[str], start: Offsets, budget: int = BUDGET_BYTES) -> dict[str, int]:
-    """How far the streams can be read now: to the last whole line of each, or as far as the budget goes."""
+    """How far each stream can be read now: up to its last whole line, or as far as the budget allows."""
     found = {path: os.stat(path).st_size for path in metric_streams(directory)}
     grown = [path for path, size in found.items() if size > start.get(path, 0)]
     each = max(LEAST_BYTES, budget // max(1, len(grown)))
@@ -366,7 +361,7 @@ def readable_offsets(directory: str | os.PathLike[str], start: Offsets, budget: 
 
 
 def _end_of_last_line(path: str, start: int, size: int, most: int) -> int:
-    """Where the last whole line ends that is behind `start`."""
+    """The end of the last whole line after `start`, at most `most` bytes away; `start` if there is none."""
     end = min(size, start + most)
     with open(path, "rb") as stream:
         while end > start:
@@ -380,38 +375,38 @@ def _end_of_last_line(path: str, start: int, size: int, most: int) -> int:
 
 
 def slices_between(start: Offsets, end: Offsets) -> list[StreamSlice]:
-    """What lies between two times."""
+    """The slices of all streams between two sets of offsets."""
     return [StreamSlice(path, start.get(path, 0), to) for path, to in sorted(end.items()) if to > start.get(path, 0)]
 
 
 def balanced_parts(slices: Sequence[StreamSlice], max_parts: int) -> list[list[StreamSlice]]:
-    """Stretches in at most so many parts of about one size."""
+    """The slices, distributed over at most `max_parts` parts of about equal size."""
     parts: list[list[StreamSlice]] = [[] for _ in range(min(max_parts, len(slices)))]
     sizes = [0] * len(parts)
-    for stretch in sorted(slices, key=lambda s: s.start - s.end):
+    for stream_slice in sorted(slices, key=lambda s: s.start - s.end):
         least = sizes.index(min(sizes))
-        parts[least].append(stretch)
-        sizes[least] += stretch.end - stretch.start
+        parts[least].append(stream_slice)
+        sizes[least] += stream_slice.end - stream_slice.start
     return parts
 
 
 def read_block(stream_slice: StreamSlice) -> MetricBlock:
-    """The rows of a stretch; lines that are none are counted."""
+    """Read the rows of a slice, and count its damaged lines."""
     return with_rows(*read_values(stream_slice))
 
 
 def with_rows(block: MetricBlock, values: Sequence[RowValues]) -> MetricBlock:
-    """The block with its rows, of which `read_values` gave the values."""
+    """The block with rows made from the values that `read_values` returned."""
     return replace(block, rows=tuple(starmap(MetricRow, values)))
 
 
 def read_values(stream_slice: StreamSlice) -> tuple[MetricBlock, list[RowValues]]:
-    """A block without its rows, and their values: what another process can be sent at little cost."""
+    """A block without its rows, and the values of the rows. Values are cheaper than rows to send to another process."""
     path = Path(stream_slice.path)
     with path.open("rb") as stream:
         stream.seek(stream_slice.start)
         text = stream.read(stream_slice.end - stream_slice.start)
-        to_the_end = b"\n" not in stream.read(_LOOK_BACK)
+        at_end = b"\n" not in stream.read(_LOOK_BACK)
     lines, damaged, problem = text[:-1].decode("utf-8", errors="replace"), 0, ""
     values = parse_rows(lines)
     if values is None:
@@ -424,9 +419,7 @@ def read_values(stream_slice: StreamSlice) -> tuple[MetricBlock, list[RowValues]
                 problem = problem or f"{stream_slice.path}: line {number} after byte {stream_slice.start}: {error}"
     run, group = (_name(folder, kind) for folder, kind in ((path.parents[2], "run="), (path.parents[1], "group=")))
     member, incarnation = path.stem.removeprefix("member=").split(".")
-    return MetricBlock(
-        stream_slice, run, group, int(member), int(incarnation), (), to_the_end, damaged, problem
-    ), values
+    return MetricBlock(stream_slice, run, group, int(member), int(incarnation), (), at_end, damaged, problem), values
 
 
 def _name(folder: Path, kind: str) -> str:

@@ -34,18 +34,18 @@ from urllib.parse import quote
 from unisono.errors import UnisonoError
 
 SCHEMA_VERSION: Final = 2
-"""What this release writes."""
+"""The schema version that this release writes."""
 READ_VERSIONS: Final = (1, 2)
 
 OBSERVER: Final = 0
-"""The `member` of rows that no member recorded, such as a CRASH seen by whoever started the processes."""
+"""The `member` of rows that no member recorded, such as a CRASH seen by the supervisor of the processes."""
 
 ABSENT: Final = -1
-"""What a numeric column holds in memory where the file has a null."""
+"""The value in memory of a numeric column that is null in the file."""
 
 
 class EventKind(Enum):
-    """What a row says. The value is the word in the file; `code` is the number in memory."""
+    """The kind of a row. The value is the word in the file; `code` is the number in memory."""
 
     SEND = "send"
     DELIVER = "deliver"
@@ -57,15 +57,15 @@ class EventKind(Enum):
     GAP = "gap"
     NOTICE = "notice"
     TIMING = "timing"
-    """Slots have the length `theta_ns` from the row's slot on; `bound_ns` is the latency bound from there on."""
+    """From the row's slot on, slots have the length `theta_ns`, and the latency bound is `bound_ns`."""
     RECEIVE = "receive"
     """A message arrived at a member of the priority order; `messages` names its target tail."""
     QUEUE = "queue"
     """A member put a message into its consumable queue; `messages` names the insertion point."""
     REPAIR = "repair"
-    """A member recovered a message that it had gone on without: the GAP row of its sender and slot is closed."""
+    """A member recovered a message that it had gone on without. This closes the GAP row of the sender and slot."""
     LATE = "late"
-    """A message came after the member had gone on without it, and was not delivered."""
+    """A message arrived after the member had gone on without it, and was not delivered."""
     INVOKE = "invoke"
     """A client called an operation on a replicated object."""
     RESPOND = "respond"
@@ -78,7 +78,7 @@ class EventKind(Enum):
 
 
 MESSAGE_KINDS: Final = (EventKind.SEND, EventKind.DELIVER, EventKind.RECEIVE, EventKind.QUEUE)
-"""The kinds of rows that are about a message: these have its number."""
+"""The kinds of rows that are about a message and have its sequence number."""
 
 
 KINDS: Final = tuple(EventKind)
@@ -120,17 +120,17 @@ CODED: Final = {
     "messages": "message_texts",
     "group_id": "group_ids",
 }
-"""The columns whose values are words or lists: each is a code in memory, into the table that stands beside it."""
+"""Columns of words or lists, and the table of each. In memory such a column holds codes: indices into its table."""
 
 FREE_TEXT: Final = ("note",)
-"""What only people read: no program branches on it, and it is no part of a trace's digest."""
+"""Columns for people only: no program branches on them, and a trace's digest leaves them out."""
 
 
 META_NAME = "meta.json"
 
 
 class TraceDamaged(UnisonoError, ValueError):
-    """A recorded trace cannot be trusted; `where` is the file or folder, `what` is wrong with it."""
+    """A recorded trace cannot be trusted: `problem` says what is wrong with the file or folder `where`."""
 
     def __init__(self, where: str | os.PathLike[str], problem: str) -> None:
         super().__init__(f"{os.fspath(where)}: {problem}")
@@ -138,13 +138,13 @@ class TraceDamaged(UnisonoError, ValueError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[TraceDamaged], tuple[str, str]]:
-        """A worker's finding travels to whoever asked."""
+        """Spark workers send this error to the driver."""
         return TraceDamaged, (self.where, self.problem)
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeta:
-    """The parameters of one run of one group; `reliable` says that a gap-free order was promised."""
+    """The parameters of one run of one group. `reliable` means that the order promises to have no gaps."""
 
     run: str
     group: str
@@ -158,19 +158,19 @@ class RunMeta:
     source: str
     versions: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Mapping[str, object], ...] = ()
-    """What was inflicted on purpose, each as `model.faults.described` has it."""
+    """The faults injected on purpose, each in the form of `model.faults.described`."""
     rates: tuple[tuple[int, float, int], ...] = ()
-    """What each member declared that it sends: member, average per second, burst per slot. Empty if that changed."""
+    """The declared rates: member, average per second, burst per slot. Empty if the rates changed during the run."""
     declared_bound_ns: int | None = None
-    """The latency bound that the run declared before its first message; `bound_ns` is what it is held to."""
+    """The latency bound declared before the first message; checkers use `bound_ns`."""
     group_id: str | None = None
-    """What tells the group from all others of its name; None until groups have one."""
+    """Distinguishes groups of the same name. Reserved: None in this release."""
     configuration: int | None = None
-    """The number of the group's configuration; None until groups have one."""
+    """The number of the group's configuration. Reserved: None in this release."""
 
 
 def group_folder(directory: str | os.PathLike[str], run: str, group: str) -> Path:
-    """Where the files of one group in one run are; names are escaped, so any name is one path segment."""
+    """The folder of one group in one run. Names are escaped, so any name is one path segment."""
     return Path(directory) / f"run={_segment(run)}" / f"group={_segment(group)}"
 
 
@@ -179,7 +179,7 @@ def _segment(name: str) -> str:
 
 
 def write_meta(directory: str | os.PathLike[str], meta: RunMeta) -> Path:
-    """Write `meta.json` of the run and group; gives its path."""
+    """Write the `meta.json` of the run and group and return its path."""
     folder = group_folder(directory, meta.run, meta.group)
     folder.mkdir(parents=True, exist_ok=True)
     return write_json(folder / META_NAME, {"schema_version": SCHEMA_VERSION, **meta_fields(meta)})
@@ -203,7 +203,7 @@ _FIELDS: Final = {
     "group_id": "group_id",
     "configuration": "configuration",
 }
-"""The fields of `meta.json`, and the attributes of a `RunMeta` that they hold."""
+"""The fields of `meta.json`, and the `RunMeta` attribute that each holds."""
 _MAY_LACK: Final[Mapping[str, object]] = {
     "faults": [],
     "rates": [],
@@ -211,11 +211,11 @@ _MAY_LACK: Final[Mapping[str, object]] = {
     "group_id": None,
     "configuration": None,
 }
-"""What version 1 did not have, and what its first releases did not."""
+"""Defaults for fields that some files of version 1 lack."""
 
 
 def meta_fields(meta: RunMeta) -> dict[str, Any]:
-    """The parameters under the names that `meta.json` has."""
+    """The parameters under their names in `meta.json`."""
     return {name: getattr(meta, attribute) for name, attribute in _FIELDS.items()}
 
 
@@ -226,28 +226,30 @@ def read_meta(path: str | os.PathLike[str]) -> RunMeta:
         stored = {**_MAY_LACK, **stored}
     missing = [name for name in _FIELDS if name not in stored]
     if missing:
-        raise TraceDamaged(path, f"lacks the field {', '.join(missing)}")
+        raise TraceDamaged(path, f"lacks the fields {', '.join(missing)}")
     values = {attribute: stored[name] for name, attribute in _FIELDS.items()}
     members = values["members"]
     if not isinstance(members, list) or not all(isinstance(member, int) for member in members):
-        raise TraceDamaged(path, f"members: a list of member numbers was expected, not {members!r}")
+        raise TraceDamaged(path, f"members: expected a list of member numbers, found {members!r}")
     try:
         rates = tuple((int(member), float(avg), int(burst)) for member, avg, burst in values["rates"])
     except (TypeError, ValueError):
-        raise TraceDamaged(path, f"rates: member, average and burst were expected, not {values['rates']!r}") from None
+        raise TraceDamaged(
+            path, f"rates: expected [member, average, burst] for each member, found {values['rates']!r}"
+        ) from None
     return RunMeta(**{**values, "members": tuple(members), "faults": tuple(values["faults"]), "rates": rates})
 
 
 def check_version(where: str | os.PathLike[str], version: object) -> int:
-    """The version of a file's schema; refused if this release does not know it."""
+    """Return the version of a file's schema; raise `TraceDamaged` if this release cannot read it."""
     if isinstance(version, int) and version in READ_VERSIONS:
         return version
     known = " and ".join(map(str, READ_VERSIONS))
-    raise TraceDamaged(where, f"trace schema version {version!r} is unknown, this release reads version {known}")
+    raise TraceDamaged(where, f"trace schema version {version!r} is unknown; this release reads versions {known}")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:
-    """Write under a temporary name, then rename: a reader never sees half a file."""
+    """Write under a temporary name, then rename, so that a reader never sees half a file."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     partial.replace(path)
