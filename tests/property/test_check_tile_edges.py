@@ -92,7 +92,7 @@ def test_what_is_not_looked_at_is_not_valid_for_what_is() -> None:
     rows = concatenated([rows.select(~gone), changed(crash, 0, **at)])
     rows = rows.select((rows.sender != 1) | (rows.kind != EventKind.DELIVER.code) | (rows.slot < 9))
     trace = trace_of(rows, "uniform", 0, cut=False)
-    assert "no time to log" in check_all(trace)["integrity"].reason
+    assert "did not log in time" in check_all(trace)["integrity"].reason
     assert by_parts(trace, 1).verdicts["integrity"].status is Status.VALID
     last = np.flatnonzero((rows.kind == EventKind.DELIVER.code) & (rows.member == 2) & (rows.sender == 3))[-1]
     foreign = trace_of(changed(rows, last, sequence=10_000), "uniform", 0, cut=False)
@@ -145,7 +145,7 @@ def test_what_others_deliver_after_a_log_has_ended_is_cut_too() -> None:
     trace = trace_of(rows, "uniform", 0, cut=True)
     report = by_parts(trace, 1)
     agree(report, check_all(trace), "cut")
-    assert "is not whole" in report.verdicts["integrity"].reason
+    assert "is incomplete" in report.verdicts["integrity"].reason
 
 
 def exchanged(rows: Rows, members: tuple[int, ...], one: int, other: int) -> Rows:

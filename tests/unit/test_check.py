@@ -219,7 +219,7 @@ def test_missing_message_is_a_gap_and_no_disorder() -> None:
     assert verdict.status is Status.VIOLATED
     assert verdict.count == 1
     assert verdict.witness is not None
-    assert verdict.witness.text.startswith("member 3 never delivered (1,4) of slot 2, member 1 delivered it")
+    assert verdict.witness.text.startswith("member 3 never delivered (1,4) of slot 2; member 1 delivered it")
     assert total_order(trace).status is Status.VALID
 
 
@@ -260,7 +260,7 @@ def test_message_that_nobody_delivered() -> None:
         assert verdict.status is Status.VIOLATED
         assert verdict.count == 3
         assert verdict.witness is not None
-        assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did anybody else"
+        assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did any other member"
 
 
 def test_what_a_crashed_member_sent_is_due_once_a_correct_member_delivered_it() -> None:
@@ -447,7 +447,7 @@ def test_cut_log_of_a_killed_member(crash_seen: bool) -> None:
     assert found["gap_freedom"] == expected
     assert found["total_order"] == "valid"
     if crash_seen:
-        assert integrity(trace).reason == "4 deliveries are of messages that a crashed sender had no time to log"
+        assert integrity(trace).reason == "4 deliveries are of messages that a crashed sender did not log in time"
 
 
 def test_restarted_member_begins_to_count_again() -> None:

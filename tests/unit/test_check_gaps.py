@@ -108,7 +108,7 @@ def test_a_message_dropped_at_one_member_is_named_with_who_delivered_it() -> Non
     violated(verdict, 3, (2, 4), 1)
     assert verdict.witness is not None
     assert verdict.witness.text == (
-        "member 3 never delivered (2,4) of slot 4, though it had member 2 in its list and noted no gap; "
+        "member 3 never delivered (2,4) of slot 4, although it had member 2 in its list and recorded no gap; "
         "member 1 delivered it at index 13"
     )
 
@@ -126,7 +126,7 @@ def test_a_message_that_nobody_delivered_is_held_against_its_sender() -> None:
     verdict = lacking.verdict()
     violated(verdict, 2, (2, 4), 1)
     assert verdict.witness is not None
-    assert verdict.witness.text == "member 2 never delivered (2,4) of slot 4, its own, nor did anybody else"
+    assert verdict.witness.text == "member 2 never delivered (2,4) of slot 4, its own message, nor did any other member"
 
 
 @pytest.mark.parametrize(("until_slot", "status"), [(SLOTS + 5, Status.VIOLATED), (SLOTS + 3, Status.VALID)])

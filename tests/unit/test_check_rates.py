@@ -92,7 +92,7 @@ def test_a_simulated_group_keeps_its_rates_and_one_that_declared_less_does_not()
     found = rate_compliance(replace(trace, meta=replace(trace.meta, rates=less)))
     assert found.status is Status.VIOLATED
     assert found.witness is not None
-    assert "were declared" in found.witness.text
+    assert "but declared at most" in found.witness.text
 
 
 @pytest.mark.parametrize("name", ["cbr_renegotiation", "vbr_slot_change", "leader_dies"])

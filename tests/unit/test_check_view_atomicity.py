@@ -89,20 +89,20 @@ def test_the_same_messages_in_any_order_are_valid(order: str) -> None:
 PLANTED: list[tuple[dict[int, list[Event]], str]] = [
     (
         {1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), got(1, 1, 0), (2, 1, 2)]},
-        "member 2 received (1,0) in view 1 and went on, member 1 went on without it",
+        "member 2 received (1,0) in view 1 and moved on; member 1 moved on without it",
     ),
     (
         {1: [(1, 1, 2), got(1, 2, -1), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)]},
-        "member 1 received (2,-1) in view 1 and went on, member 2 went on without it",
+        "member 1 received (2,-1) in view 1 and moved on; member 2 moved on without it",
     ),
     ({1: [(1, 1, 2)], 2: [(1, 2, 3)]}, "installed view 1 with"),
     ({1: [(1, 1), (3, 1)]}, "installed view 3 after view 1"),
     ({1: [(1, 1, 2), (2, 1, 2), got(1, 2, 0)], 2: [(1, 1, 2)]}, "received (2,0) of view 1 outside that view"),
-    ({1: [(1, 1, 2), got(1, 3, 0)]}, "which its sender is not in"),
+    ({1: [(1, 1, 2), got(1, 3, 0)]}, "but its sender is not in that view"),
     ({1: [(1, 1), got(1, 1, 0), got(1, 1, 0)]}, "received (1,0) twice"),
-    ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "others in view"),
+    ({1: [(1, 1, 2), got(1, 2, 0), (2, 1, 2)], 2: [(1, 1, 2), (2, 1, 2), got(2, 2, 0)]}, "other members in view"),
     ({1: [(1, 1), got(1, 1, 0), got(1, 1, 2), (2, 1)]}, "left view 1 without some of its own messages"),
-    ({1: [(1, 2, 3)]}, "installed view 1, which it is not in"),
+    ({1: [(1, 2, 3)]}, "installed view 1 without being a member of it"),
 ]
 
 

@@ -1,6 +1,7 @@
-"""Causal order (paper 002 §2.2): no member delivers a message before all that its sender had delivered when sending it.
+"""Causal order (paper 002 §2.2): a member delivers a message only after all messages that its sender had delivered
+when sending it.
 
-It is enough to look at what a sender had delivered itself: what those messages depended on is looked at for them.
+Only the sender's own deliveries need checking: the dependencies of those messages are checked for them in turn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _NOT_DELIVERED = np.iinfo(np.int64).max
 
 
 def causal(trace: Trace) -> Verdict:
-    """Deliveries at the sender strictly before a send, in real time, are what it may depend on.
+    """Check causal order. A send may depend on all deliveries at the sender strictly before it in real time.
 
-    That is asked of each pair of a send and a delivery, so a run may be judged by some of its messages at a time.
+    The check looks at each pair of a send and a delivery on its own, so a run may be checked some messages at a time.
     """
     sends, deliveries = trace.sends(), trace.deliveries()
     sent, delivered = message_codes(sends, deliveries)
@@ -48,7 +49,7 @@ def causal(trace: Trace) -> Verdict:
 
 
 def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
-    """The rows of each member's life, in the order of delivery."""
+    """The rows of each member run, in the order of delivery."""
     found = {}
     for member, incarnation in sorted(
         set(zip(deliveries.member.tolist(), deliveries.recorder_incarnation.tolist(), strict=True))
@@ -59,7 +60,7 @@ def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:
 
 
 def _positions(log: Ints, messages: Ints) -> Ints:
-    """Where in a log each message is first delivered; _NEVER where it is not."""
+    """The position in a log at which each message is first delivered, or _NOT_DELIVERED."""
     if len(log) == 0 or len(messages) == 0:
         return np.full(len(messages), _NOT_DELIVERED, dtype=np.int64)
     known, first = np.unique(log, return_index=True)
@@ -68,7 +69,7 @@ def _positions(log: Ints, messages: Ints) -> Ints:
 
 
 def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: Ints, row: int) -> Witness:
-    """The first of what the sender had delivered that this member delivered later, or never."""
+    """A witness for the first message that the sender had delivered and this member delivered later or never."""
     place = int(np.flatnonzero(log == row)[0])
     late = np.flatnonzero(_positions(delivered[log], delivered[sender_deliveries]) > place)[0]
     cause = int(sender_deliveries[late])
@@ -77,7 +78,7 @@ def _explain(deliveries: Rows, delivered: Ints, sender_deliveries: Ints, log: In
     there = int(_positions(delivered[log], delivered[[cause]])[0])
     when = "never" if there == _NOT_DELIVERED else f"only at index {deliveries.index[log[there]]}"
     text = (
-        f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, though member "
+        f"member {member} delivered {message} at index {deliveries.index[row]} and {earlier} {when}, although member "
         f"{message.sender} had delivered {earlier} when it sent {message}"
     )
     positions = [position_at(deliveries, cause), position_at(deliveries, row)]

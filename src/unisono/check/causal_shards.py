@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.check.causal import NAME, causal
-from unisono.check.columns import message_codes
+from unisono.check.columns import MemberRunId, message_codes
 from unisono.check.verdict import Reason, Status, Verdict, unknown
 from unisono.trace.table import Rows, Trace
 
-MemberRunId = tuple[int, int]
-"""A member in one of its lives."""
 _LOWEST = -1 << 62
 
 

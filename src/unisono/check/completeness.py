@@ -46,6 +46,7 @@ from unisono.check.columns import (
     Codes,
     LastLogged,
     MemberRun,
+    MemberRunId,
     SendStatus,
     dropped_rows_reason,
     empty_trace_reason,
@@ -70,37 +71,38 @@ INTEGRITY = "integrity"
 
 
 def integrity(trace: Trace, last_logged: LastLogged | None = None) -> Verdict:
-    """Every delivery against its sender's log; `reached` as in `origins`, where not all messages are here.
+    """Check every delivery against its sender's log; `last_logged` as in `send_statuses`.
 
-    A member that crashed may have lost the end of its log. What others deliver from it past that end can be neither
-    shown nor refuted: it is not held against the run, and the reason says how much it is.
+    A member that crashed may have lost the end of its log. Deliveries of its messages after that end can be neither
+    shown nor refuted. They do not count as violations; the reason says how many there are.
     """
     deliveries = trace.deliveries()
-    origin = send_statuses(trace, deliveries, last_logged)
-    never = np.flatnonzero(origin == SendStatus.NEVER_SENT)
-    again, before = _repeated(deliveries)
-    if len(never) or len(again):
-        witness = _integrity_witness(deliveries, never, again, before)
-        return Verdict(INTEGRITY, Status.VIOLATED, witness, len(never) + len(again))
-    untold = np.flatnonzero(origin == SendStatus.NOT_RECORDED)
-    if len(untold):
-        message = message_at(deliveries, int(untold[0]))
+    statuses = send_statuses(trace, deliveries, last_logged)
+    never_sent = np.flatnonzero(statuses == SendStatus.NEVER_SENT)
+    repeats, previous = _repeated(deliveries)
+    if len(never_sent) or len(repeats):
+        witness = _integrity_witness(deliveries, never_sent, repeats, previous)
+        return Verdict(INTEGRITY, Status.VIOLATED, witness, len(never_sent) + len(repeats))
+    not_recorded = np.flatnonzero(statuses == SendStatus.NOT_RECORDED)
+    if len(not_recorded):
+        message = message_at(deliveries, int(not_recorded[0]))
         reason = (
-            f"the log of member {message.sender} is not whole: {len(untold)} deliveries, first {message}, not shown"
+            f"the log of member {message.sender} is incomplete: it does not show the sends of {len(not_recorded)} "
+            f"deliveries, the first of {message}"
         )
         return unknown(INTEGRITY, Reason.LOG_NOT_WHOLE, reason)
-    hidden = dropped_rows_reason(trace) or empty_trace_reason(trace)
-    if hidden is not None:
-        return kept(INTEGRITY, hidden)
-    after_cut = int((origin == SendStatus.AFTER_LOG_END).sum())
-    if not after_cut:
+    doubt = dropped_rows_reason(trace) or empty_trace_reason(trace)
+    if doubt is not None:
+        return kept(INTEGRITY, doubt)
+    after_end = int((statuses == SendStatus.AFTER_LOG_END).sum())
+    if not after_end:
         return kept(INTEGRITY, None)
-    reason = f"{after_cut} deliveries are of messages that a crashed sender had no time to log"
+    reason = f"{after_end} deliveries are of messages that a crashed sender did not log in time"
     return Verdict(INTEGRITY, Status.VALID, reason=reason, token=Reason.AFTER_CRASH)
 
 
 def _repeated(deliveries: Rows) -> tuple[Ints, Ints]:
-    """Rows that deliver a message again at the same member, and the row of the delivery before."""
+    """Rows that deliver a message again at the same member, and the row of the previous delivery of each."""
     (message,) = message_codes(deliveries)
     both = packed(log_codes(deliveries), message)
     order = np.argsort(both, kind="stable")
@@ -128,12 +130,15 @@ UNIFORM_AGREEMENT = "uniform_agreement"
 
 
 def agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
-    """Every message that binds is delivered by every member that neither crashed nor left before it was due."""
+    """Messages sent or delivered by correct members are delivered by every member that was there when they were due.
+
+    A member owes a message unless it crashed, or left before the message was due.
+    """
     return _check_agreement(trace, AGREEMENT, until_ns=until_ns, bound_ns=bound_ns)
 
 
 def uniform_agreement(trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None) -> Verdict:
-    """The same, and deliveries of members that crashed bind too."""
+    """The same, but deliveries of members that crashed count too."""
     return _check_agreement(trace, UNIFORM_AGREEMENT, until_ns=until_ns, bound_ns=bound_ns)
 
 
@@ -145,13 +150,13 @@ def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns:
     both = concatenated([sends, deliveries])
     binding = both.member != OBSERVER
     crashed = _from_crashed_members(both, known)
-    # A crashed member's send binds nobody; its delivery does where delivery is uniform.
+    # A crashed member's send obliges no other member; its delivery does if delivery is uniform.
     binding &= ~crashed if name == AGREEMENT else ~(crashed & (np.arange(len(both)) < len(sends)))
     (message,) = message_codes(both)
     rows = np.flatnonzero(binding)
     rows = rows[np.lexsort((both.real_ns[rows], message[rows]))]
     _, first = np.unique(message[rows], return_index=True)
-    required = rows[first]  # of each message that binds, the row that did so first
+    required = rows[first]  # for each message that is owed, the first row that obliges the others
     delivered = message[len(sends) :]
     missing: list[tuple[int, MemberRun]] = []
     doubtful: list[str] = []
@@ -163,7 +168,7 @@ def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns:
         due = both.real_ns[required] + bound <= min(end_ns, member_run.end_ns)
         absent = required[due & ~np.isin(message[required], delivered[mine])]
         if member_run.log_truncated or member_run.dropped_rows:
-            doubtful.append(f"the log of member {member_run.member} is not whole")
+            doubtful.append(f"the log of member {member_run.member} is incomplete")
         elif len(absent):
             missing.append((int(absent[np.argmin(both.real_ns[absent])]), member_run))
             count += len(absent)
@@ -184,14 +189,14 @@ def _from_crashed_members(rows: Rows, member_runs: dict[tuple[int, int], MemberR
 
 
 def _agreement_witness(sends_and_deliveries: Rows, deliveries: Rows, row: int, member_run: MemberRun) -> Witness:
-    lost, binder = message_at(sends_and_deliveries, row), int(sends_and_deliveries.member[row])
+    lost, obliging = message_at(sends_and_deliveries, row), int(sends_and_deliveries.member[row])
     text = f"member {member_run.member} never delivered {lost}"
     sent_rows = len(sends_and_deliveries) - len(deliveries)
     if row < sent_rows:
-        return Witness((lost,), (member_run.member, binder), (), f"{text}, which member {binder} sent")
+        return Witness((lost,), (member_run.member, obliging), (), f"{text}, which member {obliging} sent")
     at = position_at(deliveries, row - sent_rows)
     return Witness(
-        (lost,), (member_run.member, binder), (at,), f"{text}, member {binder} delivered it at index {at.index}"
+        (lost,), (member_run.member, obliging), (at,), f"{text}; member {obliging} delivered it at index {at.index}"
     )
 
 
@@ -200,10 +205,10 @@ GAP_FREEDOM = "gap_freedom"
 
 @dataclass(frozen=True, slots=True)
 class _RequiredMessages:
-    """Messages that correct members must deliver, one row each in the order of keys.
+    """Messages that correct members must deliver, one row each, sorted by key.
 
-    A send row's slot and place say when the message was handed in; its key is that of its deliveries. `settled`
-    tells the messages that somebody delivered: only those are known to be before or after another.
+    A send row's slot and place say when the message was submitted; its key is that of its deliveries. `is_delivered`
+    marks the messages that some member delivered: only these have a known position in the order.
     """
 
     rows: Rows
@@ -221,10 +226,10 @@ def gap_freedom(
     dense_logs: bool | Collection[tuple[int, int]] = False,
     excused: Collection[tuple[int, int]] = (),
 ) -> Verdict:
-    """Check slots up to `until_slot`; messages whose bound passed by `until_ns` (the run's last row) are due.
+    """Check slots up to `until_slot`; messages whose bound has passed by `until_ns` (by default the last row) are due.
 
-    `whole` says that the logs, or which of them, are known to be dense though this trace is only a part of them.
-    Of the lives that are `excused` nothing is due: what they delivered is not here.
+    `dense_logs` says which logs are known to be dense although this trace has only a part of them. `excused` member
+    runs owe nothing, and their deliveries are not in the trace.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries, sends = trace.deliveries(), trace.sends()
@@ -266,42 +271,42 @@ def gap_freedom(
 def _required_messages(
     member_runs: dict[tuple[int, int], MemberRun], sends: Rows, deliveries: Rows, until_slot: int | None
 ) -> tuple[Codes, Codes, _RequiredMessages]:
-    """The deliveries' message and key codes, and what correct members sent or delivered, in the order of keys."""
-    sends, settled = with_delivery_keys(sends, deliveries)
+    """The deliveries' message and key codes, and the messages that correct members sent or delivered, by key."""
+    sends, is_delivered = with_delivery_keys(sends, deliveries)
     held = []
     for rows in (sends, deliveries):
         end = np.full(len(rows), FOREVER)
         for member_run in member_runs.values():
             its = (rows.member == member_run.member) & (rows.recorder_incarnation == member_run.incarnation)
-            # A crashed member is not correct: what it sent or delivered binds nobody.
+            # A crashed member is not correct: its sends and deliveries oblige no other member.
             end[its] = -FOREVER if member_run.crashed else member_run.end_slot
         held.append((rows.slot < end) & (rows.member != OBSERVER))
         if until_slot is not None:
             held[-1] &= rows.slot <= until_slot
     both = concatenated([sends, deliveries])
-    settled = np.append(settled, np.ones(len(deliveries), dtype=bool))
+    is_delivered = np.append(is_delivered, np.ones(len(deliveries), dtype=bool))
     (message,) = message_codes(both)
     key = key_codes(both)
     wanted = np.flatnonzero(np.concatenate(held))
-    # Sends come first, so a message stands with its send's row where that is recorded.
+    # Sends come first, so each message is represented by its send's row if that is recorded.
     _, first = np.unique(message[wanted], return_index=True)
     chosen = wanted[first]
     chosen = chosen[np.argsort(key[chosen], kind="stable")]
-    required = _RequiredMessages(both.select(chosen), message[chosen], key[chosen], settled[chosen])
+    required = _RequiredMessages(both.select(chosen), message[chosen], key[chosen], is_delivered[chosen])
     return message[len(sends) :], key[len(sends) :], required
 
 
 def with_delivery_keys(sends: Rows, deliveries: Rows) -> tuple[Rows, Mask]:
-    """The sends with the slot and place of their deliveries, and which of them have any."""
+    """The sends with the slot and place of their deliveries, and a mask of the sends that have deliveries."""
     sent, delivered = message_codes(sends, deliveries)
     messages, first = np.unique(delivered, return_index=True)
     if len(messages) == 0:
         return sends, np.zeros(len(sends), dtype=bool)
     at = np.minimum(np.searchsorted(messages, sent), len(messages) - 1)
-    settled = messages[at] == sent
-    slot = np.where(settled, deliveries.slot[first[at]], sends.slot)
-    place = np.where(settled, deliveries.place[first[at]], sends.place)
-    return replace(sends, slot=slot, place=place), settled
+    is_delivered = messages[at] == sent
+    slot = np.where(is_delivered, deliveries.slot[first[at]], sends.slot)
+    place = np.where(is_delivered, deliveries.place[first[at]], sends.place)
+    return replace(sends, slot=slot, place=place), is_delivered
 
 
 def _due(
@@ -315,11 +320,11 @@ def _due(
 ) -> Mask:
     rows = required.rows
     due: Mask = required.is_delivered & (required.key < last_key)
-    if bound_ns is None:  # without a bound, what nobody delivered is due where a later message of its sender was
+    if bound_ns is None:
+        # Without a bound, an undelivered message is due at a member that delivered a later message of its sender.
         due |= ~required.is_delivered & skipped_in_stream(rows, own_deliveries)
-    elif (
-        not member_run.log_truncated
-    ):  # a log that was not closed may lack its end: only what it passed over is missing
+    elif not member_run.log_truncated:
+        # A log that was not closed may lack its end, so there only skipped messages count as missing.
         due |= rows.real_ns + bound_ns <= min(end_ns, member_run.end_ns)
     due &= (rows.slot >= member_run.first_slot) & (rows.slot < member_run.end_slot)
     if rows.destination_sets:
@@ -329,9 +334,9 @@ def _due(
 
 
 def skipped_in_stream(rows: Rows, own_deliveries: Rows) -> Mask:
-    """Messages behind which, in their sender's numbering of their priority, `own` has a delivery."""
+    """A mask of the messages with a later message of the same sender and priority in `own_deliveries`."""
     streams, own_streams = stream_codes(rows, own_deliveries)
-    if (own_deliveries.priority >= 0).any():  # where priorities decide the order, what is sent later may overtake
+    if (own_deliveries.priority >= 0).any():  # in the priority order, a later message may overtake
         levels = np.concatenate([rows.priority, own_deliveries.priority])
         both = packed(np.concatenate([streams, own_streams]), levels)
         streams, own_streams = both[: len(rows)], both[len(rows) :]
@@ -344,7 +349,7 @@ def skipped_in_stream(rows: Rows, own_deliveries: Rows) -> Mask:
 
 
 def is_dense(log_deliveries: Rows) -> bool:
-    """Whether the deliveries of one log are all there, as far as they go."""
+    """Whether the deliveries are of one log and have all indices from 0 up to the last."""
     return (
         bool((log_deliveries.index == np.arange(len(log_deliveries))).all())
         and int(group_starts(log_codes(log_deliveries)).sum()) <= 1
@@ -359,38 +364,36 @@ def _gap_witness(
     text = f"member {member_run.member} never delivered {lost} of slot {slot}"
     elsewhere = np.flatnonzero(message == required.message[row])
     if len(elsewhere) == 0:
-        return Witness((lost,), (member_run.member,), (), text + ", nor did anybody else")
+        return Witness((lost,), (member_run.member,), (), text + ", nor did any other member")
     at = int(elsewhere[0])
     other = position_at(deliveries, at)
     return Witness(
         (lost,),
         (member_run.member, other.member),
         (other,),
-        f"{text}, member {other.member} delivered it at index {other.index}",
+        f"{text}; member {other.member} delivered it at index {other.index}",
     )
 
 
 GAPS_EXPLAINED = "gaps_explained"
-MemberRunId = tuple[int, int]
-"""A member in one of its lives."""
 MemberLists = list[tuple[int, tuple[int, ...]]]
-"""From which slot on a member had whom in its list."""
+"""A member's lists of members, each with the first slot from which it applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """Every message once, in the order of keys: with its send where that is recorded, in the slot of its delivery."""
+    """Every message once, sorted by key: its send row if that is recorded, in the slot of its deliveries."""
 
     rows: Rows
     code: Codes
     key: Codes
     is_delivered: Mask
-    """Whether anybody delivered it."""
+    """Whether some member delivered it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MemberRecords:
-    """What the members' own rows say."""
+    """The members' own accounts: their lists of members, their gaps and their pauses."""
 
     member_runs: Mapping[MemberRunId, MemberRun]
     views: Mapping[MemberRunId, MemberLists]
@@ -401,34 +404,35 @@ class _MemberRecords:
 def gaps_explained(
     trace: Trace, *, until_ns: int | None = None, bound_ns: int | None = None, dense_logs: bool = False
 ) -> Verdict:
-    """Check every life that has a log; messages whose bound passed by `until_ns` (the run's last row) are due.
+    """Check every member run that has a log; messages whose bound has passed by `until_ns` (by default the last row)
+    are due.
 
-    `whole` says that the logs are known to be dense though this trace is only a part of them.
+    `dense_logs` says that the logs are known to be dense although this trace has only a part of them.
     """
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     end_ns = int(trace.real_ns.max(initial=0)) if until_ns is None else until_ns
     deliveries = trace.deliveries()
     messages, code, key = _messages(trace.sends(), deliveries)
-    account = _MemberRecords(member_runs(trace), _views(trace), trace.of_kind(EventKind.GAP), _paused_runs(trace))
+    records = _MemberRecords(member_runs(trace), _views(trace), trace.of_kind(EventKind.GAP), _paused_runs(trace))
     missing: list[tuple[int, MemberRun]] = []
     doubtful: list[str] = []
     count, figures = 0, {"messages": len(messages.rows), "failed": 0, "unlisted": 0, "given_up": 0}
-    failed, replaced = _from_failed_senders(account, messages.rows), _from_replaced_incarnations(account, messages.rows)
-    for run_id, member_run in account.member_runs.items():
-        if member_run.log is None or run_id not in account.views:
+    failed, replaced = _from_failed_senders(records, messages.rows), _from_replaced_incarnations(records, messages.rows)
+    for run_id, member_run in records.member_runs.items():
+        if member_run.log is None or run_id not in records.views:
             continue
         mine = (deliveries.member == member_run.member) & (deliveries.recorder_incarnation == member_run.incarnation)
         own = deliveries.select(mine)
-        came_past = _passed_by(account, run_id, messages, own, int(key[mine].max(initial=-1)))
+        passed = _passed_by(records, run_id, messages, own, int(key[mine].max(initial=-1)))
         if bound is not None:
-            came_past |= _bound_expired(account, run_id, messages, end_ns - bound, member_run.end_ns - bound)
-        absent = _required_of(member_run, messages) & came_past & ~np.isin(messages.code, code[mine])
-        listed = _sender_in_view(messages.rows, account.views[run_id]) & ~replaced
-        noted = _gap_recorded(messages.rows, account.gaps, run_id)
-        figures["failed"] += int((absent & failed & (noted | ~listed)).sum())
+            passed |= _bound_expired(records, run_id, messages, end_ns - bound, member_run.end_ns - bound)
+        absent = _required_of(member_run, messages) & passed & ~np.isin(messages.code, code[mine])
+        listed = _sender_in_view(messages.rows, records.views[run_id]) & ~replaced
+        has_gap_row = _gap_recorded(messages.rows, records.gaps, run_id)
+        figures["failed"] += int((absent & failed & (has_gap_row | ~listed)).sum())
         figures["unlisted"] += int((absent & ~failed & ~listed).sum())
-        figures["given_up"] += int((absent & ~failed & listed & noted).sum())
-        lost = np.flatnonzero(absent & listed & ~noted)
+        figures["given_up"] += int((absent & ~failed & listed & has_gap_row).sum())
+        lost = np.flatnonzero(absent & listed & ~has_gap_row)
         if len(lost) == 0:
             continue
         if member_run.dropped_rows or not (dense_logs or is_dense(own)):
@@ -441,30 +445,30 @@ def gaps_explained(
     if missing:
         witness = _unexplained_gap_witness(messages, deliveries, code, *min(missing, key=lambda found: found[0]))
         return Verdict(GAPS_EXPLAINED, Status.VIOLATED, witness, count, figures=figures)
-    doubtful += _unchecked_reasons(account)
+    doubtful += _unchecked_reasons(records)
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
     return kept(GAPS_EXPLAINED, doubt, figures)
 
 
-# -- what the rows say ---------------------------------------------------------------------------------------
-
-
 def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:
     """All messages, and the deliveries' message and key codes."""
-    sends, settled = with_delivery_keys(sends, deliveries)
+    sends, is_delivered = with_delivery_keys(sends, deliveries)
     both = concatenated([sends, deliveries])
-    settled = np.append(settled, np.ones(len(deliveries), dtype=bool))
+    is_delivered = np.append(is_delivered, np.ones(len(deliveries), dtype=bool))
     (code,) = message_codes(both)
     key = key_codes(both)
-    # Sends come first, so a message stands with its send's row where that is recorded.
+    # Sends come first, so each message is represented by its send's row if that is recorded.
     _, first = np.unique(code, return_index=True)
     chosen = first[np.argsort(key[first], kind="stable")]
-    found = _Messages(both.select(chosen), code[chosen], key[chosen], settled[chosen])
+    found = _Messages(both.select(chosen), code[chosen], key[chosen], is_delivered[chosen])
     return found, code[len(sends) :], key[len(sends) :]
 
 
 def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
-    """By life, in the order of slots. Rows of one instant have no order, so of two for a slot what both have counts."""
+    """The lists of each member run, sorted by slot.
+
+    Rows of the same instant have no order, so of two lists for one slot only the members in both count.
+    """
     rows = trace.of_kind(EventKind.VIEW)
     found: dict[MemberRunId, dict[int, tuple[int, ...]]] = {}
     columns = (rows.member, rows.recorder_incarnation, rows.slot, np.arange(len(rows)))
@@ -475,14 +479,14 @@ def _views(trace: Trace) -> dict[MemberRunId, MemberLists]:
 
 
 def _paused_runs(trace: Trace) -> set[MemberRunId]:
-    """Lives that say of themselves that they stood still."""
+    """The member runs that reported a pause of their own."""
     rows = trace.of_kind(EventKind.VIOLATION)
     rows = rows.select(rows.with_token(ViolationKind.PAUSED) & (rows.sender == rows.member))
     return set(zip(rows.member.tolist(), rows.recorder_incarnation.tolist(), strict=True))
 
 
 def _from_failed_senders(records: _MemberRecords, rows: Rows) -> Mask:
-    """Messages of senders that crashed or stood still."""
+    """A mask of the messages of senders that crashed or paused."""
     failed = np.zeros(len(rows), dtype=bool)
     for run_id, member_run in records.member_runs.items():
         if member_run.crashed or run_id in records.paused:
@@ -491,7 +495,7 @@ def _from_failed_senders(records: _MemberRecords, rows: Rows) -> Mask:
 
 
 def _from_replaced_incarnations(records: _MemberRecords, rows: Rows) -> Mask:
-    """Messages of slots at or after the first one of a later life of their sender."""
+    """A mask of the messages in slots at or after the first slot of a later incarnation of their sender."""
     replaced = np.zeros(len(rows), dtype=bool)
     for (member, number), member_run in records.member_runs.items():
         if member_run.started:
@@ -501,13 +505,10 @@ def _from_replaced_incarnations(records: _MemberRecords, rows: Rows) -> Mask:
     return replaced
 
 
-# -- what is due ---------------------------------------------------------------------------------------------
-
-
 def _required_of(member_run: MemberRun, messages: _Messages) -> Mask:
     rows = messages.rows
     held: Mask = (rows.slot >= member_run.first_slot) & (rows.slot < member_run.end_slot)
-    # What nobody delivered is held against its own sender alone.
+    # Only its own sender owes an undelivered message.
     held &= messages.is_delivered | _sent_by(rows, (member_run.member, member_run.incarnation))
     if rows.destination_sets:
         meant = [member_run.member in destinations for destinations in rows.destination_sets]
@@ -523,20 +524,20 @@ def _sent_by(rows: Rows, run_id: MemberRunId) -> Mask:
 def _passed_by(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, own_deliveries: Rows, last_key: int
 ) -> Mask:
-    """By what it delivered later in the order, or because it left in order."""
-    member_run, settled = records.member_runs[run_id], messages.is_delivered
-    past: Mask = settled & (messages.key < last_key)
-    past |= ~settled & skipped_in_stream(messages.rows, own_deliveries)
+    """A mask of the messages that the member passed, by a later delivery or by leaving in good order."""
+    member_run, is_delivered = records.member_runs[run_id], messages.is_delivered
+    passed: Mask = is_delivered & (messages.key < last_key)
+    passed |= ~is_delivered & skipped_in_stream(messages.rows, own_deliveries)
     if member_run.ended_by is EventKind.LEAVE and not member_run.log_truncated:
-        # Who stood still sent what it had accepted in a later slot than that in which it was handed in.
-        past |= settled if run_id in records.paused else True
-    return past
+        # A member that paused sent the messages that it had accepted in a later slot than that of their submission.
+        passed |= is_delivered if run_id in records.paused else True
+    return passed
 
 
 def _bound_expired(
     records: _MemberRecords, run_id: MemberRunId, messages: _Messages, last_ns: int, own_last_ns: int
 ) -> Mask:
-    """Sent so early that the bound passed while the member was there; nobody of the two stood still."""
+    """A mask of the messages whose bound passed while the member was there, if neither it nor the sender paused."""
     member_run, rows = records.member_runs[run_id], messages.rows
     if member_run.log_truncated or member_run.crashed or run_id in records.paused:
         return np.zeros(len(rows), dtype=bool)
@@ -547,7 +548,7 @@ def _bound_expired(
 
 
 def _sender_in_view(rows: Rows, views: MemberLists) -> Mask:
-    """Whether the member had the sender in its list, in the message's slot. Rows are in the order of slots."""
+    """A mask of the messages whose sender is in the member's list in the message's slot; rows are sorted by slot."""
     listed = np.zeros(len(rows), dtype=bool)
     ends = [*(slot for slot, _ in views[1:]), None]
     for (slot, members), end in zip(views, ends, strict=True):
@@ -558,7 +559,7 @@ def _sender_in_view(rows: Rows, views: MemberLists) -> Mask:
 
 
 def _gap_recorded(rows: Rows, gaps: Rows, run_id: MemberRunId) -> Mask:
-    """Whether the member noted a GAP of the message's sender in the message's slot."""
+    """A mask of the messages for whose sender and slot the member recorded a GAP."""
     own = gaps.select((gaps.member == run_id[0]) & (gaps.recorder_incarnation == run_id[1]))
     both = concatenated([own, rows])
     code = packed(both.sender, both.slot)
@@ -566,7 +567,7 @@ def _gap_recorded(rows: Rows, gaps: Rows, run_id: MemberRunId) -> Mask:
 
 
 def _unchecked_reasons(records: _MemberRecords) -> list[str]:
-    """Why lives could not be judged: their log was not closed, or it does not say whom they had in their lists."""
+    """Why some member runs cannot be checked: their log was not closed, or lacks their list of members."""
     found = []
     for run_id, member_run in records.member_runs.items():
         if member_run.log is None or member_run.crashed:
@@ -574,7 +575,7 @@ def _unchecked_reasons(records: _MemberRecords) -> list[str]:
         if member_run.log_truncated:
             found.append(f"the log of member {member_run.member} was not closed, and no CRASH says why")
         elif run_id not in records.views and member_run.started:
-            found.append(f"member {member_run.member} recorded no VIEW: whom it had in its list is not known")
+            found.append(f"member {member_run.member} recorded no VIEW, so its list of members is unknown")
     return found
 
 
@@ -585,12 +586,12 @@ def _unexplained_gap_witness(
     text = f"member {member_run.member} never delivered {lost} of slot {slot}"
     elsewhere = np.flatnonzero(code == messages.code[row])
     if len(elsewhere) == 0:
-        return Witness((lost,), (member_run.member,), (), f"{text}, its own, nor did anybody else")
+        return Witness((lost,), (member_run.member,), (), f"{text}, its own message, nor did any other member")
     other = position_at(deliveries, int(elsewhere[0]))
     return Witness(
         (lost,),
         (member_run.member, other.member),
         (other,),
-        f"{text}, though it had member {lost.sender} in its list and noted no gap; member {other.member} delivered "
-        f"it at index {other.index}",
+        f"{text}, although it had member {lost.sender} in its list and recorded no gap; member {other.member} "
+        f"delivered it at index {other.index}",
     )

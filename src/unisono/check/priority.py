@@ -30,7 +30,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from unisono.check.columns import MemberRun, dropped_rows_reason, empty_trace_reason, excused_members, member_runs
+from unisono.check.columns import (
+    MemberRun,
+    MemberRunId,
+    dropped_rows_reason,
+    empty_trace_reason,
+    excused_members,
+    member_runs,
+)
 from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
 from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
 from unisono.model.priorities import PRIORITY_ORDERS
@@ -38,33 +45,31 @@ from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Rows, Trace
 
 VIEW_ATOMICITY = "view_atomicity"
-MemberRunId = tuple[int, int]
-"""A member in one of its lives."""
 ViewMembers = dict[int, tuple[MemberRunId, ...]]
-"""Who is in which view."""
+"""The members of each view."""
 InstallTimes = dict[MemberRunId, dict[int, int]]
-"""When who installed which views."""
+"""When each member run installed each view."""
 ReportViolation = Callable[[tuple[int, ...], str, tuple[MessageId, ...]], None]
 
 
 def view_atomicity(trace: Trace) -> Verdict:
-    """The verdict; a witness names a message and two members."""
-    faults: list[Witness] = []
+    """Check view atomicity; a witness names a message and two members."""
+    violations: list[Witness] = []
 
-    def complain(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
-        faults.append(Witness(messages, members, (), f"member {members[0]} {text}"))
+    def report(members: tuple[int, ...], text: str, messages: tuple[MessageId, ...] = ()) -> None:
+        violations.append(Witness(messages, members, (), f"member {members[0]} {text}"))
 
-    views, installed = installed_views(trace, complain)
-    sets = received_by_view(trace, views, installed, complain)
+    views, installed = installed_views(trace, report)
+    sets = received_by_view(trace, views, installed, report)
     received = {
         key: MessageSet.of(MessageRef(m.sender, m.incarnation, m.sequence) for m in of) for key, of in sets.items()
     }
-    check_same_messages(installed, received, complain)
-    return atomicity_verdict(faults, len(views), dropped_rows_reason(trace) or empty_trace_reason(trace))
+    check_same_messages(installed, received, report)
+    return atomicity_verdict(violations, len(views), dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: Doubt | None) -> Verdict:
-    """What the faults come to; `hidden` says why there could be others."""
+    """The verdict for these violations; `incomplete_reason` says why there could be more."""
     if violations:
         return Verdict(VIEW_ATOMICITY, Status.VIOLATED, violations[0], len(violations))
     if incomplete_reason is None and not views:
@@ -75,7 +80,7 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
 def check_same_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Whoever goes from one view to the next has received what the others have that do, and what it sent itself."""
+    """Report members that moved from a view to the next with other messages than the rest, or without their own."""
     for run_id, ids in installed.items():
         for view in ids:
             if view + 1 not in ids:
@@ -88,7 +93,7 @@ def check_same_messages(
                     if difference:
                         lost = next(iter(difference))
                         has, lacks = (run_id, other) if lost in mine else (other, run_id)
-                        text = f"received {lost} in view {view} and went on, member {lacks[0]} went on without it"
+                        text = f"received {lost} in view {view} and moved on; member {lacks[0]} moved on without it"
                         report((has[0], lacks[0]), text, (MessageId(*lost),))
     _check_own_messages(installed, received, report)
 
@@ -102,7 +107,7 @@ def _column_tuples(rows: Rows, *names: str) -> list[tuple[int, ...]]:
 
 
 def installed_views(trace: Trace, report: ReportViolation) -> tuple[ViewMembers, InstallTimes]:
-    """What each view is, and by member and life when it installed which views."""
+    """The members of each view, and when each member run installed which views."""
     rows = trace.of_kind(EventKind.VIEW)
     views: ViewMembers = {}
     installed: InstallTimes = {}
@@ -114,7 +119,8 @@ def installed_views(trace: Trace, report: ReportViolation) -> tuple[ViewMembers,
             continue
         if views.setdefault(view, members) != members:
             text = (
-                f"installed view {view} with {_members_text(members)}, another member with {_members_text(views[view])}"
+                f"installed view {view} with members {_members_text(members)}; another member installed it with "
+                f"{_members_text(views[view])}"
             )
             report((member,), text, ())
         mine = installed.setdefault((member, incarnation), {})
@@ -122,14 +128,17 @@ def installed_views(trace: Trace, report: ReportViolation) -> tuple[ViewMembers,
             report((member,), f"installed view {view} after view {max(mine)}", ())
         mine[view] = at
         if (member, incarnation) not in members:
-            report((member,), f"installed view {view}, which it is not in", ())
+            report((member,), f"installed view {view} without being a member of it", ())
     return views, installed
 
 
 def received_by_view(
     trace: Trace, views: ViewMembers, installed: InstallTimes, report: ReportViolation
 ) -> dict[tuple[MemberRunId, int], set[MessageId]]:
-    """What each has received in which view; each message once, in the view that it is of, from a member of it."""
+    """The messages that each member run received in each view.
+
+    Reports messages received twice, outside their view, in two views, or from a sender that is not in the view.
+    """
     kind = EventKind.RECEIVE if trace.meta.order in PRIORITY_ORDERS else EventKind.DELIVER
     rows = trace.of_kind(kind)
     rows = rows.select(rows.view != ABSENT)
@@ -142,9 +151,10 @@ def received_by_view(
         if view not in mine or at < mine[view] or at > mine.get(view + 1, at):
             report((member,), f"received {message} of view {view} outside that view", (message,))
         if (sender, sender_incarnation) not in views.get(view, ()):
-            report((member,), f"received {message} in view {view}, which its sender is not in", (message,))
+            report((member,), f"received {message} in view {view}, but its sender is not in that view", (message,))
         if where.setdefault(message, view) != view:
-            report((member,), f"received {message} in view {view}, others in view {where[message]}", (message,))
+            text = f"received {message} in view {view}, but other members in view {where[message]}"
+            report((member,), text, (message,))
         known = received.setdefault((run_id, view), set())
         if message in known:
             report((member,), f"received {message} twice", (message,))
@@ -155,7 +165,7 @@ def received_by_view(
 def _check_own_messages(
     installed: InstallTimes, received: Mapping[tuple[MemberRunId, int], MessageSet], report: ReportViolation
 ) -> None:
-    """Whoever goes on has received its own messages of the view, without gaps from its first."""
+    """Report members that moved on without some of the messages that they sent in the view."""
     for run_id, ids in installed.items():
         own = 0
         for view in sorted(ids):
@@ -174,29 +184,29 @@ _UNDELIVERED = 1 << 62
 
 @dataclass(slots=True)
 class ConsumptionLog:
-    """What one member's log says, by message."""
+    """The log of one member run, by message."""
 
     member_run: MemberRun
     order: list[MessageId]
     is_dense: bool
-    """Whether the order has all that was delivered, as far as it goes."""
+    """Whether `order` has every delivery up to the last recorded one."""
     index_of: dict[MessageId, int]
     slots: list[int]
     consumed_before: dict[MessageId, int]
-    """How many messages it had consumed when it received this one."""
+    """The number of messages consumed before each reception."""
     all_counted: bool
-    """Whether every reception says that."""
+    """Whether every reception has that number."""
     received_step: dict[MessageId, int]
     queued_step: dict[MessageId, int]
     received_ns: dict[MessageId, int]
-    """When it received a message, by the same clock as its views."""
+    """The time of each reception, by the same clock as the views."""
     views: list[tuple[int, tuple[int, ...]]]
-    """When it installed a view, and with whom."""
+    """The time and the members of each installed view."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissedOvertaking:
-    """A member delivered a message at an index though a later one should have overtaken it."""
+    """A member delivered `overtaken` at `index`, although `urgent` should have overtaken it."""
 
     log: ConsumptionLog
     urgent: MessageId
@@ -205,9 +215,9 @@ class MissedOvertaking:
 
 
 def priority_accounting(trace: Trace) -> Verdict:
-    """Judge P2 at every member that has not crashed.
+    """Check P2 at every member that did not crash.
 
-    `overtakings` counts how often a message was consumed just before one that had been received earlier.
+    The figure `overtakings` counts messages consumed directly before one that had been received earlier.
     """
     priority, came_ns = priorities_and_arrivals(trace)
     members = [consumption_log(trace, member_run) for member_run in member_runs(trace).values()]
@@ -221,9 +231,9 @@ def priority_accounting(trace: Trace) -> Verdict:
             return kept(PRIORITY_ACCOUNTING, uncounted_reception_reason(member.member_run.member))
     found: list[MissedOvertaking] = []
     count = overtakings = 0
-    doubtful = excused_members(trace)
+    excused = excused_members(trace)
     for member in members:
-        if (member.member_run.member, member.member_run.incarnation) in doubtful:
+        if (member.member_run.member, member.member_run.incarnation) in excused:
             continue
         broken, overtook = _check_member(member, members, priority, came_ns)
         found += broken[:1]
@@ -237,21 +247,21 @@ def priority_accounting(trace: Trace) -> Verdict:
 
 
 def missing_deliveries_reason(member: int) -> Doubt:
-    """Why nothing is known: what a member had consumed is told by a number, which counts what its log has."""
-    text = f"the deliveries of member {member} are not all recorded, so a number of them does not say which they are"
+    """The doubt if a log lacks deliveries: a number of consumed messages then does not say which ones they were."""
+    text = f"not all deliveries of member {member} are recorded, so the number of them does not say which they were"
     return Doubt(Reason.INDEX_MISSING, text)
 
 
 def uncounted_reception_reason(member: int) -> Doubt:
-    """Why nothing is known where a reception has no index."""
-    text = f"a reception of member {member} does not say how many messages it had delivered"
+    """The doubt if a reception has no index."""
+    text = f"a reception of member {member} does not say how many messages the member had delivered"
     return Doubt(Reason.LOG_NOT_WHOLE, text)
 
 
 def violation_verdict(
     first: MissedOvertaking, logs: list[ConsumptionLog], priority: dict[MessageId, int], count: int, overtakings: int
 ) -> Verdict:
-    """What `count` broken pairs come to, of which this is the first."""
+    """The verdict for `count` missed overtakings, of which this is the first."""
     witness, both = _overtaking_witness(first, logs, priority)
     text = "in words and by equation (1)" if both else "in words; by equation (1) the message was not queued yet"
     reason = Reason.OVERTAKEN_IN_BOTH if both else Reason.OVERTAKEN_IN_WORDS
@@ -259,7 +269,7 @@ def violation_verdict(
 
 
 def priorities_and_arrivals(trace: Trace) -> tuple[dict[MessageId, int], dict[MessageId, int]]:
-    """Every message's priority, and when it was first received anywhere."""
+    """Every message's priority, and the time of its first reception at any member."""
     steps = trace.of_kind(EventKind.RECEIVE)
     priority: dict[MessageId, int] = {}
     came_ns: dict[MessageId, int] = {}
@@ -276,7 +286,7 @@ def message_ids(rows: Rows) -> list[MessageId]:
 
 
 def consumption_log(trace: Trace, member_run: MemberRun) -> ConsumptionLog:
-    """What the log of this life says."""
+    """The log of this member run."""
     rows = trace.select((trace.member == member_run.member) & (trace.recorder_incarnation == member_run.incarnation))
     consumed, received = rows.of_kind(EventKind.DELIVER), rows.of_kind(EventKind.RECEIVE)
     queued, views = rows.of_kind(EventKind.QUEUE), rows.of_kind(EventKind.VIEW)
@@ -302,7 +312,7 @@ def _check_member(
     priority: dict[MessageId, int],
     first_received_ns: dict[MessageId, int],
 ) -> tuple[list[MissedOvertaking], int]:
-    """What a member consumed too early, and its overtakings."""
+    """The overtakings that a member missed, and the number of those that it made."""
     reaches = [_ConsumedPrefix(log, other) for other in logs]
     levels = np.array([priority.get(message, 0) for message in log.order], dtype=np.int64)
     broken: list[MissedOvertaking] = []
@@ -324,9 +334,9 @@ def _check_member(
 
 
 def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: MessageId) -> bool:
-    """Whether a crashed member, whose log lacks its end, may have received the message after what the log shows.
+    """Whether `other`, which crashed and whose log lacks its end, may have received the message after its log's end.
 
-    It may, unless the message came to `member` in a view without it.
+    It may, unless `member` received the message in a view without `other`.
     """
     if message in other.received_step:
         return False
@@ -336,7 +346,7 @@ def _may_have_consumed(other: ConsumptionLog, member: ConsumptionLog, message: M
 
 
 class _ConsumedPrefix:
-    """Up to which index of one member lies what another had consumed when it received a message."""
+    """Maps the messages that `other` had consumed at a reception to a prefix of `member`'s deliveries."""
 
     def __init__(self, member: ConsumptionLog, other: ConsumptionLog) -> None:
         self._member, self._other = member, other
@@ -347,7 +357,7 @@ class _ConsumedPrefix:
         member, other = self._member, self._other
         at = member.index_of.get(message)
         if at is not None and other.member_run.first_slot > member.slots[at]:
-            return 0  # it came when the message had been consumed: nothing of this is its concern
+            return 0  # `other` joined after `member` had consumed the message, so it does not count
         return self._prefix_ends[other.consumed_before.get(message, len(other.order))]
 
 
@@ -367,6 +377,6 @@ def _overtaking_witness(
         positions.append(Position(number, late, member.index_of[late]))
     text = (
         f"member {number} delivered {early} of priority {priority.get(early, 0)} before {late} of priority "
-        f"{priority[late]}, though nobody had delivered it when the more urgent one was received"
+        f"{priority[late]}, although no member had delivered it when the more urgent one was received"
     )
     return Witness((early, late), (number,), tuple(positions), text), both

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from unisono.check.columns import member_runs
+from unisono.check.columns import MemberRunId, member_runs
 from unisono.check.priority import (
     NO_RECEPTIONS,
     PRIORITY_ACCOUNTING,
@@ -35,7 +35,6 @@ from unisono.check.priority_ranges import (
 )
 from unisono.check.priority_summary import (
     NO_RECEPTION_SUMMARY,
-    MemberRunId,
     ReceptionSummary,
     in_logs,
     rows_by_run,

@@ -26,6 +26,7 @@ from itertools import pairwise
 
 from unisono.check.columns import (
     NOTHING_RECORDED,
+    MemberRunId,
     SendStatus,
     dropped_rows_reason,
     excused_members,
@@ -35,7 +36,7 @@ from unisono.check.columns import (
 )
 from unisono.check.completeness import gap_freedom, integrity
 from unisono.check.priority import atomicity_verdict, check_same_messages, installed_views, received_by_view
-from unisono.check.priority_summary import DeliverySpan, MemberRunId, PriorityRangeSummary, union
+from unisono.check.priority_summary import DeliverySpan, PriorityRangeSummary, union
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict, overlapping
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import NO_BOUND, as_unbounded

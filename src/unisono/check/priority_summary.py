@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unisono.check.columns import Codes, group_starts, key_codes, log_codes, message_codes, packed
+from unisono.check.columns import Codes, MemberRunId, group_starts, key_codes, log_codes, message_codes, packed
 from unisono.check.shard_summary import RangeSummary, summarize_range
 from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import EMPTY, Mask, Rows, concatenated, constant, copied
 
-MemberRunId = tuple[int, int]
-"""A member in one of its lives."""
 _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.check.columns import message_at, message_codes
-from unisono.check.priority_summary import MemberRunId, in_logs
+from unisono.check.columns import MemberRunId, message_at, message_codes
+from unisono.check.priority_summary import in_logs
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.timing import latencies
 from unisono.check.verdict import MessageId

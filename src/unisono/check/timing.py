@@ -34,12 +34,15 @@ from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
 
 LATENCY = "latency"
-NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "no bound was promised")
+NO_BOUND_PROMISED = Doubt(Reason.NO_BOUND, "the run promised no latency bound")
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyStatistics:
-    """Of all deliveries whose send is recorded; a percentile is a latency that occurred. Zeros if there is none."""
+    """Latencies of all deliveries whose send is recorded; all 0 if there are none.
+
+    A percentile is a latency that occurred.
+    """
 
     deliveries: int
     late: int
@@ -63,7 +66,7 @@ class LatencyStatistics:
 
 
 def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
-    """Every delivery within `bound_ns` of its send; the run's own bound unless told. Figures: the statistics."""
+    """Every delivery comes within `bound_ns` (by default the run's bound) of its send. Figures: the statistics."""
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
@@ -87,20 +90,20 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
 
 
 def sends_not_recorded(deliveries: int) -> Doubt | None:
-    """The doubt that so many deliveries without a recorded send leave; None if there are none."""
+    """The doubt that this number of deliveries without a recorded send leaves; None for 0."""
     if not deliveries:
         return None
     return Doubt(Reason.SEND_NOT_RECORDED, f"the send of {deliveries} deliveries is not recorded")
 
 
 def latency_statistics(trace: Trace, *, bound_ns: int | None = None) -> LatencyStatistics:
-    """How long deliveries took."""
+    """The latency statistics of a run."""
     bound = trace.meta.bound_ns if bound_ns is None else bound_ns
     return _statistics(latencies(trace, trace.deliveries())[1], bound)
 
 
 def latencies(trace: Trace, deliveries: Rows) -> tuple[Ints, Ints]:
-    """The deliveries whose send is recorded, by row, and the time that each took."""
+    """The row numbers of the deliveries whose send is recorded, and the latency of each."""
     sends = trace.sends()
     sent, delivered = message_codes(sends, deliveries)
     if len(sent) == 0:
@@ -124,30 +127,30 @@ def _statistics(latencies_ns: Ints, bound_ns: int | None) -> LatencyStatistics:
 RATE_COMPLIANCE = "rate_compliance"
 RATE_CHECKED_ORDERS = frozenset({"vbr"})
 MAX_REPORTED = 100
-"""How many excesses of a range are told one by one."""
+"""How many rate violations a range reports individually."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRates:
-    """What the members of a run have declared."""
+    """The rates that the members of a run declared."""
 
     theta_ns: int
     rates: tuple[tuple[int, float, int], ...]
-    """Member, average, burst."""
+    """(member, average per second, burst per slot)."""
 
     def rate_of(self, member: int) -> Rate | None:
-        """A member's rate, if it declared one."""
+        """The rate that a member declared, or None."""
         return next((Rate(avg, burst) for declarer, avg, burst in self.rates if declarer == member), None)
 
     @property
     def longest_window(self) -> int:
-        """The most slots over which an average is kept."""
+        """The largest number of slots over which a sender's average is computed."""
         return max((Rate(avg, burst).averaging_slots(self.theta_ns) for _, avg, burst in self.rates), default=1)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotUsage:
-    """How many messages each sender had in each slot, by sender and slot; and the last of them."""
+    """How many messages each sender has in each slot, sorted by sender and slot, and the sequence of the last one."""
 
     sender: Ints
     incarnation: Ints
@@ -156,21 +159,21 @@ class SlotUsage:
     last: Ints
 
     def select(self, rows: Mask | Ints) -> SlotUsage:
-        """Some of it."""
+        """The usage in some rows."""
         return SlotUsage(*(getattr(self, name)[rows] for name in _USAGE_COLUMNS))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RateViolation:
-    """A sender had more than it declared in the slots up to this one; ordered by slot."""
+    """A sender exceeded its declared rate in the slots up to `slot`. Violations compare by slot."""
 
     slot: int
     sender: int
     incarnation: int
     window_slots: int
-    """1 for the burst, the window for the average."""
+    """1 for the burst, the averaging window for the average."""
     sequence: int
-    """Of its last message in the slot."""
+    """The sequence number of the sender's last message in the slot."""
     sent: int
     allowed: int
 
@@ -180,21 +183,22 @@ NO_USAGE = SlotUsage(*(np.empty(0, dtype=np.int64) for _ in _USAGE_COLUMNS))
 
 
 def declared_rates(meta: RunMeta) -> DeclaredRates | None:
-    """What is to be judged of a run; None if nothing is."""
+    """The rates to check a run against; None if the check does not apply."""
     if meta.order not in RATE_CHECKED_ORDERS or not meta.rates:
         return None
     return DeclaredRates(meta.theta_ns, meta.rates)
 
 
 def is_checked(meta: RunMeta, events: Rows) -> bool:
-    """Whether a run's rates are judged: they were declared, and no slot changed its length."""
+    """Whether the check applies: the run declared rates, and its slot length did not change."""
     return declared_rates(meta) is not None and not (events.kind == EventKind.TIMING.code).any()
 
 
 def slot_usage(deliveries: Rows, *, single_log: bool = False) -> SlotUsage:
-    """What was sent in which slot, as far as it was delivered anywhere.
+    """The usage of each slot, counting messages that some member delivered.
 
-    `once` says that the rows are of one log, in the order of keys and each sender's numbers, which spares the sorting.
+    `single_log` says that the rows are of one log, sorted by key, with growing sequence numbers of each sender. This
+    saves a sort.
     """
     if len(deliveries) == 0:
         return NO_USAGE
@@ -213,7 +217,7 @@ def slot_usage(deliveries: Rows, *, single_log: bool = False) -> SlotUsage:
 
 
 def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolation]:
-    """Where a burst or an average was passed, in the order of slots."""
+    """All violations of a declared burst or average, sorted by slot."""
     found: list[RateViolation] = []
     fresh = np.append(np.flatnonzero(group_starts(packed(used.sender, used.incarnation))), len(used.slot))
     for first, last in zip(fresh[:-1].tolist(), fresh[1:].tolist(), strict=True):
@@ -223,10 +227,10 @@ def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolat
         slot, count = used.slot[first:last], used.count[first:last]
         window = rate.averaging_slots(promised.theta_ns)
         total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)])
-        carried = total[1:] - total[np.searchsorted(slot, slot - window + 1)]
+        in_window = total[1:] - total[np.searchsorted(slot, slot - window + 1)]
         for slots, amount, allowed in (
             (1, count, rate.burst),
-            (window, carried, rate.allowance(promised.theta_ns)),
+            (window, in_window, rate.allowance(promised.theta_ns)),
         ):
             for row in np.flatnonzero(amount > allowed).tolist():
                 at = first + row
@@ -238,13 +242,13 @@ def rate_violations(used: SlotUsage, promised: DeclaredRates) -> list[RateViolat
 
 
 def edge_usage(used: SlotUsage, first_slot: int, last_slot: int, promised: DeclaredRates) -> SlotUsage:
-    """What windows that reach over an edge of the range can hold."""
+    """The usage that averaging windows across an edge of the range can contain."""
     reach = promised.longest_window - 1
     return used.select((used.slot < first_slot + reach) | (used.slot > last_slot - reach))
 
 
 def merge_usage(parts: Sequence[SlotUsage]) -> SlotUsage:
-    """The usage of ranges that do not overlap."""
+    """Join the usage of ranges that do not overlap."""
     whole = SlotUsage(
         *(np.concatenate([getattr(part, name) for part in (NO_USAGE, *parts)]) for name in _USAGE_COLUMNS)
     )
@@ -252,21 +256,21 @@ def merge_usage(parts: Sequence[SlotUsage]) -> SlotUsage:
 
 
 def rate_compliance(trace: Trace) -> Verdict:
-    """Judge a whole run."""
+    """Check the declared rates of a whole run."""
     promised = declared_rates(trace.meta)
     found = [] if promised is None else rate_violations(slot_usage(trace.deliveries()), promised)
     return rate_verdict(found, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def rate_verdict(violations: Iterable[RateViolation], incomplete_reason: Doubt | None) -> Verdict:
-    """What the excesses come to; `hidden` says why there could be more."""
-    told = sorted(set(violations))
-    if not told:
+    """The verdict for these violations; `incomplete_reason` says why there could be more."""
+    distinct = sorted(set(violations))
+    if not distinct:
         return kept(RATE_COMPLIANCE, incomplete_reason)
-    worst = told[0]
-    message = MessageId(worst.sender, worst.incarnation, worst.sequence)
+    first = distinct[0]
+    message = MessageId(first.sender, first.incarnation, first.sequence)
     where = (
-        f"in slot {worst.slot}" if worst.window_slots == 1 else f"in the {worst.window_slots} slots up to {worst.slot}"
+        f"in slot {first.slot}" if first.window_slots == 1 else f"in the {first.window_slots} slots up to {first.slot}"
     )
-    text = f"member {worst.sender} sent {worst.sent} messages {where}, {worst.allowed} at most were declared"
-    return Verdict(RATE_COMPLIANCE, Status.VIOLATED, Witness((message,), (worst.sender,), (), text), len(told))
+    text = f"member {first.sender} sent {first.sent} messages {where}, but declared at most {first.allowed}"
+    return Verdict(RATE_COMPLIANCE, Status.VIOLATED, Witness((message,), (first.sender,), (), text), len(distinct))

@@ -39,7 +39,7 @@ from unisono.trace.table import Ints, Rows, Trace
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """The part of one member's deliveries that lies in a range."""
+    """One member's deliveries in a range."""
 
     member: int
     incarnation: int
@@ -49,7 +49,7 @@ class LogSpan:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpan:
-    """The part of one sender's messages that lies in a range, over all members."""
+    """One sender's messages in a range, over all members."""
 
     sender: int
     incarnation: int
@@ -59,9 +59,9 @@ class StreamSpan:
 
 @dataclass(frozen=True, slots=True)
 class OrderSummary:
-    """What a range shows of the order: all of it where the range is clean, and its edges.
+    """The order within one range of slots, and its edges.
 
-    `dense` is the first half of condition 1, `ordered` is the rest. `distinct` says that no index is there twice.
+    `dense` is the first half of condition 1, `ordered` is the rest. `distinct` means that no index occurs twice.
     """
 
     rows: int
@@ -78,7 +78,7 @@ EMPTY_SUMMARY = OrderSummary(0, 0, -1, dense=True, distinct=True, ordered=True, 
 
 
 def summarize_order(deliveries: Rows) -> OrderSummary:
-    """Check the deliveries of one range of slots; each log's rows must be together and in the order of index."""
+    """Check the deliveries of one range of slots; each log's rows must be contiguous and sorted by index."""
     if len(deliveries) == 0:
         return EMPTY_SUMMARY
     log, key = log_codes(deliveries), key_codes(deliveries)
@@ -134,7 +134,7 @@ def summarize_order(deliveries: Rows) -> OrderSummary:
 
 
 def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
-    """The summary of several ranges of slots that do not overlap."""
+    """Join the summaries of ranges that do not overlap."""
     ranges = sorted((s for s in summaries if s.rows), key=lambda summary: summary.first_slot)
     if not ranges:
         return EMPTY_SUMMARY
@@ -164,7 +164,7 @@ def merge_summaries(summaries: Iterable[OrderSummary]) -> OrderSummary:
 
 @dataclass(frozen=True, slots=True)
 class BrokenJoint:
-    """Two ranges, by their place in the list, between which condition 1 (`dense`) or the order is broken."""
+    """Two ranges, by their position in the list, between which density or the order is broken."""
 
     earlier: int
     later: int
@@ -173,7 +173,7 @@ class BrokenJoint:
 
 
 def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
-    """Where ranges in the order of slots do not fit together."""
+    """The places where ranges, sorted by slot, do not fit together."""
     logs: dict[tuple[int, int], tuple[int, int]] = {}
     streams: dict[tuple[int, int], tuple[int, int]] = {}
     before: int | None = None
@@ -181,11 +181,11 @@ def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
         if part.rows == 0:
             continue
         if before is not None and part.first_slot <= before:
-            raise ValueError(f"ranges overlap at slot {part.first_slot}")
+            raise ValueError(f"ranges must not overlap, but two contain slot {part.first_slot}")
         before = part.last_slot
         for log in part.logs:
             at, last = logs.get((log.member, log.incarnation), (number, log.first_index - 1))
-            # Keys grow with the index across the edge, or a later range was delivered before an earlier.
+            # Keys must grow with the index across the edge, else a later range was delivered before an earlier one.
             if last + 1 != log.first_index:
                 yield BrokenJoint(at, number, breaks_density=True, breaks_order=last >= log.first_index)
             logs[log.member, log.incarnation] = (number, log.last_index)
@@ -197,7 +197,7 @@ def broken_joints(ranges: Sequence[OrderSummary]) -> Iterator[BrokenJoint]:
 
 
 def is_dense_from_zero(summary: OrderSummary) -> bool:
-    """Whether each log is dense from its first delivery on: condition 1 for a whole run."""
+    """Whether each log is dense and starts at index 0: the first half of condition 1 for a whole run."""
     return summary.dense and all(log.first_index == 0 for log in summary.logs)
 
 
@@ -205,7 +205,7 @@ TOTAL_ORDER = "total_order"
 
 
 def total_order(trace: Trace) -> Verdict:
-    """Gaps are allowed; a second delivery of a message is integrity's matter and does not count here."""
+    """Check the total order. Gaps are allowed, and repeated deliveries are ignored: `integrity` reports them."""
     deliveries = trace.deliveries()
     summary = summarize_order(deliveries)
     complete = is_dense_from_zero(summary)
@@ -222,7 +222,7 @@ def total_order(trace: Trace) -> Verdict:
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
-    """Why the keys are not in order, or None if only repeated or FIFO-inverted messages made it seem so."""
+    """Why the keys are not in order; None if repeated or FIFO-inverted messages are the only cause."""
     (message,) = message_codes(deliveries)
     _, firsts = np.unique(packed(log_codes(deliveries), message), return_index=True)
     rows = deliveries.select(np.sort(firsts))
@@ -240,9 +240,9 @@ def _explain(deliveries: Rows) -> Verdict | None:
         return _violated(pair.witness, pair.count, Reason.MEMBERS_DISAGREE, "two members disagree")
     cycle = precedence_cycle(message, logs)
     if cycle:
-        text = "no one order fits all members, though no two disagree"
+        text = "no single order fits all members, although no two disagree"
         return _violated(_cycle_witness(rows, cycle), 1, Reason.CYCLE, text)
-    text = "the keys contradict each other, though no two members disagree"
+    text = "the keys contradict each other, although no two members disagree"
     return _violated(fault, 1, Reason.KEYS_CONTRADICT, text)
 
 
@@ -257,10 +257,10 @@ class _Disagreement:
 
 
 def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -> _Disagreement | None:
-    """The two messages that two members deliver in different orders; the earliest in the first member's log.
+    """Two messages that two members deliver in different orders; the earliest such pair in a member's log.
 
-    Along the messages that p shares with q, in p's order, the first descent of q's positions is the first message
-    that q delivered on the other side of one before it: no earlier message of p is in a disagreement with q.
+    Take the messages that p shares with q, in p's order. The first descent of q's positions is the first message that
+    q delivered before its predecessor, so no earlier message of p is in a disagreement with q.
     """
     at = np.full((len(logs), messages), -1, dtype=np.int64)
     for number, log in enumerate(logs):
@@ -284,39 +284,39 @@ def _disagreement(rows: Rows, message: Codes, messages: int, logs: list[Ints]) -
     if best is None:
         return None
     _, _, q, earlier, later = best
-    there_earlier, there_later = int(at[q, message[earlier]]), int(at[q, message[later]])
+    other_earlier, other_later = int(at[q, message[earlier]]), int(at[q, message[later]])
     first, second = message_at(rows, earlier), message_at(rows, later)
-    member, other = int(rows.member[earlier]), int(rows.member[there_earlier])
+    member, other = int(rows.member[earlier]), int(rows.member[other_earlier])
     witness = Witness(
         (first, second),
         (member, other),
-        tuple(position_at(rows, row) for row in (earlier, later, there_later, there_earlier)),
+        tuple(position_at(rows, row) for row in (earlier, later, other_later, other_earlier)),
         f"member {member} delivered {first} before {second}, member {other} after it",
     )
     return _Disagreement(witness, count)
 
 
 def _cycle_witness(rows: Rows, cycle: list[tuple[int, int]]) -> Witness:
-    """Each step is two rows of one member, and begins with the message that the step before ended with."""
-    told = [f"member {rows.member[a]} delivered {message_at(rows, a)} before {message_at(rows, b)}" for a, b in cycle]
+    """Each step is two rows of one member, and begins with the message with which the previous step ended."""
+    steps = [f"member {rows.member[a]} delivered {message_at(rows, a)} before {message_at(rows, b)}" for a, b in cycle]
     return Witness(
         tuple(message_at(rows, a) for a, _ in cycle),
         tuple(int(rows.member[a]) for a, _ in cycle),
         tuple(position_at(rows, row) for step in cycle for row in step),
-        "; ".join(told),
+        "; ".join(steps),
     )
 
 
 def _key_contradiction(rows: Rows) -> Witness | None:
-    """The first contradiction among the keys of first deliveries, if there is one."""
+    """The first contradiction among the keys of first deliveries, or None."""
     log, key = log_codes(rows), key_codes(rows)
     (message,) = message_codes(rows)
     falls = np.flatnonzero((np.diff(key) <= 0) & ~group_starts(log)[1:])
     if len(falls):
         row = int(falls[np.argmin(rows.index[falls])])
-        how = "which is not after the key of"
-        return _contradiction_witness(rows, row + 1, row, how)
-    for one, other, how in (
+        relation = "which is not after the key of"
+        return _contradiction_witness(rows, row + 1, row, relation)
+    for one, other, relation in (
         (key, message, "which is also the key of"),
         (message, key, "and elsewhere under another:"),
     ):
@@ -324,7 +324,7 @@ def _key_contradiction(rows: Rows) -> Witness | None:
         differs = np.flatnonzero((np.diff(one[order]) == 0) & (np.diff(other[order]) != 0))
         if len(differs):
             at = int(differs[np.argmin(rows.index[order[differs + 1]])])
-            return _contradiction_witness(rows, int(order[at]), int(order[at + 1]), how)
+            return _contradiction_witness(rows, int(order[at]), int(order[at + 1]), relation)
     return None
 
 
@@ -346,14 +346,14 @@ def _key_text(rows: Rows, row: int) -> str:
 
 
 def duplicate_index_reason(deliveries: Rows) -> str | None:
-    """That two deliveries of a log have one index; None if none have."""
+    """A text about two deliveries of a log that have the same index; None if there are none."""
     same = np.flatnonzero((np.diff(deliveries.index) == 0) & ~group_starts(log_codes(deliveries))[1:])
     if len(same) == 0:
         return None
     row = same[0]
     return (
-        f"two deliveries of member {deliveries.member[row]} have index {deliveries.index[row]}: their order is "
-        "not recorded (deliveries of several grades are checked one grade at a time)"
+        f"two deliveries of member {deliveries.member[row]} have index {deliveries.index[row]}, so their order is "
+        "unknown (check deliveries of several grades one grade at a time)"
     )
 
 
@@ -368,9 +368,10 @@ def _missing_index_reason(deliveries: Rows) -> str:
 
 
 def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, int]]:
-    """A cycle as steps (row, later row of the same log), or nothing if one order fits all logs.
+    """A cycle in the relation "some member delivered x before y", or an empty list if one order fits all logs.
 
-    `message` numbers the messages from 0; each log is its rows in delivery order.
+    Members can agree pairwise and still form a cycle. Each step is (row, later row of the same log). `message` numbers
+    the messages from 0; each log is its rows in delivery order.
     """
     codes: list[int] = message.tolist()
     count = max(codes, default=-1) + 1
@@ -382,7 +383,7 @@ def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, in
             later[codes[row]].append((row, after))
             pending[codes[after]] += 1
     ready = [code for code in range(count) if pending[code] == 0]
-    while ready:  # take away what nothing precedes; what stays is on a cycle or behind one
+    while ready:  # remove messages without predecessors; the remaining ones are on a cycle or after one
         for _, after in later[ready.pop()]:
             pending[codes[after]] -= 1
             if pending[codes[after]] == 0:
@@ -397,7 +398,7 @@ def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, in
     path: list[tuple[int, int]] = []
     seen: dict[int, int] = {}
     code = stuck[0]
-    while code not in seen:  # walk backwards: each stuck message has a stuck one before it
+    while code not in seen:  # walk backwards: each stuck message has a stuck predecessor
         seen[code] = len(path)
         path.append(before[code])
         code = codes[before[code][0]]
@@ -405,7 +406,7 @@ def precedence_cycle(message: Codes, logs: Sequence[Ints]) -> list[tuple[int, in
 
 
 def _contracted(steps: list[tuple[int, int]], codes: list[int], logs: Sequence[Ints]) -> list[tuple[int, int]]:
-    """Join steps that follow each other in one log, and begin with the smallest message."""
+    """Join consecutive steps in the same log, and start with the smallest message."""
     log_of = {row: number for number, log in enumerate(logs) for row in log.tolist()}
     switch = next(i for i in range(len(steps)) if log_of[steps[i][0]] != log_of[steps[i - 1][0]])
     joined: list[tuple[int, int]] = []
@@ -422,7 +423,10 @@ FIFO = "fifo"
 
 
 def fifo(trace: Trace) -> Verdict:
-    """At each member, each sender's (incarnation, sequence) strictly increases, by priority; gaps are allowed."""
+    """Check that each member delivers each sender's messages in the order of sending; gaps are allowed.
+
+    Where deliveries have a priority (paper 004 §4.2), this holds among messages of the same priority.
+    """
     deliveries = trace.deliveries()
     pair = packed(log_codes(deliveries), deliveries.sender, deliveries.priority)
     order = np.argsort(pair, kind="stable")
@@ -437,7 +441,7 @@ def fifo(trace: Trace) -> Verdict:
             (first, second),
             (member,),
             (position_at(deliveries, earlier), position_at(deliveries, later)),
-            f"member {member} delivered {second} after {first}, though member {second.sender} sent it no later",
+            f"member {member} delivered {second} after {first}, although member {second.sender} sent it no later",
         )
         return Verdict(FIFO, Status.VIOLATED, witness, len(falls))
     return kept(FIFO, dropped_rows_reason(trace) or empty_trace_reason(trace))
