@@ -1,8 +1,8 @@
-"""One range of slots of a run of the priority order, surveyed: which messages it shows where, and small.
+"""The summary of one range of slots of a run of the priority order: which messages have rows in it.
 
-Deliveries and the steps before them are numbered by their place in the agreed order, sends by time: so a message's rows
-lie in several ranges, and a survey says which messages those are. Sets of messages are ranges of numbers
-(`model.message_set`), since members send, receive and consume nearly in sequence.
+The slot of a delivery or queue step is the message's number in the agreed order; the slot of a send follows the time.
+So a message's rows lie in several ranges, and each summary says which messages it has. Members send, receive and
+consume nearly in sequence, so sets of messages are stored as ranges of sequence numbers (`model.message_set`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUEUE_STEP_KINDS = (EventKind.RECEIVE.code, EventKind.QUEUE.code)
 
 @dataclass(frozen=True, slots=True)
 class DeliverySpan:
-    """What one log delivered in a range."""
+    """One log's deliveries in a range."""
 
     run_id: MemberRunId
     count: int
@@ -32,9 +32,9 @@ class DeliverySpan:
     first_slot: int
     last_slot: int
     indices: MessageSet
-    """All indices, as if they were numbers of this log."""
+    """All indices, stored as if they were sequence numbers of this member run."""
     distinct: bool
-    """Whether no index is there twice."""
+    """Whether no index occurs twice."""
     last_ns: int
     last_message: MessageRef
     """The message with the last key."""
@@ -42,16 +42,16 @@ class DeliverySpan:
 
 @dataclass(frozen=True, slots=True)
 class ReceptionSummary:
-    """What one log received in a range."""
+    """One log's receptions in a range."""
 
     max_consumed: int
-    """The largest number of messages that it had consumed then."""
+    """The largest number of messages consumed before a reception."""
     all_counted: bool
-    """Whether every reception says how many."""
+    """Whether every reception has that number."""
     last_ns: int
 
     def merged(self, other: ReceptionSummary) -> ReceptionSummary:
-        """What the log received in this range and in another."""
+        """The receptions in this range and in another."""
         most_consumed = max(self.max_consumed, other.max_consumed)
         return ReceptionSummary(most_consumed, self.all_counted and other.all_counted, max(self.last_ns, other.last_ns))
 
@@ -61,51 +61,51 @@ NO_RECEPTION_SUMMARY = ReceptionSummary(0, True, 0)
 
 @dataclass(frozen=True, slots=True)
 class PriorityRangeSummary:
-    """What a range shows."""
+    """The facts about one range that the checkers of the priority order need."""
 
     base: RangeSummary
-    """As of any order, without the messages that are unmatched."""
+    """The summary for any order, without unmatched messages."""
     last_non_delivery_ns: int
-    """When the last thing happened that is no delivery."""
+    """The time of the last row that is not a delivery."""
     spans: tuple[DeliverySpan, ...]
     has_ungraded: bool
     """Whether some delivery has no grade."""
     ordered: bool
     """Whether keys and messages are one to one, and keys grow with the index of each log."""
     is_sequential: bool
-    """Whether, besides, each log's slots follow one another as its indices do, and a message has one priority."""
+    """Whether, in addition, each log's slots are consecutive as its indices are, and each message has one priority."""
     delivered_twice: MessageSet
-    """What some log delivered twice."""
+    """Messages that some log delivered twice."""
     delivered: dict[MemberRunId, MessageSet]
     sent: dict[MemberRunId, MessageSet]
     received: dict[tuple[MemberRunId, int], MessageSet]
-    """By log, and by the view in which it came."""
+    """The receptions of each log in each view."""
     reception_times: dict[tuple[MemberRunId, int], tuple[int, int]]
-    """When the first and the last of them came."""
+    """The times of the first and the last of these receptions."""
     received_twice: MessageSet
-    """What some log received twice in one view."""
+    """Messages that some log received twice in one view."""
     queued: MessageSet
-    """What anybody put into its queue."""
+    """Messages that some member put into its queue."""
     receptions: dict[MemberRunId, ReceptionSummary]
     slot_spans_by_priority: dict[int, tuple[int, int]]
     """By priority, the first and the last slot in which such a message was delivered."""
     last_delivered: dict[tuple[MemberRunId, int], MessageSet]
-    """By log and priority, the last that it delivered of each sender."""
+    """The last message of each sender that each log delivered, by log and priority."""
 
     def all_delivered(self) -> MessageSet:
-        """What anybody delivered."""
+        """All delivered messages."""
         return union(self.delivered.values())
 
     def all_received(self) -> MessageSet:
-        """What anybody received."""
+        """All received messages."""
         return union(self.received.values())
 
     def has_steps(self) -> bool:
-        """Whether anything was received, queued or delivered."""
+        """Whether the range has receptions, queue steps or deliveries."""
         return bool(self.spans or self.received or self.queued)
 
     def all_sent(self) -> MessageSet:
-        """What anybody sent."""
+        """All sent messages."""
         return union(self.sent.values())
 
 

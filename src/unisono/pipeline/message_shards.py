@@ -119,11 +119,11 @@ def _shard_findings(
 ) -> list[ShardFinding]:
     plain, ranges = context.nothing_found(), run.layout.ranges
     tasks = []
-    for number, tile in enumerate(shards):
+    for number, shard in enumerate(shards):
         before = shards[number - 1] if context.checks_causal and number else None
-        files = tuple(ranges[at] for at in tile.ranges)
+        files = tuple(ranges[at] for at in shard.ranges)
         files_before = tuple(ranges[at] for at in before.ranges) if before else ()
-        tasks.append(ShardTask(context, plain, tile, files, before, files_before, max_rows))
+        tasks.append(ShardTask(context, plain, shard, files, before, files_before, max_rows))
     found: list[ShardFinding] = []
     for outcome in run.runner(tasks):
         if isinstance(outcome, TraceDamaged):
@@ -139,9 +139,9 @@ def _check_order(
     """What is promised of the order of deliveries."""
     plan = run.layout
 
-    def in_ranges(surveys: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
+    def in_ranges(summaries: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
         found = SummarizedRun(
-            plan.meta, plan.logs, surveys, run.load_ranges, grade, run.bound_ns, run.max_suspect_rows, 0
+            plan.meta, plan.logs, summaries, run.load_ranges, grade, run.bound_ns, run.max_suspect_rows, 0
         )
         return check_ranges(found, only)
 
