@@ -16,7 +16,7 @@ from unisono.model.faults import Crash, Loss, Partition, Pause
 from unisono.model.scenario import Scenario
 from unisono.sim import run
 from unisono.sim.swarm.vbr import churning
-from unisono.trace.recorder import MemoryTrace, told_extras, view_extras
+from unisono.trace.recorder import MemoryTrace, report_extras, view_extras
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Mask, MemberLog, Trace
 
@@ -46,7 +46,7 @@ class Run:
         self.memory.recorder(by).event(kind, slot=slot, real_ns=at, local_ns=at, subject=about, subject_incarnation=0)
 
     def stood_still(self, member: int, slot: int) -> None:
-        paused = told_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
+        paused = report_extras(Violation(ViolationKind.PAUSED, "this member stood still for 9 ms"))
         at = slot * SLOT_NS
         self.memory.recorder(member).event(EventKind.VIOLATION, slot=slot, real_ns=at, local_ns=at, extras=paused)
 

@@ -10,7 +10,7 @@ from unisono.check.verdict import Status, Verdict
 from unisono.model.durations import NS_PER_MS
 from unisono.model.events import TopologyChange
 from unisono.model.topology import Topology
-from unisono.trace.recorder import MemoryTrace, told_extras
+from unisono.trace.recorder import MemoryTrace, report_extras
 from unisono.trace.schema import OBSERVER, EventKind, RunMeta
 from unisono.trace.table import Trace
 
@@ -166,7 +166,7 @@ class Changing(Run):
             slot=0,
             real_ns=at_ms * NS_PER_MS,
             local_ns=at_ms * NS_PER_MS,
-            extras=told_extras(event),
+            extras=report_extras(event),
         )
 
     def judged(self, contacts: dict[tuple[int, int], list[int]], paused_ms: int = 0) -> Verdict:

@@ -39,7 +39,7 @@ from unisono.trace.files import (
     write_part,
     write_trace,
 )
-from unisono.trace.recorder import MemoryTrace, Recorder, told_extras, view_extras
+from unisono.trace.recorder import MemoryTrace, Recorder, report_extras, view_extras
 from unisono.trace.schema import (
     CODED,
     MESSAGE_KINDS,
@@ -123,7 +123,11 @@ def everything() -> Trace:
         destinations=(1, 2),
     )
     one.event(
-        EventKind.VIOLATION, slot=6, real_ns=70, local_ns=70, extras=told_extras(Violation(ViolationKind.LATE, "3 ms"))
+        EventKind.VIOLATION,
+        slot=6,
+        real_ns=70,
+        local_ns=70,
+        extras=report_extras(Violation(ViolationKind.LATE, "3 ms")),
     )
     one.event(EventKind.VIEW, slot=6, real_ns=70, local_ns=70, extras=view_extras(10, (1, 2), (7, 8)))
     memory.recorder(OBSERVER).event(EventKind.CRASH, slot=6, real_ns=70, local_ns=70, subject=2, subject_incarnation=0)

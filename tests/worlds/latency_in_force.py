@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.check.columns import message_at, position_at
 from unisono.check.timing import NO_BOUND_PROMISED, latencies
-from unisono.check.verdict import Status, Verdict, Witness, kept
+from unisono.check.verdict import Status, Verdict, Witness, no_violation
 from unisono.trace.schema import ABSENT, EventKind
 from unisono.trace.table import Ints, Rows, Trace
 
@@ -20,7 +20,7 @@ NAME = "latency_in_force"
 def latency_in_force(trace: Trace) -> Verdict:
     """Every delivery within the bound of its slot."""
     if trace.meta.bound_ns is None:
-        return kept(NAME, NO_BOUND_PROMISED)
+        return no_violation(NAME, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
     matched, taken_ns = latencies(trace, deliveries)
     lengths = _slot_lengths(trace, deliveries)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.check.columns import dropped_rows_reason, empty_trace_reason, message_at, message_codes, position_at
-from unisono.check.verdict import Status, Verdict, Witness, kept
+from unisono.check.verdict import Status, Verdict, Witness, no_violation
 from unisono.trace.table import Ints, Rows, Trace
 
 NAME = "causal"
@@ -45,7 +45,7 @@ def causal(trace: Trace) -> Verdict:
                 found.append((int(deliveries.index[row]), witness))
     if found:
         return Verdict(NAME, Status.VIOLATED, min(found, key=lambda f: f[0])[1], count)
-    return kept(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(NAME, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def _rows_by_log(deliveries: Rows) -> dict[tuple[int, int], Ints]:

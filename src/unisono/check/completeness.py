@@ -62,7 +62,7 @@ from unisono.check.columns import (
     send_statuses,
     stream_codes,
 )
-from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
+from unisono.check.verdict import Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.model.events import ViolationKind
 from unisono.trace.schema import OBSERVER, EventKind
 from unisono.trace.table import Ints, Mask, Rows, Trace, concatenated
@@ -93,10 +93,10 @@ def integrity(trace: Trace, last_logged: LastLogged | None = None) -> Verdict:
         return unknown(INTEGRITY, Reason.LOG_NOT_WHOLE, reason)
     doubt = dropped_rows_reason(trace) or empty_trace_reason(trace)
     if doubt is not None:
-        return kept(INTEGRITY, doubt)
+        return no_violation(INTEGRITY, doubt)
     after_end = int((statuses == SendStatus.AFTER_LOG_END).sum())
     if not after_end:
-        return kept(INTEGRITY, None)
+        return no_violation(INTEGRITY, None)
     reason = f"{after_end} deliveries are of messages that a crashed sender did not log in time"
     return Verdict(INTEGRITY, Status.VALID, reason=reason, token=Reason.AFTER_CRASH)
 
@@ -177,7 +177,7 @@ def _check_agreement(trace: Trace, name: str, *, until_ns: int | None, bound_ns:
             name, Status.VIOLATED, _agreement_witness(both, deliveries, *min(missing, key=lambda m: m[0])), count
         )
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
-    return kept(name, doubt)
+    return no_violation(name, doubt)
 
 
 def _from_crashed_members(rows: Rows, member_runs: dict[tuple[int, int], MemberRun]) -> Mask:
@@ -265,7 +265,7 @@ def gap_freedom(
     if cut:
         doubtful.append(f"the log of member {cut[0]} was not closed, and no CRASH says why")
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
-    return kept(GAP_FREEDOM, doubt)
+    return no_violation(GAP_FREEDOM, doubt)
 
 
 def _required_messages(
@@ -447,7 +447,7 @@ def gaps_explained(
         return Verdict(GAPS_EXPLAINED, Status.VIOLATED, witness, count, figures=figures)
     doubtful += _unchecked_reasons(records)
     doubt = incomplete_logs(doubtful) or dropped_rows_reason(trace) or empty_trace_reason(trace)
-    return kept(GAPS_EXPLAINED, doubt, figures)
+    return no_violation(GAPS_EXPLAINED, doubt, figures)
 
 
 def _messages(sends: Rows, deliveries: Rows) -> tuple[_Messages, Codes, Codes]:

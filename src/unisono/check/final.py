@@ -24,7 +24,7 @@ from unisono.check.columns import (
     position_at,
     reporting,
 )
-from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, kept
+from unisono.check.verdict import Doubt, Position, Status, Verdict, Witness, no_violation
 from unisono.model.events import ViolationKind
 from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows, Trace
@@ -217,4 +217,4 @@ def _violation(name: str, rows: Rows, row_numbers: tuple[int, ...], text: str, c
 
 
 def _clean_verdict(trace: Trace, name: str, doubt: Doubt | None = None) -> Verdict:
-    return kept(name, doubt or dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(name, doubt or dropped_rows_reason(trace) or empty_trace_reason(trace))

@@ -55,18 +55,18 @@ class MessageShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class VerdictSummary:
     """A verdict without its witness. A text that differs from that of a clean shard only makes the shard suspect."""
 
     status: Status
     doubt: Doubt | None
 
 
-def said(verdict: Verdict) -> Said:
+def summarize_verdict(verdict: Verdict) -> VerdictSummary:
     """A verdict without its witness. For a part of a run, "nothing recorded" counts as valid."""
     if verdict.status is Status.UNKNOWN and verdict.token is Reason.NOTHING_RECORDED:
-        return Said(Status.VALID, None)
-    return Said(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
+        return VerdictSummary(Status.VALID, None)
+    return VerdictSummary(verdict.status, None if verdict.token is None else Doubt(verdict.token, verdict.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class RunContext:
             last_logged=self.last_logged,
         )
 
-    def nothing_found(self) -> dict[str, Said]:
+    def nothing_found(self) -> dict[str, VerdictSummary]:
         """The verdicts for a clean shard."""
-        return {name: said(verdict) for name, verdict in self.check(concatenated([])).items()}
+        return {name: summarize_verdict(verdict) for name, verdict in self.check(concatenated([])).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _ranges_meeting(spans: _Spans, first: int, last: int) -> set[int]:
 
 
 def check_shard(
-    context: RunContext, nothing_found: Mapping[str, Said], rows: Rows, previous: Rows | None = None
+    context: RunContext, nothing_found: Mapping[str, VerdictSummary], rows: Rows, previous: Rows | None = None
 ) -> ShardFinding:
     """Check the rows of one shard: which checks find something, and the latencies of deliveries.
 
@@ -214,7 +214,7 @@ def check_shard(
         edges = summarize_causal_order(
             whole, whole if previous is None else context.with_member_events(concatenated([previous, rows]))
         )
-    suspect = frozenset(name for name, found in verdicts.items() if said(found) != nothing_found[name])
+    suspect = frozenset(name for name, found in verdicts.items() if summarize_verdict(found) != nothing_found[name])
     return ShardFinding(suspect, len(rows), seen, not_recorded, edges)
 
 

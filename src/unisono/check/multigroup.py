@@ -28,7 +28,7 @@ from unisono.check.columns import (
     message_codes,
     position_at,
 )
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.durations import NS_PER_MS
 from unisono.model.topology import Topology
 from unisono.trace.schema import ABSENT, EventKind
@@ -70,7 +70,7 @@ def multigroup_agreement(
     }
     doubt = _incomplete_reason(trace, known)
     return {
-        name: verdict if verdict.status is Status.VIOLATED or doubt is None else kept(name, doubt)
+        name: verdict if verdict.status is Status.VIOLATED or doubt is None else no_violation(name, doubt)
         for name, verdict in found.items()
     }
 

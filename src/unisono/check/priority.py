@@ -38,7 +38,7 @@ from unisono.check.columns import (
     excused_members,
     member_runs,
 )
-from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept
+from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.message_set import NO_MESSAGES, MessageRef, MessageSet
 from unisono.model.priorities import PRIORITY_ORDERS
 from unisono.trace.schema import ABSENT, EventKind
@@ -74,7 +74,7 @@ def atomicity_verdict(violations: list[Witness], views: int, incomplete_reason: 
         return Verdict(VIEW_ATOMICITY, Status.VIOLATED, violations[0], len(violations))
     if incomplete_reason is None and not views:
         incomplete_reason = Doubt(Reason.NO_VIEWS, "no agreed view was recorded")
-    return kept(VIEW_ATOMICITY, incomplete_reason, {"views": views})
+    return no_violation(VIEW_ATOMICITY, incomplete_reason, {"views": views})
 
 
 def check_same_messages(
@@ -223,12 +223,12 @@ def priority_accounting(trace: Trace) -> Verdict:
     members = [consumption_log(trace, member_run) for member_run in member_runs(trace).values()]
     for member in members:
         if member.order and not member.received_step:
-            return kept(PRIORITY_ACCOUNTING, NO_RECEPTIONS)
+            return no_violation(PRIORITY_ACCOUNTING, NO_RECEPTIONS)
     for member in members:
         if not member.is_dense or max(member.consumed_before.values(), default=0) > len(member.order):
-            return kept(PRIORITY_ACCOUNTING, missing_deliveries_reason(member.member_run.member))
+            return no_violation(PRIORITY_ACCOUNTING, missing_deliveries_reason(member.member_run.member))
         if not member.all_counted:
-            return kept(PRIORITY_ACCOUNTING, uncounted_reception_reason(member.member_run.member))
+            return no_violation(PRIORITY_ACCOUNTING, uncounted_reception_reason(member.member_run.member))
     found: list[MissedOvertaking] = []
     count = overtakings = 0
     excused = excused_members(trace)
@@ -243,7 +243,7 @@ def priority_accounting(trace: Trace) -> Verdict:
     if found:
         first = min(found, key=lambda pair: (pair.index, pair.log.member_run.member))
         return violation_verdict(first, members, priority, count, overtakings)
-    return kept(PRIORITY_ACCOUNTING, dropped_rows_reason(trace), figures)
+    return no_violation(PRIORITY_ACCOUNTING, dropped_rows_reason(trace), figures)
 
 
 def missing_deliveries_reason(member: int) -> Doubt:

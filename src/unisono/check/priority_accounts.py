@@ -50,7 +50,7 @@ from unisono.check.priority_windows import (
 )
 from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import SOME_UNGRADED
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, kept, unknown
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, no_violation, unknown
 from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.schema import EventKind
 from unisono.trace.table import Rows
@@ -303,7 +303,7 @@ class _PriorityViolations:
     def verdict(self, overtakings: int) -> Verdict:
         """The verdict for all violations added so far."""
         if not self._broken_by_run:
-            return kept(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
+            return no_violation(PRIORITY_ACCOUNTING, self._run.incomplete_reason, {"overtakings": overtakings})
         firsts = []
         for run_id in sorted(self._broken_by_run):
             pair, log = self._broken_by_run[run_id].first, self._facts[run_id]
@@ -329,7 +329,7 @@ def _accounting_verdict(
 ) -> Verdict:
     """The verdict from the windows if they can decide; `unread_reason` says why there are none."""
     if isinstance(facts, Doubt):
-        return kept(PRIORITY_ACCOUNTING, facts)
+        return no_violation(PRIORITY_ACCOUNTING, facts)
     if sequential_run.irregular_ranges or any(finding.unknown_reason for finding in findings):
         return _check_whole_run(run)
     if unread_reason:

@@ -8,8 +8,8 @@ What each promise needs from the other ranges:
   sequence of slots, that is a slot. A window of some ranges (`check.priority_windows`) then needs from other ranges
   only the receptions of its messages and the last slot of each priority. Few messages wait across an edge, since
   senders have limited windows. If the logs do not follow one sequence, P2 is checked on the whole run, and is unknown
-  if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is checked, and
-  a diverging log counts up to the point where it diverges; this misses no violation.
+  if the run is too long for that. If only logs of crashed or excluded members diverge, the sequence of the others is
+  checked, and a diverging log counts up to the point where it diverges; this misses no violation.
 - View atomicity: the messages that each member received in each view, over all ranges.
 - Gap freedom: undelivered messages, messages where a log leaves the sequence, and how far each member got.
 - Latency: the sends of a window's messages.
@@ -42,7 +42,7 @@ from unisono.check.shard_summary import LatencySummary
 from unisono.check.suite import NO_BOUND, as_unbounded
 from unisono.check.timing import sends_not_recorded
 from unisono.check.total_order import FIFO, total_order
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept, unknown
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.model.message_set import MessageOrigin as Origins
 from unisono.model.message_set import MessageRef, MessageSet
 from unisono.trace.schema import ABSENT, EventKind, RunMeta
@@ -91,7 +91,7 @@ class PriorityRun:
 
     def clean_verdict(self, name: str) -> Verdict:
         """The verdict if no violation was found."""
-        return kept(name, self.incomplete_reason)
+        return no_violation(name, self.incomplete_reason)
 
     @cached_property
     def excused(self) -> set[MemberRunId]:

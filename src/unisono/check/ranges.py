@@ -27,7 +27,7 @@ from unisono.check.completeness import gap_freedom, gaps_explained, integrity
 from unisono.check.shard_summary import FifoSpan, LatencySummary, RangeSummary, last_logged_sequences
 from unisono.check.timing import latencies, sends_not_recorded
 from unisono.check.total_order import LogSpan, duplicate_index_reason, fifo, total_order
-from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, kept, unknown
+from unisono.check.verdict import Doubt, MessageId, Position, Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.trace.schema import RunMeta
 from unisono.trace.table import MemberLog, Rows, Trace, concatenated
 
@@ -246,12 +246,12 @@ def latency_verdict(measured: LatencySummary, bound_ns: int, doubt: Doubt | None
         )
         witness = Witness((message,), (late.member,), (Position(late.member, message, late.index),), text)
         return Verdict("latency", Status.VIOLATED, witness, measured.late_deliveries, figures=figures)
-    return kept("latency", doubt, figures)
+    return no_violation("latency", doubt, figures)
 
 
 def _clean_verdict(name: str, run: SummarizedRun) -> Verdict:
     """The verdict if no violation was found: valid, unless rows are missing or there are none."""
-    return kept(name, _doubt(run))
+    return no_violation(name, _doubt(run))
 
 
 def _doubt(found: SummarizedRun) -> Doubt | None:

@@ -28,7 +28,7 @@ from unisono.check.columns import (
     send_statuses,
     stream_codes,
 )
-from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, kept
+from unisono.check.verdict import Doubt, MessageId, Reason, Status, Verdict, Witness, no_violation
 from unisono.model.rates import Rate
 from unisono.trace.schema import EventKind, RunMeta
 from unisono.trace.table import Ints, Mask, Rows, Trace
@@ -86,7 +86,7 @@ def latency(trace: Trace, *, bound_ns: int | None = None) -> Verdict:
     doubt = NO_BOUND_PROMISED if bound is None else dropped_rows_reason(trace) or empty_trace_reason(trace)
     if doubt is None and len(matched) < len(deliveries):
         doubt = sends_not_recorded(int((send_statuses(trace, deliveries) == SendStatus.NOT_RECORDED).sum()))
-    return kept(LATENCY, doubt, figures)
+    return no_violation(LATENCY, doubt, figures)
 
 
 def sends_not_recorded(deliveries: int) -> Doubt | None:
@@ -266,7 +266,7 @@ def rate_verdict(violations: Iterable[RateViolation], incomplete_reason: Doubt |
     """The verdict for these violations; `incomplete_reason` says why there could be more."""
     distinct = sorted(set(violations))
     if not distinct:
-        return kept(RATE_COMPLIANCE, incomplete_reason)
+        return no_violation(RATE_COMPLIANCE, incomplete_reason)
     first = distinct[0]
     message = MessageId(first.sender, first.incarnation, first.sequence)
     where = (

@@ -33,7 +33,7 @@ from unisono.check.columns import (
     position_at,
     stream_codes,
 )
-from unisono.check.verdict import Reason, Status, Verdict, Witness, kept, unknown
+from unisono.check.verdict import Reason, Status, Verdict, Witness, no_violation, unknown
 from unisono.trace.table import Ints, Rows, Trace
 
 
@@ -218,7 +218,7 @@ def total_order(trace: Trace) -> Verdict:
             return found
     if not complete:
         return unknown(TOTAL_ORDER, Reason.INDEX_MISSING, _missing_index_reason(deliveries))
-    return kept(TOTAL_ORDER, dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(TOTAL_ORDER, dropped_rows_reason(trace) or empty_trace_reason(trace))
 
 
 def _explain(deliveries: Rows) -> Verdict | None:
@@ -444,4 +444,4 @@ def fifo(trace: Trace) -> Verdict:
             f"member {member} delivered {second} after {first}, although member {second.sender} sent it no later",
         )
         return Verdict(FIFO, Status.VIOLATED, witness, len(falls))
-    return kept(FIFO, dropped_rows_reason(trace) or empty_trace_reason(trace))
+    return no_violation(FIFO, dropped_rows_reason(trace) or empty_trace_reason(trace))

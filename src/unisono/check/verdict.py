@@ -141,7 +141,7 @@ class Verdict:
         return shown
 
 
-def kept(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = None) -> Verdict:
+def no_violation(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = None) -> Verdict:
     """The verdict if the checker found no violation: valid, or unknown if there is a doubt."""
     if doubt is None:
         return Verdict(name, Status.VALID, figures=figures or {})
@@ -150,7 +150,7 @@ def kept(name: str, doubt: Doubt | None, figures: Mapping[str, int] | None = Non
 
 def unknown(name: str, reason: Reason, text: str) -> Verdict:
     """The verdict if the trace cannot tell."""
-    return kept(name, Doubt(reason, text))
+    return no_violation(name, Doubt(reason, text))
 
 
 def graded_name(check: str, grade: str) -> str:

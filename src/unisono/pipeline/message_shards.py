@@ -27,7 +27,7 @@ from unisono.check.message_shards import (
 from unisono.check.ranges import SummarizedRun, check_ranges, latency_verdict
 from unisono.check.shard_summary import RangeSummary, last_logged_sequences
 from unisono.check.suite import NO_BOUND, SLOT_ORDERS, as_unbounded
-from unisono.check.verdict import Reason, Verdict, graded_name, kept, unknown
+from unisono.check.verdict import Reason, Verdict, graded_name, no_violation, unknown
 from unisono.model.services import SERVICE_CHECKS
 from unisono.pipeline.spark_tasks import Runner, ShardTask, shard_rows, summarize_ranges
 from unisono.trace.files import Layout
@@ -60,7 +60,9 @@ class RecordedRun:
 
     def clean_verdict(self, name: str) -> Verdict:
         """What is said of a promise that nothing speaks against."""
-        return kept(name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs)))
+        return no_violation(
+            name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs))
+        )
 
 
 def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:

@@ -167,17 +167,19 @@ class Rewriter:
         """
         run, group = self.meta.run, self.meta.group
         if any(set(table[name].unique().to_pylist()) != {value} for name, value in (("run", run), ("group", group))):
-            return _said(table["member"][0].as_py(), table["recorder_incarnation"][0].as_py(), -1, "", FileStamp(0, ""))
+            return _written_file(
+                table["member"][0].as_py(), table["recorder_incarnation"][0].as_py(), -1, "", FileStamp(0, "")
+            )
         rows = from_arrow(_to_trace_schema(table), f"run {run}, group {group}")
         rows = _sorted_by_time(rows if self.version == SCHEMA_VERSION else version_1.upgraded(rows))
         member, incarnation = int(rows.member[0]), int(rows.recorder_incarnation[0])
         folder = member_folder(self.out, run, group, member)
         folder.mkdir(parents=True, exist_ok=True)
         path = part_path(folder, int(rows.slot[0]), self.range_slots, incarnation, 0)
-        return _said(member, incarnation, len(rows), path.name, write_part(path, rows, run, group))
+        return _written_file(member, incarnation, len(rows), path.name, write_part(path, rows, run, group))
 
 
-def _said(member: int, incarnation: int, rows: int, file: str, known: FileStamp) -> Any:
+def _written_file(member: int, incarnation: int, rows: int, file: str, known: FileStamp) -> Any:
     return pa.table(
         {
             "member": pa.array([member], pa.int32()),

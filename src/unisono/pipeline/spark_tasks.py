@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from unisono.check.message_shards import MessageShard, RunContext, Said, ShardFinding, check_shard
+from unisono.check.message_shards import MessageShard, RunContext, ShardFinding, VerdictSummary, check_shard
 from unisono.check.shard_summary import RangeSummary, summarize_range
 from unisono.check.timing import DeclaredRates, declared_rates
 from unisono.pipeline.distribute import run_on_spark
@@ -67,7 +67,7 @@ class ShardTask:
     """One tile of one run, to be judged; with the tile before it, where that tells something."""
 
     context: RunContext
-    nothing_found: dict[str, Said]
+    nothing_found: dict[str, VerdictSummary]
     shard: MessageShard
     files: tuple[RangeFiles, ...]
     previous: MessageShard | None

@@ -17,7 +17,7 @@ from unisono.model.events import (
 )
 from unisono.runtime.clock import WallClock
 from unisono.stack import Stack
-from unisono.trace.recorder import Extras, Recorder, told_extras, view_extras
+from unisono.trace.recorder import Extras, Recorder, report_extras, view_extras
 from unisono.trace.schema import EventKind
 
 
@@ -84,7 +84,9 @@ class DriverRecorder:
         elif isinstance(event, Violation | Notice):
             kind = EventKind.VIOLATION if isinstance(event, Violation) else EventKind.NOTICE
             slot = event.slot if event.slot is not None else self._stack.grid.slot_of(now)
-            recorder.event(kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, extras=told_extras(event))
+            recorder.event(
+                kind, slot=slot, real_ns=real, local_ns=now, subject=event.member, extras=report_extras(event)
+            )
             if isinstance(event, Rejoining) and recorder.new_incarnation is not None:
                 recorder.event(EventKind.LEAVE, slot=event.final_slot + 1, real_ns=real, local_ns=now)
                 self._recorder = recorder.new_incarnation(event.incarnation)

@@ -27,7 +27,7 @@ from unisono.model.timing import Timing
 from unisono.model.workloads import ScheduledSends, silent
 from unisono.sim.clocks import Clock
 from unisono.stack import Datagram
-from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, told_extras, view_extras
+from unisono.trace.recorder import NOTHING_MORE, Extras, Recorder, report_extras, view_extras
 from unisono.trace.schema import EventKind
 
 NEVER = 1 << 63
@@ -379,11 +379,11 @@ class SimulatedMember:
             case Violation():
                 self.violations.append(event)
                 slot = self._slot_of(local) if event.slot is None else event.slot
-                self._record_event(EventKind.VIOLATION, now, local, slot, told_extras(event), subject=event.member)
+                self._record_event(EventKind.VIOLATION, now, local, slot, report_extras(event), subject=event.member)
             case Notice():
                 self.notices.append(event)
                 slot = self._slot_of(local) if event.slot is None else event.slot
-                self._record_event(EventKind.NOTICE, now, local, slot, told_extras(event), subject=event.member)
+                self._record_event(EventKind.NOTICE, now, local, slot, report_extras(event), subject=event.member)
             case LeaveComplete():
                 self.inactive_until_ns = NEVER
                 self._record_event(EventKind.LEAVE, now, local, event.final_slot + 1)

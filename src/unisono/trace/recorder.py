@@ -212,7 +212,7 @@ def view_extras(view: int, members: Sequence[int], incarnations: Sequence[int] =
     return Extras(view=view, members=tuple(members), member_incarnations=listed or None)
 
 
-def told_extras(event: Violation | Notice) -> Extras:
+def report_extras(event: Violation | Notice) -> Extras:
     """The extras of a VIOLATION or NOTICE row."""
     talks_with = event.talks_with if isinstance(event, TopologyChange) else None
     return Extras(note=event.text, token=event.kind.value, talks_with=talks_with)
