@@ -35,7 +35,7 @@ def test_many_small_files_become_few(spark: SparkSession, tmp_path: Path) -> Non
     (before,), (after,) = verify(tmp_path / "small"), verify(tmp_path / "few")
     assert after.verdicts == before.verdicts
     planted.assert_found(after.verdicts)
-    with pytest.raises(TraceDamaged, match="is there already"):
+    with pytest.raises(TraceDamaged, match="already exists"):
         relayout(spark, folder, tmp_path / "few")
 
 

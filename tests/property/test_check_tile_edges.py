@@ -256,7 +256,7 @@ def test_a_number_of_the_final_sequence_with_two_messages() -> None:
         assert "of the final order is" in str(report.verdicts["final_order"].witness)
         unread = by_parts(trace_of(damaged, "vbr", 0, cut=False), 4, looked_at_rows=1).verdicts["final_order"]
         assert unread.status is Status.UNKNOWN
-        assert "more than the 1 looked at" in unread.reason
+        assert "more than the 1 rows checked" in unread.reason
 
 
 def test_a_member_that_never_delivered_finally() -> None:

@@ -329,7 +329,7 @@ def test_a_damaged_state_is_told_and_never_taken_for_a_new_one(tmp_path: Path) -
     keep = tmp_path / "keep"
     keep.mkdir()
     (keep / "measurement.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
-    with pytest.raises(InvalidOption, match="is no readable state of a measurement"):
+    with pytest.raises(InvalidOption, match="is not a readable measurement state"):
         MeasurementStore(keep / "measurement.sqlite")
     (keep / "measurement.sqlite").unlink()
     (keep / "measures.json").write_text("", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Verdicts over long runs of the orders that no sequence of keys cuts into ranges: of services without a total order,
-of multicast to several groups, and of final deliveries over a slot order.
+"""Verdicts over long runs of orders without one sequence of keys: services without a total order, multicast to several
+groups, and final deliveries over a slot order.
 
-What is promised of single messages is judged by tiles (`check.message_shards`), what is promised of their
-order by ranges of slots. In neither case is more held in one place than one tile, or what is suspect.
+Promises about single messages are checked by message shards (`check.message_shards`), promises about their order by
+ranges of slots. In both cases one process holds at most one shard, or the suspect rows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from unisono.trace.table import Rows, Trace, concatenated
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run on disk that was surveyed."""
+    """A recorded run with the summaries of its ranges."""
 
     layout: Layout
     summaries: tuple[RangeSummary, ...]
-    """Of the deliveries of all grades."""
+    """Summaries of the deliveries of all grades."""
     grades: tuple[str, ...]
     bound_ns: int | None
     load_ranges: Callable[[Sequence[int]], Rows]
@@ -50,27 +50,27 @@ class RecordedRun:
 
     @property
     def has_finals(self) -> bool:
-        """Whether deliveries are made final over a slot order."""
+        """Whether the run has final deliveries over a slot order."""
         return self.layout.meta.order in SLOT_ORDERS
 
     @property
     def events(self) -> Rows:
-        """What happened to members."""
+        """All member events."""
         return concatenated([survey.events for survey in self.summaries])
 
     def clean_verdict(self, name: str) -> Verdict:
-        """What is said of a promise that nothing speaks against."""
+        """The verdict if no violation was found."""
         return no_violation(
             name, dropped_rows_reason(Trace.from_rows(concatenated([]), self.layout.meta, self.layout.logs))
         )
 
 
 def verify_in_shards(run: RecordedRun) -> dict[str, Verdict]:
-    """One verdict per promise, as `check.suite.check_all` gives over the whole run."""
+    """The same verdicts as `check.suite.check_all` over the whole run."""
     if run.layout.meta.order in SERVICE_CHECKS and len(run.grades) > 1:
         reason = f"a service without a total order has deliveries of one grade, not {' and '.join(run.grades)}"
         return {"messages": unknown("messages", Reason.GRADES_MIXED, reason)}
-    # What is early binds nobody, also where nothing became final.
+    # Early deliveries oblige no other member, even if no delivery became final.
     binding = FINAL if run.has_finals or EARLY in run.grades else None
     graded = run.summaries if binding is None else summarize_ranges(run.layout, run.runner, binding, run.bound_ns)
     verdicts = _check_order(run, graded, binding)
@@ -138,7 +138,7 @@ def _shard_findings(
 def _check_order(
     run: RecordedRun, graded_summaries: tuple[RangeSummary, ...], binding_grade: str | None
 ) -> dict[str, Verdict]:
-    """What is promised of the order of deliveries."""
+    """The verdicts on the order of deliveries."""
     plan = run.layout
 
     def in_ranges(summaries: tuple[RangeSummary, ...], grade: str | None, only: Collection[str]) -> dict[str, Verdict]:
@@ -173,13 +173,15 @@ def _check_order(
 def _unknown_if_too_large(
     run: RecordedRun, name: str, check: Callable[[Callable[[Iterable[int]], Trace]], Verdict]
 ) -> Verdict:
-    """The verdict of a judge that reads some ranges; unknown if they are too long."""
+    """The verdict of a check that reads some ranges; unknown if they have too many rows."""
 
     def part(numbers: Iterable[int]) -> Trace:
         chosen = sorted(numbers)
         rows = sum(run.summaries[number].rows for number in chosen)
         if rows > run.max_suspect_rows:
-            raise _SuspectLimitExceeded(f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} looked at")
+            raise _SuspectLimitExceeded(
+                f"{rows:,} rows are suspect, more than the {run.max_suspect_rows:,} rows checked"
+            )
         loaded = run.load_ranges(chosen).of_kind(EventKind.SEND, EventKind.DELIVER)
         return Trace.from_rows(concatenated([loaded, run.events]), run.layout.meta, run.layout.logs)
 
@@ -190,4 +192,4 @@ def _unknown_if_too_large(
 
 
 class _SuspectLimitExceeded(Exception):
-    """More rows are suspect than are looked at."""
+    """More rows are suspect than the check may read."""
