@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 from tests.pipeline.standalone import Standalone, standalone
-from tests.recorded import record_run
+from tests.recorded_runs import record_run
 
 from unisono.experiments.catalogue import find_experiment, run_task
 from unisono.experiments.experiment import result_rows, split_into_tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.measured import append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import append_rows, interval_rows, lossy_between, write_run
 
 from unisono.pipeline import metric_source
 from unisono.pipeline.metric_source import MetricReader, MetricSource, decode_blocks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.planted import plant_late_delivery
-from tests.recorded import record_run
+from tests.planted_violations import plant_late_delivery
+from tests.recorded_runs import record_run
 
 from unisono.check.verdict import Status
 from unisono.pipeline import relayout as relayout_module
@@ -74,7 +74,7 @@ def test_executors_run_in_another_folder(spark: SparkSession, tmp_path: Path, mo
     assert (report.status, report.rows) == (Status.VALID, done.rows)
 
 
-def test_what_was_written_where_nobody_finds_it_is_not_done(
+def test_files_written_where_the_driver_cannot_find_them_are_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = record_run(tmp_path / "small", members=2, slots=20, burst=1, range_slots=8)
@@ -105,7 +105,7 @@ def test_an_interrupted_compaction_leaves_nothing_in_the_way(
 
 
 @pytest.mark.parametrize("damage", ["another version", "a column less", "rows lost", "all rows lost", "another run"])
-def test_what_cannot_be_trusted_is_not_carried_over(damage: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_traces_are_not_rewritten(damage: str, spark: SparkSession, tmp_path: Path) -> None:
     folder = record_run(tmp_path / "ours", members=2, slots=20, burst=1, range_slots=8)
     path = min((folder / "member=1").glob("*.parquet"))
     table = pq.read_table(path, partitioning=None)

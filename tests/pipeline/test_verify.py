@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
-from tests.recorded import BOUND_NS, record_run
-from tests.recorded_priority import plant_priority_violation, record_priority
+from tests.recorded_priority_runs import plant_priority_violation, record_priority
+from tests.recorded_runs import BOUND_NS, record_run
 
 from unisono.check.verdict import Status
 from unisono.pipeline.verify import on_spark, verify

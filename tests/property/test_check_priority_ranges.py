@@ -430,7 +430,7 @@ def test_small_runs_in_ranges_of_few_slots(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", SMALL)
-def test_a_reception_that_does_not_say_what_was_consumed_leaves_nothing_known(what: str) -> None:
+def test_a_reception_without_a_count_makes_the_verdict_unknown(what: str) -> None:
     levels, members, _ = SMALL[what]
     run = told(*levels)
     for member, (start, steps) in members.items():
@@ -466,7 +466,7 @@ def test_a_crashed_member_that_consumed_otherwise_does_not_make_the_rest_unknown
 
 
 @pytest.mark.parametrize("crashed", [1, 3])
-def test_what_only_a_crashed_member_had_before_an_urgent_message_is_not_held_against_the_rest(crashed: int) -> None:
+def test_deliveries_of_a_crashed_member_before_an_urgent_message_do_not_count_against_others(crashed: int) -> None:
     run = told(HIGH, LOW, HIGH)
     for member in {1, 2, 3} - {crashed}:
         run.member(member, *("R0", "R1", "R2", "D0", "D2", "D1"))
@@ -478,7 +478,7 @@ def test_what_only_a_crashed_member_had_before_an_urgent_message_is_not_held_aga
         assert found["priority_accounting"].status is Status.VALID
 
 
-def test_what_a_crashed_member_consumed_and_nobody_else_excuses_nothing() -> None:
+def test_consumption_at_a_crashed_member_only_excuses_nothing() -> None:
     run = told(LOW, LOW, HIGH, LOW)
     for member in (1, 2):
         run.member(member, *("R0", "R3", "D0", "R2", "D3", "D2"))
@@ -491,7 +491,7 @@ def test_what_a_crashed_member_consumed_and_nobody_else_excuses_nothing() -> Non
     assert little["priority_accounting"].status is Status.UNKNOWN
 
 
-def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_from_a_part() -> None:
+def test_verdicts_that_depend_on_a_diverging_log_need_the_whole_run() -> None:
     """Member 3 had consumed 0 when it received 2, which so need not overtake it: that is seen as a whole only."""
     run = told(LOW, LOW, HIGH)
     for member in (1, 2):
@@ -505,7 +505,7 @@ def test_what_hangs_on_what_a_crashed_member_consumed_otherwise_is_never_told_fr
     assert little["priority_accounting"].status is Status.UNKNOWN
 
 
-def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
+def test_deliveries_after_a_member_left_are_not_suspect() -> None:
     run = told(*[LOW] * 20)
     both = [f"{step}{message}" for message in range(20) for step in "RQD"]
     for member in (1, 2):
@@ -518,7 +518,7 @@ def test_what_was_delivered_after_a_member_left_is_not_suspect() -> None:
     assert found["gap_freedom"].status is Status.VALID
 
 
-def test_what_nobody_delivered_is_judged_by_the_surveys_of_ranges_and_few_rows() -> None:
+def test_undelivered_messages_are_checked_from_summaries_and_few_rows() -> None:
     """Each urgent message comes in the middle of a range, and the less urgent ones behind it overtake it."""
     run = told(*[LOW] * 18, *[HIGH] * 6)
     steps = [f"R{message}" for message in range(18)]
@@ -533,7 +533,7 @@ def test_what_nobody_delivered_is_judged_by_the_surveys_of_ranges_and_few_rows()
     assert len(loaded) == 1  # for the witness
 
 
-def test_a_range_in_which_messages_were_only_queued_is_read_where_all_is_judged_as_a_whole() -> None:
+def test_a_range_with_only_queue_steps_is_read_in_a_whole_run_check() -> None:
     run = told(LOW, HIGH)
     for member in (1, 2):
         run.member(member, "R0", "Q0", "R1", "Q1", "D0", "D1")
@@ -555,7 +555,7 @@ def test_messages_that_lie_in_many_ranges_are_not_read_again_and_again() -> None
     assert found["total_order"].status is Status.VALID
 
 
-def test_what_a_priority_run_does_not_have_is_not_judged_by_windows() -> None:
+def test_windows_cannot_check_explained_gaps_or_several_grades() -> None:
     run = told(LOW)
     run.member(1, "R0", "Q0", "D0")
     trace = run.trace()
@@ -571,7 +571,7 @@ def test_what_a_priority_run_does_not_have_is_not_judged_by_windows() -> None:
     assert {verdict.status for verdict in found.values()} == {Status.UNKNOWN}
 
 
-def test_clean_runs_are_told_by_windows() -> None:
+def test_clean_runs_are_decided_by_windows() -> None:
     for seed in range(8):
         whole, _ = agree(simulated(seed), seed, sizes_of(np.random.default_rng(seed)))
         assert {verdict.status for verdict in whole.values()} == {Status.VALID}

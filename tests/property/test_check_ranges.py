@@ -304,7 +304,7 @@ def test_several_damages(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("damage", "check"), [(swapped, "total_order"), (swapped, "fifo"), (late, "latency")])
-def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage, check: str) -> None:
+def test_one_part_shows_violations_that_no_other_part_can_excuse(damage: Damage, check: str) -> None:
     chance = np.random.default_rng(4)
     rows = run(chance, 3, 60)
     for _ in range(12):
@@ -313,7 +313,7 @@ def test_one_part_is_enough_to_see_what_no_other_part_can_excuse(damage: Damage,
     assert by_ranges(trace, 4, looked_at_rows=1)[check].status is Status.VIOLATED
 
 
-def test_what_a_crashed_member_lacks_is_seen_from_what_it_delivered_in_other_ranges() -> None:
+def test_gaps_of_a_crashed_member_show_from_its_deliveries_in_other_ranges() -> None:
     rows = run(np.random.default_rng(1), 3, 12)
     at = {"kind": EventKind.CRASH.code, "member": OBSERVER, "sender": 2, "slot": 12, "real_ns": 20 * SLOT_NS}
     rows = concatenated([rows, changed(rows.select(np.array([0])), 0, **at)])
@@ -387,7 +387,7 @@ def test_quantiles_of_latencies_are_at_most_a_32nd_and_a_microsecond_above_the_t
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_overlapping_is_what_any_two_spans_say(seed: int) -> None:
+def test_overlapping_matches_a_comparison_of_all_pairs(seed: int) -> None:
     chance = np.random.default_rng(seed)
     firsts = np.arange(seed % 9) * 3 + chance.integers(-4, 5, seed % 9)
     spans = [(n, int(first), int(first + chance.integers(0, 4))) for n, first in enumerate(firsts)]

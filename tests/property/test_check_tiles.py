@@ -328,7 +328,7 @@ def test_from_files_as_from_memory(order: str, tmp_path: Path) -> None:
     agree(report, check_all(read_trace(folder)), order)
 
 
-def test_what_is_suspect_beyond_what_is_looked_at_is_never_valid() -> None:
+def test_suspect_rows_beyond_the_limit_are_never_valid() -> None:
     chance = np.random.default_rng(3)
     rows = run(chance, "uniform", 30)
     for _ in range(9):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.planted import parts_of
-from tests.recorded import record_run
+from tests.planted_violations import parts_of
+from tests.recorded_runs import record_run
 from tests.worlds.latency_in_force import latency_in_force
 
 from unisono.check.columns import excused_members

@@ -231,7 +231,7 @@ def test_member_that_stops_delivering_is_caught_by_the_bound() -> None:
     assert gap_freedom(run.trace(), until_slot=0).status is Status.VALID
 
 
-def test_what_is_younger_than_the_bound_at_the_end_is_not_due() -> None:
+def test_a_message_younger_than_the_bound_at_the_end_is_not_due() -> None:
     run = Run()
     for messages in run.delivered.values():
         del messages[-6:]
@@ -250,7 +250,7 @@ def test_key_of_a_message_is_that_of_its_delivery_not_of_its_send() -> None:
     assert gap_freedom(trace).status is Status.VALID
 
 
-def test_message_that_nobody_delivered() -> None:
+def test_an_undelivered_message_is_a_gap() -> None:
     run = Run()
     for messages in run.delivered.values():
         messages.remove((1, 4))
@@ -263,7 +263,7 @@ def test_message_that_nobody_delivered() -> None:
         assert verdict.witness.text == "member 1 never delivered (1,4) of slot 2, nor did any other member"
 
 
-def test_what_a_crashed_member_sent_is_due_once_a_correct_member_delivered_it() -> None:
+def test_a_crashed_members_message_is_due_once_a_correct_member_delivered_it() -> None:
     run = Run()
     run.happened(EventKind.CRASH, 3, slot=2)
     run.sent = [m for m in run.sent if m[0] != 3 or m[1] < 4]
@@ -375,7 +375,7 @@ def test_clean_run_is_valid_in_every_respect() -> None:
     assert all(v.witness is None and v.count == 0 for v in verdicts.values())
 
 
-def test_only_what_was_promised_is_checked() -> None:
+def test_only_promises_are_checked() -> None:
     assert set(check_all(Run().trace(reliable=False, bound_ns=None))) == {
         "total_order",
         "integrity",
@@ -472,7 +472,7 @@ def test_restarted_member_begins_to_count_again() -> None:
     assert overall(check_all(memory.trace(meta((1,))))) is Status.VALID
 
 
-def test_grades_are_judged_one_by_one() -> None:
+def test_grades_are_checked_one_by_one() -> None:
     memory = MemoryTrace("r", "g")
     memory.recorder(1).sent(first_sequence=0, count=2, sizes=1, slot=0, first_place=0, real_ns=0, local_ns=0)
     for grade in ("early", "final"):
@@ -502,7 +502,7 @@ def test_ranges_join_to_the_summary_of_the_whole() -> None:
     assert whole.dense
 
 
-def test_ranges_show_what_crosses_their_edge() -> None:
+def test_ranges_show_violations_across_their_edges() -> None:
     run = Run()
     swap(run.delivered[2], (3, 1), (1, 2))  # the last of slot 0 and the first of slot 1
     deliveries = run.trace().deliveries()

@@ -23,7 +23,7 @@ def test_a_right_run_is_valid() -> None:
     assert verdict.figures == {"instances": 3}
 
 
-def test_a_new_life_may_be_told_again() -> None:
+def test_a_new_incarnation_may_learn_decisions_again() -> None:
     assert (
         consensus(PROPOSED, [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 2, 1, b"a")]).status is Status.VALID
     )

@@ -101,7 +101,7 @@ def violated(verdict: Verdict, member: int, message: Message, count: int) -> Non
 # -- planted gaps ------------------------------------------------------------------------------------------------
 
 
-def test_a_message_dropped_at_one_member_is_named_with_who_delivered_it() -> None:
+def test_a_message_dropped_at_one_member_is_named_with_a_member_that_delivered_it() -> None:
     lacking = Run()
     lacking.lacks(3, (2, 4))
     verdict = lacking.verdict()
@@ -119,7 +119,7 @@ def test_a_whole_slot_dropped_at_one_member_counts_every_message_and_names_the_f
     violated(lacking.verdict(), 1, (1, 4), 3)
 
 
-def test_a_message_that_nobody_delivered_is_held_against_its_sender() -> None:
+def test_an_undelivered_message_is_due_at_its_sender() -> None:
     lacking = Run()
     for member in META.members:
         lacking.lacks(member, (2, 4))
@@ -136,7 +136,7 @@ def test_the_last_message_is_due_once_its_bound_has_passed(until_slot: int, stat
     assert lacking.verdict(until_slot).status is status
 
 
-def test_who_left_in_order_has_all_of_its_slots_whenever_the_run_ended() -> None:
+def test_a_member_that_left_in_good_order_owes_all_of_its_slots() -> None:
     lacking = Run()
     lacking.lacks(2, (3, SLOTS - 1))
     lacking.happened(EventKind.LEAVE, 2, SLOTS)
@@ -152,7 +152,7 @@ def test_a_gap_of_another_slot_or_of_another_sender_or_at_another_member_explain
     violated(lacking.verdict(), 3, (2, 4), 1)
 
 
-def test_a_crash_does_not_explain_what_a_member_lacks_of_a_slot_that_it_saw_end() -> None:
+def test_a_crash_does_not_explain_a_gap_in_a_slot_that_the_member_saw_end() -> None:
     lacking = Run()
     lacking.sent = [message for message in lacking.sent if message[0] != 2 or message[1] < 6]
     lacking.happened(EventKind.CRASH, 2, 6)
@@ -168,7 +168,7 @@ def test_a_list_that_has_the_sender_again_explains_no_gap_after_that() -> None:
     violated(lacking.verdict(), 3, (2, 4), 1)
 
 
-def test_of_two_lists_for_one_slot_only_what_both_have_counts() -> None:
+def test_of_two_lists_for_one_slot_only_common_members_count() -> None:
     lacking = Run()
     lacking.viewed(3, 4, (1, 3))
     lacking.viewed(3, 4, (1, 2, 3))
@@ -209,7 +209,7 @@ def test_a_sender_that_is_not_in_the_members_list() -> None:
     explained(lacking, unlisted=2)
 
 
-def test_a_crash_of_the_sender_explains_what_nobody_delivered() -> None:
+def test_a_crash_of_the_sender_explains_an_undelivered_message() -> None:
     lacking = Run()
     lacking.happened(EventKind.CRASH, 2, 4)
     for member in META.members:
@@ -229,7 +229,7 @@ def test_a_crash_of_the_sender_with_a_gap_at_some() -> None:
 
 
 @pytest.mark.parametrize("end", [EventKind.LEAVE, EventKind.CRASH])
-def test_who_has_gone_is_held_to_nothing_more(end: EventKind) -> None:
+def test_a_departed_member_owes_nothing_more(end: EventKind) -> None:
     lacking = Run()
     lacking.sent = [message for message in lacking.sent if message[0] != 3 or message[1] < 5]
     lacking.happened(end, 3, 5)
@@ -237,7 +237,7 @@ def test_who_has_gone_is_held_to_nothing_more(end: EventKind) -> None:
     explained(lacking)
 
 
-def test_who_has_not_begun_is_held_to_nothing_before() -> None:
+def test_a_member_owes_nothing_before_its_start() -> None:
     lacking = Run()
     lacking.happened(EventKind.START, 3, 3)
     lacking.sent = [message for message in lacking.sent if message[0] != 3 or message[1] >= 3]
@@ -245,7 +245,7 @@ def test_who_has_not_begun_is_held_to_nothing_before() -> None:
     explained(lacking)
 
 
-def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_well() -> None:
+def test_messages_of_an_old_incarnation_are_not_due_in_slots_of_the_next() -> None:
     def run(*lacked: Message) -> Run:
         lacking = Run()
         later, at_ns = lacking.memory.recorder(2, incarnation=1), SLOTS * SLOT_NS
@@ -260,7 +260,7 @@ def test_what_a_former_life_sent_is_not_due_in_slots_that_the_next_life_has_as_w
     violated(run((1, 5)).verdict(), 3, (1, 5), 1)
 
 
-def test_who_stood_still_is_not_held_to_the_bound_but_to_what_it_came_past() -> None:
+def test_a_paused_member_owes_messages_that_it_passed_but_not_the_bound() -> None:
     lacking = Run()
     lacking.stood_still(3, 6)
     lacking.lacks(3, *[message for message in lacking.sent if message[1] >= 6])
@@ -292,7 +292,7 @@ def test_a_log_that_lacks_rows_makes_a_gap_unknown_and_nothing_else() -> None:
     assert "the log of member 3 lacks rows and 1 deliveries that were due" in verdict.reason
 
 
-def test_a_log_that_was_not_closed_is_held_to_what_it_came_past() -> None:
+def test_a_log_that_was_not_closed_owes_messages_that_it_passed() -> None:
     lacking = Run()
     lacking.lacks(3, (3, SLOTS - 1))
     trace = lacking.trace()
@@ -388,7 +388,7 @@ def test_loss_and_crashes_do_leave_gaps_so_the_runs_are_not_tame() -> None:
     assert sum(found["unlisted"] for found in figures) > 0
 
 
-def test_a_run_that_promised_no_gaps_is_judged_by_gap_freedom_and_one_that_did_not_by_this() -> None:
+def test_runs_that_promised_no_gaps_use_gap_freedom_and_others_this_checker() -> None:
     calm, stormy = Run().trace(reliable=True), Run().trace()
     assert "gaps_explained" not in check_all(calm)
     assert "gap_freedom" not in check_all(stormy)

@@ -96,7 +96,7 @@ def test_a_crashed_senders_message_binds_only_if_a_correct_member_delivered_it()
     assert "member 2 delivered it at index 0" in verdict.witness.text
 
 
-def test_uniform_agreement_is_bound_by_who_crashed_after_delivering() -> None:
+def test_uniform_agreement_counts_deliveries_before_a_crash() -> None:
     run = Run(1, 2, 3)
     message = run.send(1)
     run.deliver(2, message)
@@ -109,7 +109,7 @@ def test_uniform_agreement_is_bound_by_who_crashed_after_delivering() -> None:
     assert verdict.witness.members[0] == 3
 
 
-def test_a_crashed_senders_send_binds_nobody() -> None:
+def test_a_crashed_senders_send_obliges_no_other_member() -> None:
     run = Run(1, 2)
     run.now += MS
     run.recorders[1].sent(first_sequence=0, count=1, sizes=1, slot=0, first_place=0, real_ns=run.now, local_ns=0)
@@ -117,7 +117,7 @@ def test_a_crashed_senders_send_binds_nobody() -> None:
     assert uniform_agreement(run.trace, until_ns=END).status is Status.VALID
 
 
-def test_what_is_not_due_yet_is_not_missing() -> None:
+def test_a_message_that_is_not_due_yet_is_not_missing() -> None:
     run = Run(1, 2)
     run.send(1)
     assert agreement(run.trace, until_ns=MS + BOUND - 1).status is Status.VALID
@@ -125,7 +125,7 @@ def test_what_is_not_due_yet_is_not_missing() -> None:
     assert agreement(run.trace, until_ns=MS + BOUND, bound_ns=2 * BOUND).status is Status.VALID
 
 
-def test_who_left_is_held_to_what_was_due_before() -> None:
+def test_a_member_that_left_owes_messages_due_before() -> None:
     run = Run(1, 2)
     run.send(1)
     run.happened(EventKind.LEAVE, 2)
@@ -199,7 +199,7 @@ def test_a_chain_is_seen_through_its_links() -> None:
     assert causal(run.trace).count == 2
 
 
-def test_what_is_concurrent_may_come_in_any_order() -> None:
+def test_concurrent_messages_may_come_in_any_order() -> None:
     run = Run(1, 2, 3, 4)
     a, b = run.send(1), run.send(2)
     for member, messages in {3: (a, b), 4: (b, a)}.items():
@@ -208,7 +208,7 @@ def test_what_is_concurrent_may_come_in_any_order() -> None:
     assert causal(run.trace).status is Status.VALID
 
 
-def test_what_was_delivered_at_the_instant_of_the_send_is_no_cause() -> None:
+def test_a_delivery_at_the_instant_of_the_send_is_not_a_cause() -> None:
     run = Run(1, 2, 3)
     question = run.send(1)
     run.now += MS
@@ -219,7 +219,7 @@ def test_what_was_delivered_at_the_instant_of_the_send_is_no_cause() -> None:
     assert causal(run.trace).status is Status.VALID
 
 
-def test_the_suite_judges_what_a_service_promises_and_no_total_order() -> None:
+def test_the_suite_checks_the_promises_of_a_service_and_no_total_order() -> None:
     for order, promised in SERVICE_CHECKS.items():
         run, question, answer = conversation()
         run.meta = replace(run.meta, order=order)

@@ -119,10 +119,10 @@ def test_a_planted_violation_is_found(logs: Mapping[int, Sequence[Event]], text:
     assert text in verdict.witness.text
 
 
-def test_what_a_newcomer_took_over_was_received_in_no_view() -> None:
+def test_messages_of_a_state_transfer_belong_to_no_view() -> None:
     logs = {1: [(1, 1), got(1, 1, 0), (2, 1, 2)], 2: [got(0, 1, 0), (2, 1, 2)]}
     assert judge(logs, "priority").status is Status.VALID
 
 
-def test_without_views_nothing_can_be_said() -> None:
+def test_without_views_the_verdict_is_unknown() -> None:
     assert judge({1: []}).status is Status.UNKNOWN

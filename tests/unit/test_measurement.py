@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.measured import SLA, append_rows, interval_rows, lossy_between, write_run
+from tests.metric_streams import SLA, append_rows, interval_rows, lossy_between, write_run
 
 from unisono.errors import InvalidOption, UnisonoError
 from unisono.model.text.sla import parse_slas
@@ -317,7 +317,7 @@ def test_one_job_at_a_time_works_with_a_folder(tmp_path: Path) -> None:
     job = MeasurementJob(tmp_path, SLAS, tmp_path / "keep")
     with (
         measure_in_process(job, lambda _: None),
-        pytest.raises(InvalidOption, match="another measurement works"),
+        pytest.raises(InvalidOption, match="another measurement uses this folder"),
         measure_in_process(job, lambda _: None),
     ):
         pass

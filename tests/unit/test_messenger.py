@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.measured import SLA, lossy_between, write_run
+from tests.metric_streams import SLA, lossy_between, write_run
 
 from unisono.cli.reporter_process import ReporterProcess
 from unisono.cluster import sla_reporter as teller

@@ -148,7 +148,7 @@ def test_a_run_becomes_one_row_per_message() -> None:
     assert deliveries.select(deliveries.member == 2).index.tolist() == list(range(36))
 
 
-def test_recorders_refuse_what_is_not_an_event() -> None:
+def test_recorders_refuse_message_kinds_as_events() -> None:
     with pytest.raises(ValueError, match="SEND"):
         MemoryTrace("r", "g").recorder(1).event(EventKind.SEND, slot=0, real_ns=0, local_ns=0)
 
@@ -240,7 +240,7 @@ def test_that_no_row_has_destinations_is_not_believed_where_some_have(tmp_path: 
     assert read.destination_sets == ((2,),)
 
 
-def test_writer_s_files_hold_what_the_memory_holds(tmp_path: Path) -> None:
+def test_the_writers_files_hold_the_same_rows_as_memory(tmp_path: Path) -> None:
     write_meta(tmp_path, META)
     for member in META.members:
         with ParquetWriter(tmp_path, META.run, META.group, member, range_slots=4, part_rows=10) as writer:

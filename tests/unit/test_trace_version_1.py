@@ -74,7 +74,7 @@ def test_notes_become_columns() -> None:
         assert not any(note.startswith(("members ", "topology: ", "paused: ")) for note in trace.notes)
 
 
-def test_slot_lengths_and_topologies_are_judged_as_before() -> None:
+def test_slot_lengths_and_topologies_are_checked_as_before() -> None:
     slots = RUNS["vbr_slot_change"]
     assert said(latency_in_force(recorded("vbr_slot_change"))) == slots["latency_in_force"]
     groups = RUNS["quasi_genuine_topology_change"]

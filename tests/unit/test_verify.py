@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.recorded import BOUND_NS, SLOT_NS, record_run
-from tests.recorded_priority import plant_priority_violation, record_priority
+from tests.recorded_priority_runs import plant_priority_violation, record_priority
+from tests.recorded_runs import BOUND_NS, SLOT_NS, record_run
 
 from unisono.check.suite import check_all
 from unisono.check.verdict import Status

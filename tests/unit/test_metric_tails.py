@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.measured import append_rows, interval_rows, lossy_between, stream_path, stream_text
+from tests.metric_streams import append_rows, interval_rows, lossy_between, stream_path, stream_text
 
 from unisono.model.metrics import MetricRow
 from unisono.trace.metrics import (
@@ -44,7 +44,7 @@ def test_a_line_without_its_newline_is_left_for_later(tmp_path: Path) -> None:
     assert (block.run, block.group, block.member, block.incarnation, block.at_end) == ("r", "g", 1, 1, True)
 
 
-def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
+def test_reading_in_parts_gives_the_same_rows_as_reading_at_once(tmp_path: Path) -> None:
     path = append_rows(tmp_path, 2, ROWS * 40)
     at: dict[str, int] = {}
     rows = []
@@ -56,7 +56,7 @@ def test_what_is_read_in_pieces_is_what_is_read_at_once(tmp_path: Path) -> None:
     assert rows == ROWS * 40
 
 
-def test_pieces_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_no_longer_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = append_rows(tmp_path, 2, ROWS * 20)
     monkeypatch.setattr("unisono.trace.metrics.LEAST_BYTES", 5000)
     end = readable_offsets(tmp_path, {}, budget=1)[str(path)]

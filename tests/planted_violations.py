@@ -1,4 +1,4 @@
-"""Violations planted into recorded runs (`tests.recorded`), one of each check, and the witness that each must have."""
+"""Violations planted into recorded runs (`tests.recorded_runs`), one of each check, and the witness that each must have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.recorded import BOUND_NS, PLACES_PER_SENDER, listing
+from tests.recorded_runs import BOUND_NS, PLACES_PER_SENDER, listing
 
 from unisono.check.verdict import MessageId, Status, Verdict
 from unisono.trace.files import read_part, write_end, write_part

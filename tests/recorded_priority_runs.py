@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tests.planted import PlantedViolation, parts_of
-from tests.recorded import listing, rows_of
+from tests.planted_violations import PlantedViolation, parts_of
+from tests.recorded_runs import listing, rows_of
 
 from unisono.check.verdict import MessageId
 from unisono.trace.files import member_folder, part_path, read_part, write_end, write_part
