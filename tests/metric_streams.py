@@ -1,4 +1,4 @@
-"""Metric streams of a group that never ran: what its members would have written."""
+"""Synthetic metric streams: the files that the members of a group would have written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Violations planted into recorded runs (`tests.recorded_runs`), one of each check, and the witness that each must have."""
+"""Violations planted into recorded runs (`tests.recorded_runs`): one for each check, with the witness it must have."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plant_swapped_deliveries(folder: Path) -> PlantedViolation:
 
 
 def plant_unsent_message(folder: Path) -> PlantedViolation:
-    """Everyone delivers, last, a message that nobody sent."""
+    """All members deliver, as their last message, one that was never sent."""
     members = read_meta(folder / META_NAME).members
     for member in members:
         _append(

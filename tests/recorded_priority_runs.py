@@ -18,10 +18,10 @@ from unisono.trace.table import Ints, Rows, concatenated, encode
 
 THETA_NS = 5_000_000
 MESSAGE_INTERVAL_NS = 1_000_000
-"""A message comes, and is consumed, every so often."""
+"""The time between two messages, and between two consumptions."""
 FIRST_TIME_SLOT = 340_000_000_000
 LAG_MESSAGES = 3
-"""Each member is so many messages behind the one before it."""
+"""Each member consumes this many messages behind the previous member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def record_priority(
 
 
 def plant_priority_violation(folder: Path, share: float) -> PlantedViolation:
-    """Everybody consumes an urgent message behind the one that it should have overtaken, at this share of the run."""
+    """All members consume an urgent message after the one it should have overtaken, at this share of the run."""
     found: frozenset[MessageId] = frozenset()
     for member in read_meta(folder / META_NAME).members:
         parts = [part for part in parts_of(folder, member) if int(part.name.split("-")[1]) < FIRST_TIME_SLOT // 2]

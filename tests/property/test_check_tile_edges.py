@@ -84,7 +84,7 @@ def test_a_send_that_is_lost_at_either_end(which: int, range_slots: int) -> None
 
 
 def test_unchecked_parts_do_not_count_as_valid() -> None:
-    """Of the first suspect part it is said that a sender had no time to log; another has what nobody sent."""
+    """In the first suspect part a sender did not log in time; another part has a message that was never sent."""
     rows = clean("uniform", 20)
     gone = (rows.member == 1) & (rows.slot >= 4)
     crash = rows.select(np.flatnonzero(rows.kind == EventKind.START.code)[:1])

@@ -40,8 +40,8 @@ def test_a_new_incarnation_may_learn_decisions_again() -> None:
             [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 2, 1, b"b")],
             "member 1 decided b'b' for 1, member 1 b'a'",
         ),
-        ([DecisionReported(1, 1, 1, b"x")], "member 1 decided b'x' for 1, which nobody proposed for it"),
-        ([DecisionReported(1, 1, 1, b"c")], "which nobody proposed for it"),
+        ([DecisionReported(1, 1, 1, b"x")], "member 1 decided b'x' for 1, which no member proposed"),
+        ([DecisionReported(1, 1, 1, b"c")], "which no member proposed"),
         ([DecisionReported(1, 1, 2, b"c")], "member 1 decided instance 2 after instance 0"),
         (
             [DecisionReported(1, 1, 1, b"a"), DecisionReported(1, 1, 1, b"a")],

@@ -1,7 +1,7 @@
-"""The latency bound while slots change their length: each message is held to the bound that its own slot had.
+"""The latency bound while slot lengths change: each message must keep the bound of its own slot.
 
-A run's bound is that of the longest slots that it has. A slot order's bound grows with Θ and with nothing else, so a
-message of a shorter slot is held to as much less. TIMING rows say from which slot on a member had which length.
+A run's bound is that of its longest slots. In a slot order only Θ changes the bound, so the bound of a shorter slot is
+smaller by the difference in length. TIMING rows say from which slot on a member used which length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "latency_in_force"
 
 
 def latency_in_force(trace: Trace) -> Verdict:
-    """Every delivery within the bound of its slot."""
+    """Every delivery comes within the bound of its slot."""
     if trace.meta.bound_ns is None:
         return no_violation(NAME, NO_BOUND_PROMISED)
     deliveries = trace.deliveries()
@@ -42,7 +42,7 @@ def latency_in_force(trace: Trace) -> Verdict:
 
 
 def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]:
-    """(member, life, first slot) and length, in order."""
+    """(member, incarnation, first slot) and length, sorted."""
     rows = trace.of_kind(EventKind.TIMING)
     rows = rows.select(rows.theta_ns != ABSENT)
     columns = (rows.member, rows.recorder_incarnation, rows.slot, rows.theta_ns)
@@ -53,7 +53,7 @@ def _slot_length_changes(trace: Trace) -> list[tuple[tuple[int, int, int], int]]
 
 
 def _slot_lengths(trace: Trace, deliveries: Rows) -> Ints:
-    """The length that each delivery's slot had at the member that delivered it."""
+    """The length of each delivery's slot at the member that delivered it."""
     lengths = np.full(len(deliveries), trace.meta.theta_ns, dtype=np.int64)
     for (member, incarnation, slot), theta_ns in _slot_length_changes(trace):
         here = (

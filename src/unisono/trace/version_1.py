@@ -29,7 +29,7 @@ NEEDED: Final = ("kind", "note")
 """The columns that `upgraded` reads."""
 _OLD_NAMES: Final = {"recorder_incarnation": "life", "sender_incarnation": "incarnation"}
 _TALKS: Final = "; talks with "
-_NOBODY: Final = "nobody"
+_NO_GROUP: Final = "nobody"
 _TIMING: Final = re.compile(r"theta_ns=(\d+) bound_ns=(\d+)")
 
 
@@ -96,7 +96,7 @@ def _talks(note: str) -> tuple[str, ...] | None:
     _, found, names = note.rpartition(_TALKS)
     if _token(note) != "topology" or not found:
         return None
-    return () if names == _NOBODY else tuple(names.split(", "))
+    return () if names == _NO_GROUP else tuple(names.split(", "))
 
 
 def _entries(note: str) -> list[list[str]]:
